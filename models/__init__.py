@@ -1,0 +1,1 @@
+"""Front-ends as PyTorch modules, and how they are read from checkpoints."""

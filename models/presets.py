@@ -1,0 +1,36 @@
+"""Presets: front-ends of well-known sizes with seeded weights, to try without a checkpoint."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from incipit.models.frontend import FrontEnd, gpt2_embedding, transformer_embedding
+from incipit.models.initialisers import seeded_
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A front-end to build, and the seed of its weights."""
+
+    build: Callable[[], FrontEnd]
+    seed: int
+
+
+PRESETS = {
+    # Radford et al. 2019, the smallest model: 50257 x 768 tokens, 1024 learned positions.
+    "gpt2-small": Preset(lambda: gpt2_embedding(50257, 768, 1024), seed=2019),
+    # Vaswani et al. 2017, the base model. Sinusoids know no limit; 4096 is the one configured here.
+    "transformer-base": Preset(lambda: transformer_embedding(32000, 512, 4096), seed=2017),
+}
+
+
+def build_preset(name: str) -> FrontEnd:
+    """Build the preset `name` with its seeded weights, the same on every processor.
+
+    Raises:
+        KeyError: there is no such preset.
+
+    """
+    preset = PRESETS[name]
+    frontend = preset.build()
+    seeded_(frontend, preset.seed)
+    return frontend
