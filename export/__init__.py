@@ -1,0 +1,1 @@
+"""From a front-end to a proven artifact in a repository."""

@@ -1,0 +1,114 @@
+"""Puts artifacts into a repository: written beside, then renamed, so that a reader sees all of one or nothing.
+
+A draft is a folder `<repository>/<name>/.tmp-*` whose exporter holds a lock on it. A draft without a lock was left
+by an exporter that died, and is swept by the next.
+"""
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from incipit.export.errors import ExportError
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+DRAFT = ".tmp-"
+
+
+def check_name(name: str) -> None:
+    """Raise ExportError unless `name` can be a model's: it is part of paths and URLs."""
+    if not NAME.fullmatch(name):
+        raise ExportError(
+            f"--name: got {name!r}, allowed 1 to 128 letters, digits, '.', '_' and '-', the first a letter or digit"
+        )
+
+
+def versions(folder: Path) -> list[int]:
+    """Return the versions of the model in `folder`, ascending."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(entry.name) for entry in folder.iterdir() if re.fullmatch(r"[1-9][0-9]*", entry.name))
+
+
+@contextmanager
+def draft(repository: Path, name: str) -> Iterator[Path]:
+    """Give a new folder to write an artifact in, locked; it is gone at the end unless `publish` renamed it."""
+    check_name(name)
+    parent = repository / name
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        sweep(parent)
+        folder, lock = _create(parent)
+    except OSError as error:
+        raise ExportError(f"{parent}: {error.strerror}") from error
+    try:
+        yield folder
+    finally:
+        os.close(lock)
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # the name itself, where this would have been its first version
+            parent.rmdir()
+
+
+def publish(folder: Path) -> int:
+    """Rename a finished draft to the next version of its model, and return the version."""
+    for file in folder.iterdir():
+        # mkstemp-like modes would keep a server of another user out.
+        file.chmod(0o644)
+        _sync(file)
+    folder.chmod(0o755)
+    _sync(folder)
+    parent = folder.parent
+    while True:
+        version = max(versions(parent), default=0) + 1
+        try:
+            folder.rename(parent / str(version))
+        except OSError:
+            if not (parent / str(version)).exists():
+                raise
+            continue  # another export took that version in the meantime
+        _sync(parent)
+        return version
+
+
+def sweep(parent: Path) -> None:
+    """Remove the drafts in `parent` whose exporters are gone."""
+    for folder in parent.glob(f"{DRAFT}*"):
+        with suppress(OSError):  # locked, or swept by another
+            lock = _lock(folder)
+            shutil.rmtree(folder)
+            os.close(lock)
+
+
+def _create(parent: Path) -> tuple[Path, int]:
+    while True:
+        folder = parent / f"{DRAFT}{secrets.token_hex(8)}"
+        folder.mkdir()
+        with suppress(OSError):  # swept before it was locked
+            lock = _lock(folder)
+            if folder.exists():
+                return folder, lock
+            os.close(lock)
+
+
+def _lock(folder: Path) -> int:
+    """Lock `folder` for as long as the descriptor returned is open, or raise OSError."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

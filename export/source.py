@@ -1,0 +1,68 @@
+"""Where a front-end comes from: a folder, a preset, or a repository of a hub. Nothing is guessed."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from incipit.export.errors import ExportError
+from incipit.models.checkpoint import INDEX, WEIGHTS, CheckpointError, read_frontend
+from incipit.models.frontend import FrontEnd
+from incipit.models.presets import PRESETS, build_preset
+from incipit.service import manifest
+from incipit.service.manifest import TOKENIZER
+
+HUB = re.compile(r"hf:(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+HUB_FILES = ["config.json", WEIGHTS, INDEX, "model-*-of-*.safetensors", TOKENIZER]
+
+
+@dataclass(frozen=True)
+class LoadedSource:
+    """A front-end, what to record of its source, and the tokenizer file where the source has one."""
+
+    frontend: FrontEnd
+    record: manifest.Source
+    tokenizer: Path | None = None
+
+
+def load_source(source: str) -> LoadedSource:
+    """Load the front-end that `source` names: an existing folder, a preset, or `hf:owner/name[@revision]`.
+
+    Raises:
+        ExportError: it names none of these, or cannot be read.
+
+    """
+    if Path(source).is_dir():
+        return _load_folder(Path(source), manifest.Source(kind="folder"))
+    if source in PRESETS:
+        record = manifest.Source(kind="preset", name=source)
+        return LoadedSource(build_preset(source), record)
+    if match := HUB.fullmatch(source):
+        folder = _download(match["name"], match["revision"])
+        # The hub's cache names the folder of a snapshot by its commit.
+        return _load_folder(folder, manifest.Source(kind="hub", name=match["name"], revision=folder.name))
+    raise ExportError(
+        f"SOURCE: got {source!r}, allowed an existing folder, a preset ({', '.join(PRESETS)}), "
+        "or hf:owner/name[@revision]"
+    )
+
+
+def _load_folder(folder: Path, record: manifest.Source) -> LoadedSource:
+    try:
+        frontend = read_frontend(folder)
+    except CheckpointError as error:
+        raise ExportError(str(error)) from error
+    record = record.model_copy(update={"config_sha256": manifest.describe(folder / "config.json").sha256})
+    tokenizer = folder / TOKENIZER
+    return LoadedSource(frontend, record, tokenizer if tokenizer.is_file() else None)
+
+
+def _download(name: str, revision: str | None) -> Path:
+    """Download what a front-end needs of a repository, and return the snapshot's folder."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        at = f"@{revision}" if revision else ""
+        raise ExportError(f"hf:{name}{at}: {' '.join(str(error).split())}") from error

@@ -1,0 +1,1 @@
+"""Serves artifacts. It needs neither torch nor the rooms that export."""

@@ -1,0 +1,75 @@
+"""Every error that the service raises on purpose, as a neutral kind. Each door maps the kinds to its own codes once.
+
+    IncipitError
+    ├── ClientFault             the request is at fault; the same request fails again
+    │   ├── Malformed           bytes that cannot be read as what they claim to be
+    │   ├── Invalid             readable, but a value is not allowed
+    │   ├── NotFound            no such model or version
+    │   ├── TooLarge            over a limit of size
+    │   ├── UnsupportedFormat   a request format that is not read
+    │   └── NotAcceptable       an answer format that is not written
+    └── ServerFault             the request may be fine
+        ├── Unavailable         not ready, shutting down, or too busy
+        ├── ArtifactError       an artifact that is broken or not understood
+        └── ProviderError       an execution provider that cannot be used
+
+Every error names three things: the field, the value got, the value allowed.
+"""
+
+LONGEST_VALUE = 80
+"""Characters of a value that a message repeats: enough to recognise it, no way to reflect a whole body."""
+
+
+class IncipitError(Exception):
+    """An error that names the field, the value got and the value allowed."""
+
+    def __init__(self, field: str, got: object, allowed: str) -> None:
+        text = got if isinstance(got, str) else repr(got)
+        self.field = field
+        self.got = text if len(text) <= LONGEST_VALUE else text[:LONGEST_VALUE] + "…"
+        self.allowed = allowed
+        super().__init__(f"{field}: got {self.got}, allowed {allowed}")
+
+
+class ClientFault(IncipitError):
+    """The request is at fault; the same request fails again."""
+
+
+class Malformed(ClientFault):
+    """Bytes that cannot be read as what they claim to be."""
+
+
+class Invalid(ClientFault):
+    """Readable, but a value is not allowed."""
+
+
+class NotFound(ClientFault):
+    """No such model or version."""
+
+
+class TooLarge(ClientFault):
+    """Over a limit of size."""
+
+
+class UnsupportedFormat(ClientFault):
+    """A request format that is not read."""
+
+
+class NotAcceptable(ClientFault):
+    """An answer format that is not written."""
+
+
+class ServerFault(IncipitError):
+    """The request may be fine; the service cannot answer it."""
+
+
+class Unavailable(ServerFault):
+    """Not ready, shutting down, or too busy; the same request may succeed later."""
+
+
+class ArtifactError(ServerFault):
+    """An artifact that is broken or not understood."""
+
+
+class ProviderError(ServerFault):
+    """An execution provider that cannot be used."""

@@ -1,0 +1,119 @@
+"""Arrays with their meaning: what every door turns a request into, and what it makes an answer of.
+
+Letters: B batch, T tokens of all rows, D output width.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+Int64 = NDArray[np.int64]
+
+DTYPES: dict[str, np.dtype[np.generic]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+"""Output types, by the name that every door but the Open Inference Protocol uses."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of integers, which may differ in length, laid one after another.
+
+    Args:
+        values: int64 (T,), all rows.
+        lengths: int64 (B,), the length of each; they sum to T.
+        flat: they came as one list of values rather than as a list of rows; matters to messages only.
+
+    """
+
+    values: Int64
+    lengths: Int64
+    flat: bool = False
+
+    @classmethod
+    def of_array(cls, array: Int64) -> "Rows":
+        """Return the rows of an int64 (B, L) array, without a copy of a contiguous one."""
+        batch, length = array.shape
+        return cls(array.reshape(-1), np.full(batch, length, np.int64))
+
+    @cached_property
+    def length(self) -> int | None:
+        """L where all rows have one length, else None."""
+        first = int(self.lengths[0]) if len(self.lengths) else 0
+        return first if (self.lengths == first).all() else None
+
+    @cached_property
+    def starts(self) -> Int64:
+        """Return where each row begins in `values`: int64 (B,)."""
+        ends: Int64 = np.cumsum(self.lengths)
+        return ends - self.lengths
+
+    def spread(self, per_row: Int64) -> Int64:
+        """Repeat a value per row, (1,) or (B,), for each token: int64 (T,)."""
+        return np.repeat(np.broadcast_to(per_row, self.lengths.shape), self.lengths)
+
+    def place(self, index: int) -> str:
+        """Return where `values[index]` stands, as `[row][column]`, or `[column]` of a flat list."""
+        if self.flat:
+            return f"[{index}]"
+        row = int(np.searchsorted(self.starts, index, side="right")) - 1
+        return f"[{row}][{index - int(self.starts[row])}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Token ids and what belongs to them, whichever door they came through.
+
+    Args:
+        input_ids: T ids in B rows.
+        offset: int64 (1,) or (B,), the number of real tokens already fed; None for 0 or with `position_ids`.
+        position_ids: position index of each token; excludes `offset`.
+        token_type_ids: segment of each token; None for 0.
+        attention_mask: 1 for a real token, 0 for padding, of the tokens sent; None where all are real.
+        dtype: a key of DTYPES.
+
+    """
+
+    input_ids: Rows
+    offset: Int64 | None = None
+    position_ids: Rows | None = None
+    token_type_ids: Rows | None = None
+    attention_mask: Rows | None = None
+    dtype: str = "float32"
+
+    @cached_property
+    def real_tokens(self) -> Int64:
+        """Return how many tokens of each row are real: int64 (B,)."""
+        if self.attention_mask is None:
+            return self.input_ids.lengths
+        counts: Int64 = np.add.reduceat(self.attention_mask.values, self.input_ids.starts)
+        return counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The vectors that enter block 0.
+
+    Args:
+        model: name of the model that answered.
+        version: its version.
+        dtype: a key of DTYPES.
+        embeddings: (T, D) in that type, C-contiguous; the rows of the request one after another.
+        lengths: int64 (B,), tokens of each row.
+        shape: (B, L, D) where all rows have one length, else (T, D).
+        next_offset: int64 (B,), the offset that continues each row.
+
+    """
+
+    model: str
+    version: int
+    dtype: str
+    embeddings: NDArray[np.generic]
+    lengths: Int64
+    shape: tuple[int, ...]
+    next_offset: Int64

@@ -1,0 +1,104 @@
+"""onnxruntime: providers and sessions. Nowhere else in the service is it imported."""
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from incipit.service.errors import ArtifactError, ProviderError
+from incipit.service.manifest import DATA, GRAPH
+from incipit.service.messages import Int64
+
+VERSION: str = ort.__version__
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+# The fused kernel is a scalar sum with E[x^2] - mean^2: several times slower and less exact than the parts.
+SLOW_ON_CPU = ["SkipLayerNormFusion"]
+
+
+def usable_cores() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def why_no_cuda() -> str | None:
+    """Return why CUDA cannot be used, or None where it seems usable; the session then proves it.
+
+    onnxruntime itself falls back to the CPU without an exception, so that the driver is asked first.
+    """
+    if CUDA not in ort.get_available_providers():
+        return "this onnxruntime has no CUDA: install incipit[gpu] in place of incipit[cpu]"
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no NVIDIA driver: libcuda.so.1 was not found"
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
+        return "the NVIDIA driver finds no GPU"
+    return None
+
+
+def choose_provider(requested: Literal["auto", "cpu", "cuda"]) -> str:
+    """Return the onnxruntime name of the provider to run on.
+
+    Raises:
+        ProviderError: CUDA was requested and cannot be used; the error says why.
+
+    """
+    if requested == "cpu":
+        return CPU
+    reason = why_no_cuda()
+    if reason is None:
+        return CUDA
+    if requested == "cuda":
+        raise ProviderError("provider", "cuda", f"auto or cpu, since {reason}")
+    return CPU
+
+
+class Session:
+    """One graph, ready to run.
+
+    Args:
+        folder: the artifact; its weights are mapped from the data file, not copied.
+        provider: onnxruntime name, as `choose_provider` returns it.
+        threads: threads of one call; default 1.
+
+    Raises:
+        ArtifactError: onnxruntime cannot load the graph.
+        ProviderError: the graph would run on another provider than asked for.
+
+    """
+
+    def __init__(self, folder: Path, provider: str = CPU, threads: int = 1) -> None:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        # Threads that spin keep a core busy between requests.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        for file in (GRAPH, DATA):
+            if not (folder / file).is_file():
+                raise ArtifactError(file, "no such file", "a file of the artifact")
+        try:
+            self._session = ort.InferenceSession(
+                folder / GRAPH,
+                options,
+                providers=[provider] if provider == CPU else [provider, CPU],
+                disabled_optimizers=SLOW_ON_CPU if provider == CPU else None,
+            )
+        except Exception as error:  # onnxruntime's own exceptions share no narrower parent
+            raise ArtifactError(GRAPH, " ".join(str(error).split()), "a graph that onnxruntime loads") from error
+        self.provider: str = self._session.get_providers()[0]
+        if self.provider != provider:
+            raise ProviderError("provider", self.provider, f"{provider}, which onnxruntime could not start")
+        self.inputs: frozenset[str] = frozenset(node.name for node in self._session.get_inputs())
+        self._outputs = ["embeddings"]
+
+    def run(self, feeds: dict[str, Int64]) -> NDArray[np.float32]:
+        """Return `embeddings` (B, L, D) for int64 `feeds` that were validated: the graph itself wraps negatives."""
+        embeddings: NDArray[np.float32] = self._session.run(self._outputs, feeds)[0]
+        return embeddings
