@@ -1,0 +1,210 @@
+"""The command line. Wrong use exits with 2 and failure with 1, each with one line; `--debug` shows the traceback.
+
+What a command needs is imported when it runs: `serve` must not pay for torch, nor need it.
+"""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic import ValidationError
+
+from incipit import __version__
+from incipit.service.errors import IncipitError
+
+REPOSITORY = click.option(
+    "--repository",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of the artifacts; default model_repository, or INCIPIT_REPOSITORY.",
+)
+PROVIDER = click.option(
+    "--provider",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    help="Where models run; default auto: CUDA where it works, the CPU elsewhere.",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
+@click.version_option(__version__)
+def app(debug: bool) -> None:
+    """Token ids in, the vectors that enter block 0 out."""
+
+
+@app.command()
+@click.argument("source")
+@click.option("--name", required=True, help="Name of the model in the repository.")
+@REPOSITORY
+def export(source: str, name: str, repository: Path | None) -> None:
+    """Export the front-end of SOURCE as the next version of a model, and prove it equal.
+
+    SOURCE is an existing folder with config.json and safetensors files, the name of a preset, or
+    hf:owner/name[@revision].
+    """
+    _require("torch", "export")
+    from incipit.export.exporter import export as run
+
+    with _Progress(name) as progress:
+        exported = run(source, name, _settings(repository=repository).repository, progress)
+    for provider, parity in exported.parity.providers.items():
+        click.echo(f"{exported.folder}: {parity.summary()} ({provider})")
+
+
+@app.command()
+@click.argument("name")
+@REPOSITORY
+def verify(name: str, repository: Path | None) -> None:
+    """Check the hashes of the model NAME, and prove it equal to its PyTorch module once more."""
+    _require("torch", "export")
+    from incipit.export.exporter import verify as run
+
+    folder = _newest(_settings(repository=repository).repository, name)
+    with _Progress(name) as progress:
+        report = run(folder, progress)
+    for provider, parity in report.providers.items():
+        click.echo(f"{folder}: hashes agree, {parity.summary()} ({provider})")
+
+
+@app.command()
+@click.argument("name")
+@REPOSITORY
+def inspect(name: str, repository: Path | None) -> None:
+    """Show what the model NAME is and how it was proven."""
+    from incipit.service.manifest import MANIFEST, PARITY, Manifest, ParityReport, read
+
+    folder = _newest(_settings(repository=repository).repository, name)
+    manifest, report = read(Manifest, folder / MANIFEST), read(ParityReport, folder / PARITY)
+    click.echo(f"{folder}: {_limits(manifest)}")
+    for provider, parity in report.providers.items():
+        click.echo(f"parity on {provider}: {parity.summary()}, worst {parity.max_abs:.3g}")
+    click.echo(manifest.model_dump_json(indent=2))
+
+
+@app.command()
+@REPOSITORY
+@PROVIDER
+def check(**options: Any) -> None:
+    """Open every model, run it once, and exit."""
+    _require("onnxruntime", "cpu")
+    from incipit.service.app import create_engine
+
+    for model in create_engine(_settings(**options)).repository.all():
+        click.echo(f"{model.name} {model.version}: runs on {model.session.provider}, {_limits(model.manifest)}")
+
+
+@app.command()
+@REPOSITORY
+@click.option("--host", help="Address to listen on; default 127.0.0.1.")
+@click.option("--port", type=int, help="Port of HTTP and WebSocket; default 8000, 0 for a free one.")
+@click.option("--grpc-port", type=int, help="Port of gRPC; without it there is no gRPC.")
+@PROVIDER
+@click.option("--workers", type=int, help="Processes that serve; default 1.")
+def serve(**options: Any) -> None:
+    """Serve every model of the repository. Every option is also a variable, such as INCIPIT_PORT."""
+    _require("onnxruntime", "cpu")
+    from incipit.service.workers import serve as run
+
+    settings = _settings(**options)
+
+    def announce(address: str, models: list[Any]) -> None:
+        click.echo(f"Incipit serves on {address} (documentation: {address}/docs)")
+        for model in models:
+            click.echo(f"  {model.name}: {_limits(model.manifest)}, {model.session.provider}")
+        if settings.grpc_port is not None:
+            click.echo(f"gRPC on {settings.host}:{settings.grpc_port}")
+        click.echo("Try:")
+        click.echo(
+            f"  curl {address}/models/{models[0].name}/embed -H 'Content-Type: application/json' "
+            """-d '{"input_ids": [[1, 2, 3]], "encoding": "float"}'"""
+        )
+        sys.stdout.flush()
+
+    run(settings, announce)
+
+
+def main() -> None:
+    """Run the command line, and turn every failure into one line and an exit code."""
+    debug = "--debug" in sys.argv[1:2]
+    try:
+        app(standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        sys.exit(2)
+    except click.UsageError as error:
+        _fail(2, error.format_message())
+    except click.Abort:
+        _fail(130, "interrupted")
+    except Exception as error:
+        if debug:
+            raise
+        _fail(1, _message(error))
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: got {first['input']!r}, {first['msg']}"
+    expected = isinstance(error, IncipitError | click.ClickException) or type(error).__module__.startswith("incipit")
+    text = " ".join(str(error).split())
+    return text if expected else f"{type(error).__name__}: {text} (incipit --debug … shows where)"
+
+
+def _fail(code: int, message: str) -> None:
+    click.echo(f"incipit: {' '.join(message.split())}", err=True)
+    sys.exit(code)
+
+
+def _settings(**options: Any) -> Any:
+    from incipit.service.settings import Settings
+
+    return Settings(**{name: value for name, value in options.items() if value is not None})
+
+
+def _require(module: str, extra: str) -> None:
+    if find_spec(module) is None:
+        raise click.ClickException(f"this command needs {module}: pip install 'incipit[{extra}]'")
+
+
+def _newest(repository: Path, name: str) -> Path:
+    from incipit.service.errors import NotFound
+    from incipit.service.repository import find_artifacts
+
+    artifacts = find_artifacts(repository)
+    folders = [folder for found, _, folder in artifacts if found == name]
+    if not folders:
+        raise NotFound("NAME", name, ", ".join(dict.fromkeys(found for found, _, _ in artifacts)))
+    return folders[-1]
+
+
+def _limits(manifest: Any) -> str:
+    segments = f", segments 0 to {manifest.segments - 1}" if manifest.segments else ""
+    return (
+        f"{manifest.family}, ids 0 to {manifest.vocab_size - 1}{segments}, "
+        f"max_len {manifest.max_len}, width {manifest.width}"
+    )
+
+
+class _Progress:
+    """Shows each step on standard error: in one line that changes on a terminal, in lines elsewhere."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._terminal = sys.stderr.isatty()
+        self._topic = ""
+
+    def __call__(self, step: str) -> None:
+        topic = step.partition(":")[0]
+        if self._terminal:
+            click.echo(f"\r\033[K{self._name}: {step}", nl=False, err=True)
+        elif topic != self._topic:
+            click.echo(f"{self._name}: {topic}", err=True)
+        self._topic = topic
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._terminal and self._topic:
+            click.echo("\r\033[K", nl=False, err=True)

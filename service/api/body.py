@@ -1,0 +1,29 @@
+"""Reads request bodies, within the limit."""
+
+from fastapi import Request
+
+from incipit.service.errors import Malformed, TooLarge
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """Return the whole body, of at most `limit` bytes.
+
+    Raises:
+        TooLarge: it is longer; a declared length is refused before anything is read.
+        Malformed: the declared length is no number.
+
+    """
+    allowed = f"at most {limit} bytes"
+    declared = request.headers.get("content-length")
+    if declared is not None:
+        if not declared.isascii() or not declared.isdigit():
+            raise Malformed("Content-Length", declared, "a number of bytes")
+        if len(declared) > 20 or int(declared) > limit:
+            raise TooLarge("body", f"{declared} bytes", allowed)
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise TooLarge("body", f"more than {limit} bytes", allowed)
+        chunks.append(chunk)
+    return b"".join(chunks)

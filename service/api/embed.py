@@ -1,0 +1,83 @@
+"""The native door: `POST /models/{name}/embed`."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from incipit.service.api import schemas
+from incipit.service.api.body import read_body
+from incipit.service.api.media import BYTES, JSON, NPY, answer_type, body_type
+from incipit.service.engine import Engine
+from incipit.service.errors import Invalid
+from incipit.service.messages import Answer
+from incipit.service.wire.native import (
+    Embed,
+    answer_json,
+    raw_bytes,
+    read_embed,
+    read_json,
+    read_npy,
+    read_query,
+    write_json,
+    write_npy,
+)
+
+
+def router(engine: Engine, max_body_bytes: int) -> APIRouter:
+    """Return the routes of this door."""
+    routes = APIRouter(tags=["embed"])
+
+    async def embed(request: Request, name: str, version: str | None = None) -> Response:
+        with engine.metrics.request("native") as observation:
+            model = engine.repository.get(name, version)
+            observation.model = model.name
+            media = answer_type(request.headers.get("accept"), (JSON, BYTES, NPY))
+            kind = body_type(request.headers.get("content-type"), (JSON, NPY))
+            body = await read_body(request, max_body_bytes)
+            query = _query(request)
+            message = await engine.scheduler.run(len(body), lambda: _read(body, kind, query))
+            answer = await engine.embed(model, message.request)
+            return await engine.scheduler.run(answer.embeddings.size, lambda: _respond(answer, media, message.encoding))
+
+    @routes.post("/models/{name}/embed", **schemas.EMBED)
+    async def embed_newest(request: Request, name: str) -> Response:
+        """Return the vectors that enter block 0, from the model's highest version."""
+        return await embed(request, name)
+
+    @routes.post("/models/{name}/versions/{version}/embed", **schemas.EMBED)
+    async def embed_version(request: Request, name: str, version: str) -> Response:
+        """Return the vectors that enter block 0, from one version of the model."""
+        return await embed(request, name, version)
+
+    return routes
+
+
+def _query(request: Request) -> dict[str, str]:
+    parameters = request.query_params
+    for name in parameters:
+        if len(parameters.getlist(name)) > 1:
+            raise Invalid(name, f"{len(parameters.getlist(name))} times in the query", "once; a list is written [1,2]")
+    return dict(parameters)
+
+
+def _read(body: bytes, kind: str, query: dict[str, str]) -> Embed:
+    fields = read_query(query)
+    if kind == NPY:
+        return read_embed(fields, read_npy(body))
+    document = read_json(body)
+    for name in fields:
+        if name in document:
+            raise Invalid(name, "one in the query and one in the body", "one of them")
+    return read_embed({**fields, **document})
+
+
+def _respond(answer: Answer, media: str, encoding: str) -> Response:
+    if media == JSON:
+        return Response(write_json(answer_json(answer, encoding)), media_type=JSON)
+    headers = {
+        "Incipit-Model": answer.model,
+        "Incipit-Version": str(answer.version),
+        "Incipit-Shape": ",".join(map(str, answer.shape)),
+        "Incipit-Dtype": answer.dtype,
+    }
+    content = write_npy(answer) if media == NPY else raw_bytes(answer)
+    return Response(content, media_type=media, headers=headers)

@@ -1,0 +1,41 @@
+"""`GET /models`: what is served, and how it was proven."""
+
+from fastapi import APIRouter
+
+from incipit.service.api import schemas
+from incipit.service.engine import Engine
+from incipit.service.repository import Model
+
+
+def router(engine: Engine) -> APIRouter:
+    """Return the routes that describe models."""
+    routes = APIRouter(tags=["models"])
+
+    def describe(model: Model) -> schemas.Model:
+        return schemas.Model(
+            name=model.name,
+            version=model.version,
+            versions=engine.repository.versions(model.name),
+            provider=model.session.provider,
+            max_len=model.manifest.max_len,
+            max_tokens=engine.max_tokens,
+            manifest=model.manifest,
+            parity=model.parity,
+        )
+
+    @routes.get("/models")
+    async def list_models() -> list[schemas.Model]:
+        """Return every model, in its highest version."""
+        return [describe(model) for model in engine.repository.newest()]
+
+    @routes.get("/models/{name}", responses={404: schemas.PROBLEMS[404]})
+    async def get_model(name: str) -> schemas.Model:
+        """Return a model: manifest, limits, parity report, and the provider that really runs."""
+        return describe(engine.repository.get(name))
+
+    @routes.get("/models/{name}/versions/{version}", responses={404: schemas.PROBLEMS[404]})
+    async def get_version(name: str, version: str) -> schemas.Model:
+        """Return one version of a model."""
+        return describe(engine.repository.get(name, version))
+
+    return routes

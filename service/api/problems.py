@@ -1,0 +1,82 @@
+"""Errors as HTTP answers: the one place where kinds of error meet status codes."""
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from incipit.service import errors
+
+STATUS: dict[type[errors.IncipitError], int] = {
+    errors.Malformed: 400,
+    errors.Invalid: 422,
+    errors.NotFound: 404,
+    errors.TooLarge: 413,
+    errors.UnsupportedFormat: 415,
+    errors.NotAcceptable: 406,
+    errors.Unavailable: 503,
+    errors.ArtifactError: 500,
+    errors.ProviderError: 500,
+}
+MEDIA_TYPE = "application/problem+json"
+OPEN_INFERENCE = "/v2"
+"""Paths below answer errors in the form of the Open Inference Protocol: `{"error": "…"}`."""
+
+
+def problem(error: errors.IncipitError) -> bytes:
+    """Return the error as a problem document (RFC 9457), with the field, the value got and the value allowed."""
+    kind = type(error).__name__
+    return orjson.dumps(
+        {
+            "type": f"urn:incipit:error:{kind}",
+            "title": kind,
+            "status": STATUS[type(error)],
+            "detail": str(error),
+            "field": error.field,
+            "got": error.got,
+            "allowed": error.allowed,
+        }
+    )
+
+
+def respond(error: errors.IncipitError, path: str) -> Response:
+    """Return the error in the form that the protocol of `path` has."""
+    if path.startswith(OPEN_INFERENCE):
+        return _open_inference(STATUS[type(error)], str(error))
+    return Response(problem(error), STATUS[type(error)], media_type=MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Make `app` answer every error in its protocol's form."""
+
+    @app.exception_handler(errors.IncipitError)
+    async def incipit_error(request: Request, error: errors.IncipitError) -> Response:
+        return respond(error, request.url.path)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        detail = f"{request.method} {request.url.path}: {error.detail}"
+        if request.url.path.startswith(OPEN_INFERENCE):
+            response = _open_inference(error.status_code, detail)
+        else:
+            document = {
+                "type": "about:blank",
+                "title": error.detail,
+                "status": error.status_code,
+                "detail": detail,
+            }
+            response = Response(orjson.dumps(document), error.status_code, media_type=MEDIA_TYPE)
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:  # noqa: ARG001 - it is logged above us
+        detail = "the service failed in an unforeseen way; its log says how"
+        if request.url.path.startswith(OPEN_INFERENCE):
+            return _open_inference(500, detail)
+        document = {"type": "about:blank", "title": "Internal Server Error", "status": 500, "detail": detail}
+        return Response(orjson.dumps(document), 500, media_type=MEDIA_TYPE)
+
+
+def _open_inference(status: int, message: str) -> Response:
+    return Response(orjson.dumps({"error": message}), status, media_type="application/json")

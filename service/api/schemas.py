@@ -1,0 +1,86 @@
+"""What OpenAPI tells of bodies that are read and written without pydantic, for speed."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from incipit.service.api.media import BYTES, JSON, NPY
+from incipit.service.api.problems import MEDIA_TYPE
+from incipit.service.manifest import Manifest, ParityReport
+
+Rows = list[list[int]] | list[int]
+
+
+class EmbedRequest(BaseModel):
+    """Token ids and what belongs to them."""
+
+    input_ids: Rows = Field(description="Rows of token ids, which may differ in length; a flat list is one row.")
+    offset: int | list[int] = Field(0, description="Real tokens already fed: one number, or one for each row.")
+    position_ids: Rows | None = Field(None, description="Position index of each token; excludes offset.")
+    token_type_ids: Rows | None = Field(None, description="Segment of each token; default 0.")
+    attention_mask: Rows | None = Field(None, description="1 for a real token, 0 for padding; default 1.")
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    encoding: Literal["base64", "float"] = Field("base64", description="How JSON holds the vectors.")
+
+
+class EmbedAnswer(BaseModel):
+    """The vectors that enter block 0."""
+
+    model: str
+    version: int
+    dtype: Literal["float32", "float16", "bfloat16"]
+    encoding: Literal["base64", "float"]
+    shape: list[int] = Field(description="[B, L, D] where all rows have one length, else [T, D].")
+    embeddings: str | list[Any] = Field(description="Base64 of little-endian bytes, or nested lists.")
+    next_offset: list[int] = Field(description="For each row, the offset that continues it.")
+    lengths: list[int] | None = Field(None, description="Tokens of each row, where they differ.")
+
+
+class Problem(BaseModel):
+    """An error (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    field: str | None = None
+    got: str | None = None
+    allowed: str | None = None
+
+
+class Model(BaseModel):
+    """A model as it is served."""
+
+    name: str
+    version: int
+    versions: list[int]
+    provider: str = Field(description="The onnxruntime provider that really runs.")
+    max_len: int = Field(description="The largest legal offset + real tokens.")
+    max_tokens: int = Field(description="Most tokens of one request.")
+    manifest: Manifest
+    parity: ParityReport
+
+
+PROBLEM: dict[str, Any] = {"model": Problem, "content": {MEDIA_TYPE: {}}}
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "The body cannot be read.", **PROBLEM},
+    404: {"description": "No such model or version.", **PROBLEM},
+    406: {"description": "No such answer format.", **PROBLEM},
+    413: {"description": "Over a limit of size.", **PROBLEM},
+    415: {"description": "No such request format.", **PROBLEM},
+    422: {"description": "A value is not allowed.", **PROBLEM},
+    503: {"description": "Too busy; try again later.", **PROBLEM},
+}
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+EMBED: dict[str, Any] = {
+    "responses": {
+        200: {"model": EmbedAnswer, "content": {BYTES: BINARY, NPY: BINARY}},
+        **PROBLEMS,
+    },
+    "openapi_extra": {
+        "requestBody": {
+            "required": True,
+            "content": {JSON: {"schema": EmbedRequest.model_json_schema()}, NPY: BINARY},
+        }
+    },
+}

@@ -1,0 +1,69 @@
+"""Wiring: settings become an engine, and the engine an application."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI
+
+from incipit.service.api import decode, embed, health, models, open_inference, problems
+from incipit.service.batching import Scheduler
+from incipit.service.engine import Engine
+from incipit.service.metrics import Metrics
+from incipit.service.repository import Repository
+from incipit.service.runtime import choose_provider, usable_cores
+from incipit.service.settings import Settings
+
+VERSION = version("incipit")
+
+
+def create_engine(settings: Settings) -> Engine:
+    """Open every model and run it once.
+
+    Raises:
+        ServerFault: the provider cannot be used, or an artifact is broken.
+
+    """
+    repository = Repository(settings.repository, choose_provider(settings.provider), settings.threads)
+    scheduler = Scheduler(usable_cores(), settings.max_waiting)
+    engine = Engine(repository, scheduler, Metrics(), settings.max_tokens)
+    engine.warm_up()
+    return engine
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Build the application, its models opened and run once.
+
+    Raises:
+        ServerFault: as `create_engine`.
+
+    """
+    engine = create_engine(settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        if settings.grpc_port is None:
+            yield
+        else:
+            # Only who serves gRPC pays for importing it.
+            from incipit.service.rpc.server import running
+
+            async with running(engine, VERSION, settings):
+                yield
+        engine.scheduler.close()
+
+    app = FastAPI(
+        title="Incipit",
+        version=VERSION,
+        summary="Token ids in, the vectors that enter block 0 out.",
+        lifespan=lifespan,
+        redoc_url=None,
+    )
+    app.state.engine = engine
+    problems.install(app)
+    app.include_router(embed.router(engine, settings.max_body_bytes))
+    app.include_router(models.router(engine))
+    app.include_router(decode.router(engine))
+    app.include_router(open_inference.router(engine, VERSION, settings.max_body_bytes))
+    app.include_router(health.router(engine))
+    return app

@@ -1,0 +1,101 @@
+"""The models that are served: every version folder `<repository>/<name>/<version>/`, opened."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from incipit.service.errors import ArtifactError, NotFound
+from incipit.service.manifest import MANIFEST, PARITY, Manifest, ParityReport, read
+from incipit.service.runtime import Session
+
+VERSION = re.compile(r"[1-9][0-9]{0,8}")
+
+
+@dataclass(frozen=True)
+class Model:
+    """One version of a model, ready to run."""
+
+    name: str
+    version: int
+    manifest: Manifest
+    parity: ParityReport
+    session: Session
+
+
+class Repository:
+    """The models of a folder.
+
+    Args:
+        root: the folder.
+        provider: onnxruntime name of the provider that sessions run on.
+        threads: of one session call.
+
+    Raises:
+        ArtifactError: an artifact is broken, or there is none at all.
+
+    """
+
+    def __init__(self, root: Path, provider: str, threads: int) -> None:
+        self._models: dict[str, dict[int, Model]] = {}
+        for name, version, folder in find_artifacts(root):
+            try:
+                model = _open(name, version, folder, provider, threads)
+            except ArtifactError as error:
+                raise ArtifactError(f"{name}/{version}/{error.field}", error.got, error.allowed) from error
+            self._models.setdefault(name, {})[version] = model
+
+    def get(self, name: str, version: str | None = None) -> Model:
+        """Return a model: the version named, or its highest.
+
+        Raises:
+            NotFound: no such model or version.
+
+        """
+        versions = self._models.get(name)
+        if versions is None:
+            raise NotFound("model", name, ", ".join(self._models))
+        if not version:
+            return versions[max(versions)]
+        if not VERSION.fullmatch(version) or int(version) not in versions:
+            raise NotFound("version", version, ", ".join(map(str, sorted(versions))))
+        return versions[int(version)]
+
+    def versions(self, name: str) -> list[int]:
+        """Return the versions of the model `name`, ascending."""
+        return sorted(self._models[name])
+
+    def newest(self) -> list[Model]:
+        """Return the highest version of each model, by name."""
+        return [versions[max(versions)] for _, versions in sorted(self._models.items())]
+
+    def all(self) -> list[Model]:
+        """Return every version of every model, by name and version."""
+        return [model for _, versions in sorted(self._models.items()) for _, model in sorted(versions.items())]
+
+
+def find_artifacts(root: Path) -> list[tuple[str, int, Path]]:
+    """Return name, version and folder of every artifact in `root`, by name and version.
+
+    Raises:
+        ArtifactError: there is no such folder, or none in it.
+
+    """
+    if not root.is_dir():
+        raise ArtifactError("repository", str(root), "an existing folder; `incipit export` makes one")
+    found = [
+        (folder.parent.name, int(folder.name), folder)
+        for folder in root.glob("[!.]*/[1-9]*")
+        if VERSION.fullmatch(folder.name) and folder.is_dir()
+    ]
+    if not found:
+        raise ArtifactError("repository", f"{root}, without a model", "at least one; `incipit export` adds one")
+    return sorted(found)
+
+
+def _open(name: str, version: int, folder: Path, provider: str, threads: int) -> Model:
+    manifest, parity = read(Manifest, folder / MANIFEST), read(ParityReport, folder / PARITY)
+    session = Session(folder, provider, threads)
+    declared = {tensor.name for tensor in manifest.inputs}
+    if declared != session.inputs:
+        raise ArtifactError(MANIFEST, f"inputs {sorted(declared)}", f"the graph's inputs {sorted(session.inputs)}")
+    return Model(name, version, manifest, parity, session)

@@ -1,0 +1,1 @@
+"""The door over gRPC. It only translates."""

@@ -1,0 +1,1 @@
+"""Formats: JSON, bytes, frames. No network and no model."""

@@ -1,0 +1,219 @@
+"""Open Inference Protocol over HTTP: JSON and the binary tensor extension. Every name of that protocol is here.
+
+Sources: KServe, "Open Inference Protocol", version 2; Triton, "Binary tensor data extension".
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import orjson
+
+from incipit.service.errors import Invalid, Malformed
+from incipit.service.manifest import Manifest
+from incipit.service.messages import Answer, Int64, Request, Rows
+from incipit.service.wire.native import raw_bytes, read_json
+from incipit.service.wire.rows import integers
+
+PLATFORM = "onnx_onnxv1"
+EXTENSIONS = ("binary_tensor_data",)
+OUTPUT = "embeddings"
+ROW_INPUTS = ("input_ids", "token_type_ids", "attention_mask", "position_ids")
+HEADER_LENGTH = "Inference-Header-Content-Length"
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor of a request, whose data is a flat list of JSON or bytes."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: list[Any] | memoryview
+
+
+@dataclass(frozen=True)
+class Infer:
+    """A request, the caller's id for it, and whether the output is wanted as bytes."""
+
+    request: Request
+    id: str | None
+    binary: bool
+
+
+def model_metadata(name: str, versions: list[int], manifest: Manifest) -> dict[str, Any]:
+    """Return what the protocol tells of a model. Every input but `input_ids` may be left out."""
+    inputs = [name_ for name_ in ROW_INPUTS if name_ != "token_type_ids" or manifest.segments]
+    return {
+        "name": name,
+        "versions": [str(version) for version in versions],
+        "platform": PLATFORM,
+        "inputs": [
+            *({"name": name_, "datatype": "INT64", "shape": [-1, -1]} for name_ in inputs),
+            {"name": "offset", "datatype": "INT64", "shape": [-1]},
+        ],
+        "outputs": [{"name": OUTPUT, "datatype": "FP32", "shape": [-1, -1, manifest.width]}],
+    }
+
+
+def read_infer(body: bytes, header_length: str | None) -> Infer:
+    """Read an inference request; `header_length` is the header that says where the JSON ends, if there is one.
+
+    Raises:
+        Malformed: bytes and their declared sizes disagree, or no JSON.
+        Invalid: a name, type, shape or value is not allowed.
+
+    """
+    end = len(body) if header_length is None else _header_length(header_length, len(body))
+    document = read_json(body[:end])
+    inputs = _read_inputs(_objects("inputs", document.get("inputs")), memoryview(body)[end:])
+    parameters = _parameters("parameters", document)
+    id_ = document.get("id")
+    if id_ is not None and not isinstance(id_, str):
+        raise Invalid("id", id_, "a string")
+    binary = _flag("binary_data_output", parameters, default=False)
+    outputs = document.get("outputs")
+    for index, output in enumerate(_objects("outputs", outputs) if outputs is not None else ()):
+        where = f"outputs[{index}]"
+        if output.get("name") != OUTPUT or index:
+            raise Invalid(f"{where}.name", output.get("name"), f"{OUTPUT}, once")
+        binary = _flag("binary_data", _parameters(f"{where}.parameters", output), default=binary)
+    return Infer(to_request(inputs), id_, binary)
+
+
+def to_request(inputs: list[Input]) -> Request:
+    """Turn tensors into a request; JSON and bytes, HTTP and gRPC alike.
+
+    Raises:
+        Invalid: an unknown or repeated name, a missing `input_ids`, or a type or shape that is not allowed.
+
+    """
+    fields: dict[str, Any] = {}
+    for tensor in inputs:
+        if tensor.name not in (*ROW_INPUTS, "offset"):
+            raise Invalid("inputs.name", tensor.name, ", ".join((*ROW_INPUTS, "offset")))
+        if tensor.name in fields:
+            raise Invalid("inputs.name", f"{tensor.name} twice", "each name once")
+        rank = 1 if tensor.name == "offset" else 2
+        if tensor.datatype != "INT64":
+            raise Invalid(f"{tensor.name}.datatype", tensor.datatype, "INT64")
+        if len(tensor.shape) != rank:
+            allowed = "[1] or [batch]" if rank == 1 else "[batch, length]"
+            raise Invalid(f"{tensor.name}.shape", list(tensor.shape), allowed)
+        array = _array(tensor)
+        fields[tensor.name] = array if rank == 1 else Rows.of_array(array)
+    if "input_ids" not in fields:
+        raise Invalid("inputs", "no input_ids", "a tensor input_ids")
+    return Request(**fields)
+
+
+def write_infer(answer: Answer, infer: Infer) -> tuple[list[bytes | memoryview], int | None]:
+    """Return the parts of a response body, and the length of the JSON where bytes follow it."""
+    output: dict[str, Any] = {"name": OUTPUT, "datatype": "FP32", "shape": tensor_shape(answer)}
+    document: dict[str, Any] = {"model_name": answer.model, "model_version": str(answer.version)}
+    if infer.id is not None:
+        document["id"] = infer.id
+    document["outputs"] = [output]
+    if infer.binary:
+        data = raw_bytes(answer)
+        output["parameters"] = {"binary_data_size": data.nbytes}
+        header = orjson.dumps(document)
+        return [header, data], len(header)
+    if not np.isfinite(answer.embeddings).all():
+        raise Invalid("outputs", "JSON", "binary_data, since a value is infinite or no number, which JSON cannot hold")
+    output["data"] = answer.embeddings.reshape(-1)
+    return [orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)], None
+
+
+def tensor_shape(answer: Answer) -> list[int]:
+    """Return the shape of the output tensor: a request of this protocol is always rectangular."""
+    return list(answer.shape)
+
+
+def _header_length(text: str, length: int) -> int:
+    # 20 digits hold any length; more would only cost time.
+    if not text.isascii() or not text.isdigit() or len(text) > 20 or int(text) > length:
+        raise Malformed(HEADER_LENGTH, text, f"0 to {length}, the length of the body")
+    return int(text)
+
+
+def _read_inputs(documents: list[dict[str, Any]], binary: memoryview) -> list[Input]:
+    inputs, position = [], 0
+    for index, document in enumerate(documents):
+        where = f"inputs[{index}]"
+        name, datatype, shape = document.get("name"), document.get("datatype"), document.get("shape")
+        if not isinstance(name, str) or not isinstance(datatype, str):
+            raise Invalid(where, f"name {name!r} and datatype {datatype!r}", "two strings")
+        if not isinstance(shape, list) or any(type(size) is not int or size < 0 for size in shape):
+            raise Invalid(f"{where}.shape", shape, "a list of sizes")
+        size = _parameters(f"{where}.parameters", document).get("binary_data_size")
+        data: list[Any] | memoryview
+        if size is None:
+            data = _flatten(f"{where}.data", document.get("data"))
+        elif "data" in document:
+            raise Invalid(where, "data and binary_data_size", "one of them")
+        elif type(size) is not int or not 0 <= size <= len(binary) - position:
+            raise Malformed(
+                f"{where}.binary_data_size", size, f"0 to {len(binary) - position}, the bytes that are left"
+            )
+        else:
+            data, position = binary[position : position + size], position + size
+        inputs.append(Input(name, datatype, tuple(shape), data))
+    if position != len(binary):
+        raise Malformed("body", f"{len(binary) - position} bytes more", "the bytes that binary_data_size declares")
+    return inputs
+
+
+def _array(tensor: Input) -> Int64:
+    """Return the data of an INT64 tensor in its shape."""
+    # Python's integers: no product of declared sizes can wrap.
+    count = math.prod(tensor.shape)
+    if isinstance(tensor.data, memoryview):
+        if len(tensor.data) != 8 * count:
+            raise Malformed(
+                tensor.name, f"{len(tensor.data)} bytes", f"{8 * count} bytes for shape {list(tensor.shape)}"
+            )
+        # Bytes behind a JSON header begin anywhere; onnxruntime wants them aligned.
+        values = np.require(np.frombuffer(tensor.data, "<i8"), np.int64, "A")
+    else:
+        if len(tensor.data) != count:
+            raise Invalid(
+                f"{tensor.name}.data", f"{len(tensor.data)} values", f"{count} for shape {list(tensor.shape)}"
+            )
+        values = integers(f"{tensor.name}.data", tensor.data) if tensor.data else np.zeros(0, np.int64)
+    return values.reshape(tensor.shape)
+
+
+def _flatten(where: str, data: Any) -> list[Any]:
+    """Flatten nested lists, in row-major order; the protocol allows either form."""
+    if not isinstance(data, list):
+        raise Invalid(where, data, "a list")
+    flat: list[Any] = data
+    while any(isinstance(item, list) for item in flat):
+        if not all(isinstance(item, list) for item in flat):
+            raise Invalid(where, "lists beside numbers", "nested lists of one depth, or a flat list")
+        flat = list(chain.from_iterable(flat))
+    return flat
+
+
+def _objects(where: str, value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise Invalid(where, value, "a list of objects")
+    return value
+
+
+def _parameters(where: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = document.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise Invalid(where, parameters, "an object")
+    return parameters
+
+
+def _flag(name: str, parameters: Mapping[str, Any], default: bool) -> bool:
+    value = parameters.get(name, default)
+    if not isinstance(value, bool):
+        raise Invalid(f"parameters.{name}", value, "true or false")
+    return value

@@ -1,0 +1,58 @@
+"""Open Inference Protocol over gRPC: its messages to requests, and answers to its messages."""
+
+from typing import Any
+
+from incipit.service.errors import Invalid, Malformed
+from incipit.service.messages import Answer, Request
+from incipit.service.wire import open_inference_pb2 as pb
+from incipit.service.wire.native import raw_bytes
+from incipit.service.wire.open_inference import OUTPUT, Input, tensor_shape, to_request
+
+
+def read_infer(message: pb.ModelInferRequest) -> Request:
+    """Read an inference request; all inputs are raw bytes, or none is.
+
+    Raises:
+        Malformed: the number of raw entries differs from that of the inputs.
+        Invalid: a name, type, shape or value is not allowed.
+
+    """
+    raw = message.raw_input_contents
+    if raw and len(raw) != len(message.inputs):
+        raise Malformed("raw_input_contents", f"{len(raw)} entries", f"{len(message.inputs)}, one for each input")
+    inputs = []
+    for index, tensor in enumerate(message.inputs):
+        if any(size < 0 for size in tensor.shape):
+            raise Invalid(f"inputs[{index}].shape", list(tensor.shape), "a list of sizes")
+        if raw and tensor.HasField("contents"):
+            raise Invalid(f"inputs[{index}]", "contents and raw_input_contents", "one of them")
+        data = memoryview(raw[index]) if raw else list(tensor.contents.int64_contents)
+        inputs.append(Input(tensor.name, tensor.datatype, tuple(tensor.shape), data))
+    for index, output in enumerate(message.outputs):
+        if output.name != OUTPUT or index:
+            raise Invalid(f"outputs[{index}].name", output.name, f"{OUTPUT}, once")
+    return to_request(inputs)
+
+
+def write_infer(answer: Answer, id_: str) -> pb.ModelInferResponse:
+    """Write an answer; the tensor is raw bytes."""
+    tensor = pb.ModelInferResponse.InferOutputTensor(name=OUTPUT, datatype="FP32", shape=tensor_shape(answer))
+    return pb.ModelInferResponse(
+        model_name=answer.model,
+        model_version=str(answer.version),
+        id=id_,
+        outputs=[tensor],
+        raw_output_contents=[bytes(raw_bytes(answer))],
+    )
+
+
+def write_metadata(metadata: dict[str, Any]) -> pb.ModelMetadataResponse:
+    """Write the metadata of a model, as `open_inference.model_metadata` returns it."""
+    tensor = pb.ModelMetadataResponse.TensorMetadata
+    return pb.ModelMetadataResponse(
+        name=metadata["name"],
+        versions=metadata["versions"],
+        platform=metadata["platform"],
+        inputs=[tensor(**described) for described in metadata["inputs"]],
+        outputs=[tensor(**described) for described in metadata["outputs"]],
+    )

@@ -1,0 +1,88 @@
+"""Rows of integers from parsed JSON and from arrays: exact, or refused."""
+
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from incipit.service.errors import Invalid
+from incipit.service.messages import Int64, Rows
+
+INTEGER = "a 64-bit integer"
+LISTS = "a list of integers, or a list of such rows"
+
+
+def rows_of_json(field: str, value: Any) -> Rows:
+    """Read a list of rows, or a flat list, which is one row.
+
+    Raises:
+        Invalid: something else, an empty batch or row, or a value that is no 64-bit integer (true and 1.0 are none).
+
+    """
+    if not isinstance(value, list):
+        raise Invalid(field, value, LISTS)
+    if not value:
+        raise Invalid(field, "[]", "at least one row of at least one integer")
+    if not isinstance(value[0], list):
+        return Rows(integers(field, value), np.array([len(value)]), flat=True)
+    for index, row in enumerate(value):
+        if not isinstance(row, list) or not row:
+            raise Invalid(f"{field}[{index}]", row, "a row of at least one integer")
+    lengths = np.fromiter(map(len, value), np.int64, len(value))
+    try:
+        return Rows(integers(field, list(chain.from_iterable(value))), lengths)
+    except Invalid:
+        for index, row in enumerate(value):  # once more, to name the place
+            integers(f"{field}[{index}]", row)
+        raise
+
+
+def integers(field: str, values: list[Any]) -> Int64:
+    """Return a list of Python integers as int64."""
+    if set(map(type, values)) == {int}:
+        try:
+            return np.array(values, np.int64)
+        except OverflowError:
+            pass
+    index = next(i for i, value in enumerate(values) if not _fits(value))
+    raise Invalid(f"{field}[{index}]", values[index], INTEGER)
+
+
+def offset_of_json(value: Any) -> Int64:
+    """Read one offset, or a list with one for each row: int64 (1,) or (B,)."""
+    if isinstance(value, list) and value:
+        return integers("offset", value)
+    if not _fits(value):
+        raise Invalid("offset", value, f"{INTEGER}, or a list with one for each row")
+    return np.array([value], np.int64)
+
+
+def rows_of_array(field: str, array: NDArray[Any]) -> Rows:
+    """Read an integer array (B, L), or (L,), which is one row.
+
+    Raises:
+        Invalid: another rank, another kind of type, or values beyond int64.
+
+    """
+    if array.dtype.kind not in "iu":
+        raise Invalid(f"{field} dtype", str(array.dtype), "an integer type")
+    if array.ndim not in (1, 2):
+        raise Invalid(f"{field} shape", str(array.shape), "(length,) or (batch, length)")
+    if array.dtype == np.uint64 and array.size and int(array.max()) >= 2**63:
+        raise Invalid(field, int(array.max()), INTEGER)
+    exact = np.ascontiguousarray(array, np.int64)
+    rows = Rows.of_array(np.atleast_2d(exact))
+    return Rows(rows.values, rows.lengths, flat=array.ndim == 1)
+
+
+def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise Invalid for the first of `names` that is not `known`."""
+    for name in names:
+        if name not in known:
+            raise Invalid("field", name, ", ".join(known))
+
+
+def _fits(value: Any) -> bool:
+    return type(value) is int and -(2**63) <= value < 2**63

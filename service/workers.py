@@ -1,0 +1,89 @@
+"""The processes that serve. Several share one listening socket, and the tables through the page cache."""
+
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Callable
+from functools import partial
+
+import uvicorn
+from uvicorn.supervisors import Multiprocess
+
+from incipit.service import metrics
+from incipit.service.app import create_app, create_engine
+from incipit.service.errors import Invalid
+from incipit.service.log import LOGGING
+from incipit.service.repository import Model
+from incipit.service.settings import Settings
+
+BACKLOG = 2048
+GRACE_SECONDS = 30
+"""Time that requests in flight have to finish after SIGTERM."""
+
+Announce = Callable[[str, list[Model]], None]
+
+
+def serve(settings: Settings, announce: Announce) -> None:
+    """Serve until SIGTERM or SIGINT; requests in flight are finished.
+
+    `announce` is told the address and the models once connections are accepted.
+
+    Raises:
+        Invalid: an address cannot be listened on.
+        ServerFault: the provider cannot be used, or an artifact is broken.
+
+    """
+    listener = listen("port", settings.host, settings.port)
+    if settings.grpc_port is not None:
+        # Only whether it is free: gRPC itself would share a port with another server without a word.
+        listen("grpc-port", settings.host, settings.grpc_port).close()
+    address = _url(settings.host, listener.getsockname()[1])
+    if settings.workers == 1:
+        app = create_app(settings)
+        announce(address, app.state.engine.repository.newest())
+        # uvicorn raises the signal that ended it once more; it has been obeyed already.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        uvicorn.Server(_configure(settings, app)).run(sockets=[listener])
+        return
+    # In this process first: what is broken is said once, before any worker starts.
+    models = create_engine(settings).repository.newest()
+    with tempfile.TemporaryDirectory(prefix="incipit-metrics-") as folder:
+        os.environ[metrics.FOLDER] = folder
+        announce(address, models)
+        Multiprocess(_configure(settings, partial(create_app, settings), factory=True), [listener]).run()
+
+
+def listen(field: str, host: str, port: int) -> socket.socket:
+    """Return a socket that listens, so that no connection is refused from now on.
+
+    Raises:
+        Invalid: the address cannot be listened on.
+
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise Invalid(field, f"{host}:{port}", f"an address to listen on ({error.strerror})") from error
+
+
+def _configure(settings: Settings, app: Callable[..., object], factory: bool = False) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        factory=factory,
+        workers=settings.workers,
+        lifespan="on",
+        log_config=LOGGING,
+        access_log=False,
+        server_header=False,
+        ws="websockets-sansio",
+        ws_max_size=settings.max_body_bytes,
+        ws_per_message_deflate=False,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
