@@ -10,7 +10,7 @@ import onnx
 import torch
 
 from incipit import __version__
-from incipit.export.artifact import draft, publish
+from incipit.export.artifact import check_name, draft, publish
 from incipit.export.errors import ExportError
 from incipit.export.graph import describe_graph, export_graph, read_initializers
 from incipit.export.parity import prove
@@ -53,11 +53,16 @@ def export(source: str, name: str, repository: Path, report: Report = lambda _: 
         ExportError: the source cannot be read, the graph is not equal to its module, or the disk refuses.
 
     """
+    check_name(name)
+    report(f"reading {source}")
+    return export_loaded(load_source(source), name, repository, report)
+
+
+def export_loaded(loaded: LoadedSource, name: str, repository: Path, report: Report = lambda _: None) -> Exported:
+    """Export a front-end that is in memory already; otherwise as `export`."""
+    loaded.frontend.eval()
     try:
         with draft(repository, name) as folder:
-            report(f"reading {source}")
-            loaded = load_source(source)
-            loaded.frontend.eval()
             report("writing the graph")
             export_graph(loaded.frontend, folder)
             if loaded.tokenizer:

@@ -19,6 +19,9 @@ Every error names three things: the field, the value got, the value allowed.
 LONGEST_VALUE = 80
 """Characters of a value that a message repeats: enough to recognise it, no way to reflect a whole body."""
 
+UNFORESEEN = "the service failed in an unforeseen way; its log says how"
+"""What a client is told of any other exception: nothing of the inside."""
+
 
 class IncipitError(Exception):
     """An error that names the field, the value got and the value allowed."""

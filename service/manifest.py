@@ -40,13 +40,13 @@ class File(Schema):
 
 
 class Source(Schema):
-    """Where the front-end came from.
+    """Where the front-end came from; "module" is one that was handed over in Python.
 
     `name` is the preset's or the repository's; `revision` the repository's commit; `config_sha256` identifies
     `config.json` of a checkpoint. Paths of the exporting machine are not recorded.
     """
 
-    kind: Literal["preset", "folder", "hub"]
+    kind: Literal["preset", "folder", "hub", "module"]
     name: str | None = None
     revision: str | None = None
     config_sha256: str | None = None

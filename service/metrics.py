@@ -40,7 +40,7 @@ class Metrics:
         )
         self._seconds = Histogram(
             "incipit_request_seconds",
-            "Time from the whole request read to the answer ready, in seconds.",
+            "Time from the head of a request, or a step of a stream, to its answer, in seconds.",
             ["door"],
             buckets=SECONDS,
             registry=self._registry,

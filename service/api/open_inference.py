@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from incipit.service.api.body import read_body
-from incipit.service.api.media import BYTES, JSON
+from incipit.service.api.media import BYTES, JSON, body_type
 from incipit.service.engine import Engine
 from incipit.service.errors import Unavailable
 from incipit.service.wire.open_inference import (
@@ -36,6 +36,7 @@ def router(engine: Engine, version: str, max_body_bytes: int) -> APIRouter:
         with engine.metrics.request("open-inference") as observation:
             model = engine.repository.get(name, model_version)
             observation.model = model.name
+            body_type(request.headers.get("content-type"), (JSON, BYTES))
             body = await read_body(request, max_body_bytes)
             header_length = request.headers.get(HEADER_LENGTH)
             message = await engine.scheduler.run(len(body), lambda: read_infer(body, header_length))

