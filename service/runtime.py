@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from incipit.service.errors import ArtifactError, ProviderError
 from incipit.service.manifest import DATA, GRAPH
 from incipit.service.messages import Int64
+
+# onnxruntime reports its use to its maker unless it is told not to, before it is loaded.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+import onnxruntime as ort
 
 VERSION: str = ort.__version__
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"

@@ -1,0 +1,132 @@
+"""The direction between rooms, read from every import; `docs/architecture.md` describes it."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+SERVICE = {
+    "errors": set[str](),
+    "messages": set(),
+    "settings": set(),
+    "log": set(),
+    "manifest": {"errors"},
+    "runtime": {"manifest", "messages", "errors"},
+    "wire": {"manifest", "messages", "errors"},
+    "validation": {"manifest", "messages", "errors"},
+    "batching": {"errors"},
+    "repository": {"runtime", "manifest", "errors"},
+    "metrics": {"errors"},
+    "engine": {"validation", "batching", "repository", "metrics", "messages", "errors"},
+    "decode": {"engine", "repository", "messages", "errors"},
+    "api": {"decode", "engine", "wire", "repository", "manifest", "messages", "errors"},
+    "rpc": {"engine", "settings", "wire", "errors"},
+}
+ROOMS = {
+    "models": set[str](),
+    "export": {"models", "service.manifest", "service.runtime", "service.errors"},
+    **{f"service.{room}": {f"service.{other}" for other in others} for room, others in SERVICE.items()},
+    "service.app": {"service"},
+    "service.workers": {"service"},
+    "cli": {"service.errors"},
+}
+HOMES = {
+    "torch": {"models", "export"},
+    "safetensors": {"models"},
+    "onnx": {"export"},
+    "huggingface_hub": {"export"},
+    "onnxruntime": {"service.runtime"},
+    "fastapi": {"service.api", "service.app"},
+    "starlette": {"service.api"},
+    "uvicorn": {"service.workers"},
+    "grpc": {"service.rpc"},
+    "google": {"service.wire"},
+    "orjson": {"service.wire", "service.api"},
+    "prometheus_client": {"service.metrics"},
+    "pydantic_settings": {"service.settings"},
+    "click": {"cli"},
+}
+FILES = sorted(
+    file
+    for folder in ("models", "export", "service", "incipit")
+    for file in (ROOT / folder).rglob("*.py")
+    if file.name != "__init__.py"
+)
+
+
+def room_of(module: str) -> str:
+    """The room of `models.tokens`, `service.api.embed` or `service.errors`."""
+    return max((room for room in ROOMS if f"{module}.".startswith(f"{room}.")), key=len, default=module)
+
+
+def module_of(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removeprefix("incipit.")
+
+
+def imports_of(file: Path) -> Iterator[tuple[str, bool]]:
+    """Every module that `file` imports, and whether it does so when it is imported itself."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    top = set(tree.body)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node in top) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} imports relatively"
+            # `from package import module` names the module; `from module import name` is found by its prefix.
+            yield from ((f"{node.module}.{alias.name}", node in top) for alias in node.names)
+
+
+@pytest.mark.parametrize("file", FILES, ids=module_of)
+def test_a_room_imports_only_what_it_may(file: Path) -> None:
+    room = room_of(module_of(file))
+    assert room in ROOMS, f"{file} is in no room"
+    allowed = {room, *ROOMS[room]}
+    for name, at_once in imports_of(file):
+        if not name.startswith("incipit."):
+            package = name.partition(".")[0]
+            assert room in HOMES.get(package, {room}), f"{file}: {package} belongs to {HOMES[package]}"
+            continue
+        target = name.removeprefix("incipit.")
+        if target == "__version__" or (room == "cli" and not at_once):
+            continue
+        assert any(f"{target}.".startswith(f"{other}.") for other in allowed), f"{file} imports {name}"
+
+
+def test_the_rule_sees_a_wrong_import(tmp_path: Path) -> None:
+    file = tmp_path / "wrong.py"
+    file.write_text("from incipit.models import frontend\ndef f() -> None:\n    import torch\n")
+    assert list(imports_of(file)) == [("incipit.models.frontend", True), ("torch", False)]
+    assert "models" not in ROOMS["service.engine"]
+    assert room_of("service.api.embed") == "service.api"
+
+
+def test_the_document_names_every_room() -> None:
+    document = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    assert [room for room in ROOMS if f"| `{room}` |" not in document] == []
+
+
+def test_the_documents_name_every_setting_and_kind_of_error() -> None:
+    from incipit.service import errors
+    from incipit.service.settings import Settings
+
+    document = (ROOT / "docs/http.md").read_text(encoding="utf-8")
+    kinds = [kind.__name__ for parent in (errors.ClientFault, errors.ServerFault) for kind in parent.__subclasses__()]
+    assert [name for name in Settings.model_fields if f"`INCIPIT_{name.upper()}`" not in document] == []
+    assert [kind for kind in kinds if f"| `{kind}` |" not in document] == []
+
+
+def test_the_document_names_every_dependency() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    document = (ROOT / "docs/dependencies.md").read_text(encoding="utf-8").lower()
+    extras = project["optional-dependencies"]
+    names = [
+        requirement.split(">")[0].split("[")[0]
+        for requirements in (project["dependencies"], *extras.values())
+        for requirement in requirements
+    ]
+    assert [name for name in names if name not in document] == []
