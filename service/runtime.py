@@ -23,15 +23,22 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 SLOW_ON_CPU = ["SkipLayerNormFusion"]
 
 
+PROBE = (
+    b'\x08\n:9\n\x0e\n\x01x\n\x01x\x12\x01y"\x03Add\x12\x05probeZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01'
+    b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\x14"
+)
+"""The smallest ONNX model: y = x + x, float32 (1,)."""
+
+
 def usable_cores() -> int:
     """Return how many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def why_no_cuda() -> str | None:
-    """Return why CUDA cannot be used, or None where it seems usable; the session then proves it.
+    """Return why CUDA cannot be used, or None where a session ran on it.
 
-    onnxruntime itself falls back to the CPU without an exception, so that the driver is asked first.
+    onnxruntime itself falls back to the CPU without an exception.
     """
     if CUDA not in ort.get_available_providers():
         return "this onnxruntime has no CUDA: install incipit[gpu] in place of incipit[cpu]"
@@ -42,6 +49,12 @@ def why_no_cuda() -> str | None:
     count = ctypes.c_int(0)
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
         return "the NVIDIA driver finds no GPU"
+    # The libraries of CUDA and cuDNN that pip installed lie where the loader does not look.
+    ort.preload_dlls()
+    probe = ort.InferenceSession(PROBE, providers=[CUDA, CPU])
+    if probe.get_providers()[0] != CUDA:
+        return "onnxruntime could not start it, and wrote on standard error why"
+    probe.run(None, {"x": np.ones(1, np.float32)})
     return None
 
 
