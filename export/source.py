@@ -31,7 +31,8 @@ def load_source(source: str) -> LoadedSource:
         ExportError: it names none of these, or cannot be read.
 
     """
-    if Path(source).is_dir():
+    # Without a name it would be the working folder.
+    if source and Path(source).is_dir():
         return _load_folder(Path(source), manifest.Source(kind="folder"))
     if source in PRESETS:
         record = manifest.Source(kind="preset", name=source)

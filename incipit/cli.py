@@ -145,9 +145,6 @@ def main() -> None:
 
 
 def _message(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False)[0]
-        return f"{'.'.join(map(str, first['loc']))}: got {first['input']!r}, {first['msg']}"
     expected = isinstance(error, IncipitError | click.ClickException) or type(error).__module__.startswith("incipit")
     text = " ".join(str(error).split())
     return text if expected else f"{type(error).__name__}: {text} (incipit --debug … shows where)"
@@ -161,7 +158,15 @@ def _fail(code: int, message: str) -> None:
 def _settings(**options: Any) -> Any:
     from incipit.service.settings import Settings
 
-    return Settings(**{name: value for name, value in options.items() if value is not None})
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name, got = str(first["loc"][0]), f"got {first['input']!r}, {first['msg']}"
+        if name in given:
+            raise click.UsageError(f"--{name.replace('_', '-')}: {got}") from error
+        raise click.ClickException(f"INCIPIT_{name.upper()}: {got}") from error
 
 
 def _require(module: str, extra: str) -> None:
@@ -197,7 +202,7 @@ class _Progress:
         self._topic = ""
 
     def __call__(self, step: str) -> None:
-        topic = step.partition(":")[0]
+        topic = step.partition(": ")[0]
         if self._terminal:
             click.echo(f"\r\033[K{self._name}: {step}", nl=False, err=True)
         elif topic != self._topic:

@@ -34,7 +34,7 @@ def read_frontend(folder: Path) -> FrontEnd:
     tensors = read_tensors(folder, family)
     try:
         return FrontEnd.from_tensors(frontend_config, tensors)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: tensors and config.json disagree: {_one_line(error)}") from error
 
 
@@ -56,9 +56,10 @@ def read_config(config: Mapping[str, Any], family: Family) -> FrontEndConfig:
         values[name] = config.get(key, default)
         if values[name] is ...:
             raise CheckpointError(f"config.json: {key} is missing; the family {family.model_type!r} needs it")
-    for name in ("vocab_size", "d_model", "max_len"):
-        if type(values[name]) is not int or values[name] < 1:
-            raise CheckpointError(f"config.json: {family.fields[name][0]} is {values[name]!r}, allowed 1 or more")
+    for name, lowest in {"vocab_size": 1, "d_model": 1, "max_len": 1, "segments": 0}.items():
+        value = values.get(name, lowest)
+        if type(value) is not int or value < lowest:
+            raise CheckpointError(f"config.json: {family.fields[name][0]} is {value!r}, allowed {lowest} or more")
     return FrontEndConfig(family=family.model_type, positions=family.positions, **values)
 
 
@@ -80,7 +81,10 @@ def read_tensors(folder: Path, family: Family) -> dict[str, Tensor]:
             file = files[key]
             if file not in opened:
                 opened[file] = stack.enter_context(_open(file))
-            tensors[name] = opened[file].get_tensor(key).to(torch.float32)
+            tensor = opened[file].get_tensor(key)
+            if not tensor.is_floating_point():
+                raise CheckpointError(f"{folder}: tensor {key} is {tensor.dtype}, allowed a floating-point type")
+            tensors[name] = tensor.to(torch.float32)
     return tensors
 
 
@@ -92,8 +96,8 @@ def _files_of_keys(folder: Path) -> dict[str, Path]:
     """Return which file of `folder` holds which tensor; the index decides where there is one."""
     if (folder / INDEX).is_file():
         weight_map = _read_json(folder / INDEX).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise CheckpointError(f"{folder / INDEX}: no weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+            raise CheckpointError(f"{folder / INDEX}: no weight_map of tensors to files")
         for file in set(weight_map.values()):
             if Path(file).name != file:
                 raise CheckpointError(f"{folder / INDEX}: {file!r} lies outside the folder")

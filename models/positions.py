@@ -22,12 +22,17 @@ def positions_of(x: Tensor, position_ids: Tensor | None, offset: int | Tensor) -
 
 
 def check_position_ids(x: Tensor, position_ids: Tensor | None, offset: int | Tensor) -> None:
-    """Raise ValueError if `position_ids` is of another shape than (1 or B, L), negative, or joined by an `offset`."""
+    """Raise ValueError if `position_ids` is of another shape than (1 or B, L), negative, or joined by an `offset`.
+
+    Without them, if `offset` is negative or of another shape than (1,) or (B,).
+    """
     batch, length = x.shape[:2]
     if position_ids is None:
-        lowest = int(torch.as_tensor(offset).min())
-        if lowest < 0:
-            raise ValueError(f"offset: got {lowest}, allowed 0 or more")
+        start = torch.as_tensor(offset)
+        if start.ndim and start.shape not in ((1,), (batch,)):
+            raise ValueError(f"offset: got shape {tuple(start.shape)}, allowed (1,) or ({batch},)")
+        if start.numel() and int(start.min()) < 0:
+            raise ValueError(f"offset: got {int(start.min())}, allowed 0 or more")
         return
     if position_ids.ndim != 2 or position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != length:
         raise ValueError(
@@ -90,7 +95,8 @@ class LearnedPositions(nn.Module):
             if position_ids.numel() and int(position_ids.max()) >= self.max_len:
                 raise ValueError(f"position_ids: got {int(position_ids.max())}, allowed 0 to {self.max_len - 1}")
             return
-        highest, length = int(torch.as_tensor(offset).max()), x.shape[1]
+        start, length = torch.as_tensor(offset), x.shape[1]
+        highest = int(start.max()) if start.numel() else 0
         if highest + length > self.max_len:
             raise ValueError(
                 f"length {length} + offset {highest} = {highest + length} exceeds the maximum length {self.max_len}"

@@ -15,7 +15,7 @@ class TokenTable(nn.Module):
     Args:
         vocab_size: rows V.
         d_model: width D.
-        scale: factor on every vector, or True for sqrt(D) (Vaswani et al. 2017, section 3.4); default 1.
+        scale: factor on every vector; True for sqrt(D) (Vaswani et al. 2017, section 3.4), False for 1; default 1.
         padding_idx: id whose row starts at zero and gets no gradient; default none.
         pretrained: float (V, D) to start from, taken as it is, the padding row included.
         freeze: keep the table out of training; default False.
@@ -39,7 +39,9 @@ class TokenTable(nn.Module):
             raise ValueError(f"padding_idx: got {padding_idx}, allowed 0 to {vocab_size - 1}")
         if pretrained is not None and pretrained.shape != (vocab_size, d_model):
             raise ValueError(f"pretrained: got shape {tuple(pretrained.shape)}, allowed ({vocab_size}, {d_model})")
-        self.scale = math.sqrt(d_model) if scale is True else float(scale)
+        self.scale = float(scale)
+        if isinstance(scale, bool):
+            self.scale = math.sqrt(d_model) if scale else 1.0
         self.padding_idx = padding_idx
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model), requires_grad=not freeze)
         if pretrained is not None:

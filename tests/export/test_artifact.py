@@ -1,0 +1,181 @@
+"""How artifacts enter a repository: drafts, versions, and what an export that dies leaves behind."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from incipit.export.artifact import DRAFT, check_name, draft, publish, sweep, versions
+from incipit.export.errors import ExportError
+from incipit.export.exporter import export
+from incipit.service.repository import find_artifacts
+from tests.conftest import INCIPIT
+
+
+def add(repository: Path, name: str, content: str = "") -> int:
+    """Publish an artifact of one file."""
+    with draft(repository, name) as folder:
+        (folder / "file").write_text(content)
+        return publish(folder)
+
+
+def test_versions_count_from_1_for_each_name(tmp_path: Path) -> None:
+    assert [add(tmp_path, name) for name in ("a", "a", "b", "a")] == [1, 2, 1, 3]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["1", "2", "3"]
+
+
+def test_a_version_follows_the_highest_not_the_count(tmp_path: Path) -> None:
+    for version in ("2", "9", "10"):
+        (tmp_path / "m" / version).mkdir(parents=True)
+    assert versions(tmp_path / "m") == [2, 9, 10]
+    assert add(tmp_path, "m") == 11
+
+
+def test_a_published_version_is_whole_and_readable_by_others(tmp_path: Path) -> None:
+    add(tmp_path, "m", "content")
+    folder = tmp_path / "m" / "1"
+    assert (folder / "file").read_text() == "content"
+    assert folder.stat().st_mode & 0o777 == 0o755
+    assert (folder / "file").stat().st_mode & 0o777 == 0o644
+
+
+def test_an_export_that_fails_leaves_no_trace(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), draft(tmp_path, "m") as folder:
+        shutil.copyfile(tmp_path / "missing", folder / "file")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_that_fails_leaves_earlier_versions(tmp_path: Path) -> None:
+    add(tmp_path, "m")
+    with pytest.raises(RuntimeError), draft(tmp_path, "m"):
+        raise RuntimeError
+    assert [path.name for path in (tmp_path / "m").iterdir()] == ["1"]
+
+
+def test_a_draft_is_no_artifact(tmp_path: Path) -> None:
+    add(tmp_path, "other")
+    with draft(tmp_path, "m"):
+        assert [name for name, *_ in find_artifacts(tmp_path)] == ["other"]
+
+
+def test_a_draft_of_this_process_is_not_swept(tmp_path: Path) -> None:
+    with draft(tmp_path, "m") as first, draft(tmp_path, "m") as second:
+        sweep(tmp_path / "m")
+        assert first.is_dir()
+        assert second.is_dir()
+
+
+DRAFT_AND_WAIT = """
+import sys
+from pathlib import Path
+from incipit.export.artifact import draft
+with draft(Path(sys.argv[1]), "m") as folder:
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_draft_of_another_process_is_swept_once_that_process_is_dead(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", DRAFT_AND_WAIT, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        assert add(tmp_path, "m") == 1
+        assert folder.is_dir()
+        process.kill()
+        process.wait()
+    assert folder.is_dir()
+    assert add(tmp_path, "m") == 2
+    assert not folder.exists()
+
+
+def end_in_the_middle(repository: Path, number: signal.Signals) -> tuple[int, str]:
+    """Send a signal to an export once it has written a file; return its exit code and standard error."""
+    command = [INCIPIT, "export", "gpt2-small", "--name", "m", "--repository", str(repository)]
+    # A shell lets its background jobs ignore SIGINT, and so would the export.
+    attend = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=attend) as process:
+        while not list((repository / "m").glob(f"{DRAFT}*/*")):
+            assert process.poll() is None
+            time.sleep(0.005)
+        process.send_signal(number)
+        return process.wait(), process.communicate()[1]
+
+
+def test_an_export_that_is_killed_shows_nothing_and_the_next_sweeps(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    add(tmp_path, "other")
+    code, _ = end_in_the_middle(tmp_path, signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    assert [path.name[:5] for path in (tmp_path / "m").iterdir()] == [DRAFT]
+    assert [name for name, *_ in find_artifacts(tmp_path)] == ["other"]
+    assert export(str(tiny_checkpoint), "m", tmp_path).folder == tmp_path / "m" / "1"
+    assert [path.name for path in (tmp_path / "m").iterdir()] == ["1"]
+
+
+def test_an_export_that_is_interrupted_leaves_no_trace(tmp_path: Path) -> None:
+    code, errors = end_in_the_middle(tmp_path, signal.SIGINT)
+    assert code == 130
+    assert errors.splitlines()[-1] == "incipit: interrupted"
+    assert "Traceback" not in errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_exports_at_once_give_two_versions(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    command = [INCIPIT, "export", str(tiny_checkpoint), "--name", "m", "--repository", str(tmp_path)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in range(2)]
+    said = [process.communicate()[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0]
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["1", "2"]
+    assert sorted(line.split(b":")[0] for line in said) == [bytes(tmp_path / "m" / version) for version in "12"]
+
+
+def test_many_exports_at_once_give_as_many_versions(tmp_path: Path) -> None:
+    count, begin = 8, threading.Barrier(8)
+
+    def run(number: int) -> list[int]:
+        begin.wait()
+        return [add(tmp_path, "m", f"{number}.{repeat}") for repeat in range(10)]
+
+    with ThreadPoolExecutor(count) as pool:
+        found = [version for each in pool.map(run, range(count)) for version in each]
+    assert sorted(found) == list(range(1, 81))
+    contents = {(tmp_path / "m" / str(version) / "file").read_text() for version in found}
+    assert len(contents) == 80
+    assert len(list((tmp_path / "m").iterdir())) == 80
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", ".x", "-x", "a b", "a\n", "ä", "x" * 129, "a\0"])
+def test_a_name_that_is_no_part_of_a_path_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ExportError, match="--name: got "), draft(tmp_path / "r", name):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a", "0", "gpt2-small", "all-MiniLM-L6-v2.1_x", "x" * 128])
+def test_an_ordinary_name_is_allowed(name: str) -> None:
+    check_name(name)
+
+
+def test_a_repository_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ExportError, match="file/m: Not a directory"), draft(tmp_path / "file", "m"):
+        pass
+
+
+def test_a_name_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "m").touch()
+    with pytest.raises(ExportError, match="m: File exists"), draft(tmp_path, "m"):
+        pass
+
+
+def test_a_repository_that_cannot_be_written_is_refused() -> None:
+    with pytest.raises(ExportError, match="/proc/m: "), draft(Path("/proc"), "m"):
+        pass

@@ -1,0 +1,215 @@
+"""Whole exports: what an artifact holds, and that it gives what transformers gives."""
+
+import hashlib
+import json
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertModel, GPT2Config, GPT2Model
+
+import incipit
+from incipit.export.errors import ExportError
+from incipit.export.exporter import Exported, export, export_loaded, verify
+from incipit.export.source import LoadedSource
+from incipit.models.frontend import gpt2_embedding
+from incipit.service.manifest import Source
+from incipit.service.runtime import Session
+from tests.conftest import INCIPIT
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return export(str(tiny_checkpoint), "tiny", tmp_path_factory.mktemp("repository"))
+
+
+@pytest.fixture
+def copy(tiny: Exported, tmp_path: Path) -> Path:
+    """The tiny artifact, to break."""
+    return shutil.copytree(tiny.folder, tmp_path / "1")
+
+
+def test_an_artifact_is_a_version_folder_of_five_files(tiny: Exported) -> None:
+    assert tiny.folder.parts[-2:] == ("tiny", "1")
+    assert sorted(path.name for path in tiny.folder.iterdir()) == [
+        "manifest.json",
+        "model.onnx",
+        "model.onnx.data",
+        "parity.json",
+        "tokenizer.json",
+    ]
+
+
+def test_the_manifest_says_what_the_model_takes_and_gives(tiny: Exported) -> None:
+    found = json.loads((tiny.folder / "manifest.json").read_text())
+    sizes = {key: found[key] for key in ("family", "vocab_size", "width", "max_len", "segments", "dtype")}
+    assert sizes == {
+        "family": "bert",
+        "vocab_size": 40,
+        "width": 8,
+        "max_len": 20,
+        "segments": 2,
+        "dtype": "float32",
+    }
+    ids = {"dtype": "int64", "shape": ["batch", "length"]}
+    assert found["inputs"] == [
+        {"name": "input_ids", **ids},
+        {"name": "offset", "dtype": "int64", "shape": ["offsets"]},
+        {"name": "token_type_ids", **ids},
+    ]
+    assert found["outputs"] == [{"name": "embeddings", "dtype": "float32", "shape": ["batch", "length", 8]}]
+    assert found["versions"]["incipit"] == incipit.__version__
+    assert found["versions"]["torch"] == torch.__version__
+
+
+def test_the_manifest_holds_hashlibs_sum_of_every_file(tiny: Exported) -> None:
+    found = json.loads((tiny.folder / "manifest.json").read_text())["files"]
+    assert sorted(found) == ["model.onnx", "model.onnx.data", "tokenizer.json"]
+    for name, record in found.items():
+        content = (tiny.folder / name).read_bytes()
+        assert record == {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+
+
+def test_the_source_is_recorded_without_its_path(tiny: Exported, tiny_checkpoint: Path) -> None:
+    config = hashlib.sha256((tiny_checkpoint / "config.json").read_bytes()).hexdigest()
+    assert tiny.manifest.source == Source(kind="folder", config_sha256=config)
+    for name in ("manifest.json", "parity.json"):
+        assert "/" not in (tiny.folder / name).read_text()
+
+
+def test_the_tokenizer_is_copied_byte_for_byte(tiny: Exported, tiny_checkpoint: Path) -> None:
+    assert (tiny.folder / "tokenizer.json").read_bytes() == (tiny_checkpoint / "tokenizer.json").read_bytes()
+
+
+def test_a_source_without_a_tokenizer_gives_an_artifact_without_one(tmp_path: Path) -> None:
+    loaded = LoadedSource(gpt2_embedding(7, 4, 6), Source(kind="module"))
+    exported = export_loaded(loaded, "m", tmp_path)
+    assert not (exported.folder / "tokenizer.json").exists()
+    assert sorted(exported.manifest.files) == ["model.onnx", "model.onnx.data"]
+    assert exported.manifest.source == Source(kind="module")
+
+
+def test_the_same_source_gives_the_same_bytes(tiny: Exported, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(tiny_checkpoint, tmp_path / "elsewhere" / "copy")
+    again = export(str(moved), "another-name", tmp_path / "repository").folder
+    for name in ("model.onnx", "model.onnx.data", "manifest.json", "tokenizer.json"):
+        assert (again / name).read_bytes() == (tiny.folder / name).read_bytes(), name
+
+
+def test_each_step_is_reported(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    steps: list[str] = []
+    export(str(tiny_checkpoint), "m", tmp_path, steps.append)
+    assert steps[:2] == [f"reading {tiny_checkpoint}", "writing the graph"]
+    cases = len(steps) - 2
+    assert steps[2:] == [f"proving it equal: {done} of {cases} cases" for done in range(1, cases + 1)]
+
+
+def test_a_preset_is_exported_bit_for_bit(tmp_path: Path) -> None:
+    exported = export("transformer-base", "m", tmp_path)
+    assert exported.manifest.source == Source(kind="preset", name="transformer-base")
+    assert (exported.manifest.vocab_size, exported.manifest.width, exported.manifest.max_len) == (32000, 512, 4096)
+    assert exported.parity.providers["CPUExecutionProvider"].max_abs == 0
+
+
+def test_minilm_equals_transformers_bert(checkpoint: Path, tmp_path: Path) -> None:
+    session = Session(export(str(checkpoint), "minilm", tmp_path).folder)
+    embeddings = BertModel.from_pretrained(checkpoint).embeddings.eval()
+    generator = np.random.Generator(np.random.PCG64(1))
+    for batch, length, offset in ((1, 1, 0), (3, 512, 0), (7, 33, 479), (2, 128, 5)):
+        input_ids = generator.integers(0, 30522, (batch, length))
+        segments = generator.integers(0, 2, (batch, length))
+        found = session.run({"input_ids": input_ids, "offset": np.array([offset]), "token_type_ids": segments})
+        with torch.inference_mode():
+            expected = embeddings(
+                torch.from_numpy(input_ids), torch.from_numpy(segments), past_key_values_length=offset
+            ).numpy()
+        assert np.abs(found - expected).max() <= 2e-6
+
+
+def test_gpt2_equals_what_enters_transformers_first_block_bit_for_bit(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    model = GPT2Model(GPT2Config(vocab_size=90, n_embd=24, n_positions=40, n_layer=2, n_head=2))
+    model.save_pretrained(tmp_path / "source")
+    session = Session(export(str(tmp_path / "source"), "gpt", tmp_path / "repository").folder)
+    model.train(False)
+    caught: list[torch.Tensor] = []
+    model.h[0].register_forward_pre_hook(lambda _, args: caught.append(args[0]))
+    input_ids, past = torch.randint(90, (3, 40)), None
+    for begin, end in ((0, 7), (7, 8), (8, 9), (9, 40)):
+        with torch.inference_mode():
+            past = model(input_ids[:, begin:end], past_key_values=past, use_cache=True).past_key_values
+        for offset in (np.array([begin]), np.full(3, begin)):
+            found = session.run({"input_ids": input_ids[:, begin:end].numpy(), "offset": offset})
+            assert np.array_equal(found, caught[-1].numpy())
+
+
+def test_verify_proves_an_artifact_once_more(tiny: Exported) -> None:
+    steps: list[str] = []
+    assert verify(tiny.folder, steps.append) == tiny.parity
+    assert steps[0] == "checking the hashes"
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "tokenizer.json"])
+@pytest.mark.parametrize("place", [0, -1])
+def test_verify_names_the_file_with_a_flipped_bit(copy: Path, name: str, place: int) -> None:
+    content = bytearray((copy / name).read_bytes())
+    content[place] ^= 1
+    (copy / name).write_bytes(content)
+    with pytest.raises(ExportError, match=rf"^{name}: got sha256 .*, allowed sha256 "):
+        verify(copy)
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "tokenizer.json", "manifest.json"])
+@pytest.mark.parametrize("harm", [Path.unlink, truncate])
+def test_verify_names_the_file_that_is_missing_or_short(copy: Path, name: str, harm: Callable[[Path], None]) -> None:
+    if name == "manifest.json":
+        (copy / name).write_text((copy / name).read_text().rstrip())
+    harm(copy / name)
+    with pytest.raises(ExportError, match=rf"^{name}\b"):
+        verify(copy)
+
+
+def test_a_source_that_cannot_be_read_leaves_no_trace(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(tiny_checkpoint, tmp_path / "broken")
+    (broken / "model.safetensors").unlink()
+    with pytest.raises(ExportError, match=r"broken: neither model\.safetensors"):
+        export(str(broken), "m", tmp_path / "repository")
+    assert not (tmp_path / "repository").exists()
+
+
+def test_a_name_that_is_refused_costs_no_reading(tmp_path: Path) -> None:
+    steps: list[str] = []
+    with pytest.raises(ExportError, match=r"--name: got '\.\./x'"):
+        export("gpt2-small", "../x", tmp_path, steps.append)
+    assert steps == []
+
+
+def test_a_graph_that_is_not_proven_is_not_published(tmp_path: Path) -> None:
+    frontend = gpt2_embedding(7, 4, 6)
+    torch.nn.init.constant_(frontend.tokens.weight, float("inf"))
+    with pytest.raises(ExportError, match="differs from its PyTorch module"):
+        export_loaded(LoadedSource(frontend, Source(kind="module")), "m", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_refuses_in_the_middle_is_said_in_one_line_and_leaves_no_trace(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [INCIPIT, "export", "transformer-base", "--name", "m", "--repository", str(tmp_path)],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"incipit: {tmp_path}: File too large"
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,173 @@
+"""Export from a hub: huggingface_hub itself, against a small hub of our own on this machine."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from incipit.export.exporter import export
+from incipit.service.manifest import Manifest, Source, read
+from tests.conftest import INCIPIT
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+REPOSITORY = "owner/some-model"
+
+
+@dataclass
+class Hub:
+    """What the hub holds, and the paths that were asked for."""
+
+    folder: Path
+    address: str = ""
+    asked: list[str] = field(default_factory=list)
+
+    def downloads(self) -> list[str]:
+        return sorted(path.rpartition("/")[2] for path in self.asked if path.startswith(f"GET /{REPOSITORY}/resolve/"))
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers as the hub does: the commit of a revision, the files of a commit, and each file."""
+
+    protocol_version = "HTTP/1.1"
+
+    def __init__(self, hub: Hub, *arguments: object) -> None:
+        self.hub = hub
+        super().__init__(*arguments)  # type: ignore[arg-type]
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        self.hub.asked.append(f"{self.command} {path}")
+        api, files = f"/api/models/{REPOSITORY}", sorted(self.hub.folder.iterdir())
+        if path in [f"{api}/revision/{revision}" for revision in ("main", "v1.0", COMMIT)]:
+            siblings = [{"rfilename": file.name} for file in files]
+            self.answer(json.dumps({"id": REPOSITORY, "sha": COMMIT, "siblings": siblings}).encode())
+        elif path == f"{api}/tree/{COMMIT}":
+            tree = [
+                {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": etag(file)} for file in files
+            ]
+            self.answer(json.dumps(tree).encode())
+        elif (file := self.hub.folder / path.removeprefix(f"/{REPOSITORY}/resolve/{COMMIT}/")).is_file():
+            self.answer(file.read_bytes(), {"ETag": f'"{etag(file)}"', "X-Repo-Commit": COMMIT})
+        else:
+            known = path.startswith((api + "/", f"/{REPOSITORY}/"))
+            code = "RevisionNotFound" if known else "RepoNotFound"
+            self.answer(b"{}", {"X-Error-Code": code, "X-Error-Message": "not here"}, 404)
+
+    do_HEAD = do_GET
+
+    def answer(self, content: bytes, headers: dict[str, str] | None = None, status: int = 200) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def etag(file: Path) -> str:
+    return hashlib.sha1(file.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def hub(tiny_checkpoint: Path, tmp_path: Path) -> Iterator[Hub]:
+    """A hub with the tiny checkpoint, beside files that a front-end does not need."""
+    shutil.copytree(tiny_checkpoint, tmp_path / "hub")
+    for name in ("pytorch_model.bin", "README.md", "tf_model.h5", "optimizer.safetensors"):
+        (tmp_path / "hub" / name).write_bytes(b"not wanted")
+    hub = Hub(tmp_path / "hub")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, hub))
+    hub.address = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield hub
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def run(hub: Hub, home: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run `command` in a process of its own: huggingface_hub reads its settings once."""
+    environment = {
+        "HF_ENDPOINT": hub.address,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_OFFLINE": "0",
+        "NO_PROXY": "*",
+    }
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+
+
+def test_a_repository_becomes_the_artifact_that_its_folder_becomes(
+    hub: Hub, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    command = [INCIPIT, "export", f"hf:{REPOSITORY}@v1.0", "--name", "m", "--repository", str(tmp_path / "hubs")]
+    done = run(hub, tmp_path / "home", *command)
+    assert done.returncode == 0, done.stderr
+    assert hub.downloads() == ["config.json", "model.safetensors", "tokenizer.json"]
+    found = read(Manifest, tmp_path / "hubs" / "m" / "1" / "manifest.json")
+    expected = export(str(tiny_checkpoint), "m", tmp_path / "folders").manifest
+    assert found.model_copy(update={"source": expected.source}) == expected
+    assert found.source == Source(
+        kind="hub", name=REPOSITORY, revision=COMMIT, config_sha256=expected.source.config_sha256
+    )
+
+
+LOAD = """
+import sys
+from incipit.export.source import load_source
+for source in sys.argv[1:]:
+    print(load_source(source).record.revision)
+"""
+
+
+def test_every_revision_is_recorded_as_its_commit_and_downloaded_once(hub: Hub, tmp_path: Path) -> None:
+    sources = [f"hf:{REPOSITORY}{revision}" for revision in ("", "@main", "@v1.0", f"@{COMMIT}")]
+    done = run(hub, tmp_path / "home", sys.executable, "-c", LOAD, *sources)
+    assert done.stdout.splitlines() == [COMMIT] * 4, done.stderr
+    assert hub.downloads() == ["config.json", "model.safetensors", "tokenizer.json"]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("hf:owner/other", "Repository Not Found"),
+        (f"hf:{REPOSITORY}@nowhere", "Revision Not Found"),
+        ("hf:owner/--", "'owner/--'"),
+    ],
+)
+def test_what_the_hub_does_not_have_is_said_in_one_line(hub: Hub, source: str, message: str, tmp_path: Path) -> None:
+    command = [INCIPIT, "export", source, "--name", "m", "--repository", str(tmp_path / "r")]
+    done = run(hub, tmp_path / "home", *command)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    reading, error = done.stderr.splitlines()
+    assert reading == f"m: reading {source}"
+    assert error.startswith(f"incipit: {source}: ")
+    assert message in error
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_repository_with_a_pickle_alone_is_refused_and_the_pickle_not_downloaded(hub: Hub, tmp_path: Path) -> None:
+    (hub.folder / "model.safetensors").unlink()
+    done = run(hub, tmp_path / "home", sys.executable, "-c", LOAD, f"hf:{REPOSITORY}")
+    assert "neither model.safetensors nor model.safetensors.index.json" in done.stderr.splitlines()[-1]
+    assert hub.downloads() == ["config.json", "tokenizer.json"]
+
+
+def test_a_hub_that_does_not_answer_is_an_error_of_the_export(hub: Hub, tmp_path: Path) -> None:
+    hub.address = "http://127.0.0.1:9"
+    done = run(hub, tmp_path / "home", sys.executable, "-c", LOAD, f"hf:{REPOSITORY}")
+    assert done.stderr.splitlines()[-1].startswith(f"incipit.export.errors.ExportError: hf:{REPOSITORY}: ")

@@ -1,0 +1,204 @@
+"""The proof that a graph equals its module, and that it finds what does not."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from incipit.export.errors import ExportError, ParityError
+from incipit.export.exporter import export_loaded, verify
+from incipit.export.parity import difference, prove
+from incipit.export.source import LoadedSource
+from incipit.models.frontend import FrontEnd, bert_embedding, gpt2_embedding, transformer_embedding
+from incipit.models.initialisers import seeded_
+from incipit.service.manifest import Manifest, Source, describe, read, write
+from incipit.service.messages import Int64
+from incipit.service.runtime import Session
+
+M = 20
+BERT, GPT2, TRANSFORMER = bert_embedding(30, 8, M), gpt2_embedding(30, 8, M), transformer_embedding(30, 8, M)
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The artifact of each front-end."""
+    root, folders = tmp_path_factory.mktemp("repository"), {}
+    for seed, frontend in enumerate((BERT, GPT2, TRANSFORMER)):
+        seeded_(frontend, seed)
+        name = frontend.config.family
+        folders[name] = export_loaded(LoadedSource(frontend, Source(kind="module")), name, root).folder
+    return folders
+
+
+class Recording(Session):
+    """A session that keeps what it was asked."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.asked: list[dict[str, Int64]] = []
+
+    def run(self, feeds: dict[str, Int64]) -> NDArray[np.float32]:
+        self.asked.append(feeds)
+        return super().run(feeds)
+
+
+def test_the_grid_covers_batches_lengths_offsets_and_segments(artifacts: dict[str, Path]) -> None:
+    parity = prove(BERT, Session(artifacts["bert"])).providers["CPUExecutionProvider"]
+    found = {(case.batch, case.length, case.offset, case.segments) for case in parity.cases}
+    expected = {
+        (batch, length, offset, segments)
+        for batch in (1, 2, 5)
+        for length in (1, 2, 17, M)
+        for offset in [(0,), (min(1, M - length),), (M - length,), tuple(np.linspace(0, M - length, batch, dtype=int))]
+        for segments in (False, True)
+        if batch > 1 or len(offset) == 1
+    }
+    assert found == expected
+    assert len(parity.cases) == len(expected)
+
+
+def test_a_front_end_without_segments_is_proven_without_them(artifacts: dict[str, Path]) -> None:
+    parity = prove(GPT2, Session(artifacts["gpt2"])).providers["CPUExecutionProvider"]
+    assert {case.segments for case in parity.cases} == {False}
+    assert parity.max_abs == parity.max_ulp == parity.allowed_ulp == 0
+
+
+def test_a_maximum_shorter_than_the_grid_is_respected(tmp_path: Path) -> None:
+    frontend = gpt2_embedding(30, 8, 2)
+    exported = export_loaded(LoadedSource(frontend, Source(kind="module")), "m", tmp_path)
+    (parity,) = exported.parity.providers.values()
+    assert {(case.length, case.offset) for case in parity.cases if case.batch == 1} == {(1, (0,)), (1, (1,)), (2, (0,))}
+
+
+def test_every_case_went_through_the_session(artifacts: dict[str, Path]) -> None:
+    session = Recording(artifacts["bert"])
+    parity = prove(BERT, session).providers["CPUExecutionProvider"]
+    assert [(*feeds["input_ids"].shape, tuple(feeds["offset"])) for feeds in session.asked] == [
+        (case.batch, case.length, case.offset) for case in parity.cases
+    ]
+    assert [bool(feeds["token_type_ids"].any()) for feeds in session.asked if feeds["input_ids"].size > 9] == [
+        case.segments for case in parity.cases if case.batch * case.length > 9
+    ]
+
+
+def test_the_ids_of_every_case_reach_both_ends_of_the_table(artifacts: dict[str, Path]) -> None:
+    session = Recording(artifacts["gpt2"])
+    prove(GPT2, session)
+    for feeds in session.asked:
+        assert feeds["input_ids"][-1, -1] == 29
+        assert feeds["input_ids"][0, 0] == 0 or feeds["input_ids"].size == 1
+
+
+def test_the_report_says_how_far_it_is(artifacts: dict[str, Path]) -> None:
+    seen: list[tuple[int, int]] = []
+    parity = prove(GPT2, Session(artifacts["gpt2"]), lambda done, of: seen.append((done, of)))
+    count = len(parity.providers["CPUExecutionProvider"].cases)
+    assert seen == [(done, count) for done in range(1, count + 1)]
+
+
+def changed(frontend: FrontEnd, name: str, row: int, by: float) -> FrontEnd:
+    """A copy whose table `name` differs in one number of `row`."""
+    weights = {key: value.clone() for key, value in frontend.state_dict().items()}
+    weights[name][row, 0] += by
+    return FrontEnd.from_tensors(frontend.config, weights)
+
+
+@pytest.mark.parametrize(
+    ("family", "frontend", "name", "row"),
+    [
+        ("gpt2", GPT2, "tokens.weight", 0),
+        ("gpt2", GPT2, "tokens.weight", 29),
+        ("gpt2", GPT2, "positions.weight", 0),
+        ("gpt2", GPT2, "positions.weight", M - 1),
+        ("bert", BERT, "segments.weight", 1),
+        ("transformer", TRANSFORMER, "tokens.weight", 0),
+    ],
+)
+def test_one_changed_number_is_found(
+    artifacts: dict[str, Path], family: str, frontend: FrontEnd, name: str, row: int
+) -> None:
+    with pytest.raises(ParityError, match=r"differs .* by .* at batch \d+, length \d+, offset \[.*\], segments"):
+        prove(changed(frontend, name, row, by=1e-3), Session(artifacts[family]))
+
+
+def test_the_smallest_change_is_found_where_bits_must_be_equal(artifacts: dict[str, Path]) -> None:
+    with pytest.raises(ParityError, match="allowed 0"):
+        prove(changed(GPT2, "tokens.weight", 0, by=1e-8), Session(artifacts["gpt2"]))
+
+
+def test_the_error_names_the_worst_case(artifacts: dict[str, Path]) -> None:
+    # The last position is reached by the full length, and by the last offsets: position 19 alone is changed.
+    with pytest.raises(ParityError) as error:
+        prove(changed(GPT2, "positions.weight", M - 1, by=5.0), Session(artifacts["gpt2"]))
+    assert "by 5 (" in str(error.value)
+    assert "batch 1, length 1, offset [19], segments False" in str(error.value)
+
+
+def test_a_number_that_is_none_is_found_wherever_it_stands(artifacts: dict[str, Path]) -> None:
+    with pytest.raises(ParityError, match="inf"):
+        prove(changed(GPT2, "positions.weight", M - 1, by=float("nan")), Session(artifacts["gpt2"]))
+
+
+def rehash(folder: Path, name: str) -> None:
+    """Let the manifest vouch for `name` as it is now."""
+    manifest = read(Manifest, folder / "manifest.json")
+    files = manifest.files | {name: describe(folder / name)}
+    write(manifest.model_copy(update={"files": files}), folder / "manifest.json")
+
+
+def test_verify_finds_a_graph_that_computes_something_else(artifacts: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(artifacts["gpt2"], tmp_path / "1")
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    (last,) = [node for node in model.graph.node if "embeddings" in node.output]
+    assert last.op_type == "Add"
+    last.op_type = "Sub"
+    onnx.save(model, folder / "model.onnx")
+    with pytest.raises(ExportError, match=r"model\.onnx: got sha256"):
+        verify(folder)
+    rehash(folder, "model.onnx")
+    with pytest.raises(ParityError, match="differs from its PyTorch module"):
+        verify(folder)
+
+
+def test_verify_finds_a_changed_number_in_a_derived_table(artifacts: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(artifacts["transformer"], tmp_path / "1")
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    (table,) = [tensor for tensor in model.graph.initializer if tensor.name.endswith(".table")]
+    place = {entry.key: entry.value for entry in table.external_data}
+    values = np.memmap(folder / "model.onnx.data", np.float32, "r+", int(place["offset"]), (M, 8))
+    assert np.array_equal(values[0], [0, 1] * 4)
+    values[M - 1, 3] += 0.5
+    values.flush()
+    rehash(folder, "model.onnx.data")
+    with pytest.raises(ParityError, match=r"by 0\.5 "):
+        verify(folder)
+
+
+def test_difference_counts_in_units_of_the_largest_value_of_a_row() -> None:
+    expected = np.array([[[1.0, 4.0], [0.25, 0.0]]], np.float32)
+    found = expected + np.array([[[2**-21, 0.0], [0.0, 2**-25]]], np.float32)
+    # numpy's spacing of 4 is 2^-21, and of 0.25 2^-25.
+    assert difference(found, expected) == (2**-21, 1.0)
+    assert difference(expected, expected) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("side", ["found", "expected", "both"])
+def test_a_difference_from_no_number_is_infinite(value: float, side: str) -> None:
+    sound, broken = np.ones((1, 2, 3), np.float32), np.ones((1, 2, 3), np.float32)
+    broken[0, 1, 2] = value
+    found, expected = (broken if side in (name, "both") else sound for name in ("found", "expected"))
+    assert difference(found, expected) == (np.inf, np.inf)
+
+
+def test_a_difference_between_shapes_is_infinite() -> None:
+    assert difference(np.ones((1, 2, 3), np.float32), np.ones((2, 2, 3), np.float32)) == (np.inf, np.inf)
+
+
+def test_dropout_takes_no_part(artifacts: dict[str, Path]) -> None:
+    torch.manual_seed(0)
+    assert prove(GPT2.train(), Session(artifacts["gpt2"])).providers["CPUExecutionProvider"].max_abs == 0

@@ -1,0 +1,78 @@
+"""Which front-end a source names."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from incipit.export.errors import ExportError
+from incipit.export.source import HUB, load_source
+from incipit.models.checkpoint import read_frontend
+from incipit.service.manifest import Source
+
+
+def test_a_folder_is_read_as_a_checkpoint(tiny_checkpoint: Path) -> None:
+    loaded = load_source(str(tiny_checkpoint))
+    expected = read_frontend(tiny_checkpoint).state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.frontend.state_dict().items())
+    assert loaded.record.kind == "folder"
+    assert loaded.tokenizer == tiny_checkpoint / "tokenizer.json"
+
+
+def test_a_preset_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    loaded = load_source("transformer-base")
+    assert loaded.record == Source(kind="preset", name="transformer-base")
+    assert loaded.frontend.config.vocab_size == 32000
+    assert loaded.tokenizer is None
+
+
+def test_a_folder_comes_before_a_preset_of_its_name(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt2-small").symlink_to(tiny_checkpoint)
+    loaded = load_source("gpt2-small")
+    assert loaded.record.kind == "folder"
+    assert loaded.frontend.config.vocab_size == 40
+
+
+def test_a_folder_comes_before_a_hub(tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hf:owner").mkdir()
+    (tmp_path / "hf:owner" / "name").symlink_to(tiny_checkpoint)
+    assert load_source("hf:owner/name").record.kind == "folder"
+
+
+@pytest.mark.parametrize("source", ["gpt3", "", "owner/name", "hf:name", "hf:a/b/c", "hf:a/b@", "hf:../x y", "./none"])
+def test_anything_else_is_refused_and_the_three_kinds_are_listed(source: str) -> None:
+    with pytest.raises(ExportError) as error:
+        load_source(source)
+    assert str(error.value) == (
+        f"SOURCE: got {source!r}, allowed an existing folder, a preset (gpt2-small, transformer-base), "
+        "or hf:owner/name[@revision]"
+    )
+
+
+def test_a_file_is_no_folder(tiny_checkpoint: Path) -> None:
+    with pytest.raises(ExportError, match="allowed an existing folder"):
+        load_source(str(tiny_checkpoint / "config.json"))
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r": no config\.json"):
+        load_source(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "revision"),
+    [
+        ("hf:openai-community/gpt2", "openai-community/gpt2", None),
+        ("hf:a/b.c-d_e@v1.0", "a/b.c-d_e", "v1.0"),
+        ("hf:a/b@refs/pr/3", "a/b", "refs/pr/3"),
+    ],
+)
+def test_a_hub_source_names_a_repository_and_perhaps_a_revision(source: str, name: str, revision: str | None) -> None:
+    match = HUB.fullmatch(source)
+    assert match is not None
+    assert (match["name"], match["revision"]) == (name, revision)

@@ -1,0 +1,274 @@
+"""The reader of checkpoints, on files that transformers wrote and against what transformers reads from them."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2Model,
+    PreTrainedModel,
+)
+
+from incipit.models.checkpoint import CheckpointError, read_frontend
+
+BERT = BertConfig(
+    vocab_size=30,
+    hidden_size=8,
+    max_position_embeddings=10,
+    type_vocab_size=3,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=16,
+)
+GPT2 = GPT2Config(vocab_size=30, n_embd=8, n_positions=10, n_layer=1, n_head=2)
+IDS = torch.tensor([[0, 29, 3, 3], [7, 8, 9, 28]])
+
+
+def build(kind: type[PreTrainedModel]) -> PreTrainedModel:
+    torch.manual_seed(1)
+    model = kind(GPT2 if kind.__name__.startswith("GPT2") else BERT)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    return model
+
+
+def entering_block_0(folder: Path, kind: type[PreTrainedModel]) -> Tensor:
+    model = kind.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        entering: Tensor = model(IDS, output_hidden_states=True).hidden_states[0]
+    return entering
+
+
+def found(folder: Path) -> Tensor:
+    with torch.inference_mode():
+        vectors: Tensor = read_frontend(folder).eval()(IDS)
+    return vectors
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    """The folder of a tiny BERT."""
+    build(BertModel).save_pretrained(tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+KINDS = pytest.mark.parametrize("kind", [BertModel, BertForMaskedLM, GPT2Model, GPT2LMHeadModel])
+
+
+@KINDS
+def test_a_saved_model_is_read_as_transformers_reads_it(kind: type[PreTrainedModel], tmp_path: Path) -> None:
+    build(kind).save_pretrained(tmp_path)
+    assert torch.equal(found(tmp_path), entering_block_0(tmp_path, kind))
+
+
+@KINDS
+def test_a_model_in_shards_is_read_as_transformers_reads_it(kind: type[PreTrainedModel], tmp_path: Path) -> None:
+    build(kind).save_pretrained(tmp_path, max_shard_size="1KB")
+    assert len(list(tmp_path.glob("model-*-of-*.safetensors"))) > 2
+    assert torch.equal(found(tmp_path), entering_block_0(tmp_path, kind))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_weights_are_read_as_transformers_widens_them(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = build(BertModel)
+    torch.nn.Module.to(model, dtype)
+    model.save_pretrained(tmp_path)
+    assert load_file(tmp_path / "model.safetensors")["embeddings.word_embeddings.weight"].dtype == dtype
+    assert torch.equal(found(tmp_path), entering_block_0(tmp_path, BertModel))
+
+
+def test_the_old_names_of_a_norm_are_read(bert: Path) -> None:
+    expected = found(bert)
+    tensors = load_file(bert / "model.safetensors")
+    for new, old in (("weight", "gamma"), ("bias", "beta")):
+        tensors[f"embeddings.LayerNorm.{old}"] = tensors.pop(f"embeddings.LayerNorm.{new}")
+    save_file(tensors, bert / "model.safetensors")
+    assert torch.equal(found(bert), expected)
+
+
+def test_no_other_tensor_is_read(bert: Path) -> None:
+    expected = found(bert)
+    tensors = load_file(bert / "model.safetensors")
+    save_file({key: value for key, value in tensors.items() if "embeddings" in key}, bert / "model.safetensors")
+    assert torch.equal(found(bert), expected)
+
+
+def test_the_real_checkpoint_has_its_published_sizes(checkpoint: Path) -> None:
+    frontend = read_frontend(checkpoint)
+    shapes = {name: tuple(tensor.shape) for name, tensor in frontend.state_dict().items()}
+    assert shapes == {
+        "tokens.weight": (30522, 384),
+        "segments.weight": (2, 384),
+        "positions.weight": (512, 384),
+        "norm.weight": (384,),
+        "norm.bias": (384,),
+    }
+    assert frontend.config.padding_idx == 0
+    assert frontend.config.norm_eps == 1e-12
+
+
+def test_keys_that_are_absent_have_the_librarys_defaults(bert: Path) -> None:
+    change(bert, layer_norm_eps=..., hidden_dropout_prob=..., pad_token_id=...)
+    config, defaults = read_frontend(bert).config, BertConfig()
+    assert config.norm_eps == defaults.layer_norm_eps
+    assert config.dropout == defaults.hidden_dropout_prob
+    assert config.padding_idx == defaults.pad_token_id
+
+
+def change(folder: Path, **values: Any) -> None:
+    """Change keys of `config.json`; `...` removes one."""
+    config = json.loads((folder / "config.json").read_text()) | values
+    kept = {key: value for key, value in config.items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(kept))
+
+
+def test_a_folder_without_a_config_is_refused(bert: Path) -> None:
+    (bert / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"bert: no config\.json"):
+        read_frontend(bert)
+
+
+@pytest.mark.parametrize(("text", "message"), [("{", "Expecting property name"), ("[1]", "not a JSON object")])
+def test_a_broken_config_is_refused(bert: Path, text: str, message: str) -> None:
+    (bert / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=rf"config\.json: .*{message}"):
+        read_frontend(bert)
+
+
+@pytest.mark.parametrize("model_type", ["llama", None, ...])
+def test_an_unknown_family_is_refused_and_the_known_are_listed(bert: Path, model_type: Any) -> None:
+    change(bert, model_type=model_type)
+    named = None if model_type is ... else model_type
+    with pytest.raises(CheckpointError, match=f"model_type is {named!r}, known are bert, gpt2"):
+        read_frontend(bert)
+
+
+@pytest.mark.parametrize("value", [-1, "three", None])
+def test_segments_that_cannot_be_counted_are_refused(bert: Path, value: object) -> None:
+    change(bert, type_vocab_size=value)
+    with pytest.raises(CheckpointError, match=f"type_vocab_size is {value!r}, allowed 0 or more"):
+        read_frontend(bert)
+
+
+def test_positions_that_are_not_absolute_are_refused(bert: Path) -> None:
+    change(bert, position_embedding_type="relative_key")
+    with pytest.raises(CheckpointError, match="position_embedding_type is 'relative_key', understood is 'absolute'"):
+        read_frontend(bert)
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "max_position_embeddings"])
+def test_a_missing_size_is_refused(bert: Path, key: str) -> None:
+    change(bert, **{key: ...})
+    with pytest.raises(CheckpointError, match=f"{key} is missing; the family 'bert' needs it"):
+        read_frontend(bert)
+
+
+@pytest.mark.parametrize("value", [0, -1, 8.0, "8", True, None])
+def test_a_size_that_is_no_size_is_refused(bert: Path, value: object) -> None:
+    change(bert, hidden_size=value)
+    with pytest.raises(CheckpointError, match=f"hidden_size is {value!r}, allowed 1 or more"):
+        read_frontend(bert)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("vocab_size", 31, "tokens.weight"),
+        ("hidden_size", 9, "tokens.weight"),
+        ("max_position_embeddings", 11, "positions.weight"),
+        ("type_vocab_size", 2, "segments.weight"),
+        ("type_vocab_size", 0, "segments.weight"),
+        ("pad_token_id", 30, "padding_idx"),
+        ("hidden_dropout_prob", 2.0, "dropout"),
+    ],
+)
+def test_a_config_that_its_tensors_disagree_with_is_refused(bert: Path, key: str, value: object, named: str) -> None:
+    change(bert, **{key: value})
+    with pytest.raises(CheckpointError, match=f"config.json disagree: .*{named}"):
+        read_frontend(bert)
+
+
+def test_a_pickle_is_refused_with_the_way_out(bert: Path) -> None:
+    (bert / "model.safetensors").rename(bert / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"only pytorch_model\.bin, a pickle.*convert it to safetensors"):
+        read_frontend(bert)
+
+
+def test_a_folder_without_weights_is_refused(bert: Path) -> None:
+    (bert / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"):
+        read_frontend(bert)
+
+
+@pytest.mark.parametrize("key", ["word_embeddings.weight", "position_embeddings.weight", "LayerNorm.bias"])
+def test_a_missing_tensor_is_refused(bert: Path, key: str) -> None:
+    tensors = load_file(bert / "model.safetensors")
+    del tensors[f"embeddings.{key}"]
+    save_file(tensors, bert / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"no tensor embeddings.{key}"):
+        read_frontend(bert)
+
+
+def test_quantized_weights_are_refused(bert: Path) -> None:
+    tensors = load_file(bert / "model.safetensors")
+    tensors["embeddings.word_embeddings.weight"] = torch.ones((30, 8), dtype=torch.int8)
+    save_file(tensors, bert / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"word_embeddings.weight is torch.int8, allowed a floating-point type"):
+        read_frontend(bert)
+
+
+@pytest.mark.parametrize("kept", [0, 4, 200, 2000])
+def test_a_truncated_file_is_refused(bert: Path, kept: int) -> None:
+    weights = (bert / "model.safetensors").read_bytes()
+    (bert / "model.safetensors").write_bytes(weights[:kept])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: "):
+        read_frontend(bert)
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    """The folder of a tiny BERT in several files."""
+    build(BertModel).save_pretrained(tmp_path / "bert", max_shard_size="1KB")
+    return tmp_path / "bert"
+
+
+@pytest.mark.parametrize("place", ["../outside.safetensors", "/etc/passwd", "inner/../../outside.safetensors"])
+def test_an_index_that_points_outside_the_folder_is_refused(sharded: Path, place: str) -> None:
+    shutil.copyfile(next(sharded.glob("model-*.safetensors")), sharded.parent / "outside.safetensors")
+    index = json.loads((sharded / "model.safetensors.index.json").read_text())
+    index["weight_map"]["embeddings.LayerNorm.bias"] = place
+    (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=rf"index\.json: '{place}' lies outside the folder"):
+        read_frontend(sharded)
+
+
+@pytest.mark.parametrize("index", ["{", "{}", '{"weight_map": [1]}', '{"weight_map": {"x": 1}}'])
+def test_a_broken_index_is_refused(sharded: Path, index: str) -> None:
+    (sharded / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json: "):
+        read_frontend(sharded)
+
+
+def test_a_missing_shard_is_refused(sharded: Path) -> None:
+    index = json.loads((sharded / "model.safetensors.index.json").read_text())
+    shard = index["weight_map"]["embeddings.word_embeddings.weight"]
+    (sharded / shard).unlink()
+    with pytest.raises(CheckpointError, match=shard):
+        read_frontend(sharded)
+
+
+def test_the_message_is_one_line(bert: Path) -> None:
+    change(bert, vocab_size=31, max_position_embeddings=11)
+    with pytest.raises(CheckpointError) as error:
+        read_frontend(bert)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,218 @@
+"""The general front-end, against the modules of transformers that it stands for."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
+from transformers.models.bert.modeling_bert import BertEmbeddings
+
+from incipit.models.checkpoint import read_frontend
+from incipit.models.frontend import (
+    FrontEnd,
+    FrontEndConfig,
+    bert_embedding,
+    gpt2_embedding,
+    transformer_embedding,
+)
+from incipit.models.positions import SinusoidalPositions
+
+V, D, M, S, PADDING = 50, 16, 12, 3, 4
+IDS = torch.tensor([[3, 0, 49, 7, 7], [1, 2, 48, PADDING, PADDING]])
+SEGMENTS = torch.tensor([[0, 1, 2, 2, 0], [1, 1, 1, 0, 0]])
+
+
+@pytest.fixture
+def oracle() -> BertEmbeddings:
+    torch.manual_seed(1)
+    config = BertConfig(vocab_size=V, hidden_size=D, max_position_embeddings=M, type_vocab_size=S, pad_token_id=PADDING)
+    module = BertEmbeddings(config)  # type: ignore[no-untyped-call]
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    return module.eval()
+
+
+@pytest.fixture
+def bert(oracle: BertEmbeddings) -> FrontEnd:
+    """A front-end around the tensors of `oracle`."""
+    config = FrontEndConfig(
+        family="bert", vocab_size=V, d_model=D, max_len=M, segments=S, norm_eps=1e-12, padding_idx=PADDING
+    )
+    tensors = {
+        "tokens.weight": oracle.word_embeddings.weight,
+        "segments.weight": oracle.token_type_embeddings.weight,
+        "positions.weight": oracle.position_embeddings.weight,
+        "norm.weight": oracle.LayerNorm.weight,
+        "norm.bias": oracle.LayerNorm.bias,
+    }
+    return FrontEnd.from_tensors(config, tensors).eval()
+
+
+def test_without_segments_equals_transformers_bert(bert: FrontEnd, oracle: BertEmbeddings) -> None:
+    assert torch.equal(bert(IDS), oracle(IDS))
+
+
+def test_with_segments_equals_transformers_bert(bert: FrontEnd, oracle: BertEmbeddings) -> None:
+    assert torch.equal(bert(IDS, token_type_ids=SEGMENTS), oracle(IDS, SEGMENTS))
+    assert not torch.equal(bert(IDS, token_type_ids=SEGMENTS), bert(IDS))
+
+
+def test_with_position_ids_equals_transformers_bert(bert: FrontEnd, oracle: BertEmbeddings) -> None:
+    position_ids = torch.tensor([[11, 0, 5, 5, 1], [0, 1, 2, 0, 0]])
+    assert torch.equal(bert(IDS, position_ids=position_ids), oracle(IDS, position_ids=position_ids))
+
+
+def test_with_an_offset_equals_transformers_bert(bert: FrontEnd, oracle: BertEmbeddings) -> None:
+    assert torch.equal(bert(IDS, 7), oracle(IDS, past_key_values_length=7))
+
+
+def test_gradients_equal_those_of_transformers_bert(bert: FrontEnd, oracle: BertEmbeddings) -> None:
+    weights = torch.randn(2, 5, D)
+    (oracle(IDS, SEGMENTS) * weights).sum().backward()
+    expected = [parameter.grad for parameter in oracle.parameters()]
+    oracle.zero_grad()
+    (bert(IDS, token_type_ids=SEGMENTS) * weights).sum().backward()
+    found = [parameter.grad for parameter in oracle.parameters()]
+    assert len(expected) == 5
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    assert bert.tokens.weight.grad is not None
+    assert not bert.tokens.weight.grad[PADDING].any()
+
+
+def test_the_real_checkpoint_equals_transformers_bert(checkpoint: Path) -> None:
+    frontend = read_frontend(checkpoint).eval()
+    embeddings = BertModel.from_pretrained(checkpoint).embeddings.eval()
+    generator = torch.Generator().manual_seed(0)
+    input_ids = torch.randint(30522, (3, 512), generator=generator)
+    segments = torch.randint(2, (3, 512), generator=generator)
+    with torch.inference_mode():
+        assert torch.equal(frontend(input_ids), embeddings(input_ids))
+        assert torch.equal(frontend(input_ids, 0, segments), embeddings(input_ids, segments))
+
+
+@pytest.fixture
+def gpt2() -> GPT2Model:
+    torch.manual_seed(2)
+    model = GPT2Model(GPT2Config(vocab_size=V, n_embd=D, n_positions=M, n_layer=2, n_head=2))
+    model.train(False)
+    return model
+
+
+def entering_block_0(model: GPT2Model, input_ids: Tensor, fed: int) -> Tensor:
+    """What reaches the first block of `model` after the first `fed` tokens went through it."""
+    caught: list[Tensor] = []
+    with torch.inference_mode():
+        past = model(input_ids[:, :fed], use_cache=True).past_key_values if fed else None
+        hook = model.h[0].register_forward_pre_hook(lambda _, args: caught.append(args[0]))
+        model(input_ids[:, fed:], past_key_values=past, use_cache=True)
+        hook.remove()
+    return caught[0]
+
+
+@pytest.mark.parametrize("fed", [0, 1, 3])
+def test_equals_what_enters_the_first_block_of_transformers_gpt2(gpt2: GPT2Model, fed: int) -> None:
+    tensors = {"tokens.weight": gpt2.wte.weight, "positions.weight": gpt2.wpe.weight}
+    frontend = FrontEnd.from_tensors(gpt2_embedding(V, D, M).config, tensors).eval()
+    assert torch.equal(frontend(IDS[:, fed:], fed), entering_block_0(gpt2, IDS, fed))
+
+
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+def test_a_transformer_embedding_is_the_scaled_table_plus_positions(positions: str) -> None:
+    frontend = transformer_embedding(V, D, M, "learned" if positions == "learned" else "sinusoidal").eval()
+    table = nn.Embedding(V, D, _weight=frontend.tokens.weight)
+    rows = frontend.positions(IDS, offset=2)
+    assert torch.equal(frontend(IDS, 2), table(IDS) * math.sqrt(D) + rows)
+
+
+def test_a_transformer_embedding_has_sinusoids_beyond_its_table() -> None:
+    frontend = transformer_embedding(V, D, M, scale=False).eval()
+    table = nn.Embedding(V, D, _weight=frontend.tokens.weight)
+    assert torch.equal(frontend(IDS, 1000), table(IDS) + SinusoidalPositions(D, 2000)(IDS, offset=1000))
+
+
+@pytest.mark.parametrize("build", [transformer_embedding, bert_embedding, gpt2_embedding])
+def test_dropout_comes_once_and_in_training_alone(build: Callable[..., FrontEnd]) -> None:
+    torch.manual_seed(3)
+    frontend = build(V, 512, M, dropout=0.5)
+    expected, found = frontend.eval()(IDS), frontend.train()(IDS)
+    kept = found != 0
+    # Twice would keep a quarter, and multiply by four.
+    assert 0.48 < kept.float().mean() < 0.52
+    assert torch.equal(found[kept], expected[kept] * 2)
+    assert torch.equal(frontend.eval()(IDS), expected)
+
+
+def test_training_teaches_every_table() -> None:
+    torch.manual_seed(4)
+    frontend = bert_embedding(V, D, M, dropout=0.0)
+    before = {name: parameter.detach().clone() for name, parameter in frontend.named_parameters()}
+    target, optimizer = torch.randn(2, 5, D), torch.optim.Adam(frontend.parameters(), lr=0.05)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = ((frontend(IDS) - target) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 10
+    for name, parameter in frontend.named_parameters():
+        assert not torch.equal(parameter, before[name]), name
+
+
+def test_built_from_tensors_it_shares_their_memory() -> None:
+    source = bert_embedding(V, D, M)
+    tensors = source.state_dict()
+    built = FrontEnd.from_tensors(source.config, tensors)
+    for name, tensor in built.state_dict().items():
+        assert tensor.data_ptr() == tensors[name].data_ptr(), name
+
+
+def test_built_from_tensors_it_has_its_sinusoids() -> None:
+    source = transformer_embedding(V, D, M).eval()
+    built = FrontEnd.from_tensors(source.config, source.state_dict()).eval()
+    assert torch.equal(built(IDS, 3), source(IDS, 3))
+
+
+@pytest.mark.parametrize("change", ["missing", "unknown", "reshaped"])
+def test_other_tensors_are_refused(change: str) -> None:
+    source = gpt2_embedding(V, D, M)
+    tensors = dict(source.state_dict())
+    if change == "missing":
+        del tensors["positions.weight"]
+    elif change == "unknown":
+        tensors["norm.weight"] = torch.ones(D)
+    else:
+        tensors["tokens.weight"] = torch.ones(V, D + 1)
+    with pytest.raises(RuntimeError, match=r"positions\.weight|norm\.weight|tokens\.weight"):
+        FrontEnd.from_tensors(source.config, tensors)
+
+
+def test_saved_weights_load_back(tmp_path: Path) -> None:
+    source, other = bert_embedding(V, D, M).eval(), bert_embedding(V, D, M).eval()
+    torch.save(source.state_dict(), tmp_path / "weights.pt")
+    other.load_state_dict(torch.load(tmp_path / "weights.pt"))
+    assert torch.equal(other(IDS), source(IDS))
+
+
+def test_segments_are_refused_where_there_are_none() -> None:
+    with pytest.raises(ValueError, match="token_type_ids: the front-end 'gpt2' has no segments"):
+        gpt2_embedding(V, D, M)(IDS, token_type_ids=SEGMENTS)
+
+
+@pytest.mark.parametrize("build", [bert_embedding, gpt2_embedding])
+def test_a_sequence_longer_than_the_maximum_is_refused(build: Callable[..., FrontEnd]) -> None:
+    with pytest.raises(ValueError, match=r"length 5 \+ offset 8 = 13 exceeds the maximum length 12"):
+        build(V, D, M)(IDS, 8)
+
+
+def test_positions_take_the_share_of_the_parameters_that_is_published() -> None:
+    with torch.device("meta"):
+        bert, gpt2 = bert_embedding(30522, 768, 512), gpt2_embedding(50257, 768, 1024)
+    for frontend, percent in ((bert, 1.7), (gpt2, 2.0)):
+        assert round(100 * frontend.positions.weight.numel() / frontend.tokens.weight.numel(), 1) == percent
+    assert gpt2.tokens.weight.nbytes == 154_389_504
+    assert gpt2.positions.weight.nbytes == 3_145_728
