@@ -16,6 +16,8 @@
 Every error names three things: the field, the value got, the value allowed.
 """
 
+import reprlib
+
 LONGEST_VALUE = 80
 """Characters of a value that a message repeats: enough to recognise it, no way to reflect a whole body."""
 
@@ -23,11 +25,17 @@ UNFORESEEN = "the service failed in an unforeseen way; its log says how"
 """What a client is told of any other exception: nothing of the inside."""
 
 
+# Lists may be nested deeper than `repr` can follow, and so long that their text costs more than the request.
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxlist, _REPR.maxdict, _REPR.maxtuple = 4, 16, 16, 16
+_REPR.maxstring = _REPR.maxlong = _REPR.maxother = LONGEST_VALUE
+
+
 class IncipitError(Exception):
     """An error that names the field, the value got and the value allowed."""
 
     def __init__(self, field: str, got: object, allowed: str) -> None:
-        text = got if isinstance(got, str) else repr(got)
+        text = got if isinstance(got, str) else _REPR.repr(got)
         self.field = field
         self.got = text if len(text) <= LONGEST_VALUE else text[:LONGEST_VALUE] + "…"
         self.allowed = allowed

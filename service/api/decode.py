@@ -4,6 +4,7 @@ import orjson
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from incipit.service.api import problems
+from incipit.service.api.query import single_values
 from incipit.service.decode import DecodeStream
 from incipit.service.engine import Engine
 from incipit.service.errors import IncipitError, Invalid
@@ -24,7 +25,7 @@ def router(engine: Engine) -> APIRouter:
     @routes.websocket("/models/{name}/versions/{version}/decode")
     async def decode(socket: WebSocket, name: str, version: str | None = None) -> None:
         try:
-            stream, encoding = open_stream(engine, name, version, dict(socket.query_params))
+            stream, encoding = open_stream(engine, name, version, single_values(socket.query_params))
         except IncipitError as error:
             await socket.send_denial_response(problems.respond(error, socket.url.path))
             return

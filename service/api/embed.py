@@ -6,6 +6,7 @@ from fastapi.responses import Response
 from incipit.service.api import schemas
 from incipit.service.api.body import read_body
 from incipit.service.api.media import BYTES, JSON, NPY, answer_type, body_type
+from incipit.service.api.query import single_values
 from incipit.service.engine import Engine
 from incipit.service.errors import Invalid
 from incipit.service.messages import Answer
@@ -30,10 +31,10 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
         with engine.metrics.request("native") as observation:
             model = engine.repository.get(name, version)
             observation.model = model.name
-            media = answer_type(request.headers.get("accept"), (JSON, BYTES, NPY))
+            media = answer_type(", ".join(request.headers.getlist("accept")), (JSON, BYTES, NPY))
             kind = body_type(request.headers.get("content-type"), (JSON, NPY))
             body = await read_body(request, max_body_bytes)
-            query = _query(request)
+            query = single_values(request.query_params)
             message = await engine.scheduler.run(len(body), lambda: _read(body, kind, query))
             answer = await engine.embed(model, message.request)
             return await engine.scheduler.run(answer.embeddings.size, lambda: _respond(answer, media, message.encoding))
@@ -49,14 +50,6 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
         return await embed(request, name, version)
 
     return routes
-
-
-def _query(request: Request) -> dict[str, str]:
-    parameters = request.query_params
-    for name in parameters:
-        if len(parameters.getlist(name)) > 1:
-            raise Invalid(name, f"{len(parameters.getlist(name))} times in the query", "once; a list is written [1,2]")
-    return dict(parameters)
 
 
 def _read(body: bytes, kind: str, query: dict[str, str]) -> Embed:

@@ -1,5 +1,6 @@
 """Content types: which one a body has, and which one an answer should have (RFC 9110, sections 8.3 and 12.5.1)."""
 
+import math
 from collections.abc import Sequence
 
 from incipit.service.errors import NotAcceptable, UnsupportedFormat
@@ -57,8 +58,10 @@ def _parse(accept: str) -> dict[str, float]:
             name, _, value = parameter.partition("=")
             if name == "q":
                 try:
-                    quality = min(max(float(value), 0.0), 1.0)
+                    quality = float(value)
                 except ValueError:
-                    raise NotAcceptable("Accept", accept, "quality values from 0 to 1") from None
+                    quality = math.nan
+                if not 0 <= quality <= 1:
+                    raise NotAcceptable("Accept", accept, "quality values from 0 to 1")
         qualities[media] = quality
     return qualities

@@ -13,7 +13,7 @@ from incipit.service.rpc.status import STATUS
 from incipit.service.settings import Settings
 from incipit.service.wire import open_inference_pb2 as pb
 from incipit.service.wire.open_inference import model_metadata
-from incipit.service.wire.protobuf import read_infer, write_infer, write_metadata
+from incipit.service.wire.protobuf import read, read_infer, write_infer, write_metadata
 
 SERVICE = "inference.GRPCInferenceService"
 GRACE_SECONDS = 30
@@ -61,18 +61,17 @@ class InferenceService:
 
 
 def _handler(method: Method, request: Any) -> grpc.RpcMethodHandler:
-    async def call(message: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def call(message: bytes, context: grpc.aio.ServicerContext) -> Any:
         try:
-            return await method(message)
+            return await method(read(request, message))
         except IncipitError as error:
             await context.abort(STATUS[type(error)], str(error))
         except Exception:
             LOG.exception("a gRPC call failed in an unforeseen way")
             await context.abort(grpc.StatusCode.INTERNAL, UNFORESEEN)
 
-    return grpc.unary_unary_rpc_method_handler(
-        call, request_deserializer=request.FromString, response_serializer=lambda response: response.SerializeToString()
-    )
+    # Without a deserializer of its own, gRPC hands the bytes over: what it would answer to others names our insides.
+    return grpc.unary_unary_rpc_method_handler(call, response_serializer=lambda response: response.SerializeToString())
 
 
 @asynccontextmanager
@@ -91,7 +90,8 @@ async def running(engine: Engine, version: str, settings: Settings) -> AsyncIter
         ]
     )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
-    server.add_insecure_port(f"{settings.host}:{settings.grpc_port}")
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    server.add_insecure_port(f"{host}:{settings.grpc_port}")
     await server.start()
     try:
         yield

@@ -60,7 +60,7 @@ def read_query(query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def read_npy(body: bytes) -> NDArray[Any]:
-    """Read an array in .npy format, without pickles (numpy.lib.format, version 1 to 3).
+    """Read an array in .npy format, without pickles (numpy.lib.format, versions 1 and 2).
 
     Raises:
         Malformed: anything else, or another number of bytes than the header declares.
@@ -83,9 +83,9 @@ def read_npy(body: bytes) -> NDArray[Any]:
             declared *= size
         if declared != len(data):
             raise ValueError(f"{len(data)} bytes of data, where the header declares {declared}")
-    except (ValueError, KeyError, SyntaxError, TypeError, EOFError) as error:
+        return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
+    except Exception as error:  # the header is parsed as Python, which fails in every way that Python's parser knows
         raise Malformed("body", f"no .npy: {error}", "an integer array in .npy format") from error
-    return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
 
 
 def read_embed(fields: Mapping[str, Any], input_ids: NDArray[Any] | None = None) -> Embed:

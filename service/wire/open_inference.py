@@ -103,6 +103,8 @@ def to_request(inputs: list[Input]) -> Request:
         if len(tensor.shape) != rank:
             allowed = "[1] or [batch]" if rank == 1 else "[batch, length]"
             raise Invalid(f"{tensor.name}.shape", list(tensor.shape), allowed)
+        if 0 in tensor.shape:  # any number of empty rows fits in a few bytes
+            raise Invalid(f"{tensor.name}.shape", list(tensor.shape), "sizes of 1 or more")
         array = _array(tensor)
         fields[tensor.name] = array if rank == 1 else Rows.of_array(array)
     if "input_ids" not in fields:
@@ -146,7 +148,7 @@ def _read_inputs(documents: list[dict[str, Any]], binary: memoryview) -> list[In
         where = f"inputs[{index}]"
         name, datatype, shape = document.get("name"), document.get("datatype"), document.get("shape")
         if not isinstance(name, str) or not isinstance(datatype, str):
-            raise Invalid(where, f"name {name!r} and datatype {datatype!r}", "two strings")
+            raise Invalid(where, [name, datatype], "two strings, name and datatype")
         if not isinstance(shape, list) or any(type(size) is not int or size < 0 for size in shape):
             raise Invalid(f"{where}.shape", shape, "a list of sizes")
         size = _parameters(f"{where}.parameters", document).get("binary_data_size")
@@ -183,7 +185,7 @@ def _array(tensor: Input) -> Int64:
             raise Invalid(
                 f"{tensor.name}.data", f"{len(tensor.data)} values", f"{count} for shape {list(tensor.shape)}"
             )
-        values = integers(f"{tensor.name}.data", tensor.data) if tensor.data else np.zeros(0, np.int64)
+        values = integers(f"{tensor.name}.data", tensor.data)
     return values.reshape(tensor.shape)
 
 

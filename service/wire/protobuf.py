@@ -2,11 +2,26 @@
 
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from incipit.service.errors import Invalid, Malformed
 from incipit.service.messages import Answer, Request
 from incipit.service.wire import open_inference_pb2 as pb
 from incipit.service.wire.native import raw_bytes
 from incipit.service.wire.open_inference import OUTPUT, Input, tensor_shape, to_request
+
+
+def read(kind: Any, message: bytes) -> Any:
+    """Read a message of a generated class.
+
+    Raises:
+        Malformed: the bytes are none.
+
+    """
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise Malformed("message", f"{len(message)} bytes", f"a message {kind.DESCRIPTOR.full_name}") from error
 
 
 def read_infer(message: pb.ModelInferRequest) -> Request:

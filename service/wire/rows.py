@@ -22,14 +22,14 @@ def rows_of_json(field: str, value: Any) -> Rows:
 
     """
     if not isinstance(value, list):
-        raise Invalid(field, value, LISTS)
+        raise Invalid(field, _shown(value), LISTS)
     if not value:
         raise Invalid(field, "[]", "at least one row of at least one integer")
     if not isinstance(value[0], list):
         return Rows(integers(field, value), np.array([len(value)]), flat=True)
     for index, row in enumerate(value):
         if not isinstance(row, list) or not row:
-            raise Invalid(f"{field}[{index}]", row, "a row of at least one integer")
+            raise Invalid(f"{field}[{index}]", _shown(row), "a row of at least one integer")
     lengths = np.fromiter(map(len, value), np.int64, len(value))
     try:
         return Rows(integers(field, list(chain.from_iterable(value))), lengths)
@@ -47,7 +47,7 @@ def integers(field: str, values: list[Any]) -> Int64:
         except OverflowError:
             pass
     index = next(i for i, value in enumerate(values) if not _fits(value))
-    raise Invalid(f"{field}[{index}]", values[index], INTEGER)
+    raise Invalid(f"{field}[{index}]", _shown(values[index]), INTEGER)
 
 
 def offset_of_json(value: Any) -> Int64:
@@ -55,7 +55,7 @@ def offset_of_json(value: Any) -> Int64:
     if isinstance(value, list) and value:
         return integers("offset", value)
     if not _fits(value):
-        raise Invalid("offset", value, f"{INTEGER}, or a list with one for each row")
+        raise Invalid("offset", _shown(value), f"{INTEGER}, or a list with one for each row")
     return np.array([value], np.int64)
 
 
@@ -70,7 +70,9 @@ def rows_of_array(field: str, array: NDArray[Any]) -> Rows:
         raise Invalid(f"{field} dtype", str(array.dtype), "an integer type")
     if array.ndim not in (1, 2):
         raise Invalid(f"{field} shape", str(array.shape), "(length,) or (batch, length)")
-    if array.dtype == np.uint64 and array.size and int(array.max()) >= 2**63:
+    if not array.size:  # any number of empty rows fits in a few bytes
+        raise Invalid(f"{field} shape", str(array.shape), "at least one row of at least one integer")
+    if array.dtype == np.uint64 and int(array.max()) >= 2**63:
         raise Invalid(field, int(array.max()), INTEGER)
     exact = np.ascontiguousarray(array, np.int64)
     rows = Rows.of_array(np.atleast_2d(exact))
@@ -86,3 +88,8 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
 
 def _fits(value: Any) -> bool:
     return type(value) is int and -(2**63) <= value < 2**63
+
+
+def _shown(value: Any) -> Any:
+    """Return a value as a message shows it: a string in quotes, so that "5" does not look like 5."""
+    return repr(value) if isinstance(value, str) else value

@@ -1,0 +1,113 @@
+"""Liveness, readiness and metrics. Oracle: prometheus-client's own parsers."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from prometheus_client import Metric, parser
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+
+from incipit.service.api import health, open_inference, problems
+from incipit.service.batching import Scheduler
+from incipit.service.engine import Engine
+from incipit.service.metrics import Metrics
+from incipit.service.repository import Repository
+from incipit.service.runtime import CPU
+from tests.service.doors import Clients, grpc_raw, native_json
+
+
+def read_metrics(http: httpx.Client) -> dict[tuple[str, ...], float]:
+    """Return the samples by name and label values."""
+    families: Iterable[Metric] = parser.text_string_to_metric_families(http.get("/metrics").text)
+    return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz"])
+def test_live_and_ready(tiny: httpx.Client, path: str) -> None:
+    response = tiny.get(path)
+    assert response.status_code == 200
+    assert response.content == b""
+
+
+@pytest.mark.parametrize(
+    ("door", "label"),
+    [(native_json, "native"), (grpc_raw, "grpc")],
+)
+def test_requests_and_tokens_are_counted(tiny_clients: Clients, door: Callable[..., object], label: str) -> None:
+    before = read_metrics(tiny_clients.http)
+    door(tiny_clients, "gpt", {"input_ids": [[1, 2, 3], [4, 5, 6]]})
+    door(tiny_clients, "gpt", {"input_ids": [[1]]})
+    after = read_metrics(tiny_clients.http)
+    counts = {key: after[key] - before.get(key, 0) for key in after}
+    assert counts["incipit_requests_total", label, "gpt", "ok"] == 2
+    assert counts["incipit_tokens_total", "gpt"] == 7
+    assert counts["incipit_request_seconds_count", label] == 2
+    assert counts["incipit_request_seconds_sum", label] > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "model", "outcome"),
+    [
+        ("/models/gpt/embed", "gpt", "Malformed"),
+        ("/models/gpt/embed?nope=1", "gpt", "Malformed"),
+        ("/models/bert/versions/9/embed", "", "NotFound"),
+        ("/models/nope/embed", "", "NotFound"),
+    ],
+)
+def test_refusals_are_counted_by_kind(tiny: httpx.Client, path: str, model: str, outcome: str) -> None:
+    key = ("incipit_requests_total", "native", model, outcome)
+    before = read_metrics(tiny).get(key, 0)
+    tiny.post(path, content=b"x")
+    assert read_metrics(tiny)[key] == before + 1
+
+
+def test_names_that_clients_invent_make_no_labels(tiny: httpx.Client) -> None:
+    tiny.post("/models/invented/embed", json={})
+    tiny.post("/v2/models/invented/infer", json={})
+    tiny.get("/invented")
+    assert "invented" not in tiny.get("/metrics").text
+
+
+def test_metrics_are_prometheus_text_by_default(tiny: httpx.Client) -> None:
+    response = tiny.get("/metrics")
+    assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    families = list(parser.text_string_to_metric_families(response.text))
+    types = {family.name: family.type for family in families}
+    assert types["incipit_requests"] == types["incipit_tokens"] == "counter"
+    assert types["incipit_request_seconds"] == "histogram"
+    assert types["incipit_streams_open"] == "gauge"
+    assert all(family.documentation for family in families)
+
+
+def test_metrics_are_openmetrics_where_accept_names_it(tiny: httpx.Client) -> None:
+    accept = "application/openmetrics-text; version=1.0.0, text/plain;q=0.5"
+    response = tiny.get("/metrics", headers={"Accept": accept})
+    assert response.headers["Content-Type"].startswith("application/openmetrics-text")
+    names = {family.name for family in read_openmetrics(response.text)}  # type: ignore[no-untyped-call]
+    assert {"incipit_requests", "incipit_tokens"} <= names
+
+
+def test_an_engine_that_has_not_run_its_models_is_not_ready(tiny_repository: Path) -> None:
+    engine = Engine(Repository(tiny_repository, CPU, 1), Scheduler(1, 1), Metrics(), 8)
+    app = FastAPI()
+    problems.install(app)
+    app.include_router(health.router(engine))
+    app.include_router(open_inference.router(engine, "0", 100))
+
+    async def ask(path: str) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            return await client.get(path)
+
+    assert asyncio.run(ask("/livez")).status_code == 200
+    assert asyncio.run(ask("/readyz")).status_code == 503
+    open_inference_ready = asyncio.run(ask("/v2/health/ready"))
+    assert open_inference_ready.status_code == 503
+    assert open_inference_ready.json()["error"].startswith("server: got not ready")
+    assert asyncio.run(ask("/v2/models/gpt/ready")).json() == {"name": "gpt", "ready": False}
+    engine.warm_up()
+    assert asyncio.run(ask("/readyz")).status_code == 200
+    assert asyncio.run(ask("/v2/health/ready")).json() == {"ready": True}
+    engine.scheduler.close()

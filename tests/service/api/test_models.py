@@ -1,0 +1,62 @@
+"""`GET /models` on a real server. Oracle: the files of the artifacts."""
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from incipit.service.manifest import MANIFEST, PARITY
+
+
+def test_models_lists_the_highest_version_of_each(tiny: httpx.Client) -> None:
+    listed = tiny.get("/models").json()
+    assert [(model["name"], model["version"], model["versions"]) for model in listed] == [
+        ("bert", 2, [1, 2]),
+        ("gpt", 1, [1]),
+    ]
+
+
+@pytest.mark.parametrize(("path", "folder"), [("bert", "bert/2"), ("bert/versions/1", "bert/1"), ("gpt", "gpt/1")])
+def test_a_model_shows_its_manifest_and_parity_as_stored(
+    tiny: httpx.Client, tiny_repository: Path, path: str, folder: str
+) -> None:
+    model = tiny.get(f"/models/{path}").json()
+    assert model["manifest"] == json.loads((tiny_repository / folder / MANIFEST).read_text())
+    assert model["parity"] == json.loads((tiny_repository / folder / PARITY).read_text())
+    assert f"{model['name']}/{model['version']}" == folder
+
+
+@pytest.mark.parametrize(
+    ("name", "max_len", "segments", "vocab_size", "width"),
+    [("minilm", 512, 2, 30522, 384), ("gpt2-small", 1024, 0, 50257, 768), ("transformer-base", 4096, 0, 32000, 512)],
+)
+def test_a_model_shows_its_limits_and_where_it_runs(
+    http: httpx.Client, name: str, max_len: int, segments: int, vocab_size: int, width: int
+) -> None:
+    model = http.get(f"/models/{name}").json()
+    assert (model["max_len"], model["max_tokens"]) == (max_len, 65536)
+    assert model["provider"] == "CPUExecutionProvider"
+    manifest = model["manifest"]
+    assert (manifest["segments"], manifest["vocab_size"], manifest["width"]) == (segments, vocab_size, width)
+    assert model["parity"]["providers"]["CPUExecutionProvider"]["cases"]
+
+
+def test_a_model_is_listed_as_it_is_shown(tiny: httpx.Client) -> None:
+    assert tiny.get("/models").json() == [tiny.get("/models/bert").json(), tiny.get("/models/gpt").json()]
+
+
+@pytest.mark.parametrize(
+    ("path", "detail"),
+    [
+        ("nope", "model: got nope, allowed bert, gpt"),
+        ("bert/versions/3", "version: got 3, allowed 1, 2"),
+        ("bert/versions/0", "version: got 0, allowed 1, 2"),
+        ("bert/versions/x", "version: got x, allowed 1, 2"),
+    ],
+)
+def test_an_unknown_model_or_version_is_a_problem(tiny: httpx.Client, path: str, detail: str) -> None:
+    response = tiny.get(f"/models/{path}")
+    assert response.status_code == 404
+    assert response.headers["Content-Type"] == "application/problem+json"
+    assert response.json()["detail"] == detail

@@ -1,0 +1,89 @@
+"""The documentation that the server serves of itself."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+ROUTES = {
+    "/models/{name}/embed": "post",
+    "/models/{name}/versions/{version}/embed": "post",
+    "/models": "get",
+    "/models/{name}": "get",
+    "/models/{name}/versions/{version}": "get",
+    "/v2": "get",
+    "/v2/health/live": "get",
+    "/v2/health/ready": "get",
+    "/v2/models/{name}": "get",
+    "/v2/models/{name}/versions/{version}": "get",
+    "/v2/models/{name}/ready": "get",
+    "/v2/models/{name}/versions/{version}/ready": "get",
+    "/v2/models/{name}/infer": "post",
+    "/v2/models/{name}/versions/{version}/infer": "post",
+    "/livez": "get",
+    "/readyz": "get",
+    "/metrics": "get",
+}
+
+
+@pytest.fixture(scope="module")
+def document(tiny: httpx.Client) -> Any:
+    return tiny.get("/openapi.json").json()
+
+
+def references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        for child in value.values():
+            yield from references(child)
+    elif isinstance(value, list):
+        for child in value:
+            yield from references(child)
+
+
+def test_docs_is_a_page_of_the_document(tiny: httpx.Client) -> None:
+    response = tiny.get("/docs")
+    assert response.status_code == 200
+    assert response.headers["Content-Type"].startswith("text/html")
+    assert "/openapi.json" in response.text
+
+
+def test_every_route_is_described(document: Any) -> None:
+    assert {path: next(iter(methods)) for path, methods in document["paths"].items()} == ROUTES
+    assert all(method["description"] for methods in document["paths"].values() for method in methods.values())
+
+
+def test_every_reference_of_the_document_exists(document: Any) -> None:
+    for reference in references(document):
+        found = document
+        for part in reference.removeprefix("#/").split("/"):
+            found = found[part]
+
+
+def test_operation_ids_are_unique(document: Any) -> None:
+    ids = [method["operationId"] for methods in document["paths"].values() for method in methods.values()]
+    assert len(ids) == len(set(ids))
+
+
+def test_embed_describes_every_field_that_is_read(tiny: httpx.Client, document: Any) -> None:
+    content = document["paths"]["/models/{name}/embed"]["post"]["requestBody"]["content"]
+    fields = list(content["application/json"]["schema"]["properties"])
+    allowed = tiny.post("/models/gpt/embed", json={"nope": 1}).json()["allowed"].split(", ")
+    assert sorted(fields) == sorted(allowed)
+    assert list(content) == ["application/json", "application/x-npy"]
+
+
+def test_embed_describes_every_field_that_is_answered(tiny: httpx.Client, document: Any) -> None:
+    answer = tiny.post("/models/gpt/embed", json={"input_ids": [[1], [2, 3]]}).json()
+    assert set(document["components"]["schemas"]["EmbedAnswer"]["properties"]) == set(answer)
+
+
+def test_a_model_is_described_as_it_is_shown(tiny: httpx.Client, document: Any) -> None:
+    assert set(document["components"]["schemas"]["Model"]["properties"]) == set(tiny.get("/models/gpt").json())
+
+
+def test_a_problem_is_described_as_it_is_answered(tiny: httpx.Client, document: Any) -> None:
+    problem = tiny.post("/models/gpt/embed", json={}).json()
+    assert set(document["components"]["schemas"]["Problem"]["properties"]) == set(problem)

@@ -1,0 +1,51 @@
+"""Errors in the form of their protocol, and the one place where kinds of error meet status codes."""
+
+import httpx
+import pytest
+
+from incipit.service import errors
+from incipit.service.api.problems import STATUS
+from incipit.service.rpc.status import STATUS as GRPC_STATUS
+
+
+def kinds(parent: type[errors.IncipitError]) -> list[type[errors.IncipitError]]:
+    children = parent.__subclasses__()
+    return [kind for child in children for kind in kinds(child)] if children else [parent]
+
+
+@pytest.mark.parametrize("kind", kinds(errors.IncipitError))
+def test_every_kind_of_error_has_a_status_of_its_side(kind: type[errors.IncipitError]) -> None:
+    client = issubclass(kind, errors.ClientFault)
+    assert STATUS[kind] in (range(400, 500) if client else range(500, 600))
+    assert kind in GRPC_STATUS
+
+
+@pytest.mark.parametrize("path", ["/nope", "/models/gpt/nope", "/model", "/livez/x", "/models//embed"])
+def test_an_unknown_path_is_a_problem(tiny: httpx.Client, path: str) -> None:
+    response = tiny.get(path)
+    assert response.status_code == 404
+    assert response.headers["Content-Type"] == "application/problem+json"
+    assert response.json() == {
+        "type": "about:blank",
+        "title": "Not Found",
+        "status": 404,
+        "detail": f"GET {path}: Not Found",
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("GET", "/models/gpt/embed", "POST"),
+        ("PUT", "/models/gpt/versions/1/embed", "POST"),
+        ("POST", "/models", "GET"),
+        ("DELETE", "/models/gpt", "GET"),
+        ("POST", "/metrics", "GET"),
+    ],
+)
+def test_a_wrong_method_is_a_problem(tiny: httpx.Client, method: str, path: str, allow: str) -> None:
+    response = tiny.request(method, path)
+    assert response.status_code == 405
+    assert response.headers["Content-Type"] == "application/problem+json"
+    assert response.headers["Allow"] == allow
+    assert response.json()["detail"] == f"{method} {path}: Method Not Allowed"

@@ -1,0 +1,229 @@
+"""Every door as a function with one signature: the fields of a native request in, the vectors (T, D) out."""
+
+import base64
+import io
+import json
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import tritonclient.grpc
+from numpy.typing import NDArray
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+from websockets import InvalidStatus
+from websockets.sync.client import connect as connect_socket
+
+from tests.conftest import Server
+
+Fields = dict[str, Any]
+Vectors = NDArray[np.float32]
+
+FRAME = struct.Struct("<4sBBHIIIB3s")
+STEP, VECTORS, ERROR = 1, 2, 3
+
+
+class Refused(Exception):
+    """A door's answer to a bad request, as status and message."""
+
+    def __init__(self, status: int | str, message: str) -> None:
+        super().__init__(status, message)
+        self.status, self.message = status, message
+
+
+@dataclass(frozen=True)
+class Clients:
+    """A client for each protocol, connected to one server."""
+
+    http: httpx.Client
+    grpc: Any
+    stub: Any
+    socket: str
+
+
+Door = Callable[[Clients, str, Fields], Vectors]
+
+
+@contextmanager
+def connect(server: Server) -> Iterator[Clients]:
+    """Connect to `server`, ready at every door once its readiness is answered."""
+    with httpx.Client(base_url=server.address, timeout=60) as http:
+        assert http.get("/readyz").status_code == 200
+        with (
+            tritonclient.grpc.InferenceServerClient(server.grpc) as client,
+            grpc.insecure_channel(server.grpc) as channel,
+        ):
+            yield Clients(http, client, service_pb2_grpc.GRPCInferenceServiceStub(channel), server.socket)
+
+
+def native_json(clients: Clients, model: str, fields: Fields) -> Vectors:
+    answer = _accepted(clients.http.post(f"/models/{model}/embed", json=fields)).json()
+    assert answer["encoding"] == "base64"
+    return np.frombuffer(base64.b64decode(answer["embeddings"]), "<f4").reshape(-1, answer["shape"][-1])
+
+
+def native_float(clients: Clients, model: str, fields: Fields) -> Vectors:
+    answer = _accepted(clients.http.post(f"/models/{model}/embed", json=fields | {"encoding": "float"})).json()
+    return np.array(answer["embeddings"], np.float32).reshape(-1, answer["shape"][-1])
+
+
+def native_bytes(clients: Clients, model: str, fields: Fields) -> Vectors:
+    headers = {"Accept": "application/octet-stream"}
+    answer = _accepted(clients.http.post(f"/models/{model}/embed", json=fields, headers=headers))
+    return np.frombuffer(answer.content, "<f4").reshape(-1, int(answer.headers["Incipit-Shape"].split(",")[-1]))
+
+
+def native_npy(clients: Clients, model: str, fields: Fields) -> Vectors:
+    """.npy in and out: `input_ids` in the body, the other fields in the query."""
+    body = io.BytesIO()
+    np.save(body, np.array(fields["input_ids"]))
+    answer = clients.http.post(
+        f"/models/{model}/embed",
+        content=body.getvalue(),
+        params={name: json.dumps(value) for name, value in fields.items() if name != "input_ids"},
+        headers={"Accept": "application/x-npy", "Content-Type": "application/x-npy"},
+    )
+    vectors: Vectors = np.load(io.BytesIO(_accepted(answer).content), allow_pickle=False)
+    return vectors.reshape(-1, vectors.shape[-1])
+
+
+def open_inference_json(clients: Clients, model: str, fields: Fields) -> Vectors:
+    inputs = [
+        {"name": name, "datatype": "INT64", "shape": shape_of(name, value), "data": value}
+        for name, value in _tensors(fields).items()
+    ]
+    output = _accepted(clients.http.post(f"/v2/models/{model}/infer", json={"inputs": inputs})).json()["outputs"][0]
+    return np.array(output["data"], np.float32).reshape(-1, output["shape"][-1])
+
+
+def open_inference_binary(clients: Clients, model: str, fields: Fields) -> Vectors:
+    arrays = {name: np.array(value, "<i8") for name, value in _tensors(fields).items()}
+    inputs = [
+        {
+            "name": name,
+            "datatype": "INT64",
+            "shape": array.shape,
+            "parameters": {"binary_data_size": array.nbytes},
+        }
+        for name, array in arrays.items()
+    ]
+    header = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+    answer = _accepted(
+        clients.http.post(
+            f"/v2/models/{model}/infer",
+            content=header + b"".join(array.tobytes() for array in arrays.values()),
+            headers={"Inference-Header-Content-Length": str(len(header)), "Content-Type": "application/octet-stream"},
+        )
+    )
+    length = int(answer.headers["Inference-Header-Content-Length"])
+    output = json.loads(answer.content[:length])["outputs"][0]
+    return np.frombuffer(answer.content[length:], "<f4").reshape(-1, output["shape"][-1])
+
+
+def grpc_raw(clients: Clients, model: str, fields: Fields) -> Vectors:
+    """Send bytes with tritonclient."""
+    inputs = []
+    for name, value in _tensors(fields).items():
+        array = np.array(value, np.int64)
+        inputs.append(tritonclient.grpc.InferInput(name, list(array.shape), "INT64"))
+        inputs[-1].set_data_from_numpy(array)
+    try:
+        vectors: Vectors = clients.grpc.infer(model, inputs).as_numpy("embeddings")
+    except InferenceServerException as error:
+        raise Refused(str(error.status()), str(error.message())) from error
+    return vectors.reshape(-1, vectors.shape[-1])
+
+
+def grpc_typed(clients: Clients, model: str, fields: Fields) -> Vectors:
+    """Send typed contents, which tritonclient knows only as messages."""
+    request = service_pb2.ModelInferRequest(model_name=model)
+    for name, value in _tensors(fields).items():
+        tensor = request.inputs.add(name=name, datatype="INT64", shape=shape_of(name, value))
+        tensor.contents.int64_contents.extend(np.array(value, np.int64).ravel().tolist())
+    answer = call_grpc(clients, "ModelInfer", request)
+    return np.frombuffer(answer.raw_output_contents[0], "<f4").reshape(-1, answer.outputs[0].shape[-1])
+
+
+def decode_json(clients: Clients, model: str, fields: Fields) -> Vectors:
+    """Send one row as one step of a new stream."""
+    step = {name: value for name, value in fields.items() if name != "offset"}
+    with open_stream(clients, model, fields) as stream:
+        stream.send(json.dumps(step))
+        answer = json.loads(stream.recv())
+    if "error" in answer:
+        raise Refused(answer["error"]["status"], answer["error"]["detail"])
+    return np.frombuffer(base64.b64decode(answer["embeddings"]), "<f4").reshape(-1, answer["shape"][-1])
+
+
+def decode_frame(clients: Clients, model: str, fields: Fields) -> Vectors:
+    """Send one row as one binary step of a new stream."""
+    with open_stream(clients, model, fields) as stream:
+        stream.send(step_frame(fields["input_ids"][0]))
+        frame = stream.recv()
+    assert isinstance(frame, bytes)
+    kind, width = frame[5], int.from_bytes(frame[21:24], "little")
+    if kind == ERROR:
+        problem = json.loads(frame[FRAME.size :])
+        raise Refused(problem["status"], problem["detail"])
+    return np.frombuffer(frame, "<f4", offset=FRAME.size + 12).reshape(-1, width)
+
+
+@contextmanager
+def open_stream(clients: Clients, model: str, options: Fields) -> Iterator[Any]:
+    query = "".join(f"?{name}={options[name]}" for name in ("offset",) if name in options)
+    try:
+        with connect_socket(f"{clients.socket}/models/{model}/decode{query}") as stream:
+            yield stream
+    except InvalidStatus as error:
+        raise Refused(error.response.status_code, json.loads(error.response.body or b"{}")["detail"]) from error
+
+
+def step_frame(ids: list[int], number: int = 0) -> bytes:
+    """Write a step as `docs/decode.md` describes it."""
+    header = FRAME.pack(b"INCP", 1, STEP, 0, number, 1, len(ids), 0, bytes(3))
+    return header + np.array(ids, "<i8").tobytes() + np.array([len(ids)], "<u4").tobytes()
+
+
+def call_grpc(clients: Clients, method: str, request: Any) -> Any:
+    """Call a method of the service with a message of tritonclient's own."""
+    try:
+        return getattr(clients.stub, method)(request)
+    except grpc.RpcError as error:
+        raise Refused(str(error.code()), str(error.details())) from error
+
+
+def shape_of(name: str, value: Any) -> list[int]:
+    if name == "offset":
+        return [len(value)]
+    return [len(value), len(value[0]) if value else 0]
+
+
+TENSORS: tuple[Door, ...] = (open_inference_json, open_inference_binary, grpc_raw, grpc_typed)
+"""Doors whose tensors are rectangular."""
+
+NATIVE: tuple[Door, ...] = (native_json, native_float, native_bytes)
+"""Doors that express every request."""
+
+
+def _tensors(fields: Fields) -> Fields:
+    offset = fields.get("offset")
+    return fields | ({"offset": [offset]} if "offset" in fields and not isinstance(offset, list) else {})
+
+
+def _accepted(response: httpx.Response) -> httpx.Response:
+    """Return an answer of status 200, and raise Refused for an error in the form of its protocol."""
+    if response.status_code == 200:
+        return response
+    document = response.json()
+    if response.request.url.path.startswith("/v2"):
+        assert response.headers["Content-Type"] == "application/json"
+        assert set(document) == {"error"}
+        raise Refused(response.status_code, document["error"])
+    assert response.headers["Content-Type"] == "application/problem+json"
+    assert document["status"] == response.status_code
+    raise Refused(response.status_code, document["detail"])

@@ -1,0 +1,41 @@
+"""Wiring: settings become an engine."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from incipit.service.app import VERSION, create_engine
+from incipit.service.errors import ArtifactError, ProviderError
+from incipit.service.manifest import MANIFEST
+from incipit.service.runtime import CPU, why_no_cuda
+from incipit.service.settings import Settings
+
+
+def test_an_engine_is_ready_with_every_model_on_the_provider_that_was_asked_for(tiny_repository: Path) -> None:
+    engine = create_engine(Settings(repository=tiny_repository, provider="cpu", max_tokens=7))
+    assert engine.ready
+    assert engine.max_tokens == 7
+    assert [(model.name, model.version, model.session.provider) for model in engine.repository.all()] == [
+        ("bert", 1, CPU),
+        ("bert", 2, CPU),
+        ("gpt", 1, CPU),
+    ]
+    engine.scheduler.close()
+
+
+@pytest.mark.skipif(why_no_cuda() is None, reason="CUDA works here")
+def test_cuda_that_cannot_be_used_makes_no_engine(tiny_repository: Path) -> None:
+    with pytest.raises(ProviderError, match="provider: got cuda, allowed auto or cpu, since "):
+        create_engine(Settings(repository=tiny_repository, provider="cuda"))
+
+
+def test_one_broken_artifact_makes_no_engine(tiny_repository: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(tiny_repository, tmp_path / "root")
+    (root / "bert" / "1" / MANIFEST).write_text("{}")
+    with pytest.raises(ArtifactError, match=r"^bert/1/manifest\.json family: got \{\}, allowed Field required$"):
+        create_engine(Settings(repository=root, provider="cpu"))
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    assert f'version = "{VERSION}"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()

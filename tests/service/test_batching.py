@@ -1,0 +1,158 @@
+"""The scheduler: small work at once, large work in a bounded pool, and nobody hurt by another."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from incipit.service.api import embed, open_inference, problems
+from incipit.service.batching import SMALL, Scheduler
+from incipit.service.engine import Engine
+from incipit.service.errors import Unavailable
+from incipit.service.metrics import Metrics
+from incipit.service.repository import Repository
+from incipit.service.runtime import CPU
+from incipit.service.wire.native import read_embed
+
+LARGE = SMALL + 1
+
+
+@pytest.fixture
+def scheduler() -> Iterator[Scheduler]:
+    """One thread, and one piece that may wait for it."""
+    running = Scheduler(1, 1)
+    yield running
+    running.close()
+
+
+async def occupy(scheduler: Scheduler, gate: threading.Event) -> list[asyncio.Task[bool]]:
+    """Fill the thread and the queue until `gate` is set."""
+    tasks = [asyncio.create_task(scheduler.run(LARGE, gate.wait)) for _ in range(2)]
+    await asyncio.sleep(0)
+    return tasks
+
+
+@pytest.mark.parametrize(("size", "elsewhere"), [(0, False), (SMALL, False), (LARGE, True)])
+def test_only_large_work_leaves_the_event_loop(scheduler: Scheduler, size: int, elsewhere: bool) -> None:
+    thread = asyncio.run(scheduler.run(size, threading.current_thread))
+    assert (thread is not threading.current_thread()) == elsewhere
+
+
+def test_one_piece_more_than_may_wait_is_refused_and_taken_later(scheduler: Scheduler) -> None:
+    async def scenario() -> None:
+        gate = threading.Event()
+        waiting = await occupy(scheduler, gate)
+        with pytest.raises(Unavailable, match="queue: got a request more than 1 waiting, allowed at most 1 waiting"):
+            await scheduler.run(LARGE, lambda: 1)
+        assert await scheduler.run(SMALL, lambda: 2) == 2
+        gate.set()
+        assert await asyncio.gather(*waiting) == [True, True]
+        assert await scheduler.run(LARGE, lambda: 3) == 3
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_an_exception_reaches_its_own_caller_alone(scheduler: Scheduler, size: int) -> None:
+    async def scenario() -> None:
+        for _ in range(5):  # more often than pieces may wait
+            with pytest.raises(ZeroDivisionError):
+                await scheduler.run(size, lambda: 1 / 0)
+            assert await scheduler.run(size, lambda: 1) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_piece_leaves_its_place(scheduler: Scheduler) -> None:
+    async def scenario() -> None:
+        gate, ran = threading.Event(), threading.Event()
+        first, second = await occupy(scheduler, gate)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        third = asyncio.create_task(scheduler.run(LARGE, ran.set))
+        await asyncio.sleep(0)
+        assert not ran.is_set()
+        gate.set()
+        assert await first is True
+        await third
+        assert ran.is_set()
+
+    asyncio.run(scenario())
+
+
+def test_close_finishes_what_runs() -> None:
+    async def scenario() -> bool:
+        scheduler, gate = Scheduler(1, 1), threading.Event()
+        task = asyncio.create_task(scheduler.run(LARGE, gate.wait))
+        await asyncio.sleep(0)
+        threading.Timer(0.05, gate.set).start()
+        scheduler.close()
+        return await task
+
+    assert asyncio.run(scenario())
+
+
+def doors(engine: Engine) -> FastAPI:
+    app = FastAPI()
+    problems.install(app)
+    app.include_router(embed.router(engine, 2**24))
+    app.include_router(open_inference.router(engine, "0", 2**24))
+    return app
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/models/gpt/embed", b'{"input_ids": [[1, 2]]}', lambda response: response.json()["detail"]),
+        (
+            "/v2/models/gpt/infer",
+            b'{"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}]}',
+            lambda response: response.json()["error"],
+        ),
+    ],
+)
+def test_a_busy_server_answers_503_to_large_requests_and_serves_small_ones(
+    tiny_repository: Path, scheduler: Scheduler, path: str, body: bytes, message: Callable[[httpx.Response], str]
+) -> None:
+    app = doors(Engine(Repository(tiny_repository, CPU, 1), scheduler, Metrics(), 8))
+
+    async def scenario() -> None:
+        gate = threading.Event()
+        waiting = await occupy(scheduler, gate)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            large = await client.post(path, content=body.ljust(LARGE))
+            small = await client.post(path, content=body)
+            gate.set()
+            await asyncio.gather(*waiting)
+            later = await client.post(path, content=body.ljust(LARGE))
+        assert (large.status_code, small.status_code, later.status_code) == (503, 200, 200)
+        assert message(large) == "queue: got a request more than 1 waiting, allowed at most 1 waiting; try again later"
+        assert later.content == small.content
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_request_does_not_change_its_neighbours(tiny_repository: Path) -> None:
+    scheduler = Scheduler(2, 64)
+    engine = Engine(Repository(tiny_repository, CPU, 1), scheduler, Metrics(), 2**20)
+    model = engine.repository.get("gpt")
+    requests = [read_embed({"input_ids": [[i % 7]] * 200_000}).request for i in range(6)]
+
+    async def scenario() -> list[bytes]:
+        tasks = [asyncio.create_task(engine.embed(model, request)) for request in requests]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        tasks[4].cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [isinstance(answer, asyncio.CancelledError) for answer in answers] == [i in (1, 4) for i in range(6)]
+        return [answer.embeddings.tobytes() for answer in answers if not isinstance(answer, BaseException)]
+
+    together = asyncio.run(scenario())
+    alone = [asyncio.run(engine.embed(model, requests[i])).embeddings.tobytes() for i in (0, 2, 3, 5)]
+    assert together == alone
+    scheduler.close()

@@ -1,0 +1,43 @@
+"""What an error says."""
+
+from typing import Any
+
+import pytest
+
+from incipit.service.errors import Invalid, Malformed
+
+
+def test_an_error_names_field_value_and_allowed() -> None:
+    error = Invalid("input_ids[3]", 11, "0 to 10")
+    assert str(error) == "input_ids[3]: got 11, allowed 0 to 10"
+    assert (error.field, error.got, error.allowed) == ("input_ids[3]", "11", "0 to 10")
+
+
+@pytest.mark.parametrize("got", ["x" * 81, "x" * 10**7, "é" * 81], ids=["81", "10^7", "81-wide"])
+def test_a_long_value_is_cut(got: str) -> None:
+    assert Malformed("f", got, "a").got == got[:80] + "…"
+
+
+def test_a_value_of_80_characters_is_whole() -> None:
+    assert Malformed("f", "x" * 80, "a").got == "x" * 80
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "value", [nested(5000), {"a": nested(5000)}, list(range(10**6)), {str(i): i for i in range(10**5)}]
+)
+def test_a_value_of_any_depth_and_length_is_told_in_a_few_characters(value: Any) -> None:
+    assert len(Invalid("f", value, "a").got) <= 81
+
+
+@pytest.mark.parametrize(
+    ("value", "got"), [(None, "None"), (True, "True"), (1.0, "1.0"), ([1, [2]], "[1, [2]]"), ("a\nb", "a\nb")]
+)
+def test_a_small_value_is_told_as_it_is(value: Any, got: str) -> None:
+    assert Invalid("f", value, "a").got == got

@@ -1,0 +1,122 @@
+"""The schema of an artifact. Oracles: Python's json and hashlib."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from incipit.service.errors import ArtifactError
+from incipit.service.manifest import (
+    DATA,
+    GRAPH,
+    MANIFEST,
+    PARITY,
+    File,
+    Manifest,
+    Parity,
+    ParityReport,
+    check_files,
+    describe,
+    read,
+    write,
+)
+
+
+@pytest.fixture
+def folder(weighty_repository: Path, tmp_path: Path) -> Path:
+    """A copy of an artifact, to break."""
+    return shutil.copytree(weighty_repository / "gpt" / "1", tmp_path / "1")
+
+
+def edit(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+@pytest.mark.parametrize(("schema", "name"), [(Manifest, MANIFEST), (ParityReport, PARITY)])
+def test_what_is_read_is_written_as_the_same_bytes(folder: Path, schema: Any, name: str) -> None:
+    before = (folder / name).read_bytes()
+    write(read(schema, folder / name), folder / name)
+    assert (folder / name).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"schema_version": 2}, "manifest.json schema_version: got 2, allowed Input should be 1"),
+        ({"vocab_size": 0}, "manifest.json vocab_size: got 0, allowed Input should be greater than 0"),
+        ({"max_len": -1}, "manifest.json max_len: got -1, allowed"),
+        ({"segments": -1}, "manifest.json segments: got -1, allowed"),
+        ({"width": "x"}, "manifest.json width: got x, allowed"),
+        ({"dtype": "float64"}, "manifest.json dtype: got float64, allowed"),
+        ({"more": 1}, "manifest.json more: got 1, allowed Extra inputs are not permitted"),
+        ({"inputs": [{"name": "x"}]}, "manifest.json inputs.0.dtype: got {'name': 'x'}, allowed Field required"),
+        ({"files": {"a": {"sha256": "x", "bytes": 1}}}, "manifest.json files.a.sha256: got x, allowed"),
+        ({"source": {"kind": "web"}}, "manifest.json source.kind: got web, allowed"),
+    ],
+)
+def test_a_manifest_that_breaks_the_schema_is_refused_by_place(folder: Path, values: Any, message: str) -> None:
+    edit(folder / MANIFEST, **values)
+    with pytest.raises(ArtifactError) as refused:
+        read(Manifest, folder / MANIFEST)
+    assert str(refused.value).startswith(message)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff"])
+def test_a_file_that_is_no_json_object_is_refused_by_name(folder: Path, content: bytes) -> None:
+    (folder / PARITY).write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"^parity\.json: got "):
+        read(ParityReport, folder / PARITY)
+
+
+def test_a_missing_file_is_refused_by_name(folder: Path) -> None:
+    (folder / MANIFEST).unlink()
+    with pytest.raises(
+        ArtifactError, match=r"^manifest\.json: got No such file or directory, allowed a readable file$"
+    ):
+        read(Manifest, folder / MANIFEST)
+
+
+def test_records_are_frozen(folder: Path) -> None:
+    manifest: Any = read(Manifest, folder / MANIFEST)
+    with pytest.raises(ValidationError):
+        manifest.vocab_size = 1
+
+
+def test_describe_gives_size_and_sha256(folder: Path) -> None:
+    content = (folder / DATA).read_bytes()
+    assert describe(folder / DATA) == File(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
+
+
+def test_the_files_of_an_artifact_agree_with_its_hashes(folder: Path) -> None:
+    check_files(folder, read(Manifest, folder / MANIFEST))
+
+
+@pytest.mark.parametrize("name", [GRAPH, DATA])
+def test_a_changed_file_is_refused_by_name(folder: Path, name: str) -> None:
+    content = bytearray((folder / name).read_bytes())
+    content[-1] ^= 1
+    (folder / name).write_bytes(content)
+    with pytest.raises(ArtifactError) as refused:
+        check_files(folder, read(Manifest, folder / MANIFEST))
+    assert refused.value.field == name
+    assert refused.value.got == f"sha256 {hashlib.sha256(content).hexdigest()[:12]}…, {len(content)} bytes"
+
+
+@pytest.mark.parametrize("name", [GRAPH, DATA])
+def test_a_lost_file_is_refused_by_name(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(ArtifactError, match=f"^{name}: got no such file, allowed a file of [0-9]+ bytes$"):
+        check_files(folder, read(Manifest, folder / MANIFEST))
+
+
+@pytest.mark.parametrize(
+    ("max_abs", "max_ulp", "summary"),
+    [(0.0, 0.0, "0 cases bit for bit equal"), (1.2e-7, 1.5, "0 cases within 1.2e-07 (1.5 ULP)")],
+)
+def test_a_comparison_has_a_summary(max_abs: float, max_ulp: float, summary: str) -> None:
+    parity = Parity(onnxruntime="1", torch="2", allowed_ulp=2, max_abs=max_abs, max_ulp=max_ulp, cases=())
+    assert parity.summary() == summary

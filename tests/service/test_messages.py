@@ -1,0 +1,56 @@
+"""Rows and requests. Oracle: plain Python lists."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from incipit.service.messages import DTYPES, Request, Rows
+
+RAGGED = Rows(np.array([5, 6, 7, 8, 9, 10]), np.array([3, 1, 2]))
+
+
+def test_of_array_takes_rows_without_a_copy() -> None:
+    array = np.arange(6).reshape(2, 3)
+    rows = Rows.of_array(array)
+    assert np.shares_memory(rows.values, array)
+    assert (rows.values.tolist(), rows.lengths.tolist(), rows.length) == ([0, 1, 2, 3, 4, 5], [3, 3], 3)
+
+
+@pytest.mark.parametrize(("lengths", "length"), [([2, 2, 2], 2), ([6], 6), ([1, 2, 3], None), ([3, 1, 2], None)])
+def test_length_is_that_of_all_rows_or_none(lengths: list[int], length: int | None) -> None:
+    assert Rows(np.arange(6), np.array(lengths)).length == length
+
+
+def test_no_rows_have_no_length_of_their_own() -> None:
+    assert Rows(np.zeros(0, np.int64), np.zeros(0, np.int64)).length == 0
+
+
+def test_starts_are_where_rows_begin() -> None:
+    assert RAGGED.starts.tolist() == [0, 3, 4]
+
+
+@pytest.mark.parametrize(("per_row", "spread"), [([4], [4] * 6), ([1, 2, 3], [1, 1, 1, 2, 3, 3])])
+def test_spread_repeats_a_value_for_each_token(per_row: list[int], spread: list[int]) -> None:
+    assert RAGGED.spread(np.array(per_row)).tolist() == spread
+
+
+def test_place_names_row_and_column() -> None:
+    places = [RAGGED.place(index) for index in range(6)]
+    assert places == ["[0][0]", "[0][1]", "[0][2]", "[1][0]", "[2][0]", "[2][1]"]
+
+
+def test_place_of_a_flat_list_is_its_index() -> None:
+    assert Rows(np.arange(3), np.array([3]), flat=True).place(2) == "[2]"
+
+
+@pytest.mark.parametrize(
+    ("mask", "real"),
+    [(None, [3, 1, 2]), ([1, 1, 1, 1, 1, 1], [3, 1, 2]), ([0, 1, 1, 0, 1, 0], [2, 0, 1]), ([0] * 6, [0, 0, 0])],
+)
+def test_real_tokens_are_counted_in_each_row(mask: list[int] | None, real: list[int]) -> None:
+    attention_mask = None if mask is None else Rows(np.array(mask), RAGGED.lengths)
+    assert Request(input_ids=RAGGED, attention_mask=attention_mask).real_tokens.tolist() == real
+
+
+def test_the_types_are_those_of_numpy_and_ml_dtypes() -> None:
+    assert {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16} == DTYPES

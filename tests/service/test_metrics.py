@@ -1,0 +1,88 @@
+"""Counters of one process. Oracle: prometheus-client's own parser."""
+
+import asyncio
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from incipit.service.errors import Invalid, NotFound
+from incipit.service.metrics import SECONDS, Metrics
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
+    text = metrics.expose("")[0].decode()
+    return {
+        (s.name, *s.labels.values()): s.value for family in text_string_to_metric_families(text) for s in family.samples
+    }
+
+
+def test_a_request_that_ends_well_is_ok() -> None:
+    metrics = Metrics()
+    with metrics.request("native") as observation:
+        observation.model = "m"
+    assert samples(metrics)["incipit_requests_total", "native", "m", "ok"] == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (Invalid("f", 1, "0"), "Invalid"),
+        (NotFound("f", 1, "0"), "NotFound"),
+        (ZeroDivisionError(), "Aborted"),
+        (asyncio.CancelledError(), "Aborted"),
+        (KeyboardInterrupt(), "Aborted"),
+    ],
+)
+def test_the_kind_of_an_error_is_the_outcome_and_the_error_goes_on(error: BaseException, outcome: str) -> None:
+    metrics = Metrics()
+    with pytest.raises(type(error)), metrics.request("grpc"):
+        raise error
+    assert samples(metrics)["incipit_requests_total", "grpc", "", outcome] == 1
+    assert samples(metrics)["incipit_request_seconds_count", "grpc"] == 1
+
+
+def test_seconds_fall_into_every_bucket_above_them() -> None:
+    metrics = Metrics()
+    with metrics.request("native"):
+        pass
+    found = samples(metrics)
+    assert found["incipit_request_seconds_bucket", "native", "+Inf"] == 1
+    bounds = {key[2] for key in found if key[0] == "incipit_request_seconds_bucket"}
+    assert {float(bound) for bound in bounds} == {*SECONDS, float("inf")}
+
+
+def test_tokens_are_summed_for_each_model() -> None:
+    metrics = Metrics()
+    for model, count in (("a", 3), ("b", 5), ("a", 4)):
+        metrics.tokens(model, count)
+    assert samples(metrics)["incipit_tokens_total", "a"] == 7
+    assert samples(metrics)["incipit_tokens_total", "b"] == 5
+
+
+def test_a_stream_is_counted_while_it_is_open_and_no_longer() -> None:
+    metrics = Metrics()
+
+    def gauge() -> float:
+        return samples(metrics)["incipit_streams_open",]
+
+    with metrics.stream(), metrics.stream():
+        assert gauge() == 2
+    assert gauge() == 0
+    with pytest.raises(ZeroDivisionError), metrics.stream():
+        raise ZeroDivisionError
+    assert gauge() == 0
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("", "text/plain; version=0.0.4"),
+        ("text/plain", "text/plain; version=0.0.4"),
+        ("*/*", "text/plain; version=0.0.4"),
+        ("application/openmetrics-text; version=1.0.0", "application/openmetrics-text"),
+    ],
+)
+def test_the_format_follows_accept(accept: str, kind: str) -> None:
+    content, media_type = Metrics().expose(accept)
+    assert media_type.startswith(kind)
+    assert content.endswith(b"# EOF\n") == ("openmetrics" in kind)

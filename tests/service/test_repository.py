@@ -1,0 +1,142 @@
+"""The models of a folder: which are found, and what is said of a broken one."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from incipit.service.errors import ArtifactError, NotFound
+from incipit.service.manifest import DATA, GRAPH, MANIFEST, PARITY
+from incipit.service.repository import Repository, find_artifacts
+from incipit.service.runtime import CPU
+
+
+@pytest.fixture
+def root(tiny_repository: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny repository, to break."""
+    return shutil.copytree(tiny_repository, tmp_path / "root")
+
+
+@pytest.fixture
+def weighty(weighty_repository: Path, tmp_path: Path) -> Path:
+    """A copy of an artifact with a data file, to break."""
+    return shutil.copytree(weighty_repository, tmp_path / "weighty") / "gpt" / "1"
+
+
+def refusal(root: Path) -> str:
+    with pytest.raises(ArtifactError) as refused:
+        Repository(root, CPU, 1)
+    return str(refused.value)
+
+
+def edit(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def test_the_highest_version_is_the_default(root: Path) -> None:
+    shutil.copytree(root / "bert" / "2", root / "bert" / "10")
+    repository = Repository(root, CPU, 1)
+    assert repository.get("bert").version == 10
+    assert repository.get("bert", "").version == 10
+    assert repository.get("bert", "2").version == 2
+    assert repository.versions("bert") == [1, 2, 10]
+
+
+def test_models_are_listed_by_name_and_version(root: Path) -> None:
+    repository = Repository(root, CPU, 1)
+    assert [(model.name, model.version) for model in repository.all()] == [("bert", 1), ("bert", 2), ("gpt", 1)]
+    assert [(model.name, model.version) for model in repository.newest()] == [("bert", 2), ("gpt", 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "message"),
+    [
+        ("nope", None, "model: got nope, allowed bert, gpt"),
+        ("../root/bert", None, "model: got ../root/bert, allowed bert, gpt"),
+        ("", None, "model: got , allowed bert, gpt"),
+        ("nope", "1", "model: got nope, allowed bert, gpt"),
+        ("bert", "3", "version: got 3, allowed 1, 2"),
+        ("bert", "0", "version: got 0, allowed 1, 2"),
+        ("bert", "01", "version: got 01, allowed 1, 2"),
+        ("bert", "+1", "version: got +1, allowed 1, 2"),
+        ("bert", "1\n", "version: got 1\n, allowed 1, 2"),
+        ("bert", "\u0661", "version: got \u0661, allowed 1, 2"),  # a digit, in Arabic
+        ("bert", "9" * 5000, f"version: got {'9' * 80}…, allowed 1, 2"),
+        ("bert", "../bert/1", "version: got ../bert/1, allowed 1, 2"),
+    ],
+    ids=range(12),
+)
+def test_what_is_not_served_is_not_found(tiny_repository: Path, name: str, version: str | None, message: str) -> None:
+    with pytest.raises(NotFound) as refused:
+        Repository(tiny_repository, CPU, 1).get(name, version)
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    "name", [".tmp-gpt-1/1", "gpt/.tmp-2", "gpt/0", "gpt/02", "gpt/latest", "gpt/2x", "gpt/1/1", "3"]
+)
+def test_other_folders_are_no_artifacts(root: Path, name: str) -> None:
+    (root / name).mkdir(parents=True)
+    assert [(found, version) for found, version, _ in find_artifacts(root)] == [("bert", 1), ("bert", 2), ("gpt", 1)]
+
+
+def test_a_file_where_a_version_would_be_is_no_artifact(root: Path) -> None:
+    (root / "gpt" / "2").write_text("")
+    assert len(find_artifacts(root)) == 3
+
+
+def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    allowed = "allowed an existing folder; `incipit export` makes one"
+    assert refusal(tmp_path / "no") == f"repository: got {str(tmp_path / 'no')[:80]}, {allowed}"
+
+
+def test_a_folder_without_models_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path).endswith(", allowed at least one; `incipit export` adds one")
+
+
+@pytest.mark.parametrize("name", [MANIFEST, PARITY, GRAPH, DATA])
+def test_a_missing_file_is_refused_by_name(root: Path, name: str) -> None:
+    (root / "bert" / "1" / name).unlink()
+    assert refusal(root).startswith(f"bert/1/{name}: got ")
+
+
+@pytest.mark.parametrize("name", [MANIFEST, PARITY, GRAPH])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff" * 100])
+def test_a_broken_file_is_refused_by_name(root: Path, name: str, content: bytes) -> None:
+    (root / "gpt" / "1" / name).write_bytes(content)
+    assert refusal(root).startswith(f"gpt/1/{name}")
+
+
+def test_a_data_file_that_is_too_short_is_refused(weighty: Path) -> None:
+    data = weighty / DATA
+    data.write_bytes(data.read_bytes()[:-4])
+    assert refusal(weighty.parent.parent).startswith(f"gpt/1/{GRAPH}: got ")
+
+
+@pytest.mark.parametrize(("name", "inputs"), [("gpt", ["input_ids"]), ("bert", ["input_ids", "offset", "positions"])])
+def test_a_manifest_that_disagrees_with_the_graph_is_refused(root: Path, name: str, inputs: list[str]) -> None:
+    tensors = [{"name": input_, "dtype": "int64", "shape": ["batch"]} for input_ in inputs]
+    edit(root / name / "1" / MANIFEST, inputs=tensors)
+    assert refusal(root).startswith(f"{name}/1/{MANIFEST}: got inputs {sorted(inputs)}, allowed the graph's inputs ")
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_weights_outside_the_artifact_are_refused(weighty: Path, absolute: bool) -> None:
+    outside = shutil.copy(weighty / DATA, weighty.parent / "outside")
+    graph = onnx.load(weighty / GRAPH, load_external_data=False)
+    entries = [entry for initializer in graph.graph.initializer for entry in initializer.external_data]
+    locations = [entry for entry in entries if entry.key == "location"]
+    assert locations
+    for entry in locations:
+        entry.value = str(outside) if absolute else "../outside"
+    onnx.save(graph, weighty / GRAPH)
+    assert refusal(weighty.parent.parent).startswith(f"gpt/1/{GRAPH}: got ")
+
+
+def test_a_link_to_weights_outside_the_artifact_is_refused(weighty: Path) -> None:
+    (weighty / DATA).rename(weighty.parent / "outside")
+    (weighty / DATA).symlink_to(weighty.parent / "outside")
+    assert refusal(weighty.parent.parent).startswith(f"gpt/1/{GRAPH}: got ")

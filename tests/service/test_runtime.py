@@ -1,0 +1,115 @@
+"""onnxruntime: which provider runs, and what is said where it cannot. Oracle: the raw tables."""
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+
+from incipit.service.errors import ArtifactError, ProviderError
+from incipit.service.manifest import DATA, GRAPH
+from incipit.service.runtime import CPU, CUDA, PROBE, VERSION, Session, choose_provider, usable_cores, why_no_cuda
+
+HAS_CUDA = CUDA in onnxruntime.get_available_providers()
+cpu_package = pytest.mark.skipif(HAS_CUDA, reason="onnxruntime-gpu is installed")
+
+
+def test_a_session_adds_the_rows_of_its_tables(tiny_repository: Path, tables: dict[str, NDArray[np.float32]]) -> None:
+    session = Session(tiny_repository / "gpt" / "1")
+    vectors = session.run({"input_ids": np.array([[1, 2], [3, 4]]), "offset": np.array([0, 4])})
+    expected = tables["tokens"][[[1, 2], [3, 4]]] + tables["positions"][[[0, 1], [4, 5]]]
+    assert vectors.tobytes() == expected.tobytes()
+    assert vectors.dtype == np.float32
+
+
+def test_one_offset_broadcasts_over_the_batch(tiny_repository: Path) -> None:
+    session = Session(tiny_repository / "gpt" / "1")
+    ids = np.array([[1, 2], [3, 4]])
+    one, each = (session.run({"input_ids": ids, "offset": np.array(offset)}) for offset in ([3], [3, 3]))
+    assert one.tobytes() == each.tobytes()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_the_number_of_threads_changes_no_bit(repository: Path, threads: int) -> None:
+    ids = np.random.default_rng(0).integers(0, 30000, (8, 512))
+    feeds = {"input_ids": ids, "offset": np.array([0]), "token_type_ids": np.zeros_like(ids)}
+    folder = repository / "minilm" / "1"
+    assert Session(folder, threads=threads).run(feeds).tobytes() == Session(folder).run(feeds).tobytes()
+
+
+def test_a_session_says_where_it_runs_and_what_it_takes(tiny_repository: Path) -> None:
+    session = Session(tiny_repository / "bert" / "1")
+    assert session.provider == CPU
+    assert session.inputs == {"input_ids", "offset", "token_type_ids"}
+
+
+@pytest.mark.parametrize("name", [GRAPH, DATA])
+def test_a_missing_file_is_refused_by_name(tiny_repository: Path, tmp_path: Path, name: str) -> None:
+    folder = shutil.copytree(tiny_repository / "gpt" / "1", tmp_path / "1")
+    (folder / name).unlink()
+    with pytest.raises(ArtifactError, match=f"^{name}: got no such file, allowed a file of the artifact$"):
+        Session(folder)
+
+
+def test_a_graph_that_is_none_is_refused_in_one_line(tiny_repository: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_repository / "gpt" / "1", tmp_path / "1")
+    (folder / GRAPH).write_bytes(b"no graph")
+    with pytest.raises(ArtifactError) as refused:
+        Session(folder)
+    assert refused.value.field == GRAPH
+    assert "\n" not in str(refused.value)
+    assert refused.value.allowed == "a graph that onnxruntime loads"
+
+
+@cpu_package
+def test_the_cpu_package_says_why_it_has_no_cuda() -> None:
+    assert why_no_cuda() == "this onnxruntime has no CUDA: install incipit[gpu] in place of incipit[cpu]"
+
+
+@cpu_package
+def test_cuda_that_cannot_be_used_is_refused_and_never_replaced() -> None:
+    with pytest.raises(ProviderError) as refused:
+        choose_provider("cuda")
+    assert str(refused.value) == f"provider: got cuda, allowed auto or cpu, since {why_no_cuda()}"
+
+
+@cpu_package
+@pytest.mark.filterwarnings("ignore:Specified provider 'CUDAExecutionProvider':UserWarning")
+def test_a_session_that_fell_back_is_refused(tiny_repository: Path) -> None:
+    with pytest.raises(
+        ProviderError, match=f"^provider: got {CPU}, allowed {CUDA}, which onnxruntime could not start$"
+    ):
+        Session(tiny_repository / "gpt" / "1", CUDA)
+
+
+def test_the_probe_is_the_model_that_it_says() -> None:
+    onnx.checker.check_model(PROBE, full_check=True)
+    probe = onnxruntime.InferenceSession(PROBE, providers=[CPU])
+    assert probe.run(None, {"x": np.array([1.5], np.float32)})[0].tolist() == [3.0]
+
+
+@cpu_package
+def test_auto_takes_the_cpu_where_there_is_nothing_else() -> None:
+    assert choose_provider("auto") == CPU
+
+
+def test_cpu_is_the_cpu() -> None:
+    assert choose_provider("cpu") == CPU
+
+
+def test_the_version_is_that_of_onnxruntime() -> None:
+    assert onnxruntime.__version__ == VERSION
+
+
+def test_usable_cores_are_those_of_this_process() -> None:
+    before = os.sched_getaffinity(0)
+    assert usable_cores() == len(before)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert usable_cores() == 1
+    finally:
+        os.sched_setaffinity(0, before)

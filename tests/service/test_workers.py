@@ -1,0 +1,112 @@
+"""Servers with other settings than the shared ones, and several workers."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from websockets.sync.client import connect as connect_socket
+
+from incipit.service.errors import Invalid
+from incipit.service.workers import listen
+from tests.conftest import Server, serving
+from tests.service.doors import Clients, Refused, connect, grpc_raw, native_bytes, native_json
+
+
+@pytest.fixture(scope="module")
+def limited(tiny_repository: Path) -> Iterator[Clients]:
+    """A server whose limits are set by the environment."""
+    with (
+        serving(tiny_repository, INCIPIT_MAX_TOKENS="4", INCIPIT_MAX_BODY_BYTES="200") as server,
+        connect(server) as clients,
+    ):
+        yield clients
+
+
+@pytest.fixture(scope="module")
+def two(tiny_repository: Path) -> Iterator[Server]:
+    """A server of two workers."""
+    with serving(tiny_repository, "--workers", "2") as server:
+        yield server
+
+
+def test_the_environment_limits_tokens(limited: Clients) -> None:
+    assert native_bytes(limited, "gpt", {"input_ids": [[1, 2], [3, 4]]}).shape == (4, 4)
+    for door in (native_json, grpc_raw):
+        with pytest.raises(Refused, match="got 5 tokens, allowed at most 4 tokens in a request"):
+            door(limited, "gpt", {"input_ids": [[1, 2, 3, 4, 5]]})
+    assert limited.http.get("/models/gpt").json()["max_tokens"] == 4
+
+
+@pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer"])
+def test_the_environment_limits_bodies(limited: Clients, path: str) -> None:
+    response = limited.http.post(path, content=bytes(201))
+    assert response.status_code == 413
+    assert "body: got 201 bytes, allowed at most 200 bytes" in response.text
+
+
+def test_the_environment_limits_messages(limited: Clients) -> None:
+    with pytest.raises(Refused, match="RESOURCE_EXHAUSTED"):
+        grpc_raw(limited, "gpt", {"input_ids": [[1] * 30]})
+
+
+def test_workers_give_the_same_bits_and_their_counters_are_summed(two: Server) -> None:
+    answers = set()
+    for _ in range(20):  # a connection each, so that both workers are asked
+        answers.add(httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [1, 2, 3]}).text)
+        httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [11]})
+    assert len(answers) == 1
+    text = httpx.get(f"{two.address}/metrics").text
+    samples = {(s.name, *s.labels.values()): s.value for f in text_string_to_metric_families(text) for s in f.samples}
+    assert samples["incipit_requests_total", "native", "bert", "ok"] == 20
+    assert samples["incipit_requests_total", "native", "bert", "Invalid"] == 20
+    assert samples["incipit_tokens_total", "bert"] == 60
+    assert samples["incipit_request_seconds_count", "native"] == 40
+
+
+def test_the_gauge_of_streams_is_summed_over_workers(two: Server) -> None:
+    address = f"{two.socket}/models/gpt/decode"
+    with connect_socket(address) as one, connect_socket(address) as other, connect_socket(address) as third:
+        for stream in (one, other, third):
+            stream.send('{"input_ids": [1]}')
+            assert json.loads(stream.recv())["next_offset"] == [1]
+        for _ in range(6):  # whoever answers
+            assert "incipit_streams_open 3.0" in httpx.get(f"{two.address}/metrics").text
+
+
+def test_every_worker_answers_grpc(two: Server) -> None:
+    httpx.get(f"{two.address}/readyz")
+    answers = set()
+    for _ in range(10):  # a connection each
+        with grpc.insecure_channel(two.grpc, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            answers.add(stub.ModelMetadata(service_pb2.ModelMetadataRequest(name="bert")).SerializeToString())
+    assert len(answers) == 1
+
+
+def test_an_address_in_use_is_refused_by_name() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Invalid, match=f"^grpc-port: got 127.0.0.1:{port}, allowed an address to listen on"):
+            listen("grpc-port", "127.0.0.1", port)
+
+
+def test_a_host_that_is_none_is_refused_by_name() -> None:
+    with pytest.raises(Invalid, match=r"^port: got no\.such\.host\.invalid:0, allowed an address to listen on"):
+        listen("port", "no.such.host.invalid", 0)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_host_may_be_of_either_family(tiny_repository: Path, host: str) -> None:
+    with serving(tiny_repository, "--host", host) as server:
+        written = f"[{host}]" if ":" in host else host
+        assert server.address.startswith(f"http://{written}:")
+        assert httpx.get(f"{server.address}/readyz").status_code == 200
+        with grpc.insecure_channel(f"{written}:{server.grpc.rpartition(':')[2]}") as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            assert stub.ServerReady(service_pb2.ServerReadyRequest()).ready

@@ -1,0 +1,101 @@
+"""The generated messages. Oracles: tritonclient's own messages, and protoc.
+
+Ours and theirs register the same names, which one process can hold only once: each describes itself in its own.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+
+DESCRIBE = """
+import json
+from {module} import DESCRIPTOR
+
+def fields(message, prefix=""):
+    name = prefix + message.name
+    yield name, {{
+        field.name: [
+            field.number, field.type, field.is_repeated,
+            field.containing_oneof and field.containing_oneof.name, field.message_type and field.message_type.full_name,
+        ]
+        for field in message.fields
+    }}
+    for nested in message.nested_types:
+        yield from fields(nested, name + ".")
+
+print(json.dumps({{
+    "package": DESCRIPTOR.package,
+    "messages": dict(pair for message in DESCRIPTOR.message_types_by_name.values() for pair in fields(message)),
+    "methods": {{
+        method.full_name: [method.input_type.full_name, method.output_type.full_name,
+                           method.client_streaming, method.server_streaming]
+        for service in DESCRIPTOR.services_by_name.values() for method in service.methods
+    }},
+}}))
+"""
+
+
+def describe(module: str) -> Any:
+    """Return what a process of its own finds in the descriptor of `module`."""
+    run = subprocess.run([sys.executable, "-c", DESCRIBE.format(module=module)], capture_output=True, check=True)
+    return json.loads(run.stdout)
+
+
+@pytest.fixture(scope="module")
+def ours() -> Any:
+    return describe("incipit.service.wire.open_inference_pb2")
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Any:
+    return describe("tritonclient.grpc.service_pb2")
+
+
+def test_package_and_methods_are_those_of_tritonclient(ours: Any, theirs: Any) -> None:
+    assert ours["package"] == theirs["package"] == "inference"
+    assert len(ours["methods"]) == 6
+    assert ours["methods"].items() <= theirs["methods"].items()
+
+
+def test_every_message_has_fields_of_the_names_numbers_and_types_of_tritonclient(ours: Any, theirs: Any) -> None:
+    assert len(ours["messages"]) >= 20
+    differing = {
+        name for name, fields in ours["messages"].items() if not fields.items() <= theirs["messages"][name].items()
+    }
+    assert differing == set()
+
+
+def test_fields_that_we_leave_out_are_known(ours: Any, theirs: Any) -> None:
+    missing = {
+        f"{name}.{field}"
+        for name, fields in ours["messages"].items()
+        for field in theirs["messages"][name].keys() - fields.keys()
+    }
+    assert missing == set()
+
+
+def test_the_committed_module_is_what_make_proto_writes(tmp_path: Path) -> None:
+    proto = "incipit/service/wire/open_inference.proto"
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "grpc_tools.protoc",
+            "-I",
+            ".",
+            f"--python_out={tmp_path}",
+            f"--pyi_out={tmp_path}",
+            proto,
+        ],
+        check=True,
+        cwd=ROOT,
+    )
+    written = {file.name: file.read_bytes() for file in (tmp_path / proto).parent.iterdir()}
+    assert sorted(written) == ["open_inference_pb2.py", "open_inference_pb2.pyi"]
+    assert written == {name: (ROOT / "service" / "wire" / name).read_bytes() for name in written}

@@ -1,0 +1,123 @@
+"""Rows of integers from JSON and arrays. Oracle: numpy."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from incipit.service.errors import Invalid
+from incipit.service.wire.rows import integers, offset_of_json, refuse_unknown, rows_of_array, rows_of_json
+
+
+@pytest.mark.parametrize(
+    ("value", "values", "lengths", "flat"),
+    [
+        ([1, 2, 3], [1, 2, 3], [3], True),
+        ([[1, 2, 3]], [1, 2, 3], [3], False),
+        ([[1], [2, 3], [4]], [1, 2, 3, 4], [1, 2, 1], False),
+        ([2**63 - 1, -(2**63)], [2**63 - 1, -(2**63)], [2], True),
+        ([[-1]], [-1], [1], False),
+    ],
+)
+def test_rows_of_json_are_laid_one_after_another(value: Any, values: Any, lengths: Any, flat: bool) -> None:
+    rows = rows_of_json("x", value)
+    assert rows.values.dtype == rows.lengths.dtype == np.int64
+    assert (rows.values.tolist(), rows.lengths.tolist(), rows.flat) == (values, lengths, flat)
+
+
+@pytest.mark.parametrize(
+    ("value", "field", "got"),
+    [
+        (None, "x", "None"),
+        (1, "x", "1"),
+        ("12", "x", "'12'"),
+        ({"a": 1}, "x", "{'a': 1}"),
+        ([], "x", "[]"),
+        ([[]], "x[0]", "[]"),
+        ([[1], []], "x[1]", "[]"),
+        ([[1], 2], "x[1]", "2"),
+        ([[1], None], "x[1]", "None"),
+        ([[1], "2"], "x[1]", "'2'"),
+        ([1, [2]], "x[1]", "[2]"),
+        ([1, 2.0], "x[1]", "2.0"),
+        ([True], "x[0]", "True"),
+        ([1, "2"], "x[1]", "'2'"),
+        ([[1, 2], [3, None]], "x[1][1]", "None"),
+        ([[1, 2], [3, True]], "x[1][1]", "True"),
+        ([[2**63]], "x[0][0]", "9223372036854775808"),
+        ([-(2**63) - 1], "x[0]", "-9223372036854775809"),
+        ([[[1]]], "x[0][0]", "[1]"),
+    ],
+)
+def test_what_is_no_rows_of_integers_is_refused_by_place(value: Any, field: str, got: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        rows_of_json("x", value)
+    assert (refused.value.field, refused.value.got) == (field, got)
+
+
+def test_integers_are_exact_or_refused() -> None:
+    values = [0, -1, 2**53 + 1, 2**63 - 1]
+    assert integers("x", values).tolist() == values
+    with pytest.raises(Invalid, match=r"x\[1\]: got 1.0, allowed a 64-bit integer"):
+        integers("x", [1, 1.0])
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0, [0]), (-3, [-3]), ([1, 2], [1, 2]), ([5], [5])])
+def test_an_offset_is_one_or_a_list(value: Any, expected: list[int]) -> None:
+    offset = offset_of_json(value)
+    assert offset.dtype == np.int64
+    assert offset.tolist() == expected
+
+
+@pytest.mark.parametrize("value", [None, [], True, 1.0, "1", {}, [[1]], [True], [1, None], 2**63, [2**63]])
+def test_an_offset_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(Invalid, match=r"^offset"):
+        offset_of_json(value)
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", "<i2", ">i2", "<i4", "<u4", "<i8", ">i8", "<u8"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_rows_of_an_array_are_its_rows_whatever_type_and_order(dtype: str, order: Any) -> None:
+    array = np.array([[1, 2, 3], [4, 5, 127]], dtype, order=order)
+    rows = rows_of_array("x", array)
+    assert rows.values.dtype == np.int64
+    assert rows.values.tolist() == array.ravel().tolist()
+    assert rows.lengths.tolist() == [3, 3]
+
+
+def test_an_array_of_one_dimension_is_one_row_and_flat() -> None:
+    rows = rows_of_array("x", np.array([1, 2, 3]))
+    assert (rows.values.tolist(), rows.lengths.tolist(), rows.flat) == ([1, 2, 3], [3], True)
+
+
+def test_a_contiguous_int64_array_is_not_copied() -> None:
+    array = np.arange(6).reshape(2, 3)
+    assert np.shares_memory(rows_of_array("x", array).values, array)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.array(1), r"x shape: got \(\), allowed \(length,\) or \(batch, length\)"),
+        (np.zeros((1, 1, 1), np.int64), r"x shape: got \(1, 1, 1\), allowed"),
+        (np.zeros((0, 3), np.int64), r"x shape: got \(0, 3\), allowed at least one row"),
+        (
+            np.broadcast_to(np.zeros((1, 0), np.int64), (2**40, 0)),
+            r"x shape: got \(1099511627776, 0\), allowed at least",
+        ),
+        (np.array([1.0]), "x dtype: got float64, allowed an integer type"),
+        (np.array([True]), "x dtype: got bool, allowed an integer type"),
+        (np.array(["1"]), "x dtype: got <U1, allowed an integer type"),
+        (np.array([1], "m8[s]"), r"x dtype: got timedelta64\[s\], allowed an integer type"),
+        (np.array([2**63], np.uint64), "x: got 9223372036854775808, allowed a 64-bit integer"),
+    ],
+)
+def test_another_array_is_refused(array: Any, message: str) -> None:
+    with pytest.raises(Invalid, match=f"^{message}"):
+        rows_of_array("x", array)
+
+
+def test_the_first_unknown_name_is_refused() -> None:
+    refuse_unknown(["a", "b"], ("a", "b", "c"))
+    with pytest.raises(Invalid, match="field: got x, allowed a, b"):
+        refuse_unknown(["a", "x", "y"], ("a", "b"))
