@@ -1,4 +1,9 @@
-"""How tables start."""
+"""How tables start.
+
+Letters: D model width, M rows of a position table.
+"""
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -24,3 +29,43 @@ def seeded_(module: nn.Module, seed: int) -> None:
             if parameter.ndim == 2:
                 values = generator.standard_normal(tuple(parameter.shape), dtype=np.float32)
                 parameter.copy_(torch.from_numpy(values * np.float32(STANDARD_DEVIATION)))
+
+
+def sinusoidal_(table: Tensor, base: float = 10000.0) -> None:
+    """Fill `table` (M, D) with the sinusoids of the positions 0 to M - 1, a warm start that training may leave.
+
+    Args:
+        table: (M, D), D even.
+        base: 10000 in Vaswani et al. 2017.
+
+    Raises:
+        ValueError: D is odd.
+
+    """
+    from incipit.models.positions import sinusoid  # positions.py imports this file
+
+    with torch.no_grad():
+        table.copy_(sinusoid(torch.arange(table.shape[0], device=table.device), table.shape[1], base))
+
+
+def pretrained_(table: Tensor, values: Tensor) -> None:
+    """Copy `values` into `table`.
+
+    Raises:
+        ValueError: they are of another shape.
+
+    """
+    if values.shape != table.shape:
+        raise ValueError(f"values: got shape {tuple(values.shape)}, allowed {tuple(table.shape)}")
+    with torch.no_grad():
+        table.copy_(values)
+
+
+INITIALISERS: dict[str, Callable[..., object]] = {
+    "normal": normal_,
+    "xavier_uniform": nn.init.xavier_uniform_,  # Glorot & Bengio 2010: +-sqrt(6 / (M + D))
+    "zeros": nn.init.zeros_,
+    "sinusoidal": sinusoidal_,
+    "pretrained": pretrained_,
+}
+"""How a position table may start, by name. Each fills the table that it is given first, in place."""
