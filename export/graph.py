@@ -13,64 +13,116 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from incipit.models.frontend import FrontEnd
-from incipit.service.manifest import DATA, GRAPH
+from incipit.models.frontend import FrontEnd, FrontEndConfig, names_of
+from incipit.models.steps import Project
+from incipit.service.manifest import GRAPH, TOKEN_GRAPH
 from incipit.service.manifest import Tensor as TensorSpec
 
 OPSET = 20
-MODULE, DERIVED = "frontend.", ".table"
-"""In the names of initializers: what the exported module calls the front-end, and what ends a derived table's."""
+MODULE, DERIVED, TRANSPOSED = "frontend.", ".table", ".transposed"
+"""In the names of initializers: what the exported module calls the front-end, and what ends those of derived tables and
+of weights that are stored the other way round."""
+
+
+INPUTS = ("input_ids", "offset", "token_type_ids", "attention_mask")
+OUTPUTS = ("embeddings", "token_embeddings")
 
 
 class _Signature(nn.Module):
-    """The front-end with exactly the inputs of its graph, in order."""
+    """The front-end with the inputs of its graph, by name, and the model's own lookup as a second output."""
 
     def __init__(self, frontend: FrontEnd) -> None:
         super().__init__()
         self.frontend = frontend
 
-    def forward(self, input_ids: Tensor, offset: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        vectors: Tensor = self.frontend(input_ids, offset, token_type_ids)
-        return vectors
+    def forward(
+        self,
+        input_ids: Tensor,
+        offset: Tensor,
+        token_type_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        config = self.frontend.config
+        vectors: Tensor = self.frontend(input_ids, offset, token_type_ids, attention_mask)
+        if config.lookup == len(config.steps):
+            return (vectors,)
+        return vectors, self.frontend.run(config.steps[: config.lookup], input_ids)
 
 
 def export_graph(frontend: FrontEnd, folder: Path) -> None:
-    """Write `model.onnx` and `model.onnx.data` of `frontend` (in evaluation mode) into `folder`.
+    """Write the graphs of `frontend` (in evaluation mode) into `folder`, over one data file.
 
-    Inputs int64 `input_ids` (batch, length), `offset` (1,) or (batch,), and `token_type_ids` (batch, length) where
-    the front-end has segments; output float32 `embeddings` (batch, length, D).
+    `model.onnx` has inputs int64 `input_ids` (batch, length), `offset` (1,) or (batch,), `token_type_ids` and
+    `attention_mask` (batch, length) where the front-end has them, and output float32 `embeddings` (batch, length, D).
+    `token.onnx` has input `input_ids` and output `token_embeddings`; it is left out where the two are the same.
     """
+    config = frontend.config
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
     # Any sizes do, except that `offset` has one element, so that (1,) broadcasts over the batch in the graph.
-    names = ["input_ids", "offset"]
-    samples = [torch.zeros((2, 3), dtype=torch.int64), torch.zeros(1, dtype=torch.int64)]
-    shapes: list[dict[int, torch.export.Dim] | None] = [{0: batch, 1: length}, None]
-    if frontend.segments is not None:
-        # A tensor of its own: the exporter makes one input of two arguments that are the same tensor.
-        names, samples, shapes = (
-            [*names, "token_type_ids"],
-            [*samples, samples[0].clone()],
-            [*shapes, shapes[0]],
-        )
+    # Each input is a tensor of its own: the exporter makes one input of two arguments that are the same tensor.
+    names = [*INPUTS[:2], *(["token_type_ids"] if config.segments else []), *(["attention_mask"] * config.needs_mask)]
+    samples = {name: torch.ones(1 if name == "offset" else (2, 3), dtype=torch.int64) for name in names}
+    shapes = {name: None if name == "offset" else {0: batch, 1: length} for name in names}
     with _quiet_exporter():
         program = torch.onnx.export(
             _Signature(frontend).eval(),
-            tuple(samples),
+            (),
+            kwargs=samples,
             dynamo=True,
             opset_version=OPSET,
             input_names=names,
-            output_names=["embeddings"],
+            output_names=OUTPUTS[: 1 + (config.lookup < len(config.steps))],
             dynamic_shapes=shapes,
             verbose=False,
         )
     assert program is not None
     program.save(folder / GRAPH, external_data=True)
-    model = onnx.load(folder / GRAPH, load_external_data=False)
-    _forget_machine(model)
-    _free_offset(model)
-    onnx.save(model, folder / GRAPH)
-    onnx.checker.check_model(folder / GRAPH, full_check=True)
-    assert (folder / DATA).is_file()
+    both = onnx.load(folder / GRAPH, load_external_data=False)
+    _forget_machine(both)
+    _free_offset(both)
+    _name_projections(both, config)
+    _save(_only(both, "embeddings"), folder / GRAPH)
+    if config.lookup < len(config.steps):
+        token = _only(both, "token_embeddings")
+        del token.graph.input[1:]
+        _save(token, folder / TOKEN_GRAPH)
+
+
+def _name_projections(model: onnx.ModelProto, config: FrontEndConfig) -> None:
+    """Name the weights of projections, which the exporter transposes and calls after itself."""
+    projections = [
+        f"{MODULE}{name}.weight{TRANSPOSED}"
+        for name, step in zip(names_of(config.steps), config.steps, strict=True)
+        if isinstance(step, Project)
+    ]
+    products = [node for node in model.graph.node if node.op_type == "MatMul"]
+    for name, product in zip(projections, products, strict=True):
+        initializer = next(tensor for tensor in model.graph.initializer if tensor.name == product.input[1])
+        initializer.name = product.input[1] = name
+
+
+def _only(model: onnx.ModelProto, output: str) -> onnx.ModelProto:
+    """Return the part of `model` that makes `output`, with all inputs."""
+    part = onnx.ModelProto()
+    part.CopyFrom(model)
+    wanted, nodes = {output}, []
+    for node in reversed(model.graph.node):
+        if wanted.intersection(node.output):
+            wanted.update(node.input)
+            nodes.append(node)
+    initializers = [tensor for tensor in model.graph.initializer if tensor.name in wanted]
+    outputs = [value for value in model.graph.output if value.name == output]
+    for field in ("node", "initializer", "output"):
+        part.graph.ClearField(field)
+    part.graph.node.extend(reversed(nodes))
+    part.graph.initializer.extend(initializers)
+    part.graph.output.extend(outputs)
+    return part
+
+
+def _save(model: onnx.ModelProto, file: Path) -> None:
+    onnx.save(model, file)
+    onnx.checker.check_model(file, full_check=True)
 
 
 def describe_graph(graph: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
@@ -85,11 +137,16 @@ def read_initializers(folder: Path) -> dict[str, Tensor]:
     Derived tables (sinusoids) are left out: who builds the module again derives them again.
     """
     model = onnx.load(folder / GRAPH)
-    return {
-        initializer.name.removeprefix(MODULE): torch.from_numpy(onnx.numpy_helper.to_array(initializer).copy())
-        for initializer in model.graph.initializer
-        if initializer.name.startswith(MODULE) and not initializer.name.endswith(DERIVED)
-    }
+    weights = {}
+    for initializer in model.graph.initializer:
+        name = initializer.name.removeprefix(MODULE)
+        if name == initializer.name or name.endswith(DERIVED):
+            continue
+        values = onnx.numpy_helper.to_array(initializer)
+        if name.endswith(TRANSPOSED):
+            name, values = name.removesuffix(TRANSPOSED), values.T
+        weights[name] = torch.from_numpy(values.copy())
+    return weights
 
 
 @contextmanager

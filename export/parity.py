@@ -4,20 +4,34 @@ Letters: B batch, L length, M maximum length.
 """
 
 from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from incipit.export.errors import ParityError
-from incipit.models.frontend import FrontEnd
+from incipit.models.frontend import FrontEnd, FrontEndConfig
 from incipit.service import runtime
 from incipit.service.manifest import Parity, ParityCase, ParityReport
 
 BATCHES = (1, 2, 5)
 LENGTHS = (1, 2, 17)
 ALLOWED_ULP = 8.0
-"""For a front-end with a LayerNorm: its sums may be ordered in any way. Without one, bits must be equal."""
+"""For a front-end with a norm or a projection: its sums may be ordered in any way. Without, bits must be equal."""
+LONG = 512
+"""Length that stands for the longest where no table of positions sets one."""
+PADDINGS: tuple[Literal["none", "left", "right"], ...] = ("none", "left", "right")
+
+
+class Arguments(NamedTuple):
+    """The arguments of one comparison."""
+
+    batch: int
+    length: int
+    offset: tuple[int, ...]
+    segments: bool
+    padding: Literal["none", "left", "right"]
 
 
 def prove(
@@ -32,16 +46,16 @@ def prove(
     frontend.eval()
     grid = list(_grid(frontend))
     cases = []
-    for batch, length, offset, segments in grid:
-        cases.append(_compare(frontend, session, batch, length, offset, segments))
+    for case in grid:
+        cases.append(_compare(frontend, session, case))
         report(len(cases), len(grid))
-    allowed = 0.0 if frontend.norm is None else ALLOWED_ULP
+    allowed = 0.0 if frontend.config.exact else ALLOWED_ULP
     worst = max(cases, key=lambda case: case.max_ulp)
     if worst.max_ulp > allowed:
         raise ParityError(
             f"the graph differs from its PyTorch module by {worst.max_abs:.3g} ({worst.max_ulp:.3g} ULP, allowed "
             f"{allowed:g}) at batch {worst.batch}, length {worst.length}, offset {list(worst.offset)}, "
-            f"segments {worst.segments}"
+            f"segments {worst.segments}, padding {worst.padding}"
         )
     section = Parity(
         onnxruntime=runtime.VERSION,
@@ -54,43 +68,58 @@ def prove(
     return ParityReport(providers={session.provider: section})
 
 
-def _grid(frontend: FrontEnd) -> Iterator[tuple[int, int, tuple[int, ...], bool]]:
-    """Yield batch, length, offset and whether segments are given: all combinations that are legal."""
-    max_len = frontend.config.max_len
+def _grid(frontend: FrontEnd) -> Iterator[Arguments]:
+    """Yield all combinations that are legal."""
+    config = frontend.config
+    # Without a table of positions every place is like every other: a long row shows no more than a short one.
+    longest = config.max_len if config.max_len and config.positions else min(config.max_len or LONG, LONG)
     for batch in BATCHES:
-        for length in sorted({min(length, max_len) for length in (*LENGTHS, max_len)}):
-            last = max_len - length
+        for length in sorted({min(length, longest) for length in (*LENGTHS, longest)}):
+            last = (config.max_len or LONG) - length
             offsets: list[tuple[int, ...]] = [(offset,) for offset in sorted({0, min(1, last), last})]
             if batch > 1:
                 offsets.append(tuple(int(offset) for offset in np.linspace(0, last, batch)))
             for offset in offsets:
-                for segments in (False, True) if frontend.config.segments else (False,):
-                    yield batch, length, offset, segments
+                for segments in (False, True) if config.segments else (False,):
+                    for padding in PADDINGS if config.counts == "ids" or config.needs_mask else PADDINGS[:1]:
+                        yield Arguments(batch, length, offset, segments, padding)
 
 
-def _compare(
-    frontend: FrontEnd,
-    session: runtime.Session,
-    batch: int,
-    length: int,
-    offset: tuple[int, ...],
-    segments: bool,
-) -> ParityCase:
-    generator = np.random.Generator(np.random.PCG64([batch, length, *offset]))
-    input_ids = generator.integers(0, frontend.config.vocab_size, (batch, length))
-    # The first and the last id are in every case: an off-by-one in the table shows.
-    input_ids[0, 0], input_ids[-1, -1] = 0, frontend.config.vocab_size - 1
-    feeds = {"input_ids": input_ids, "offset": np.array(offset)}
-    token_type_ids = None
-    if frontend.config.segments:
-        feeds["token_type_ids"] = np.zeros_like(input_ids)
-    if segments:
-        feeds["token_type_ids"] = generator.integers(0, frontend.config.segments, (batch, length))
-        token_type_ids = torch.from_numpy(feeds["token_type_ids"])
+def _compare(frontend: FrontEnd, session: runtime.Session, case: Arguments) -> ParityCase:
+    feeds = _feeds(frontend.config, case)
+    inputs = {name: torch.from_numpy(array) for name, array in feeds.items()}
+    if not case.segments:  # the module's own default against the zeros that the graph is given
+        inputs.pop("token_type_ids", None)
+    if case.padding == "none":
+        inputs.pop("attention_mask", None)
     with torch.inference_mode():
-        expected = frontend(torch.from_numpy(input_ids), torch.tensor(offset), token_type_ids).numpy()
+        expected = frontend(**inputs).numpy()
     max_abs, max_ulp = difference(session.run(feeds), expected)
-    return ParityCase(batch=batch, length=length, offset=offset, segments=segments, max_abs=max_abs, max_ulp=max_ulp)
+    return ParityCase(**case._asdict(), max_abs=max_abs, max_ulp=max_ulp)
+
+
+def _feeds(config: FrontEndConfig, case: Arguments) -> dict[str, NDArray[np.int64]]:
+    """Make the inputs of a case: random, but the same in every run."""
+    vocab_size, shape = config.tokens.rows, (case.batch, case.length)
+    generator = np.random.Generator(np.random.PCG64([*shape, *case.offset]))
+    legal = np.setdiff1d(
+        np.arange(vocab_size), [*config.refused_ids, -1 if config.padding_idx is None else config.padding_idx]
+    )
+    ids = generator.choice(legal, shape)
+    # The first and the last id are in every case: an off-by-one in the table shows.
+    ids[0, 0], ids[-1, -1] = legal[0], legal[-1]
+    real = np.ones(shape, np.int64)
+    for row in range(case.batch):
+        padded = min(row + 1, case.length) if case.padding != "none" else 0
+        real[row, slice(0, padded) if case.padding == "left" else slice(case.length - padded, None)] = 0
+    if config.padding_idx is not None and config.counts == "ids":
+        ids[real == 0] = config.padding_idx
+    feeds = {"input_ids": ids, "offset": np.array(case.offset)}
+    if config.segments:
+        feeds["token_type_ids"] = generator.integers(0, config.segments, shape) if case.segments else np.zeros_like(ids)
+    if config.needs_mask:
+        feeds["attention_mask"] = real
+    return feeds
 
 
 def difference(found: NDArray[np.float32], expected: NDArray[np.float32]) -> tuple[float, float]:

@@ -3,9 +3,11 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from incipit.export.errors import ExportError
 from incipit.models.checkpoint import INDEX, WEIGHTS, CheckpointError, read_frontend
+from incipit.models.description import DESCRIPTION, read_description
 from incipit.models.frontend import FrontEnd
 from incipit.models.presets import PRESETS, build_preset
 from incipit.service import manifest
@@ -17,15 +19,21 @@ HUB_FILES = ["config.json", WEIGHTS, INDEX, "model-*-of-*.safetensors", TOKENIZE
 
 @dataclass(frozen=True)
 class LoadedSource:
-    """A front-end, what to record of its source, and the tokenizer file where the source has one."""
+    """A front-end, what to record of it, and the tokenizer file where the source has one."""
 
     frontend: FrontEnd
     record: manifest.Source
     tokenizer: Path | None = None
+    resized: manifest.Resized | None = None
 
 
-def load_source(source: str) -> LoadedSource:
+def load_source(
+    source: str, side: str | None = None, arithmetic: Literal["float32", "source"] = "float32"
+) -> LoadedSource:
     """Load the front-end that `source` names: an existing folder, a preset, or `hf:owner/name[@revision]`.
+
+    `side` chooses "encoder" or "decoder" of a checkpoint that has both, `arithmetic` the rounding of its steps, as in
+    `read_frontend`.
 
     Raises:
         ExportError: it names none of these, or cannot be read.
@@ -33,26 +41,32 @@ def load_source(source: str) -> LoadedSource:
     """
     # Without a name it would be the working folder.
     if source and Path(source).is_dir():
-        return _load_folder(Path(source), manifest.Source(kind="folder"))
+        return _load_folder(Path(source), side, arithmetic, manifest.Source(kind="folder"))
     if source in PRESETS:
         record = manifest.Source(kind="preset", name=source)
         return LoadedSource(build_preset(source), record)
     if match := HUB.fullmatch(source):
         folder = _download(match["name"], match["revision"])
         # The hub's cache names the folder of a snapshot by its commit.
-        return _load_folder(folder, manifest.Source(kind="hub", name=match["name"], revision=folder.name))
+        return _load_folder(
+            folder, side, arithmetic, manifest.Source(kind="hub", name=match["name"], revision=folder.name)
+        )
     raise ExportError(
         f"SOURCE: got {source!r}, allowed an existing folder, a preset ({', '.join(PRESETS)}), "
         "or hf:owner/name[@revision]"
     )
 
 
-def _load_folder(folder: Path, record: manifest.Source) -> LoadedSource:
+def _load_folder(
+    folder: Path, side: str | None, arithmetic: Literal["float32", "source"], record: manifest.Source
+) -> LoadedSource:
+    described = (folder / DESCRIPTION).is_file()
     try:
-        frontend = read_frontend(folder)
+        frontend = read_description(folder) if described else read_frontend(folder, side, arithmetic)
     except CheckpointError as error:
         raise ExportError(str(error)) from error
-    record = record.model_copy(update={"config_sha256": manifest.describe(folder / "config.json").sha256})
+    config = folder / (DESCRIPTION if described else "config.json")
+    record = record.model_copy(update={"config_sha256": manifest.describe(config).sha256})
     tokenizer = folder / TOKENIZER
     return LoadedSource(frontend, record, tokenizer if tokenizer.is_file() else None)
 

@@ -37,7 +37,20 @@ def app(debug: bool) -> None:
 @click.argument("source")
 @click.option("--name", required=True, help="Name of the model in the repository.")
 @REPOSITORY
-def export(source: str, name: str, repository: Path | None) -> None:
+@click.option("--side", type=click.Choice(["encoder", "decoder"]), help="Which front-end of an encoder-decoder.")
+@click.option(
+    "--arithmetic",
+    type=click.Choice(["float32", "source"]),
+    default="float32",
+    help="Rounding of every step: that of float32, or that of the type in the file.",
+)
+@click.option("--max-len", type=click.IntRange(1), help="Another limit than the source's.")
+@click.option(
+    "--resize",
+    type=click.Choice(["truncate", "interpolate", "interpolate_positions", "hybrid"]),
+    help="With --max-len: how a learned table of positions is made to fit.",
+)
+def export(source: str, name: str, repository: Path | None, resize: str | None, **options: Any) -> None:
     """Export the front-end of SOURCE as the next version of a model, and prove it equal.
 
     SOURCE is an existing folder with config.json and safetensors files, the name of a preset, or
@@ -47,7 +60,7 @@ def export(source: str, name: str, repository: Path | None) -> None:
     from incipit.export.exporter import export as run
 
     with _Progress(name) as progress:
-        exported = run(source, name, _settings(repository=repository).repository, progress)
+        exported = run(source, name, _settings(repository=repository).repository, progress, **options, resizing=resize)
     for provider, parity in exported.parity.providers.items():
         click.echo(f"{exported.folder}: {parity.summary()} ({provider})")
 
@@ -189,7 +202,7 @@ def _limits(manifest: Any) -> str:
     segments = f", segments 0 to {manifest.segments - 1}" if manifest.segments else ""
     return (
         f"{manifest.family}, ids 0 to {manifest.vocab_size - 1}{segments}, "
-        f"max_len {manifest.max_len}, width {manifest.width}"
+        f"max_len {manifest.max_len or 'unlimited'}, width {manifest.width}"
     )
 
 

@@ -1,17 +1,19 @@
 """Reads the front-end of a published checkpoint: `config.json` and safetensors files, by the family table."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from incipit.models.families import FAMILIES, Family
-from incipit.models.frontend import FrontEnd, FrontEndConfig
+from incipit.models.families import ALL, FAMILIES, SIZES, Config, Family, known, sides_of
+from incipit.models.frontend import FrontEnd, FrontEndConfig, names_of
+from incipit.models.steps import Norm, Positions, Project, Segments, Step, Tokens
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -21,71 +23,157 @@ class CheckpointError(ValueError):
     """A folder that is not a checkpoint whose front-end is understood. The message says why."""
 
 
-def read_frontend(folder: Path) -> FrontEnd:
+def read_frontend(
+    folder: Path, side: str | None = None, arithmetic: Literal["float32", "source"] = "float32"
+) -> FrontEnd:
     """Build the front-end of the checkpoint in `folder`, with float32 tensors, reading no other tensor.
+
+    Args:
+        folder: holds `config.json` and safetensors files.
+        side: "encoder" or "decoder" of a model that has both; None for one that has not.
+        arithmetic: "source" rounds after every step to the type of the token table in the file, as a library does that
+            loads the model in that type; default float32, in which every type of file is exact.
 
     Raises:
         CheckpointError: a file is missing or broken, the family is not known, or its values are not understood.
 
     """
-    config = _read_json(folder / "config.json")
-    family = family_of(config)
-    frontend_config = read_config(config, family)
-    tensors = read_tensors(folder, family)
+    values = _read_json(folder / "config.json")
+    name, family = family_of(values, side)
     try:
-        return FrontEnd.from_tensors(frontend_config, tensors)
+        template = family.steps(Config(values))
+    except TypeError as error:
+        raise CheckpointError(f"config.json: a value that {name!r} needs is missing: {error}") from error
+    steps, tensors, stored = read_tensors(folder, template, family.prefix)
+    try:
+        config = _configure(name, family, values, steps)
+        return FrontEnd.from_tensors(
+            replace(config, arithmetic=stored if arithmetic == "source" else "float32"), tensors
+        )
     except (RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder}: tensors and config.json disagree: {_one_line(error)}") from error
+        raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
 
 
-def family_of(config: Mapping[str, Any]) -> Family:
-    """Return the row of the family table that `config` follows."""
+def family_of(config: Mapping[str, Any], side: str | None = None) -> tuple[str, Family]:
+    """Return the name and the row of the family table that `config` follows."""
     model_type = config.get("model_type")
-    if model_type not in FAMILIES:
-        raise CheckpointError(f"config.json: model_type is {model_type!r}, known are {', '.join(sorted(FAMILIES))}")
-    return FAMILIES[model_type]
+    sides = sides_of(str(model_type))
+    name = f"{model_type}/{side}" if sides else str(model_type)
+    if not sides and name not in FAMILIES:
+        raise CheckpointError(f"config.json: model_type is {model_type!r}, known are {', '.join(known())}")
+    if sides and side not in sides:
+        raise CheckpointError(f"--side: got {side!r}, allowed for {model_type!r}: {', '.join(sides)}")
+    if not sides and side is not None:
+        raise CheckpointError(f"--side: got {side!r}, allowed only for models that have sides; {model_type!r} has none")
+    family = FAMILIES[name]
+    for key, understood in family.only.items():
+        if config.get(key) is not None and config[key] not in understood:
+            allowed = " or ".join(map(repr, understood))
+            raise CheckpointError(f"config.json: {key} is {config[key]!r}, understood is {allowed}")
+    return name, family
 
 
-def read_config(config: Mapping[str, Any], family: Family) -> FrontEndConfig:
-    """Translate `config.json` by the family's row."""
-    for key, value in family.required.items():
-        if config.get(key, value) != value:
-            raise CheckpointError(f"config.json: {key} is {config[key]!r}, understood is {value!r}")
-    values: dict[str, Any] = {}
-    for name, (key, default) in family.fields.items():
-        values[name] = config.get(key, default)
-        if values[name] is ...:
-            raise CheckpointError(f"config.json: {key} is missing; the family {family.model_type!r} needs it")
-    for name, lowest in {"vocab_size": 1, "d_model": 1, "max_len": 1, "segments": 0}.items():
-        value = values.get(name, lowest)
-        if type(value) is not int or value < lowest:
-            raise CheckpointError(f"config.json: {family.fields[name][0]} is {value!r}, allowed {lowest} or more")
-    return FrontEndConfig(family=family.model_type, positions=family.positions, **values)
+def read_tensors(
+    folder: Path, steps: Sequence[Step], prefix: str = ""
+) -> tuple[tuple[Step, ...], dict[str, Tensor], Any]:
+    """Return `steps` with their sizes, their tensors, and the type that the first of these has in the file.
 
+    The tensors are float32, under the names of `FrontEnd.state_dict()`. Every name in the files may have `prefix`
+    before it. A table of positions that is in the file wins over the recipe that would derive it.
 
-def read_tensors(folder: Path, family: Family) -> dict[str, Tensor]:
-    """Read the family's tensors from `folder` as float32, under the names of `FrontEnd.state_dict()`."""
+    Raises:
+        CheckpointError: a file or a tensor is missing or broken.
+
+    """
     files = _files_of_keys(folder)
-    prefix = next((p for p in family.prefixes if _find(files, p, next(iter(family.tensors.values())))), None)
-    if prefix is None:
-        wanted = next(iter(family.tensors.values()))[0]
-        tried = " or ".join(p + wanted for p in family.prefixes)
-        raise CheckpointError(f"{folder}: no tensor {tried}; is this the checkpoint of a {family.model_type!r} model?")
-    tensors = {}
+    first = getattr(steps[0], "weight", ())
+    found = next((p for p in ("", prefix) if _find(files, p, first)), None)
+    if found is None:
+        tried = " or ".join(p + key for p in dict.fromkeys(("", prefix)) for key in first)
+        missing = tried or "is named by the first step"
+        raise CheckpointError(f"{folder}: no tensor {missing}; do the files belong together?")
+    prefix = found
+    tensors: dict[str, Tensor] = {}
+    stored: list[str] = []
+    sized: list[Step] = []
     with ExitStack() as stack:
-        opened = {}
-        for name, keys in family.tensors.items():
+        opened: dict[Path, Any] = {}
+
+        def read(keys: tuple[str, ...]) -> Tensor | None:
             key = _find(files, prefix, keys)
             if key is None:
-                raise CheckpointError(f"{folder}: no tensor {prefix}{keys[0]}")
+                return None
             file = files[key]
             if file not in opened:
                 opened[file] = stack.enter_context(_open(file))
-            tensor = opened[file].get_tensor(key)
+            try:
+                tensor: Tensor = opened[file].get_tensor(key)
+            except SafetensorError as error:
+                raise CheckpointError(f"{file}: {one_line(error)}") from error
             if not tensor.is_floating_point():
                 raise CheckpointError(f"{folder}: tensor {key} is {tensor.dtype}, allowed a floating-point type")
-            tensors[name] = tensor.to(torch.float32)
-    return tensors
+            stored.append(str(tensor.dtype).removeprefix("torch."))
+            return tensor.to(torch.float32)
+
+        for name, step in zip(names_of(tuple(steps)), steps, strict=True):
+            if not isinstance(step, Tokens | Segments | Positions | Norm | Project):
+                sized.append(step)
+                continue
+            weight = read(step.weight)
+            if weight is not None:
+                tensors[f"{name}.weight"] = weight
+            elif not (isinstance(step, Positions) and step.table != "learned"):
+                raise CheckpointError(f"{folder}: no tensor {prefix}{step.weight[0]}")
+            if isinstance(step, Norm | Project) and step.bias is not None:
+                bias = read(step.bias)
+                if bias is None:
+                    raise CheckpointError(f"{folder}: no tensor {prefix}{step.bias[0]}")
+                tensors[f"{name}.bias"] = bias
+            sized.append(step if weight is None else _size(step, weight))
+    return tuple(sized), tensors, stored[0]
+
+
+def _size(step: Step, weight: Tensor) -> Step:
+    match step:
+        case Tokens():
+            return replace(step, rows=weight.shape[0], width=weight.shape[-1])
+        case Segments():
+            return replace(step, rows=weight.shape[0])
+        case Positions():
+            return replace(step, rows=weight.shape[0], table="learned")
+        case Project():
+            return replace(step, width=weight.shape[0])
+        case _:
+            return step
+
+
+def _configure(name: str, family: Family, values: Mapping[str, Any], steps: tuple[Step, ...]) -> FrontEndConfig:
+    config = Config(values)
+    positions = next((step for step in steps if isinstance(step, Positions)), None)
+    max_len = positions.rows - positions.first if positions else config(family.limit) if family.limit else None
+    frontend = FrontEndConfig(
+        family=name,
+        steps=steps,
+        max_len=max_len,
+        padding_idx=config("pad_token_id", family.padding),
+        refused_ids=tuple(family.refused(config)),
+        lookup=len(steps) if family.lookup(config) == ALL else family.lookup(config),
+        consumer_scales=family.consumer_scales,
+    )
+    _check_sizes(values, frontend)
+    return frontend
+
+
+def _check_sizes(values: Mapping[str, Any], frontend: FrontEndConfig) -> None:
+    """Compare the sizes that `config.json` states with those of the tensors."""
+    for keys, sizes_of in SIZES:
+        allowed = sizes_of(frontend)
+        for key in keys:
+            stated = values.get(key)
+            if stated is not None and allowed and (type(stated) is not int or stated not in allowed):
+                raise ValueError(f"{key} is {stated!r}, the tensors have {' or '.join(map(str, sorted(allowed)))}")
+    if frontend.max_len is not None and (type(frontend.max_len) is not int or frontend.max_len < 1):
+        raise ValueError(f"the longest input is {frontend.max_len!r}, allowed 1 or more")
 
 
 def _find(files: Mapping[str, Path], prefix: str, keys: tuple[str, ...]) -> str | None:
@@ -117,7 +205,7 @@ def _open(file: Path) -> Any:
     try:
         return safe_open(file, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file}: {_one_line(error)}") from error
+        raise CheckpointError(f"{file}: {one_line(error)}") from error
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -126,11 +214,12 @@ def _read_json(file: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise CheckpointError(f"{file.parent}: no {file.name}") from error
     except ValueError as error:
-        raise CheckpointError(f"{file}: {_one_line(error)}") from error
+        raise CheckpointError(f"{file}: {one_line(error)}") from error
     if not isinstance(document, dict):
         raise CheckpointError(f"{file}: not a JSON object")
     return document
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """Return the message of an error in one line."""
     return " ".join(str(error).split())

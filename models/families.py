@@ -1,11 +1,31 @@
 """The family table: how published models name and compose their front-end. Every Hugging Face name is here.
 
-A family is a row. `read_config` in `checkpoint.py` reads `config.json` by it, `read_tensors` the tensors.
+A family is a row, named by `model_type` in its `config.json`, and by its side where it has two. Its steps name the
+tensors of a checkpoint as a base model's file has them. Read from transformers 5.23, and checked against it.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any
+
+from incipit.models.frontend import FrontEndConfig
+from incipit.models.steps import Mask, Norm, Positions, Project, Scale, Segments, Step, Tokens
+
+ALL = -1
+"""Of a lookup: every step."""
+
+
+class Config:
+    """`config.json`, with the defaults that the library fills in where an older file leaves a key out."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def __call__(self, key: str, default: Any = None) -> Any:
+        """Return a value, or the default where the key is absent or null."""
+        value = self._values.get(key)
+        return default if value is None else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,56 +33,407 @@ class Family:
     """One row.
 
     Args:
-        model_type: `model_type` of its `config.json`.
-        fields: field of `FrontEndConfig` -> key of `config.json`, and the value where the key is absent
-            (a default of the library; `...` where there is none, so that the key is required).
-        tensors: name in `FrontEnd.state_dict()` -> accepted keys in the checkpoint, the current spelling first.
-        prefixes: what may stand before all these keys: nothing in a base model's file, a prefix in a head model's.
-        required: keys of `config.json` that change the front-end -> the only value that this row means.
-        positions: kind of position table.
+        steps: the steps, given the config; sizes come from the tensors, those of derived tables from the config.
+        prefix: what a head model's file puts before the keys; default nothing.
+        limit: key of the config that holds max_len where no table of positions does; None for no limit.
+        padding: the padding id where the config leaves it out; None for none.
+        only: keys that change the front-end -> the values that this row understands.
+        refused: ids whose vectors depend on other tokens, given the config.
+        lookup: how many steps are the model's own lookup, given the config; ALL of them, or, by default, the first.
+        consumer_scales: whether the model itself scales `inputs_embeds` that it is handed; default False.
 
     """
 
-    model_type: str
-    fields: Mapping[str, tuple[str, object]]
-    tensors: Mapping[str, tuple[str, ...]]
-    prefixes: tuple[str, ...]
-    required: Mapping[str, object] = field(default_factory=dict)
-    positions: Literal["learned"] = "learned"
+    steps: Callable[[Config], list[Step]]
+    prefix: str = ""
+    limit: str | None = None
+    padding: int | None = None
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    refused: Callable[[Config], list[int]] = lambda _: []
+    lookup: Callable[[Config], int] = lambda _: 1
+    consumer_scales: bool = False
 
 
-BERT = Family(
-    model_type="bert",
-    fields={
-        "vocab_size": ("vocab_size", ...),
-        "d_model": ("hidden_size", ...),
-        "max_len": ("max_position_embeddings", ...),
-        "segments": ("type_vocab_size", 2),
-        "norm_eps": ("layer_norm_eps", 1e-12),
-        "padding_idx": ("pad_token_id", 0),
-        "dropout": ("hidden_dropout_prob", 0.1),
-    },
-    tensors={
-        "tokens.weight": ("embeddings.word_embeddings.weight",),
-        "segments.weight": ("embeddings.token_type_embeddings.weight",),
-        "positions.weight": ("embeddings.position_embeddings.weight",),
-        "norm.weight": ("embeddings.LayerNorm.weight", "embeddings.LayerNorm.gamma"),
-        "norm.bias": ("embeddings.LayerNorm.bias", "embeddings.LayerNorm.beta"),
-    },
-    prefixes=("", "bert."),
-    required={"position_embedding_type": "absolute"},
+def _keys(*names: str, suffix: str = ".weight") -> tuple[str, ...]:
+    return tuple(name + suffix for name in names)
+
+
+def _norm(name: str, eps: float, *, bias: bool = True, spellings: tuple[str, ...] = ()) -> Norm:
+    """A LayerNorm; old files call its weight gamma and its bias beta."""
+    names = (name, *spellings)
+    weight = (*_keys(*names), *_keys(*names, suffix=".gamma"))
+    return Norm(
+        eps=eps, weight=weight, bias=(*_keys(*names, suffix=".bias"), *_keys(*names, suffix=".beta")) if bias else None
+    )
+
+
+def _project(name: str, *, bias: bool = True) -> Project:
+    return Project(weight=_keys(name), bias=_keys(name, suffix=".bias") if bias else None)
+
+
+def _tokens(*names: str) -> Tokens:
+    return Tokens(weight=_keys(*names))
+
+
+def _segments(name: str) -> Segments:
+    return Segments(weight=_keys(name))
+
+
+def _learned(*names: str, first: int = 0) -> Positions:
+    return Positions(weight=_keys(*names), first=first)
+
+
+def _skipping(name: str, padding: int) -> Positions:
+    """Learned positions that count the ids that are no padding; the first real token takes row padding + 1."""
+    return Positions(weight=_keys(name), counts="ids", first=padding + 1)
+
+
+def _scale(condition: Any, by: float) -> list[Step]:
+    return [Scale(by=by)] if condition else []
+
+
+WORDS, TYPES, PLACES, LAYER_NORM = (
+    f"embeddings.{name}" for name in ("word_embeddings", "token_type_embeddings", "position_embeddings", "LayerNorm")
 )
+ABSOLUTE = {"position_embedding_type": ("absolute",)}
 
-GPT2 = Family(
-    model_type="gpt2",
-    fields={
-        "vocab_size": ("vocab_size", ...),
-        "d_model": ("n_embd", ...),
-        "max_len": ("n_positions", ...),
-        "dropout": ("embd_pdrop", 0.1),
+
+def _bert(c: Config, eps: float = 1e-12) -> list[Step]:
+    return [_tokens(WORDS), _segments(TYPES), _learned(PLACES), _norm(LAYER_NORM, c("layer_norm_eps", eps))]
+
+
+def _roberta(c: Config) -> list[Step]:
+    positions = _skipping(PLACES, c("pad_token_id", 1))
+    return [_tokens(WORDS), _segments(TYPES), positions, _norm(LAYER_NORM, c("layer_norm_eps", 1e-12))]
+
+
+def _electra(c: Config) -> list[Step]:
+    projected = c("embedding_size", 128) != c("hidden_size", 256)
+    return [*_bert(c), *([_project("embeddings_project")] if projected else [])]
+
+
+def _big_bird(c: Config) -> list[Step]:
+    tokens, *others = _bert(c)
+    return [tokens, *_scale(c("rescale_embeddings", False), math.sqrt(c("hidden_size"))), *others]
+
+
+def _deberta(c: Config) -> list[Step]:
+    steps: list[Step] = [_tokens(WORDS)]
+    if c("position_biased_input", True):
+        steps.append(_learned(PLACES))
+    if c("type_vocab_size", 0):
+        steps.append(_segments(TYPES))
+    if c("embedding_size", c("hidden_size")) != c("hidden_size"):
+        steps.append(_project("embeddings.embed_proj", bias=False))
+    return [*steps, _norm(LAYER_NORM, c("layer_norm_eps", 1e-7)), Mask()]
+
+
+def _esm(c: Config) -> list[Step]:
+    steps: list[Step] = [_tokens(WORDS)]
+    if c("token_dropout", False):
+        # 1 - 0.15 * 0.8: the share of tokens that training left in place; in float64, as the library multiplies.
+        steps.append(Scale(by=1 - 0.15 * 0.8))
+    if c("position_embedding_type", "absolute") == "absolute":
+        steps.append(_skipping(PLACES, c("pad_token_id")))
+    if c("emb_layer_norm_before", False):
+        steps.append(_norm("embeddings.layer_norm", c("layer_norm_eps", 1e-12)))
+    return [*steps, Mask()]
+
+
+def _roformer(c: Config) -> list[Step]:
+    projected = c("embedding_size", c("hidden_size")) != c("hidden_size")
+    norm = _norm(LAYER_NORM, c("layer_norm_eps", 1e-12))
+    return [_tokens(WORDS), _segments(TYPES), norm, *([_project("embeddings_project")] if projected else [])]
+
+
+def _opt(c: Config) -> list[Step]:
+    projected = c("word_embed_proj_dim", c("hidden_size")) != c("hidden_size")
+    positions = Positions(weight=_keys("decoder.embed_positions"), counts="mask", first=2)
+    return [
+        _tokens("decoder.embed_tokens"),
+        *([_project("decoder.project_in", bias=False)] if projected else []),
+        positions,
+    ]
+
+
+def _sinusoids(c: Config, table: str, limit: str, default: int, **values: Any) -> Positions:
+    """Positions whose table is derived; its first row is that of position 0 unless `values` say otherwise."""
+    return Positions(rows=c(limit, default) + values.get("first", 0), table=table, **values)
+
+
+def _scaled(c: Config) -> list[Step]:
+    """The scale that most encoder-decoders have."""
+    return _scale(c("scale_embedding", False), math.sqrt(c("d_model")))
+
+
+def _shared(side: str) -> Tokens:
+    """One table for both sides, or one for each where a checkpoint does not share it."""
+    return _tokens(f"{side}.embed_tokens", "shared")
+
+
+def _bart(side: str) -> Callable[[Config], list[Step]]:
+    return lambda c: [
+        _shared(side),
+        *_scaled(c),
+        _learned(f"{side}.embed_positions", first=2),
+        _norm(f"{side}.layernorm_embedding", 1e-5),
+    ]
+
+
+def _blenderbot(side: str) -> Callable[[Config], list[Step]]:
+    return lambda c: [_shared(side), *_scaled(c), _learned(f"{side}.embed_positions")]
+
+
+def _marian(side: str) -> Callable[[Config], list[Step]]:
+    return lambda c: [
+        _shared(side),
+        *_scaled(c),
+        _sinusoids(c, "pair_half", "max_position_embeddings", 1024, weight=_keys(f"{side}.embed_positions")),
+    ]
+
+
+def _counted_sinusoids(c: Config, limit: str) -> Positions:
+    padding = c("pad_token_id", 1)
+    return _sinusoids(c, "tensor2tensor", limit, 1024, counts="ids", first=padding + 1, zero_row=padding)
+
+
+def _m2m_100(side: str) -> Callable[[Config], list[Step]]:
+    return lambda c: [_shared(side), *_scaled(c), _counted_sinusoids(c, "max_position_embeddings")]
+
+
+def _lookup_with_scale(c: Config) -> int:
+    """The model's table scales its vectors itself, so that whoever hands vectors over must have scaled them."""
+    return 2 if c("scale_embedding", False) else 1
+
+
+def _rotary(tokens: str, prefix: str, limit: str | None = "max_position_embeddings") -> Family:
+    """A decoder whose positions live in attention: its front-end is the token table."""
+    return Family(steps=lambda _: [_tokens(tokens)], prefix=prefix, limit=limit)
+
+
+def _gemma(c: Config) -> list[Step]:
+    return [_tokens("embed_tokens"), Scale(by=math.sqrt(c("hidden_size")), cast=True)]
+
+
+GEMMA = Family(steps=_gemma, prefix="model.", limit="max_position_embeddings", lookup=lambda _: 2)
+LLAMA = _rotary("embed_tokens", "model.")
+XLM_ROBERTA = Family(steps=_roberta, prefix="roberta.", padding=1, only=ABSOLUTE)
+
+FAMILIES: dict[str, Family] = {
+    # Encoders.
+    "bert": Family(steps=_bert, prefix="bert.", padding=0, only=ABSOLUTE),
+    "roberta": XLM_ROBERTA,
+    "xlm-roberta": XLM_ROBERTA,
+    "camembert": XLM_ROBERTA,
+    "xlm-roberta-xl": Family(steps=lambda c: _roberta(c)[:-1], prefix="roberta.", padding=1, only=ABSOLUTE),
+    # Its padding id is 1, whatever the config says.
+    "mpnet": Family(
+        steps=lambda c: [
+            _tokens(WORDS),
+            _skipping(PLACES, 1),
+            _norm(LAYER_NORM, c("layer_norm_eps", 1e-12)),
+        ],
+        prefix="mpnet.",
+        padding=1,
+        only={"pad_token_id": (1,)},
+    ),
+    "distilbert": Family(
+        steps=lambda _: [_tokens(WORDS), _learned(PLACES), _norm(LAYER_NORM, 1e-12)], prefix="distilbert."
+    ),
+    "electra": Family(steps=_electra, prefix="electra.", only=ABSOLUTE),
+    "albert": Family(
+        steps=lambda c: [*_bert(c), _project("encoder.embedding_hidden_mapping_in")], prefix="albert.", only=ABSOLUTE
+    ),
+    "rembert": Family(steps=lambda c: [*_bert(c), _project("encoder.embedding_hidden_mapping_in")], prefix="rembert."),
+    "big_bird": Family(steps=_big_bird, prefix="bert.", consumer_scales=True),
+    "megatron-bert": Family(steps=lambda c: _bert(c)[:-1], prefix="bert.", only=ABSOLUTE),
+    "fnet": Family(steps=lambda c: [*_bert(c), _project("embeddings.projection")], prefix="fnet."),
+    "deberta-v2": Family(steps=_deberta, prefix="deberta.", limit="max_position_embeddings"),
+    "esm": Family(
+        steps=_esm,
+        prefix="esm.",
+        limit="max_position_embeddings",
+        only={"position_embedding_type": ("absolute", "rotary")},
+        refused=lambda c: [c("mask_token_id")] if c("token_dropout", False) else [],
+        # The library hands `inputs_embeds` to the first block as they are.
+        lookup=lambda _: ALL,
+    ),
+    "roformer": Family(steps=_roformer, prefix="roformer.", limit="max_position_embeddings"),
+    "nomic_bert": Family(
+        steps=lambda c: [
+            _tokens(WORDS),
+            _segments(TYPES),
+            _norm("emb_ln", c("layer_norm_eps", 1e-12), spellings=(LAYER_NORM,)),
+        ],
+        limit="max_position_embeddings",
+    ),
+    "modernbert": Family(
+        steps=lambda c: [
+            _tokens("embeddings.tok_embeddings"),
+            _norm("embeddings.norm", c("norm_eps", 1e-5), bias=c("norm_bias", False)),
+        ],
+        prefix="model.",
+        limit="max_position_embeddings",
+    ),
+    "funnel": Family(
+        steps=lambda c: [_tokens(WORDS), _norm("embeddings.layer_norm", c("layer_norm_eps", 1e-9))],
+        prefix="funnel.",
+    ),
+    "xlm": Family(
+        steps=lambda c: [
+            _tokens("embeddings"),
+            _learned("position_embeddings"),
+            _norm("layer_norm_emb", c("layer_norm_eps", 1e-12)),
+            Mask(),
+        ],
+        prefix="transformer.",
+        only={"n_langs": (1,)},
+    ),
+    "xlnet": Family(steps=lambda _: [_tokens("word_embedding")], prefix="transformer."),
+    "clip_text_model": Family(
+        steps=lambda _: [_tokens("embeddings.token_embedding"), _learned("embeddings.position_embedding")],
+        prefix="text_model.",
+    ),
+    # Decoders.
+    "gpt2": Family(steps=lambda _: [_tokens("wte"), _learned("wpe")], prefix="transformer."),
+    "gpt_neo": Family(steps=lambda _: [_tokens("wte"), _learned("wpe")], prefix="transformer."),
+    "openai-gpt": Family(steps=lambda _: [_tokens("tokens_embed"), _learned("positions_embed")], prefix="transformer."),
+    "gptj": _rotary("wte", "transformer.", "n_positions"),
+    "codegen": _rotary("wte", "transformer.", "n_positions"),
+    "ctrl": Family(
+        steps=lambda c: [
+            _tokens("w"),
+            Scale(by=math.sqrt(c("n_embd", 1280))),
+            _sinusoids(c, "pair_half_float32", "n_positions", 256),
+        ],
+        prefix="transformer.",
+        consumer_scales=True,
+    ),
+    "opt": Family(steps=_opt, prefix="model."),
+    "biogpt": Family(
+        steps=lambda c: [
+            _tokens("embed_tokens"),
+            *_scale(c("scale_embedding", True), math.sqrt(c("hidden_size"))),
+            _learned("embed_positions", first=2),
+        ],
+        prefix="biogpt.",
+        lookup=lambda c: 2 if c("scale_embedding", True) else 1,
+    ),
+    "xglm": Family(
+        steps=lambda c: [
+            _tokens("embed_tokens"),
+            *_scale(c("scale_embedding", True), math.sqrt(c("d_model", 1024))),
+            _sinusoids(c, "tensor2tensor", "max_position_embeddings", 2048, first=2, zero_row=c("pad_token_id", 1)),
+        ],
+        prefix="model.",
+        lookup=lambda c: 2 if c("scale_embedding", True) else 1,
+    ),
+    "bloom": Family(
+        steps=lambda c: [
+            _tokens("word_embeddings"),
+            _norm("word_embeddings_layernorm", c("layer_norm_epsilon", 1e-5)),
+        ],
+        prefix="transformer.",
+    ),
+    "mpt": _rotary("wte", "transformer.", "max_seq_len"),
+    "falcon": _rotary("word_embeddings", "transformer."),
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "qwen2": LLAMA,
+    "qwen3": LLAMA,
+    "phi": LLAMA,
+    "phi3": LLAMA,
+    "gpt_neox": _rotary("embed_in", "gpt_neox."),
+    "granite": Family(
+        steps=lambda c: [_tokens("embed_tokens"), Scale(by=c("embedding_multiplier", 1.0))],
+        prefix="model.",
+        limit="max_position_embeddings",
+        consumer_scales=True,
+    ),
+    "gemma": GEMMA,
+    "gemma2": GEMMA,
+    "gemma3_text": GEMMA,
+    # Encoder-decoders.
+    **{
+        f"{name}/{side}": Family(steps=_bart(side), prefix="model.", lookup=_lookup_with_scale)
+        for name in ("bart", "mbart")
+        for side in ("encoder", "decoder")
     },
-    tensors={"tokens.weight": ("wte.weight",), "positions.weight": ("wpe.weight",)},
-    prefixes=("", "transformer."),
-)
+    **{
+        f"blenderbot/{side}": Family(steps=_blenderbot(side), prefix="model.", lookup=_lookup_with_scale)
+        for side in ("encoder", "decoder")
+    },
+    "blenderbot-small/encoder": Family(
+        steps=lambda c: [
+            _shared("encoder"),
+            *_scaled(c),
+            _learned("encoder.embed_positions"),
+            _norm("encoder.layernorm_embedding", 1e-5),
+        ],
+        prefix="model.",
+        lookup=_lookup_with_scale,
+    ),
+    # It normalises the tokens, does not scale them, whatever the config says, and adds positions last.
+    "blenderbot-small/decoder": Family(
+        steps=lambda _: [
+            _shared("decoder"),
+            _norm("decoder.layernorm_embedding", 1e-5),
+            _learned("decoder.embed_positions"),
+        ],
+        prefix="model.",
+    ),
+    **{
+        f"{name}/{side}": Family(
+            steps=_marian(side),
+            prefix="model.",
+            lookup=_lookup_with_scale if side == "encoder" else lambda _: 1,
+            consumer_scales=side == "decoder",
+        )
+        for name in ("marian", "pegasus")
+        for side in ("encoder", "decoder")
+    },
+    **{
+        f"m2m_100/{side}": Family(steps=_m2m_100(side), prefix="model.", padding=1, lookup=_lookup_with_scale)
+        for side in ("encoder", "decoder")
+    },
+    "speech_to_text/decoder": Family(
+        steps=lambda c: [
+            _tokens("decoder.embed_tokens"),
+            *_scale(c("scale_embedding", True), math.sqrt(c("d_model", 256))),
+            _counted_sinusoids(c, "max_target_positions"),
+        ],
+        prefix="model.",
+        padding=1,
+    ),
+    # `scale_embedding` is read by the library, and never used.
+    "whisper/decoder": Family(
+        steps=lambda _: [_tokens("decoder.embed_tokens"), _learned("decoder.embed_positions")], prefix="model."
+    ),
+    **{f"t5/{side}": Family(steps=lambda _: [_tokens("shared")]) for side in ("encoder", "decoder")},
+}
 
-FAMILIES = {family.model_type: family for family in (BERT, GPT2)}
+
+SIZES: tuple[tuple[tuple[str, ...], Callable[[FrontEndConfig], set[int]]], ...] = (
+    (("vocab_size", "n_words"), lambda frontend: {frontend.tokens.rows}),
+    (("embedding_size", "input_embedding_size", "word_embed_proj_dim"), lambda frontend: {frontend.tokens.width}),
+    (("hidden_size", "n_embd", "d_model", "dim", "emb_dim"), lambda frontend: {frontend.widths[-1]}),
+    (("type_vocab_size",), lambda frontend: {frontend.segments} if frontend.segments else set()),
+    (("max_position_embeddings", "n_positions", "max_target_positions"), lambda frontend: _rows(frontend)),
+)
+"""Keys that state a size -> the values that agree with the tensors; none where the tensors do not tell."""
+
+
+def _rows(frontend: FrontEndConfig) -> set[int]:
+    """Some families count the rows before the first position in, some do not."""
+    positions = frontend.positions
+    return {positions.rows, positions.rows - positions.first} if positions and positions.table == "learned" else set()
+
+
+def sides_of(model_type: str) -> list[str]:
+    """Return the sides of an encoder-decoder that are known, or nothing for another model."""
+    return [name.partition("/")[2] for name in FAMILIES if name.startswith(f"{model_type}/")]
+
+
+def known() -> list[str]:
+    """Return every model type that is known."""
+    return sorted({name.partition("/")[0] for name in FAMILIES})

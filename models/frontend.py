@@ -6,66 +6,167 @@ Letters: B batch, L length, D model width, V vocabulary, M maximum length, S seg
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from incipit.models.positions import LearnedPositions, SinusoidalPositions
+from incipit.models.positions import (
+    FixedPositions,
+    LearnedPositions,
+    SinusoidalPositions,
+    check_position_ids,
+    positions_of,
+)
+from incipit.models.sinusoids import RECIPES
+from incipit.models.steps import (
+    Mask,
+    Norm,
+    Positions,
+    Project,
+    Scale,
+    Segments,
+    Step,
+    Tokens,
+    from_document,
+    to_document,
+)
 from incipit.models.tokens import TokenTable
-
-POSITIONS = {"learned": LearnedPositions, "sinusoidal": SinusoidalPositions}
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrontEndConfig:
-    """What a front-end is made of, and how large its parts are.
+    """What a front-end is made of.
 
     Args:
-        family: the row of the family table that it follows.
-        vocab_size: V.
-        d_model: D.
-        max_len: M.
-        positions: "learned" or "sinusoidal".
-        segments: S, rows of the segment table; 0 for none.
-        token_scale: factor on the token vectors; default 1.
-        norm_eps: epsilon of the LayerNorm after the sum; None for no norm.
+        family: the row of the family table that it follows, or another name for what it is.
+        steps: in order; `Tokens` first.
+        max_len: M, the largest legal offset + real tokens; None where nothing limits it.
         padding_idx: id of padding, whose row is not trained; None for none.
-        dropout: probability after the sum, in training only; default 0.1.
+        refused_ids: ids whose vectors would depend on other tokens, so that they cannot be served.
+        lookup: how many steps make up the model's own lookup, which `inputs_embeds` stands for.
+        consumer_scales: who is handed `inputs_embeds` applies the scale itself; None where that is not known.
+        arithmetic: the type whose rounding follows every step, in float32 otherwise; default float32, which rounds no
+            more. A checkpoint in another type is computed with that type's rounding by a library that loads it so.
+        dropout: probability after the last step, in training only; default 0.1.
 
     """
 
     family: str
-    vocab_size: int
-    d_model: int
-    max_len: int
-    positions: Literal["learned", "sinusoidal"] = "learned"
-    segments: int = 0
-    token_scale: float = 1.0
-    norm_eps: float | None = None
+    steps: tuple[Step, ...]
+    max_len: int | None
     padding_idx: int | None = None
+    refused_ids: tuple[int, ...] = ()
+    lookup: int = 1
+    consumer_scales: bool | None = None
+    arithmetic: Literal["float32", "float16", "bfloat16"] = "float32"
     dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse steps that no front-end has."""
+        kinds = [step.kind for step in self.steps]
+        if kinds[:1] != ["tokens"]:
+            raise ValueError(f"steps: got {kinds}, allowed a list that begins with 'tokens'")
+        for kind in ("tokens", "segments", "positions", "mask"):
+            if kinds.count(kind) > 1:
+                raise ValueError(f"steps: got {kinds.count(kind)} of kind {kind!r}, allowed at most one")
+        if not 1 <= self.lookup <= len(self.steps):
+            raise ValueError(f"lookup: got {self.lookup}, allowed 1 to {len(self.steps)}")
+        tables = ("learned", "exact", *RECIPES)
+        if self.positions and self.positions.table not in tables:
+            raise ValueError(f"table: got {self.positions.table!r}, allowed {', '.join(tables)}")
+        if self.arithmetic not in ("float32", "float16", "bfloat16"):
+            raise ValueError(f"arithmetic: got {self.arithmetic!r}, allowed float32, float16, bfloat16")
+        if self.counts == "ids" and self.padding_idx is None:
+            raise ValueError("padding_idx: got none, allowed an id, since positions skip it")
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the config as plain values, without the names of tensors in a checkpoint."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**values, "steps": [to_document(step) for step in self.steps], "refused_ids": list(self.refused_ids)}
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> "FrontEndConfig":
+        """Return the config that `to_document` wrote.
+
+        Raises:
+            ValueError: a step is not known.
+
+        """
+        steps = tuple(from_document(step) for step in document["steps"])
+        return cls(**{**document, "steps": steps, "refused_ids": tuple(document["refused_ids"])})
+
+    @property
+    def tokens(self) -> Tokens:
+        """The first step."""
+        first = self.steps[0]
+        assert isinstance(first, Tokens)
+        return first
+
+    @property
+    def positions(self) -> Positions | None:
+        """The step that adds positions, if there is one."""
+        return next((step for step in self.steps if isinstance(step, Positions)), None)
+
+    @property
+    def segments(self) -> int:
+        """S, or 0."""
+        return next((step.rows for step in self.steps if isinstance(step, Segments)), 0)
+
+    @property
+    def counts(self) -> Literal["slots", "ids", "mask"]:
+        """What advances the position."""
+        return self.positions.counts if self.positions else "slots"
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether `attention_mask` is an input."""
+        return self.counts == "mask" or any(isinstance(step, Mask) for step in self.steps)
+
+    @property
+    def exact(self) -> bool:
+        """Whether only gathers, sums and products of two make up a vector, so that every bit is determined."""
+        return not any(isinstance(step, Norm | Project) for step in self.steps)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The width of `x` after each step; the last is D."""
+        widths = [self.tokens.width]
+        for step in self.steps[1:]:
+            widths.append(step.width if isinstance(step, Project) else widths[-1])
+        return tuple(widths)
+
+
+def names_of(steps: tuple[Step, ...]) -> list[str]:
+    """Name each step after its kind, with a number where a kind stands again: norm, norm2."""
+    names: list[str] = []
+    for step in steps:
+        count = sum(name.rstrip("0123456789") == step.kind for name in names)
+        names.append(f"{step.kind}{count + 1}" if count else step.kind)
+    return names
 
 
 class FrontEnd(nn.Module):
-    """Token vectors (scaled) + segments + positions, then LayerNorm, then dropout once, as the config says.
+    """The steps of a config as a module, with dropout once, after the last.
 
-    Segments are added before positions: floating-point sums depend on the order, and published models add so.
+    The module of a step is an attribute by the name of the step; only those exist that the config has.
     """
+
+    tokens: TokenTable
+    segments: TokenTable
+    positions: LearnedPositions | SinusoidalPositions | FixedPositions
+    norm: nn.LayerNorm
+    project: nn.Linear
 
     def __init__(self, config: FrontEndConfig) -> None:
         super().__init__()
         self.config = config
-        self.tokens = TokenTable(config.vocab_size, config.d_model, config.token_scale, config.padding_idx)
-        self.segments: TokenTable | None = None
-        if config.segments:
-            self.segments = TokenTable(config.segments, config.d_model)
-        # Dropout comes once, after the sum: the positions have none of their own.
-        self.positions = POSITIONS[config.positions](config.d_model, config.max_len, dropout=0.0)
-        self.norm: nn.LayerNorm | None = None
-        if config.norm_eps is not None:
-            self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        for name, step, width in zip(names_of(config.steps), config.steps, (0, *config.widths), strict=False):
+            module = _module(step, width, config)
+            if module is not None:
+                self.add_module(name, module)
         self.dropout = nn.Dropout(config.dropout)
+        self._arithmetic: torch.dtype = getattr(torch, config.arithmetic)
 
     @classmethod
     def from_tensors(cls, config: FrontEndConfig, tensors: Mapping[str, Tensor]) -> "FrontEnd":
@@ -85,30 +186,121 @@ class FrontEnd(nn.Module):
         input_ids: Tensor,
         offset: int | Tensor = 0,
         token_type_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> Tensor:
         """Return the vectors (B, L, D) that enter block 0.
 
         Args:
             input_ids: int64 (B, L).
-            offset: tokens already fed (what GPT-2 calls `past_length`): an int, or int64 (1,) or (B,); default 0.
+            offset: real tokens already fed (what GPT-2 calls `past_length`): an int, or int64 (1,) or (B,); default 0.
             token_type_ids: int64 (B, L), segment of each token; default all 0.
-            position_ids: int64 (1 or B, L); excludes `offset`.
+            attention_mask: int64 (B, L), 1 for a real token, of the tokens given; default all 1. Only a front-end that
+                uses it takes it.
+            position_ids: int64 (1 or B, L), position index of each token; excludes `offset`.
 
         Raises:
-            ValueError: a position is not allowed, or segments were given to a front-end that has none.
+            ValueError: a position is not allowed, or segments or a mask were given to a front-end that has none.
 
         """
-        x = self.tokens(input_ids)
-        if self.segments is not None:
-            x = x + self.segments(torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids)
-        elif token_type_ids is not None:
+        return self.run(self.config.steps, input_ids, offset, token_type_ids, attention_mask, position_ids)
+
+    def run(
+        self,
+        steps: tuple[Step, ...],
+        input_ids: Tensor,
+        offset: int | Tensor = 0,
+        token_type_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
+        """Run the first steps only, as `forward` runs all of them; dropout follows the last."""
+        if token_type_ids is not None and not self.config.segments:
             raise ValueError(f"token_type_ids: the front-end {self.config.family!r} has no segments")
-        x = self.positions(x, position_ids, offset)
-        if self.norm is not None:
-            x = self.norm(x)
-        vectors: Tensor = self.dropout(x)
+        if attention_mask is not None and not self.config.needs_mask:
+            raise ValueError(
+                f"attention_mask: the front-end {self.config.family!r} does not use one; pass position_ids"
+            )
+        x = input_ids
+        for name, step in zip(names_of(steps), steps, strict=True):
+            match step:
+                case Tokens() | Norm() | Project():
+                    x = self.get_submodule(name)(x)
+                case Scale():
+                    x = x * (float(torch.tensor(step.by, dtype=self._arithmetic)) if step.cast else step.by)
+                case Segments():
+                    types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+                    x = x + self.get_submodule(name)(types)
+                case Positions():
+                    rows = self._rows(step, input_ids, offset, attention_mask, position_ids)
+                    x = self.get_submodule(name)(x, position_ids=rows)
+                case Mask():
+                    x = x if attention_mask is None else x * attention_mask.unsqueeze(-1).to(x.dtype)
+            if self._arithmetic != torch.float32:
+                x = x.to(self._arithmetic).to(torch.float32)
+        vectors: Tensor = self.dropout(x) if len(steps) == len(self.config.steps) else x
         return vectors
+
+    def _rows(
+        self,
+        step: Positions,
+        input_ids: Tensor,
+        offset: int | Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+    ) -> Tensor:
+        """Return which row of the table each token takes: int64 (1 or B, L)."""
+        checked = not torch.compiler.is_compiling()
+        if checked:
+            check_position_ids(input_ids, position_ids, offset)
+        if position_ids is not None or step.counts == "slots":
+            index = positions_of(input_ids, position_ids, offset)
+            if checked and step.table != "exact":  # sinusoids that are computed have no end
+                self._check_limit(index + 1, None if position_ids is not None else input_ids.shape[1])
+            return index + step.first if step.first else index
+        if step.counts == "mask":
+            real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        else:
+            real = input_ids.ne(self.config.padding_idx or 0).to(torch.int64)
+        start = torch.as_tensor(offset, dtype=torch.int64, device=input_ids.device).reshape(-1, 1)
+        count = (start + real.cumsum(1)) * real
+        if checked:
+            self._check_limit(count, None)
+        return count + (step.first - 1)
+
+    def _check_limit(self, counts: Tensor, length: int | None) -> None:
+        """Compare the largest of `counts`, position index + 1, with the limit."""
+        end, limit = int(counts.max()) if counts.numel() else 0, self.config.max_len
+        if limit is not None and end > limit:
+            got = f"position {end - 1}" if length is None else f"length {length} + offset {end - length} = {end}"
+            raise ValueError(f"{got} exceeds the maximum length {limit}")
+
+
+def _module(step: Step, width: int, config: FrontEndConfig) -> nn.Module | None:
+    """Return the module of a step whose input is `width` wide; None for a step without one."""
+    match step:
+        case Tokens():
+            return TokenTable(step.rows, step.width, padding_idx=config.padding_idx)
+        case Segments():
+            return TokenTable(step.rows, width)
+        case Positions(table="learned"):
+            return LearnedPositions(width, step.rows, dropout=0.0)
+        case Positions(table="exact"):
+            return SinusoidalPositions(width, step.rows, dropout=0.0)
+        case Positions(rows=0):
+            raise ValueError(f"rows: got 0, allowed 1 or more for a table {step.table!r}")
+        case Positions():
+            # A real table also where the parameters are built without storage: it is derived, and never loaded.
+            with torch.device("cpu"):
+                table = RECIPES[step.table](step.rows, width, step.zero_row)
+                table = table.to(getattr(torch, config.arithmetic)).to(torch.float32)
+            return FixedPositions(table)
+        case Norm():
+            return nn.LayerNorm(width, eps=step.eps, bias=step.bias is not None)
+        case Project():
+            return nn.Linear(width, step.width, bias=step.bias is not None)
+        case _:
+            return None
 
 
 def transformer_embedding(
@@ -121,18 +313,12 @@ def transformer_embedding(
     dropout: float = 0.1,
 ) -> FrontEnd:
     """Tokens scaled by sqrt(D) + positions, dropout once after the sum (Vaswani et al. 2017)."""
-    return FrontEnd(
-        FrontEndConfig(
-            family="transformer",
-            vocab_size=vocab_size,
-            d_model=d_model,
-            max_len=max_len,
-            positions=positions,
-            token_scale=math.sqrt(d_model) if scale else 1.0,
-            padding_idx=padding_idx,
-            dropout=dropout,
-        )
-    )
+    table = "learned" if positions == "learned" else "exact"
+    steps: list[Step] = [Tokens(rows=vocab_size, width=d_model)]
+    if scale:
+        steps.append(Scale(by=math.sqrt(d_model)))
+    steps.append(Positions(rows=max_len, table=table))
+    return _build("transformer", steps, max_len, padding_idx=padding_idx, dropout=dropout)
 
 
 def bert_embedding(
@@ -145,22 +331,18 @@ def bert_embedding(
     dropout: float = 0.1,
 ) -> FrontEnd:
     """Tokens + segments + learned positions, LayerNorm, dropout (Devlin et al. 2018)."""
-    return FrontEnd(
-        FrontEndConfig(
-            family="bert",
-            vocab_size=vocab_size,
-            d_model=d_model,
-            max_len=max_len,
-            segments=segments,
-            norm_eps=norm_eps,
-            padding_idx=padding_idx,
-            dropout=dropout,
-        )
-    )
+    steps: list[Step] = [Tokens(rows=vocab_size, width=d_model)]
+    if segments:
+        steps.append(Segments(rows=segments))
+    steps += [Positions(rows=max_len), Norm(eps=norm_eps)]
+    return _build("bert", steps, max_len, padding_idx=padding_idx, dropout=dropout)
 
 
 def gpt2_embedding(vocab_size: int, d_model: int, max_len: int, dropout: float = 0.1) -> FrontEnd:
     """Tokens + learned positions, no norm (Radford et al. 2019)."""
-    return FrontEnd(
-        FrontEndConfig(family="gpt2", vocab_size=vocab_size, d_model=d_model, max_len=max_len, dropout=dropout)
-    )
+    steps = [Tokens(rows=vocab_size, width=d_model), Positions(rows=max_len)]
+    return _build("gpt2", steps, max_len, dropout=dropout)
+
+
+def _build(family: str, steps: list[Any], max_len: int, **values: Any) -> FrontEnd:
+    return FrontEnd(FrontEndConfig(family=family, steps=tuple(steps), max_len=max_len, **values))

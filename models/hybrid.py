@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from incipit.models.initialisers import normal_
-from incipit.models.positions import check_position_ids, join, positions_of, sinusoid
+from incipit.models.positions import check_position_ids, join, positions_of
+from incipit.models.sinusoids import Sinusoid
 
 
 class HybridPositions(nn.Module):
@@ -35,8 +36,8 @@ class HybridPositions(nn.Module):
         super().__init__()
         if max_len < 1:
             raise ValueError(f"max_len: got {max_len}, allowed 1 or more; without a learned table use sinusoids alone")
-        sinusoid(torch.arange(0), d_model, base, pad_odd)  # refuses an odd width now, not at the first long sequence
-        self.d_model, self.max_len, self.base, self.pad_odd = d_model, max_len, base, pad_odd
+        self.max_len = max_len
+        self.sinusoid = Sinusoid(d_model, base, pad_odd)
         self.weight = nn.Parameter(torch.empty(max_len, d_model))
         self.dropout = nn.Dropout(dropout)
         normal_(self.weight)
@@ -64,6 +65,6 @@ class HybridPositions(nn.Module):
                 return join(x, F.embedding(positions, self.weight), self.dropout)
         # Both parts are computed for every token; where the sinusoid is taken, what the last row gave is dropped.
         learned = F.embedding(positions.clamp(max=self.max_len - 1), self.weight)
-        beyond = sinusoid(positions, self.d_model, self.base, self.pad_odd).to(self.weight.dtype)
+        beyond = self.sinusoid(positions).to(self.weight.dtype)
         vectors = torch.where((positions < self.max_len).unsqueeze(-1), learned, beyond)
         return join(x, vectors, self.dropout)

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from incipit.models.sinusoids import sinusoid
+
 STANDARD_DEVIATION = 0.02
 """Of every table (Devlin et al. 2018, Radford et al. 2019)."""
 
@@ -42,8 +44,6 @@ def sinusoidal_(table: Tensor, base: float = 10000.0) -> None:
         ValueError: D is odd.
 
     """
-    from incipit.models.positions import sinusoid  # positions.py imports this file
-
     with torch.no_grad():
         table.copy_(sinusoid(torch.arange(table.shape[0], device=table.device), table.shape[1], base))
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from incipit.models.initialisers import normal_
+from incipit.models.sinusoids import Sinusoid
 
 
 def positions_of(x: Tensor, position_ids: Tensor | None, offset: int | Tensor) -> Tensor:
@@ -103,35 +104,13 @@ class LearnedPositions(nn.Module):
             )
 
 
-def sinusoid(positions: Tensor, d_model: int, base: float = 10000.0, pad_odd: bool = False) -> Tensor:
-    """Return the sinusoids of int64 `positions` (...) as float32 (..., D) (Vaswani et al. 2017, section 3.5).
-
-    PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(same). Computed in float64 and rounded once: a float32
-    product of position and frequency is wrong by 4e-2 at position 10^6.
-
-    Raises:
-        ValueError: D is odd, unless `pad_odd` asks for a last column of zeros.
-
-    """
-    if d_model % 2 and not pad_odd:
-        raise ValueError(
-            f"d_model: got {d_model}, allowed an even width, since sines and cosines come in pairs; "
-            "pad_odd=True fills the last column with zeros"
-        )
-    exponent = torch.arange(0, d_model - 1, 2, dtype=torch.float64, device=positions.device) / d_model
-    wavelength = torch.pow(torch.tensor(base, dtype=torch.float64, device=positions.device), exponent)
-    angle = positions.to(torch.float64).unsqueeze(-1) / wavelength
-    vectors = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2).to(torch.float32)
-    return F.pad(vectors, (0, d_model % 2))
-
-
 class SinusoidalPositions(nn.Module):
     """Fixed sinusoids of the position, without parameters (Vaswani et al. 2017, section 3.5).
 
     Args:
         d_model: width D of a vector; even, unless `pad_odd`.
         max_len: rows of the precomputed table. Positions beyond it are computed on demand, except in an export,
-            where the table is the limit.
+            where the table is the limit; 0 for no table, so that an export computes every position too.
         dropout: probability, applied after the sum; default 0.1.
         base: 10000 in the paper.
         pad_odd: for an odd width, fill the last column with zeros; default False.
@@ -144,13 +123,20 @@ class SinusoidalPositions(nn.Module):
     table: Tensor
 
     def __init__(
-        self, d_model: int, max_len: int, dropout: float = 0.1, base: float = 10000.0, pad_odd: bool = False
+        self,
+        d_model: int,
+        max_len: int,
+        dropout: float = 0.1,
+        base: float = 10000.0,
+        pad_odd: bool = False,
     ) -> None:
         super().__init__()
-        self.d_model, self.max_len, self.base, self.pad_odd = d_model, max_len, base, pad_odd
+        self.max_len = max_len
+        self.sinusoid = Sinusoid(d_model, base, pad_odd)
         # A real table also where the parameters are built without storage: it is derived, and never loaded.
-        rows = torch.arange(max_len, device="cpu")
-        self.register_buffer("table", sinusoid(rows, d_model, base, pad_odd), persistent=False)
+        # In parts, so that the working memory stays small.
+        parts = torch.split(torch.arange(max_len, device="cpu"), 1024)
+        self.register_buffer("table", torch.cat([self.sinusoid(part) for part in parts]), persistent=False)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, position_ids: Tensor | None = None, offset: int | Tensor = 0) -> Tensor:
@@ -160,12 +146,36 @@ class SinusoidalPositions(nn.Module):
             ValueError: a position is negative.
 
         """
-        if torch.compiler.is_compiling():
-            return join(x, F.embedding(positions_of(x, position_ids, offset), self.table), self.dropout)
-        check_position_ids(x, position_ids, offset)
+        if not torch.compiler.is_compiling():
+            check_position_ids(x, position_ids, offset)
         positions = positions_of(x, position_ids, offset)
-        if positions.numel() and int(positions.max()) >= self.max_len:
-            vectors = sinusoid(positions, self.d_model, self.base, self.pad_odd).to(self.table.dtype)
+        if torch.compiler.is_compiling():
+            computed = self.max_len == 0
         else:
-            vectors = F.embedding(positions, self.table)
+            computed = positions.numel() > 0 and int(positions.max()) >= self.max_len
+        vectors = self.sinusoid(positions).to(self.table.dtype) if computed else F.embedding(positions, self.table)
         return join(x, vectors, self.dropout)
+
+
+class FixedPositions(nn.Module):
+    """A table of positions that is not trained, such as that of a published model; a buffer that is not saved.
+
+    Args:
+        table: (M, D).
+
+    """
+
+    table: Tensor
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> Tensor:
+        """Add to `x` (B, L, D) the rows `position_ids`, int64 (1 or B, L).
+
+        Raises:
+            IndexError: a position lies outside 0 to M - 1.
+
+        """
+        return x + F.embedding(position_ids, self.table)

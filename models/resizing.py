@@ -7,11 +7,13 @@ Letters: D model width, M rows of the table.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from incipit.models.positions import sinusoid
+from incipit.models.frontend import FrontEnd, names_of
+from incipit.models.sinusoids import sinusoid
 
 
 def truncate(table: Tensor, length: int) -> Tensor:
@@ -103,3 +105,36 @@ def _between(table: Tensor, numerators: Tensor, denominator: int) -> Tensor:
     upper = (lower + 1).clamp(max=table.shape[0] - 1)
     share = (numerators % denominator).to(torch.float64).unsqueeze(-1) / denominator
     return (table[lower] + share * (table[upper].to(torch.float64) - table[lower])).to(table.dtype)
+
+
+def resized(frontend: FrontEnd, max_len: int, resizing: str | None = None) -> FrontEnd:
+    """Return `frontend` with another limit; the others of its tensors are shared, not copied.
+
+    Args:
+        frontend: of M positions.
+        max_len: the new M.
+        resizing: a key of RESIZINGS, for a learned table; None for positions that are derived, or for none.
+
+    Raises:
+        ValueError: `resizing` is missing, unknown or not for these positions, or does not lead to that length.
+
+    """
+    config, positions = frontend.config, frontend.config.positions
+    tensors = frontend.state_dict()
+    if positions is None or positions.table != "learned":
+        if resizing is not None:
+            raise ValueError(f"resize: got {resizing!r}, allowed only for a learned table of positions")
+        if max_len < 1:
+            raise ValueError(f"max_len: got {max_len}, allowed 1 or more")
+    else:
+        if resizing not in RESIZINGS:
+            raise ValueError(f"resize: got {resizing!r}, allowed {', '.join(RESIZINGS)}")
+        name = f"{names_of(config.steps)[config.steps.index(positions)]}.weight"
+        table = tensors[name]
+        # The rows before the first position mean padding, and stay.
+        tensors[name] = torch.cat((table[: positions.first], RESIZINGS[resizing](table[positions.first :], max_len)))
+    steps = config.steps
+    if positions is not None and positions.rows:
+        longer = replace(positions, rows=max_len + positions.first)
+        steps = tuple(longer if step is positions else step for step in steps)
+    return FrontEnd.from_tensors(replace(config, steps=steps, max_len=max_len), tensors)

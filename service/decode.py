@@ -6,6 +6,7 @@ from incipit.service.engine import Engine
 from incipit.service.errors import Invalid
 from incipit.service.messages import DTYPES, Answer, Request, Rows
 from incipit.service.repository import Model
+from incipit.service.validation import UNLIMITED
 
 
 class DecodeStream:
@@ -23,8 +24,9 @@ class DecodeStream:
     """
 
     def __init__(self, engine: Engine, model: Model, offset: int = 0, dtype: str = "float32") -> None:
-        if not 0 <= offset <= model.manifest.max_len:
-            raise Invalid("offset", offset, f"0 to {model.manifest.max_len}")
+        highest = model.manifest.max_len or UNLIMITED
+        if not 0 <= offset <= highest:
+            raise Invalid("offset", offset, f"0 to {highest}")
         if dtype not in DTYPES:
             raise Invalid("dtype", dtype, ", ".join(DTYPES))
         self.offset = offset

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from incipit.service.batching import Scheduler
 from incipit.service.errors import Invalid
+from incipit.service.manifest import Manifest
 from incipit.service.messages import DTYPES, Answer, Int64, Request
 from incipit.service.metrics import Metrics
+from incipit.service.positions import count_real, graph_counts, position_index, real_tokens
 from incipit.service.repository import Model, Repository
 from incipit.service.validation import check
 
@@ -54,7 +56,7 @@ class Engine:
 
         """
         check(request, model.manifest, self.max_tokens)
-        call = plan(request, has_segments=model.manifest.segments > 0)
+        call = plan(request, model.manifest)
         width, rows = model.manifest.width, request.input_ids
         tokens = len(rows.values)
         vectors = await self.scheduler.run(
@@ -80,35 +82,29 @@ class Engine:
         self.ready = True
 
 
-def plan(request: Request, has_segments: bool) -> Call:
-    """Choose the shape of the call for a request that was checked, and count positions.
-
-    A padding token, where the mask is 0, stands at position 0, as in transformers' `generate()`.
-    """
-    rows, mask = request.input_ids, request.attention_mask
+def plan(request: Request, manifest: Manifest) -> Call:
+    """Choose the shape of the call for a request that was checked, and the positions in it."""
+    rows, mask, segments = request.input_ids, request.attention_mask, request.token_type_ids
     offset = np.zeros(1, np.int64) if request.offset is None else request.offset
-    next_offset: Int64 = np.broadcast_to(offset, rows.lengths.shape) + request.real_tokens
-    segments = request.token_type_ids
-    if mask is not None and mask.values.all():
-        mask = None
-    if request.position_ids is None and mask is None and rows.length is not None:
-        shape, positions = (len(rows.lengths), rows.length), offset
+    next_offset: Int64 = np.broadcast_to(offset, rows.lengths.shape) + count_real(request, manifest)
+    shape: tuple[int, int]
+    if graph_counts(request, manifest):
+        shape, positions = (len(rows.lengths), len(rows.values) // len(rows.lengths)), offset
     else:
         shape = (len(rows.values), 1)
-        if request.position_ids is not None:
-            positions = request.position_ids.values
-            real = positions + 1 if mask is None else (positions + 1) * mask.values
-            next_offset = np.maximum.reduceat(real, rows.starts)
-        elif mask is not None:
-            before = np.cumsum(mask.values) - mask.values
-            positions = (rows.spread(offset) + before - rows.spread(before[rows.starts])) * mask.values
+        if request.position_ids is None:
+            positions = position_index(request, manifest, offset)
         else:
-            positions = rows.spread(offset) + np.arange(shape[0]) - rows.spread(rows.starts)
-    feeds = {"input_ids": rows.values.reshape(shape), "offset": positions}
-    if has_segments:
-        values = np.zeros(len(rows.values), np.int64) if segments is None else segments.values
-        feeds["token_type_ids"] = values.reshape(shape)
-    return Call(feeds, next_offset)
+            positions = request.position_ids.values
+            real = real_tokens(request, manifest)
+            next_offset = np.maximum.reduceat((positions + 1) * (1 if real is None else real), rows.starts)
+    feeds = {"input_ids": rows.values, "offset": positions}
+    for name, given, default in (("token_type_ids", segments, np.zeros_like), ("attention_mask", mask, np.ones_like)):
+        if name in manifest.input_names:
+            feeds[name] = default(rows.values) if given is None else given.values
+    return Call(
+        {name: values if name == "offset" else values.reshape(shape) for name, values in feeds.items()}, next_offset
+    )
 
 
 def cast(vectors: NDArray[np.float32], dtype: str) -> NDArray[np.generic]:

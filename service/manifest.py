@@ -4,14 +4,16 @@
 """
 
 import hashlib
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveInt, ValidationError
 
 from incipit.service.errors import ArtifactError
 
 GRAPH = "model.onnx"
+TOKEN_GRAPH = "token.onnx"
 DATA = "model.onnx.data"
 TOKENIZER = "tokenizer.json"
 MANIFEST = "manifest.json"
@@ -43,13 +45,35 @@ class Source(Schema):
     """Where the front-end came from; "module" is one that was handed over in Python.
 
     `name` is the preset's or the repository's; `revision` the repository's commit; `config_sha256` identifies
-    `config.json` of a checkpoint. Paths of the exporting machine are not recorded.
+    `config.json` or `frontend.toml` of a checkpoint. Paths of the exporting machine are not recorded.
     """
 
     kind: Literal["preset", "folder", "hub", "module"]
     name: str | None = None
     revision: str | None = None
     config_sha256: str | None = None
+
+
+class Resized(Schema):
+    """A limit that is not the source's own: what it was, and how a learned table was made to fit."""
+
+    from_max_len: int | None
+    method: str | None
+
+
+class TokenEmbeddings(Schema):
+    """The model's own lookup, before positions and norm: what `inputs_embeds` and `prompt_embeds` mean.
+
+    Args:
+        graph: the file that computes it.
+        width: of its vectors.
+        consumer_scales: who is handed them scales them itself; None where that is not known.
+
+    """
+
+    graph: Literal["model.onnx", "token.onnx"]
+    width: PositiveInt
+    consumer_scales: bool | None
 
 
 class Manifest(Schema):
@@ -60,11 +84,16 @@ class Manifest(Schema):
         family: the row of the family table that the front-end follows.
         vocab_size: V; legal ids are 0 to V - 1.
         width: D, of an output vector.
-        max_len: the largest legal offset + real tokens.
+        max_len: the largest legal offset + real tokens; None where nothing limits it.
         segments: S; legal segments are 0 to S - 1; 0 where the family has none.
+        counts: what advances the position in the graph: every slot, ids other than padding, or the mask.
+        padding_id: id of padding; None where the family has none.
+        refused_ids: ids whose vectors would depend on other tokens.
         dtype: of the stored tables.
         inputs: of the graph.
         outputs: of the graph.
+        token_embeddings: the model's own lookup.
+        resized: how max_len came to differ from the source's; None where it does not.
         front_end: the configuration from which the PyTorch module is built again.
         files: every other file of the artifact, except the parity report.
         source: where the front-end came from.
@@ -76,15 +105,25 @@ class Manifest(Schema):
     family: str
     vocab_size: PositiveInt
     width: PositiveInt
-    max_len: PositiveInt
+    max_len: PositiveInt | None
     segments: int = Field(ge=0)
+    counts: Literal["slots", "ids", "mask"]
+    padding_id: int | None
+    refused_ids: tuple[int, ...]
     dtype: Literal["float32"]
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    front_end: dict[str, str | int | float | None]
+    token_embeddings: TokenEmbeddings
+    resized: Resized | None
+    front_end: dict[str, JsonValue]
     files: dict[str, File]
     source: Source
     versions: dict[str, str]
+
+    @cached_property
+    def input_names(self) -> frozenset[str]:
+        """The names of the graph's inputs."""
+        return frozenset(tensor.name for tensor in self.inputs)
 
 
 class ParityCase(Schema):
@@ -97,6 +136,7 @@ class ParityCase(Schema):
     length: int
     offset: tuple[int, ...]
     segments: bool
+    padding: Literal["none", "left", "right"]
     max_abs: float
     max_ulp: float
 

@@ -86,14 +86,6 @@ class Request:
     attention_mask: Rows | None = None
     dtype: str = "float32"
 
-    @cached_property
-    def real_tokens(self) -> Int64:
-        """Return how many tokens of each row are real: int64 (B,)."""
-        if self.attention_mask is None:
-            return self.input_ids.lengths
-        counts: Int64 = np.add.reduceat(self.attention_mask.values, self.input_ids.starts)
-        return counts
-
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:

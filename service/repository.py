@@ -95,7 +95,7 @@ def find_artifacts(root: Path) -> list[tuple[str, int, Path]]:
 def _open(name: str, version: int, folder: Path, provider: str, threads: int) -> Model:
     manifest, parity = read(Manifest, folder / MANIFEST), read(ParityReport, folder / PARITY)
     session = Session(folder, provider, threads)
-    declared = {tensor.name for tensor in manifest.inputs}
-    if declared != session.inputs:
-        raise ArtifactError(MANIFEST, f"inputs {sorted(declared)}", f"the graph's inputs {sorted(session.inputs)}")
+    declared = sorted(manifest.input_names)
+    if declared != sorted(session.inputs):
+        raise ArtifactError(MANIFEST, f"inputs {declared}", f"the graph's inputs {sorted(session.inputs)}")
     return Model(name, version, manifest, parity, session)

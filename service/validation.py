@@ -7,7 +7,11 @@ import numpy as np
 
 from incipit.service.errors import Invalid, TooLarge
 from incipit.service.manifest import Manifest
-from incipit.service.messages import DTYPES, Request, Rows
+from incipit.service.messages import DTYPES, Int64, Request, Rows
+from incipit.service.positions import count_real
+
+UNLIMITED = 2**62
+"""Stands for max_len where a model has none: a sum of two positions still fits into 64 bits."""
 
 
 def check(request: Request, manifest: Manifest, max_tokens: int) -> None:
@@ -29,6 +33,10 @@ def check(request: Request, manifest: Manifest, max_tokens: int) -> None:
     if len(ids.values) > max_tokens:
         raise TooLarge("input_ids", f"{len(ids.values)} tokens", f"at most {max_tokens} tokens in a request")
     _check_range("input_ids", ids, manifest.vocab_size)
+    for refused in manifest.refused_ids:
+        if len(index := np.flatnonzero(ids.values == refused)):
+            allowed = f"any other id, since this model scales the other tokens of a row that holds {refused}"
+            raise Invalid("input_ids" + ids.place(int(index[0])), refused, allowed)
     if request.token_type_ids is not None:
         if not manifest.segments:
             raise Invalid("token_type_ids", "a value", "nothing, since this model has no segments")
@@ -41,9 +49,9 @@ def check(request: Request, manifest: Manifest, max_tokens: int) -> None:
         if request.offset is not None:
             raise Invalid("offset", "offset and position_ids", "one of them: position_ids say every position already")
         _check_like("position_ids", request.position_ids, ids)
-        _check_range("position_ids", request.position_ids, manifest.max_len)
+        _check_range("position_ids", request.position_ids, manifest.max_len or UNLIMITED)
     else:
-        _check_offset(request, manifest.max_len)
+        _check_offset(request, count_real(request, manifest), manifest.max_len or UNLIMITED)
 
 
 def _check_like(field: str, rows: Rows, ids: Rows) -> None:
@@ -66,8 +74,8 @@ def _check_range(field: str, rows: Rows, limit: int) -> None:
         raise Invalid(field + rows.place(index), int(rows.values[index]), f"0 to {limit - 1}")
 
 
-def _check_offset(request: Request, max_len: int) -> None:
-    batch, real = len(request.input_ids.lengths), request.real_tokens
+def _check_offset(request: Request, real: Int64, max_len: int) -> None:
+    batch = len(request.input_ids.lengths)
     offset = np.zeros(1, np.int64) if request.offset is None else request.offset
     if offset.shape not in ((1,), (batch,)):
         raise Invalid("offset", f"{len(offset)} values", f"one value, or one for each of {batch} rows")

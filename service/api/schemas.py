@@ -55,7 +55,7 @@ class Model(BaseModel):
     version: int
     versions: list[int]
     provider: str = Field(description="The onnxruntime provider that really runs.")
-    max_len: int = Field(description="The largest legal offset + real tokens.")
+    max_len: int | None = Field(description="The largest legal offset + real tokens; null where nothing limits it.")
     max_tokens: int = Field(description="Most tokens of one request.")
     manifest: Manifest
     parity: ParityReport

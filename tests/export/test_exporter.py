@@ -34,13 +34,14 @@ def copy(tiny: Exported, tmp_path: Path) -> Path:
     return shutil.copytree(tiny.folder, tmp_path / "1")
 
 
-def test_an_artifact_is_a_version_folder_of_five_files(tiny: Exported) -> None:
+def test_an_artifact_is_a_version_folder_of_six_files(tiny: Exported) -> None:
     assert tiny.folder.parts[-2:] == ("tiny", "1")
     assert sorted(path.name for path in tiny.folder.iterdir()) == [
         "manifest.json",
         "model.onnx",
         "model.onnx.data",
         "parity.json",
+        "token.onnx",
         "tokenizer.json",
     ]
 
@@ -69,7 +70,7 @@ def test_the_manifest_says_what_the_model_takes_and_gives(tiny: Exported) -> Non
 
 def test_the_manifest_holds_hashlibs_sum_of_every_file(tiny: Exported) -> None:
     found = json.loads((tiny.folder / "manifest.json").read_text())["files"]
-    assert sorted(found) == ["model.onnx", "model.onnx.data", "tokenizer.json"]
+    assert sorted(found) == ["model.onnx", "model.onnx.data", "token.onnx", "tokenizer.json"]
     for name, record in found.items():
         content = (tiny.folder / name).read_bytes()
         assert record == {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
@@ -90,7 +91,7 @@ def test_a_source_without_a_tokenizer_gives_an_artifact_without_one(tmp_path: Pa
     loaded = LoadedSource(gpt2_embedding(7, 4, 6), Source(kind="module"))
     exported = export_loaded(loaded, "m", tmp_path)
     assert not (exported.folder / "tokenizer.json").exists()
-    assert sorted(exported.manifest.files) == ["model.onnx", "model.onnx.data"]
+    assert sorted(exported.manifest.files) == ["model.onnx", "model.onnx.data", "token.onnx"]
     assert exported.manifest.source == Source(kind="module")
 
 

@@ -1,6 +1,7 @@
 """The reader of checkpoints, on files that transformers wrote and against what transformers reads from them."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -114,15 +115,14 @@ def test_the_real_checkpoint_has_its_published_sizes(checkpoint: Path) -> None:
         "norm.bias": (384,),
     }
     assert frontend.config.padding_idx == 0
-    assert frontend.config.norm_eps == 1e-12
+    assert frontend.norm.eps == 1e-12
 
 
 def test_keys_that_are_absent_have_the_librarys_defaults(bert: Path) -> None:
     change(bert, layer_norm_eps=..., hidden_dropout_prob=..., pad_token_id=...)
-    config, defaults = read_frontend(bert).config, BertConfig()
-    assert config.norm_eps == defaults.layer_norm_eps
-    assert config.dropout == defaults.hidden_dropout_prob
-    assert config.padding_idx == defaults.pad_token_id
+    frontend, defaults = read_frontend(bert), BertConfig()
+    assert frontend.norm.eps == defaults.layer_norm_eps
+    assert frontend.config.padding_idx == defaults.pad_token_id
 
 
 def change(folder: Path, **values: Any) -> None:
@@ -145,18 +145,11 @@ def test_a_broken_config_is_refused(bert: Path, text: str, message: str) -> None
         read_frontend(bert)
 
 
-@pytest.mark.parametrize("model_type", ["llama", None, ...])
+@pytest.mark.parametrize("model_type", ["unknown", None, ..., ["bert"]])
 def test_an_unknown_family_is_refused_and_the_known_are_listed(bert: Path, model_type: Any) -> None:
     change(bert, model_type=model_type)
     named = None if model_type is ... else model_type
-    with pytest.raises(CheckpointError, match=f"model_type is {named!r}, known are bert, gpt2"):
-        read_frontend(bert)
-
-
-@pytest.mark.parametrize("value", [-1, "three", None])
-def test_segments_that_cannot_be_counted_are_refused(bert: Path, value: object) -> None:
-    change(bert, type_vocab_size=value)
-    with pytest.raises(CheckpointError, match=f"type_vocab_size is {value!r}, allowed 0 or more"):
+    with pytest.raises(CheckpointError, match=f"model_type is {re.escape(repr(named))}, known are albert, bart, bert"):
         read_frontend(bert)
 
 
@@ -167,29 +160,28 @@ def test_positions_that_are_not_absolute_are_refused(bert: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "max_position_embeddings"])
-def test_a_missing_size_is_refused(bert: Path, key: str) -> None:
+def test_a_size_that_is_missing_is_that_of_the_tensors(bert: Path, key: str) -> None:
+    expected = read_frontend(bert)
     change(bert, **{key: ...})
-    with pytest.raises(CheckpointError, match=f"{key} is missing; the family 'bert' needs it"):
-        read_frontend(bert)
+    assert read_frontend(bert).config == expected.config
 
 
-@pytest.mark.parametrize("value", [0, -1, 8.0, "8", True, None])
-def test_a_size_that_is_no_size_is_refused(bert: Path, value: object) -> None:
-    change(bert, hidden_size=value)
-    with pytest.raises(CheckpointError, match=f"hidden_size is {value!r}, allowed 1 or more"):
+@pytest.mark.parametrize("value", [0, -1, 8.0, "8", True])
+@pytest.mark.parametrize("key", ["hidden_size", "type_vocab_size"])
+def test_a_size_that_is_no_size_is_refused(bert: Path, key: str, value: object) -> None:
+    change(bert, **{key: value})
+    with pytest.raises(CheckpointError, match=f"{key} is {value!r}, the tensors have"):
         read_frontend(bert)
 
 
 @pytest.mark.parametrize(
     ("key", "value", "named"),
     [
-        ("vocab_size", 31, "tokens.weight"),
-        ("hidden_size", 9, "tokens.weight"),
-        ("max_position_embeddings", 11, "positions.weight"),
-        ("type_vocab_size", 2, "segments.weight"),
-        ("type_vocab_size", 0, "segments.weight"),
-        ("pad_token_id", 30, "padding_idx"),
-        ("hidden_dropout_prob", 2.0, "dropout"),
+        ("vocab_size", 31, "vocab_size is 31, the tensors have 30"),
+        ("hidden_size", 9, "hidden_size is 9, the tensors have 8"),
+        ("max_position_embeddings", 11, "max_position_embeddings is 11, the tensors have 10"),
+        ("type_vocab_size", 2, "type_vocab_size is 2, the tensors have 3"),
+        ("pad_token_id", 30, "padding_idx: got 30"),
     ],
 )
 def test_a_config_that_its_tensors_disagree_with_is_refused(bert: Path, key: str, value: object, named: str) -> None:

@@ -13,7 +13,6 @@ from transformers.models.bert.modeling_bert import BertEmbeddings
 from incipit.models.checkpoint import read_frontend
 from incipit.models.frontend import (
     FrontEnd,
-    FrontEndConfig,
     bert_embedding,
     gpt2_embedding,
     transformer_embedding,
@@ -38,9 +37,7 @@ def oracle() -> BertEmbeddings:
 @pytest.fixture
 def bert(oracle: BertEmbeddings) -> FrontEnd:
     """A front-end around the tensors of `oracle`."""
-    config = FrontEndConfig(
-        family="bert", vocab_size=V, d_model=D, max_len=M, segments=S, norm_eps=1e-12, padding_idx=PADDING
-    )
+    config = bert_embedding(V, D, M, S, PADDING).config
     tensors = {
         "tokens.weight": oracle.word_embeddings.weight,
         "segments.weight": oracle.token_type_embeddings.weight,
@@ -213,6 +210,9 @@ def test_positions_take_the_share_of_the_parameters_that_is_published() -> None:
     with torch.device("meta"):
         bert, gpt2 = bert_embedding(30522, 768, 512), gpt2_embedding(50257, 768, 1024)
     for frontend, percent in ((bert, 1.7), (gpt2, 2.0)):
-        assert round(100 * frontend.positions.weight.numel() / frontend.tokens.weight.numel(), 1) == percent
+        assert (
+            round(100 * frontend.get_parameter("positions.weight").numel() / frontend.tokens.weight.numel(), 1)
+            == percent
+        )
     assert gpt2.tokens.weight.nbytes == 154_389_504
-    assert gpt2.positions.weight.nbytes == 3_145_728
+    assert gpt2.get_parameter("positions.weight").nbytes == 3_145_728

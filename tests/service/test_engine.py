@@ -12,6 +12,7 @@ import torch
 from incipit.service.batching import Scheduler
 from incipit.service.engine import Engine, cast, plan
 from incipit.service.errors import Invalid, TooLarge
+from incipit.service.manifest import Manifest
 from incipit.service.metrics import Metrics
 from incipit.service.repository import Repository
 from incipit.service.runtime import CPU
@@ -28,24 +29,34 @@ def engine(tiny_repository: Path) -> Iterator[Engine]:
     scheduler.close()
 
 
-def feeds_of(**fields: Any) -> dict[str, Any]:
-    return plan(read_embed(fields).request, has_segments=True).feeds
+@pytest.fixture(scope="module")
+def bert(engine: Engine) -> Manifest:
+    return engine.repository.get("bert").manifest
 
 
-def test_equal_rows_run_as_one_rectangle_with_one_offset() -> None:
-    feeds = feeds_of(input_ids=[[1, 2], [3, 4]], offset=5)
+@pytest.fixture(scope="module")
+def gpt(engine: Engine) -> Manifest:
+    return engine.repository.get("gpt").manifest
+
+
+def feeds_of(manifest: Manifest, **fields: Any) -> dict[str, Any]:
+    return plan(read_embed(fields).request, manifest).feeds
+
+
+def test_equal_rows_run_as_one_rectangle_with_one_offset(bert: Manifest) -> None:
+    feeds = feeds_of(bert, input_ids=[[1, 2], [3, 4]], offset=5)
     assert feeds["input_ids"].tolist() == [[1, 2], [3, 4]]
     assert feeds["offset"].tolist() == [5]
     assert feeds["token_type_ids"].tolist() == [[0, 0], [0, 0]]
 
 
-def test_equal_rows_with_an_offset_each_run_as_one_rectangle() -> None:
-    feeds = feeds_of(input_ids=[[1, 2], [3, 4]], offset=[5, 0])
+def test_equal_rows_with_an_offset_each_run_as_one_rectangle(bert: Manifest) -> None:
+    feeds = feeds_of(bert, input_ids=[[1, 2], [3, 4]], offset=[5, 0])
     assert (feeds["input_ids"].shape, feeds["offset"].tolist()) == ((2, 2), [5, 0])
 
 
-def test_a_mask_of_ones_is_no_mask() -> None:
-    assert feeds_of(input_ids=[[1, 2]], attention_mask=[[1, 1]])["input_ids"].shape == (1, 2)
+def test_a_mask_of_ones_is_no_mask(bert: Manifest) -> None:
+    assert feeds_of(bert, input_ids=[[1, 2]], attention_mask=[[1, 1]])["input_ids"].shape == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -59,23 +70,25 @@ def test_a_mask_of_ones_is_no_mask() -> None:
         ({"input_ids": [[1, 2]], "position_ids": [[7, 3]], "attention_mask": [[0, 1]]}, [7, 3]),
     ],
 )
-def test_the_rest_runs_as_rows_of_one_token_at_their_positions(fields: dict[str, Any], positions: list[int]) -> None:
-    feeds = feeds_of(**fields)
+def test_the_rest_runs_as_rows_of_one_token_at_their_positions(
+    bert: Manifest, fields: dict[str, Any], positions: list[int]
+) -> None:
+    feeds = feeds_of(bert, **fields)
     assert feeds["input_ids"].tolist() == [[id_] for row in fields["input_ids"] for id_ in row]
     assert feeds["offset"].tolist() == positions
 
 
-def test_positions_of_random_requests_are_those_counted_one_by_one() -> None:
+def test_positions_of_random_requests_are_those_counted_one_by_one(bert: Manifest) -> None:
     random = np.random.default_rng(0)
     for _ in range(300):
         fields = random_request(random, "bert")
-        call = plan(read_embed(fields).request, has_segments=False)
+        call = plan(read_embed(fields).request, bert)
         shape = call.feeds["input_ids"].shape
         found = np.broadcast_to(call.feeds["offset"][:, None], shape) + np.arange(shape[1])
         assert found.ravel().tolist() == np.concatenate(positions_of(fields)).tolist(), fields
 
 
-def test_next_offset_of_random_requests_counts_real_tokens() -> None:
+def test_next_offset_of_random_requests_counts_real_tokens(gpt: Manifest) -> None:
     random = np.random.default_rng(1)
     for _ in range(300):
         fields = random_request(random, "gpt")
@@ -86,11 +99,11 @@ def test_next_offset_of_random_requests_counts_real_tokens() -> None:
             mask = fields["attention_mask"][index] if "attention_mask" in fields else [1] * len(row)
             after = [position + 1 for position, real in zip(row, mask, strict=True) if real]
             expected.append(max(after, default=starts[index]))
-        assert plan(read_embed(fields).request, has_segments=False).next_offset.tolist() == expected, fields
+        assert plan(read_embed(fields).request, gpt).next_offset.tolist() == expected, fields
 
 
-def test_a_graph_without_segments_gets_none() -> None:
-    assert "token_type_ids" not in plan(read_embed({"input_ids": [1]}).request, has_segments=False).feeds
+def test_a_graph_without_segments_gets_none(gpt: Manifest) -> None:
+    assert "token_type_ids" not in plan(read_embed({"input_ids": [1]}).request, gpt).feeds
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

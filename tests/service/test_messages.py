@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from incipit.service.messages import DTYPES, Request, Rows
+from incipit.service.messages import DTYPES, Rows
 
 RAGGED = Rows(np.array([5, 6, 7, 8, 9, 10]), np.array([3, 1, 2]))
 
@@ -41,15 +41,6 @@ def test_place_names_row_and_column() -> None:
 
 def test_place_of_a_flat_list_is_its_index() -> None:
     assert Rows(np.arange(3), np.array([3]), flat=True).place(2) == "[2]"
-
-
-@pytest.mark.parametrize(
-    ("mask", "real"),
-    [(None, [3, 1, 2]), ([1, 1, 1, 1, 1, 1], [3, 1, 2]), ([0, 1, 1, 0, 1, 0], [2, 0, 1]), ([0] * 6, [0, 0, 0])],
-)
-def test_real_tokens_are_counted_in_each_row(mask: list[int] | None, real: list[int]) -> None:
-    attention_mask = None if mask is None else Rows(np.array(mask), RAGGED.lengths)
-    assert Request(input_ids=RAGGED, attention_mask=attention_mask).real_tokens.tolist() == real
 
 
 def test_the_types_are_those_of_numpy_and_ml_dtypes() -> None:

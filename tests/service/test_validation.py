@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from incipit.service.errors import Invalid, TooLarge
-from incipit.service.manifest import Manifest, Source
+from incipit.service.manifest import Manifest, Source, TokenEmbeddings
 from incipit.service.messages import Request, Rows
 from incipit.service.validation import check
 from incipit.service.wire.native import read_embed
@@ -21,9 +21,14 @@ def manifest(segments: int = 2) -> Manifest:
         width=4,
         max_len=8,
         segments=segments,
+        counts="slots",
+        padding_id=None,
+        refused_ids=(),
         dtype="float32",
         inputs=(),
         outputs=(),
+        token_embeddings=TokenEmbeddings(graph="token.onnx", width=4, consumer_scales=None),
+        resized=None,
         front_end={},
         files={},
         source=Source(kind="module"),

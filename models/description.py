@@ -1,0 +1,69 @@
+"""A front-end of one's own, described in `frontend.toml` beside safetensors files, in the terms of the family table.
+
+    max_len = 512                    # default: what the table of positions allows; left out, nothing limits it
+
+    [[steps]]
+    kind = "tokens"
+    weight = "embed.weight"          # the name of the tensor
+
+    [[steps]]
+    kind = "scale"
+    by = 22.627417
+
+    [[steps]]
+    kind = "positions"
+    weight = "positions.weight"      # or table = "exact" with rows = 512, for sinusoids that are not in the file
+
+`models/steps.py` has every kind and its fields; `FrontEndConfig` the fields beside the steps.
+"""
+
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from incipit.models.checkpoint import CheckpointError, one_line, read_tensors
+from incipit.models.frontend import FrontEnd, FrontEndConfig
+from incipit.models.steps import Positions, from_document
+
+DESCRIPTION = "frontend.toml"
+
+
+def read_description(folder: Path) -> FrontEnd:
+    """Build the front-end that `frontend.toml` in `folder` describes, with float32 tensors, reading no other tensor.
+
+    Raises:
+        CheckpointError: the file is broken, or disagrees with the tensors.
+
+    """
+    file = folder / DESCRIPTION
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        steps = [from_document(_with_keys(step)) for step in _list(document.pop("steps", None))]
+        known = [field.name for field in fields(FrontEndConfig) if field.name != "steps"]
+        for name in document:
+            if name not in known:
+                raise ValueError(f"{name} is not known, allowed are {', '.join([*known, 'steps'])}")
+        sized, tensors, _ = read_tensors(folder, steps)
+        positions = next((step for step in sized if isinstance(step, Positions)), None)
+        values = {"family": "custom", "max_len": positions.rows - positions.first if positions else None, **document}
+        values["refused_ids"] = tuple(values.get("refused_ids", ()))
+        return FrontEnd.from_tensors(FrontEndConfig(steps=sized, **values), tensors)
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise CheckpointError(f"{file}: {one_line(error)}") from error
+
+
+def _list(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
+        raise ValueError("steps: allowed is a list of tables, [[steps]]")
+    return value
+
+
+def _with_keys(step: dict[str, Any]) -> dict[str, Any]:
+    """Let the name of a tensor be a string, and a step that has a bias name it, or have none."""
+    keys = {name: [step[name]] if isinstance(step.get(name), str) else step.get(name) for name in ("weight", "bias")}
+    if step.get("kind") not in ("norm", "project"):
+        keys.pop("bias")
+    return {**step, **{name: value for name, value in keys.items() if name == "bias" or value is not None}}

@@ -1,0 +1,74 @@
+"""Compares an exported front-end, run in a bare onnxruntime, with the published model that it came from."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from incipit.export.parity import difference
+from incipit.models.frontend import FrontEndConfig
+from tests.families.published import VOCABULARY, Model
+
+BATCH, FED, NEXT = 2, 9, 5
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest difference of one case, absolute and in ULP of the largest value of the row."""
+
+    case: str
+    max_abs: float
+    max_ulp: float
+
+
+def compare(model: Model, artifact: Path, config: FrontEndConfig) -> Iterator[Difference]:
+    """Yield plain, left-padded and right-padded rows, rows with segments, and rows continued after 9 tokens by 5."""
+    session = onnxruntime.InferenceSession(artifact / "model.onnx", providers=["CPUExecutionProvider"])
+    for case in ("plain", "left", "right", *(["segments"] if config.segments else []), "continued"):
+        ids, mask = _ids(config, case)
+        segments = None
+        if config.segments:
+            segments = np.random.default_rng(1).integers(0, config.segments, ids.shape) * (case == "segments")
+        given = mask if config.needs_mask else None
+        expected = model.first_block_input(ids, given, segments if case == "segments" else None)
+        chunks = [(0, FED), (FED, FED + NEXT)] if case == "continued" else [(0, FED + NEXT)]
+        found = [_run(session, ids, mask, segments, config, begin, end) for begin, end in chunks]
+        yield Difference(case, *difference(np.concatenate(found, axis=1), expected))
+
+
+def _ids(config: FrontEndConfig, case: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return ids (B, 14) and their mask; a continued row is padded on the left, to show that padding is not counted."""
+    legal = np.setdiff1d(np.arange(3, VOCABULARY), config.refused_ids)
+    ids = np.random.default_rng(0).choice(legal, (BATCH, FED + NEXT))
+    mask = np.ones_like(ids)
+    if case in ("left", "continued"):
+        mask[0, :4] = 0
+    elif case == "right":
+        mask[0, -4:] = 0
+    if config.padding_idx is not None:
+        ids[mask == 0] = config.padding_idx
+    return ids, mask
+
+
+def _run(
+    session: onnxruntime.InferenceSession,
+    ids: NDArray[np.int64],
+    mask: NDArray[np.int64],
+    segments: NDArray[np.int64] | None,
+    config: FrontEndConfig,
+    begin: int,
+    end: int,
+) -> NDArray[np.float32]:
+    """Run one chunk; its offset is the number of real tokens before it, in each row."""
+    skips = config.counts != "slots"
+    offset = mask[:, :begin].sum(1) if skips else np.full(len(ids), begin)
+    feeds = {"input_ids": ids[:, begin:end], "offset": offset}
+    if segments is not None:
+        feeds["token_type_ids"] = segments[:, begin:end]
+    if config.needs_mask:
+        feeds["attention_mask"] = mask[:, begin:end]
+    vectors: NDArray[np.float32] = session.run(None, feeds)[0]
+    return vectors

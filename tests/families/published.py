@@ -1,0 +1,300 @@
+"""Tiny random models of every family, made, saved and run by transformers: the oracle."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from torch import Tensor
+
+VOCABULARY, WIDTH, LONGEST = 99, 32, 64
+
+
+@dataclass(frozen=True)
+class Published:
+    """A class of transformers, the configuration of a tiny model, and where its first block is."""
+
+    model: str
+    config: dict[str, Any]
+    block: str
+
+
+_ENCODER: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "intermediate_size": 37,
+    "max_position_embeddings": LONGEST,
+}
+_ROTARY = _ENCODER | {"num_key_value_heads": 2, "pad_token_id": 0}
+_GPT: dict[str, Any] = {"vocab_size": VOCABULARY, "n_embd": WIDTH, "n_head": 4, "n_layer": 2, "n_positions": LONGEST}
+_GPT |= {"bos_token_id": 1, "eos_token_id": 2}
+_BOTH: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "d_model": WIDTH,
+    **{
+        f"{side}_{part}": value
+        for side in ("encoder", "decoder")
+        for part, value in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 37))
+    },
+    "scale_embedding": True,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
+_SEQUENCES = _BOTH | {"max_position_embeddings": LONGEST}
+_T5: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "d_model": WIDTH,
+    "d_kv": 8,
+    "d_ff": 37,
+    "num_layers": 2,
+    "num_heads": 4,
+}
+
+
+def _sides(family: str, model: str, config: dict[str, Any], block: str = "layers.0") -> dict[str, Published]:
+    return {f"{family}/{side}": Published(model, config, f"{side}.{block}") for side in ("encoder", "decoder")}
+
+
+LAYER = "encoder.layer.0"
+PUBLISHED: dict[str, Published] = {
+    "bert": Published("BertModel", _ENCODER, LAYER),
+    "roberta": Published("RobertaModel", _ENCODER, LAYER),
+    "xlm-roberta": Published("XLMRobertaModel", _ENCODER, LAYER),
+    "camembert": Published("CamembertModel", _ENCODER, LAYER),
+    "xlm-roberta-xl": Published("XLMRobertaXLModel", _ENCODER, LAYER),
+    "mpnet": Published("MPNetModel", _ENCODER, LAYER),
+    "distilbert": Published(
+        "DistilBertModel",
+        {
+            "vocab_size": VOCABULARY,
+            "dim": WIDTH,
+            "n_heads": 4,
+            "n_layers": 2,
+            "hidden_dim": 37,
+            "max_position_embeddings": LONGEST,
+        },
+        "transformer.layer.0",
+    ),
+    "electra": Published("ElectraModel", _ENCODER | {"embedding_size": 16}, LAYER),
+    "albert": Published("AlbertModel", _ENCODER | {"embedding_size": 16}, "encoder.albert_layer_groups.0"),
+    "rembert": Published(
+        "RemBertModel", _ENCODER | {"input_embedding_size": 16, "bos_token_id": 1, "eos_token_id": 2}, LAYER
+    ),
+    "big_bird": Published(
+        "BigBirdModel", _ENCODER | {"attention_type": "original_full", "rescale_embeddings": True}, LAYER
+    ),
+    "megatron-bert": Published("MegatronBertModel", _ENCODER, LAYER),
+    "fnet": Published("FNetModel", {k: v for k, v in _ENCODER.items() if k != "num_attention_heads"}, LAYER),
+    "deberta-v2": Published("DebertaV2Model", _ENCODER | {"embedding_size": 16, "type_vocab_size": 2}, LAYER),
+    "esm": Published(
+        "EsmModel",
+        _ENCODER | {"pad_token_id": 1, "mask_token_id": 98, "token_dropout": True, "emb_layer_norm_before": True},
+        LAYER,
+    ),
+    "roformer": Published("RoFormerModel", _ENCODER | {"embedding_size": 16}, LAYER),
+    "nomic_bert": Published("NomicBertModel", _ENCODER, "layers.0"),
+    "modernbert": Published(
+        "ModernBertModel",
+        _ENCODER | {f"{name}_token_id": 1 for name in ("pad", "bos", "eos", "cls", "sep")},
+        "layers.0",
+    ),
+    "funnel": Published(
+        "FunnelBaseModel",
+        {"vocab_size": VOCABULARY, "d_model": WIDTH, "n_head": 4, "d_head": 8, "d_inner": 37, "block_sizes": [1, 1]},
+        "encoder.blocks.0.0",
+    ),
+    "xlm": Published(
+        "XLMModel",
+        {"vocab_size": VOCABULARY, "emb_dim": WIDTH, "n_heads": 4, "n_layers": 2, "max_position_embeddings": LONGEST},
+        "attentions.0",
+    ),
+    "xlnet": Published(
+        "XLNetModel", {"vocab_size": VOCABULARY, "d_model": WIDTH, "n_head": 4, "n_layer": 2, "d_inner": 37}, "layer.0"
+    ),
+    "clip_text_model": Published(
+        "CLIPTextModel", _ENCODER | {"bos_token_id": 1, "eos_token_id": 2}, "encoder.layers.0"
+    ),
+    "gpt2": Published("GPT2Model", _GPT, "h.0"),
+    "gpt_neo": Published(
+        "GPTNeoModel",
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": WIDTH,
+            "num_heads": 4,
+            "num_layers": 2,
+            "attention_types": [[["global", "local"], 1]],
+            "max_position_embeddings": LONGEST,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        "h.0",
+    ),
+    "openai-gpt": Published("OpenAIGPTModel", _GPT, "h.0"),
+    "gptj": Published("GPTJModel", _GPT | {"rotary_dim": 4}, "h.0"),
+    "codegen": Published("CodeGenModel", _GPT | {"rotary_dim": 4}, "h.0"),
+    "ctrl": Published("CTRLModel", _GPT | {"dff": 37}, "h.0"),
+    "opt": Published("OPTModel", _ENCODER | {"ffn_dim": 37, "word_embed_proj_dim": 16}, "decoder.layers.0"),
+    "biogpt": Published("BioGptModel", _ENCODER, "layers.0"),
+    "xglm": Published(
+        "XGLMModel",
+        {
+            "vocab_size": VOCABULARY,
+            "d_model": WIDTH,
+            "num_layers": 2,
+            "attention_heads": 4,
+            "ffn_dim": 37,
+            "max_position_embeddings": LONGEST,
+        },
+        "layers.0",
+    ),
+    "bloom": Published(
+        "BloomModel", {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "n_layer": 2, "n_head": 4}, "h.0"
+    ),
+    "mpt": Published(
+        "MptModel",
+        {
+            "vocab_size": VOCABULARY,
+            "d_model": WIDTH,
+            "n_heads": 4,
+            "n_layers": 2,
+            "max_seq_len": LONGEST,
+            "expansion_ratio": 2,
+        },
+        "blocks.0",
+    ),
+    "falcon": Published(
+        "FalconModel",
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": WIDTH,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "max_position_embeddings": LONGEST,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        "h.0",
+    ),
+    "llama": Published("LlamaModel", _ROTARY, "layers.0"),
+    "mistral": Published("MistralModel", _ROTARY, "layers.0"),
+    "qwen2": Published("Qwen2Model", _ROTARY, "layers.0"),
+    "qwen3": Published("Qwen3Model", _ROTARY, "layers.0"),
+    "phi": Published("PhiModel", _ROTARY, "layers.0"),
+    "phi3": Published("Phi3Model", _ROTARY | {"bos_token_id": 1, "eos_token_id": 2}, "layers.0"),
+    "gpt_neox": Published("GPTNeoXModel", _ENCODER, "layers.0"),
+    "granite": Published("GraniteModel", _ROTARY | {"embedding_multiplier": 12.5}, "layers.0"),
+    "gemma": Published("GemmaModel", _ROTARY | {"head_dim": 8}, "layers.0"),
+    "gemma2": Published("Gemma2Model", _ROTARY | {"head_dim": 8}, "layers.0"),
+    "gemma3_text": Published("Gemma3TextModel", _ROTARY | {"head_dim": 8}, "layers.0"),
+    **_sides("bart", "BartModel", _SEQUENCES),
+    **_sides("mbart", "MBartModel", _SEQUENCES),
+    **_sides("blenderbot", "BlenderbotModel", _SEQUENCES),
+    **_sides("blenderbot-small", "BlenderbotSmallModel", _SEQUENCES),
+    **_sides("marian", "MarianModel", _SEQUENCES),
+    **_sides("pegasus", "PegasusModel", _SEQUENCES),
+    **_sides("m2m_100", "M2M100Model", _SEQUENCES),
+    "speech_to_text/decoder": Published(
+        "Speech2TextModel",
+        _BOTH
+        | {
+            "max_target_positions": LONGEST,
+            "max_source_positions": 64,
+            "input_feat_per_channel": 8,
+            "conv_channels": 16,
+        },
+        "decoder.layers.0",
+    ),
+    "whisper/decoder": Published(
+        "WhisperModel",
+        _BOTH | {"max_target_positions": LONGEST, "max_source_positions": 8, "num_mel_bins": 8},
+        "decoder.layers.0",
+    ),
+    **_sides("t5", "T5Model", _T5, "block.0"),
+}
+
+
+def save(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    """Save a tiny model of the family, in which every weight is random: zeros would hide what is left out."""
+    published = PUBLISHED[name]
+    kind = getattr(transformers, published.model)
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**published.config))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    model.to(dtype).save_pretrained(folder)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A published model, or the side of it that a front-end belongs to."""
+
+    name: str
+    whole: Any
+
+    @classmethod
+    def load(cls, name: str, folder: Path) -> "Model":
+        """Load the model that `save` saved."""
+        return cls(name, getattr(transformers, PUBLISHED[name].model).from_pretrained(folder).eval())
+
+    def first_block_input(
+        self,
+        input_ids: NDArray[np.int64],
+        attention_mask: NDArray[np.int64] | None = None,
+        token_type_ids: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.float32]:
+        """Return what enters the first block, as a forward hook sees it."""
+        seen: list[Tensor] = []
+
+        def hook(_: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            seen.append(arguments[0] if arguments else keywords["hidden_states"])
+
+        block = self.whole.get_submodule(PUBLISHED[self.name].block)
+        handle = block.register_forward_pre_hook(hook, with_kwargs=True)
+        self._run(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
+        handle.remove()
+        first = seen[0]
+        vectors: NDArray[np.float32] = (first.transpose(0, 1) if self.name == "xlnet" else first).float().numpy()
+        return vectors
+
+    def hidden_states(self, **inputs: NDArray[Any]) -> NDArray[np.float32]:
+        """Return the last hidden states, given `input_ids` or `inputs_embeds`."""
+        states: NDArray[np.float32] = self._run(**inputs)[0].numpy()
+        return states
+
+    def hidden_states_of(self, embeddings: NDArray[np.float32], input_ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the last hidden states where `embeddings` enter the first block in place of what would."""
+        vectors = torch.from_numpy(embeddings)
+        entered = [vectors.transpose(0, 1) if self.name == "xlnet" else vectors]
+
+        def hook(_: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+            if not entered:  # a block that is run again, for a later layer
+                return None
+            if arguments:  # funnel's take it three times, as query, key and value
+                ours, theirs = entered.pop(), arguments[0]
+                return tuple(ours if argument is theirs else argument for argument in arguments), keywords
+            return arguments, keywords | {"hidden_states": entered.pop()}
+
+        block = self.whole.get_submodule(PUBLISHED[self.name].block)
+        handle = block.register_forward_pre_hook(hook, with_kwargs=True)
+        # Other ids, so that nothing of the front-end itself comes through.
+        states = self.hidden_states(input_ids=np.roll(input_ids, 1, axis=1))
+        handle.remove()
+        return states
+
+    def _run(self, **inputs: NDArray[Any] | None) -> Any:
+        given = {name: torch.from_numpy(array) for name, array in inputs.items() if array is not None}
+        side = self.name.partition("/")[2]
+        if side == "decoder":
+            given["encoder_hidden_states"] = torch.zeros(
+                len(next(iter(given.values()))), 3, WIDTH, dtype=self.whole.dtype
+            )
+        with torch.inference_mode():
+            return (self.whole.get_submodule(side) if side else self.whole)(**given)

@@ -1,0 +1,72 @@
+"""Writes `docs/parity.md`: every family exported through the command line, and compared with transformers.
+
+`make families` runs it.
+"""
+
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+from incipit.models.families import FAMILIES
+from incipit.models.frontend import FrontEndConfig
+from incipit.service.manifest import MANIFEST, Manifest, read
+from tests.conftest import INCIPIT, ROOT
+from tests.families.parity import Difference, compare
+from tests.families.published import Model, save
+
+DOCUMENT = ROOT / "docs/parity.md"
+HEAD = """# Parity
+
+Every family of the table in `models/families.py`, on a tiny random checkpoint: saved by transformers, exported by
+`incipit export`, run in a bare onnxruntime, and compared with what enters the first block of the model itself. The
+cases: plain rows, rows padded on the left and on the right, rows with segments where the family has them, and rows fed
+in two chunks of 9 and 5 tokens. A difference is the largest of all cases; its ULP are those of the largest value of the
+row it stands in. Without a norm or a projection every bit is determined, and must be equal.
+
+`make families` writes this page, with {versions}.
+
+| family | largest difference | ULP | the model's own lookup (`token_embeddings`) |
+|---|---|---|---|
+"""
+
+
+def versions() -> str:
+    """Return the versions that the figures belong to."""
+    return ", ".join(f"{name} {version(name).partition('+')[0]}" for name in ("transformers", "torch", "onnxruntime"))
+
+
+def measure(name: str) -> str:
+    """Export one family through the command line, and return its line of the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint, repository = Path(folder) / "checkpoint", Path(folder) / "repository"
+        save(name, checkpoint)
+        side = name.partition("/")[2]
+        options = ["--name", "model", "--repository", str(repository), *(["--side", side] if side else [])]
+        subprocess.run([INCIPIT, "export", str(checkpoint), *options], check=True, capture_output=True)
+        artifact = repository / "model/1"
+        manifest = read(Manifest, artifact / MANIFEST)
+        config = FrontEndConfig.from_document(manifest.front_end)
+        worst = max(compare(Model.load(name, checkpoint), artifact, config), key=_ulp)
+    found = f"{worst.max_abs:.1e} | {worst.max_ulp:.1f}" if worst.max_abs else "0 | 0"
+    tokens = manifest.token_embeddings
+    lookup = "the same as `embeddings`" if tokens.graph == "model.onnx" else f"its own graph, width {tokens.width}"
+    return f"| `{name}` | {found} | {lookup}{'; the consumer scales' if tokens.consumer_scales else ''} |"
+
+
+def _ulp(difference: Difference) -> float:
+    return difference.max_ulp
+
+
+def main() -> None:
+    """Write the document."""
+    lines = []
+    for name in FAMILIES:
+        lines.append(measure(name))
+        sys.stderr.write(f"{lines[-1]}\n")
+    DOCUMENT.write_text(HEAD.format(versions=versions()) + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Every row of the family table against transformers itself, on tiny random checkpoints."""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from incipit.export.graph import export_graph
+from incipit.models.checkpoint import read_frontend
+from incipit.models.families import FAMILIES
+from tests.families.parity import compare
+from tests.families.published import PUBLISHED, Model, save
+from tests.families.table import DOCUMENT, versions
+
+# Its first block is no module, so that nothing can be put before it; and they take no `inputs_embeds`.
+NO_BLOCK = {"xlm"}
+NO_LOOKUP = {"xlm", "clip_text_model", "speech_to_text/decoder"}
+
+
+def test_every_row_of_the_table_has_an_oracle() -> None:
+    assert sorted(PUBLISHED) == sorted(FAMILIES)
+
+
+def test_the_document_is_of_this_table_and_these_versions() -> None:
+    document = DOCUMENT.read_text(encoding="utf-8")
+    assert [line.split("`")[1] for line in document.splitlines() if line.startswith("| `")] == list(FAMILIES)
+    assert versions() in document
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_family_equals_transformers(name: str, tmp_path: Path) -> None:
+    checkpoint, artifact = tmp_path / "checkpoint", tmp_path / "artifact"
+    save(name, checkpoint)
+    artifact.mkdir()
+    frontend = read_frontend(checkpoint, name.partition("/")[2] or None).eval()
+    export_graph(frontend, artifact)
+    model = Model.load(name, checkpoint)
+    allowed = 0.0 if frontend.config.exact else 8.0
+    for difference in compare(model, artifact, frontend.config):
+        assert difference.max_ulp <= allowed, difference
+
+    tolerance = 0.0 if frontend.config.exact else 2e-5  # two blocks carry the last bits of the norm further
+    ids = np.random.default_rng(2).integers(3, 90, (2, 8))
+    expected = model.hidden_states(input_ids=ids)
+    feeds = {"input_ids": ids, "offset": np.zeros(1, np.int64)}
+    feeds |= {"token_type_ids": ids * 0} if frontend.config.segments else {}
+    feeds |= {"attention_mask": ids * 0 + 1} if frontend.config.needs_mask else {}
+    embeddings = onnxruntime.InferenceSession(artifact / "model.onnx").run(None, feeds)[0]
+    if name not in NO_BLOCK:
+        np.testing.assert_allclose(model.hidden_states_of(embeddings, ids), expected, rtol=0, atol=tolerance)
+
+    if name not in NO_LOOKUP:
+        graph = "token.onnx" if (artifact / "token.onnx").exists() else "model.onnx"
+        session = onnxruntime.InferenceSession(artifact / graph)
+        tokens = session.run(None, {node.name: feeds[node.name] for node in session.get_inputs()})[0]
+        np.testing.assert_allclose(model.hidden_states(inputs_embeds=tokens), expected, rtol=0, atol=tolerance)

@@ -1,0 +1,148 @@
+"""Padded rows, in families that count positions in each of the three ways: one pass, and token by token."""
+
+import asyncio
+from typing import Literal
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from incipit.export.exporter import export_loaded
+from incipit.export.source import LoadedSource
+from incipit.models.frontend import FrontEnd, FrontEndConfig
+from incipit.models.initialisers import seeded_
+from incipit.models.steps import Mask, Positions, Step, Tokens
+from incipit.service.batching import Scheduler
+from incipit.service.engine import Engine
+from incipit.service.errors import Invalid
+from incipit.service.manifest import Source
+from incipit.service.messages import Answer, Request, Rows
+from incipit.service.metrics import Metrics
+from incipit.service.repository import Repository
+
+PAD, FIRST, LONGEST = 1, 2, 10
+Counts = Literal["slots", "ids", "mask"]
+COUNTS: tuple[Counts, ...] = ("slots", "ids", "mask")
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """An engine of one model for each way of counting, and of one that multiplies by the mask and refuses an id."""
+    root = tmp_path_factory.mktemp("repository")
+    extra: dict[str, tuple[Step, ...]] = {**dict.fromkeys(COUNTS, ()), "masked": (Mask(),)}
+    for name, steps in extra.items():
+        counts: Counts = name if name in COUNTS else "slots"
+        positions = Positions(rows=LONGEST + FIRST, counts=counts, first=FIRST)
+        config = FrontEndConfig(
+            family=name,
+            steps=(Tokens(rows=20, width=4), positions, *steps),
+            max_len=LONGEST,
+            padding_idx=PAD,
+            refused_ids=(7,) if name == "masked" else (),
+        )
+        frontend = FrontEnd(config)
+        seeded_(frontend, seed=3)
+        export_loaded(LoadedSource(frontend, Source(kind="module")), name, root)
+    repository = Repository(root, "CPUExecutionProvider", 1)
+    return Engine(repository, Scheduler(1, 1), Metrics(), 1000)
+
+
+def tables() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The tables of tokens and positions, drawn once more from the generator that filled them."""
+    generator = np.random.Generator(np.random.PCG64(3))
+    tokens, positions = (
+        generator.standard_normal((rows, 4), dtype=np.float32) * np.float32(0.02) for rows in (20, LONGEST + FIRST)
+    )
+    return tokens, positions
+
+
+def embed(
+    engine: Engine, name: str, ids: NDArray[np.int64], mask: NDArray[np.int64] | None, offset: NDArray[np.int64]
+) -> Answer:
+    request = Request(
+        input_ids=Rows.of_array(ids),
+        attention_mask=None if mask is None else Rows.of_array(mask),
+        offset=offset,
+    )
+    return asyncio.run(engine.embed(engine.repository.get(name), request))
+
+
+def padded() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows padded on the left, on the right, in the middle, and not at all."""
+    ids = np.array([[PAD, PAD, 4, 5, 6], [4, 5, 6, PAD, PAD], [4, PAD, 5, PAD, 6], [8, 9, 10, 11, 12]])
+    return ids, (ids != PAD).astype(np.int64)
+
+
+@pytest.mark.parametrize("name", [*COUNTS, "masked"])
+def test_a_real_token_stands_behind_the_real_tokens_before_it(engine: Engine, name: str) -> None:
+    ids, mask = padded()
+    offset = np.array([0, 1, 2, 3])
+    answer = embed(engine, name, ids, mask, offset)
+    tokens, positions = tables()
+    index = offset[:, None] + mask.cumsum(1) - 1
+    expected = tokens[ids] + positions[index + FIRST]
+    found = answer.embeddings.reshape(4, 5, 4)
+    np.testing.assert_array_equal(found[mask == 1], expected[mask == 1])
+    np.testing.assert_array_equal(answer.next_offset, offset + mask.sum(1))
+
+
+@pytest.mark.parametrize(("name", "row"), [("slots", FIRST), ("ids", FIRST - 1), ("mask", FIRST - 1)])
+def test_padding_stands_where_the_library_puts_it(engine: Engine, name: str, row: int) -> None:
+    ids, mask = padded()
+    answer = embed(engine, name, ids, mask, np.array([0, 1, 2, 3]))
+    tokens, positions = tables()
+    found = answer.embeddings.reshape(4, 5, 4)[mask == 0]
+    np.testing.assert_array_equal(found, np.broadcast_to(tokens[PAD] + positions[row], found.shape))
+
+
+def test_padding_becomes_zero_where_the_family_multiplies_by_the_mask(engine: Engine) -> None:
+    ids, mask = padded()
+    found = embed(engine, "masked", ids, mask, np.array([0])).embeddings.reshape(4, 5, 4)
+    assert not found[mask == 0].any()
+
+
+@pytest.mark.parametrize("name", [*COUNTS, "masked"])
+def test_a_padded_row_fed_token_by_token_is_that_of_one_pass(engine: Engine, name: str) -> None:
+    ids, mask = padded()
+    whole = embed(engine, name, ids, mask, np.array([0])).embeddings.reshape(4, 5, 4)
+    offset = np.zeros(4, np.int64)
+    for column in range(5):
+        step = embed(engine, name, ids[:, column : column + 1], mask[:, column : column + 1], offset)
+        np.testing.assert_array_equal(step.embeddings, whole[:, column])
+        offset = step.next_offset
+    np.testing.assert_array_equal(offset, mask.sum(1))
+
+
+@pytest.mark.parametrize("name", [*COUNTS, "masked"])
+def test_rows_of_unequal_length_are_those_of_one_row_each(engine: Engine, name: str) -> None:
+    ids, mask = padded()
+    lengths = np.array([5, 3, 1, 4])
+    pieces = [(ids[row, :n], mask[row, :n]) for row, n in enumerate(lengths)]
+    ragged = [Rows(np.concatenate(values), lengths) for values in zip(*pieces, strict=True)]
+    request = Request(input_ids=ragged[0], attention_mask=ragged[1])
+    together = asyncio.run(engine.embed(engine.repository.get(name), request))
+    alone = [embed(engine, name, row[None], marks[None], np.array([0])) for row, marks in pieces]
+    np.testing.assert_array_equal(together.embeddings, np.concatenate([answer.embeddings for answer in alone]))
+    np.testing.assert_array_equal(together.next_offset, np.concatenate([answer.next_offset for answer in alone]))
+
+
+def test_padding_ids_are_not_counted_without_a_mask_either(engine: Engine) -> None:
+    ids, mask = padded()
+    answer = embed(engine, "ids", ids, None, np.array([0]))
+    np.testing.assert_array_equal(answer.next_offset, mask.sum(1))
+    masked = embed(engine, "ids", ids, mask, np.array([0]))
+    np.testing.assert_array_equal(answer.embeddings, masked.embeddings)
+
+
+def test_the_limit_counts_real_tokens(engine: Engine) -> None:
+    ids = np.array([[PAD] * 5 + [4] * 5])
+    mask = (ids != PAD).astype(np.int64)
+    for name in (*COUNTS, "masked"):
+        assert embed(engine, name, ids, mask, np.array([5])).next_offset == [10]
+        with pytest.raises(Invalid, match="6 \\+ 5 = 11, allowed at most 10"):
+            embed(engine, name, ids, mask, np.array([6]))
+
+
+def test_an_id_that_changes_other_tokens_is_refused(engine: Engine) -> None:
+    with pytest.raises(Invalid, match=r"input_ids\[0\]\[1\]: got 7"):
+        embed(engine, "masked", np.array([[4, 7]]), None, np.array([0]))
