@@ -6,7 +6,6 @@ from incipit.service.engine import Engine
 from incipit.service.errors import Invalid
 from incipit.service.messages import DTYPES, Answer, Request, Rows
 from incipit.service.repository import Model
-from incipit.service.validation import UNLIMITED
 
 
 class DecodeStream:
@@ -24,9 +23,8 @@ class DecodeStream:
     """
 
     def __init__(self, engine: Engine, model: Model, offset: int = 0, dtype: str = "float32") -> None:
-        highest = model.manifest.max_len or UNLIMITED
-        if not 0 <= offset <= highest:
-            raise Invalid("offset", offset, f"0 to {highest}")
+        if not 0 <= offset <= model.manifest.limit:
+            raise Invalid("offset", offset, f"0 to {model.manifest.limit}")
         if dtype not in DTYPES:
             raise Invalid("dtype", dtype, ", ".join(DTYPES))
         self.offset = offset

@@ -120,6 +120,11 @@ class Manifest(Schema):
     source: Source
     versions: dict[str, str]
 
+    @property
+    def limit(self) -> int:
+        """max_len, or a number that stands for none: a sum of two such still fits into 64 bits."""
+        return self.max_len or 2**62
+
     @cached_property
     def input_names(self) -> frozenset[str]:
         """The names of the graph's inputs."""

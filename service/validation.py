@@ -10,9 +10,6 @@ from incipit.service.manifest import Manifest
 from incipit.service.messages import DTYPES, Int64, Request, Rows
 from incipit.service.positions import count_real
 
-UNLIMITED = 2**62
-"""Stands for max_len where a model has none: a sum of two positions still fits into 64 bits."""
-
 
 def check(request: Request, manifest: Manifest, max_tokens: int) -> None:
     """Check ids, segments, masks, positions, offsets, lengths and the output type.
@@ -49,9 +46,9 @@ def check(request: Request, manifest: Manifest, max_tokens: int) -> None:
         if request.offset is not None:
             raise Invalid("offset", "offset and position_ids", "one of them: position_ids say every position already")
         _check_like("position_ids", request.position_ids, ids)
-        _check_range("position_ids", request.position_ids, manifest.max_len or UNLIMITED)
+        _check_range("position_ids", request.position_ids, manifest.limit)
     else:
-        _check_offset(request, count_real(request, manifest), manifest.max_len or UNLIMITED)
+        _check_offset(request, count_real(request, manifest), manifest.limit)
 
 
 def _check_like(field: str, rows: Rows, ids: Rows) -> None:
