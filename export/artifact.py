@@ -14,14 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from incipit.export.errors import ExportError
+from incipit.service.manifest import NAME
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 DRAFT = ".tmp-"
 
 
 def check_name(name: str) -> None:
     """Raise ExportError unless `name` can be a model's: it is part of paths and URLs."""
-    if not NAME.fullmatch(name):
+    if not re.fullmatch(NAME, name):
         raise ExportError(
             f"--name: got {name!r}, allowed 1 to 128 letters, digits, '.', '_' and '-', the first a letter or digit"
         )
@@ -40,8 +40,6 @@ def draft(repository: Path, name: str) -> Iterator[Path]:
     check_name(name)
     parent = repository / name
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        sweep(parent)
         folder, lock = _create(parent)
     except OSError as error:
         raise ExportError(f"{parent}: {error.strerror}") from error
@@ -86,8 +84,11 @@ def sweep(parent: Path) -> None:
 
 def _create(parent: Path) -> tuple[Path, int]:
     while True:
+        parent.mkdir(parents=True, exist_ok=True)
+        sweep(parent)
         folder = parent / f"{DRAFT}{secrets.token_hex(8)}"
-        folder.mkdir()
+        with suppress(FileNotFoundError):  # an export that failed took the name away
+            folder.mkdir()
         with suppress(OSError):  # swept before it was locked
             lock = _lock(folder)
             if folder.exists():

@@ -79,7 +79,8 @@ def export(
 
 
 def export_loaded(loaded: LoadedSource, name: str, repository: Path, report: Report = lambda _: None) -> Exported:
-    """Export a front-end that is in memory already; otherwise as `export`."""
+    """Export a front-end that is in memory already; otherwise as `export`. It stays in the mode that it was in."""
+    training = loaded.frontend.training
     loaded.frontend.eval()
     try:
         with draft(repository, name) as folder:
@@ -97,6 +98,8 @@ def export_loaded(loaded: LoadedSource, name: str, repository: Path, report: Rep
         raise ExportError(f"{error.filename or repository}: {error.strerror}") from error
     except IncipitError as error:
         raise ExportError(str(error)) from error
+    finally:
+        loaded.frontend.train(training)
 
 
 def verify(folder: Path, report: Report = lambda _: None) -> ParityReport:

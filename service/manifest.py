@@ -6,12 +6,14 @@
 import hashlib
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveInt, ValidationError
 
 from incipit.service.errors import ArtifactError
 
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+"""Of a model, as a regular expression: it is part of paths, URLs and headers."""
 GRAPH = "model.onnx"
 TOKEN_GRAPH = "token.onnx"
 DATA = "model.onnx.data"
@@ -116,7 +118,7 @@ class Manifest(Schema):
     token_embeddings: TokenEmbeddings
     resized: Resized | None
     front_end: dict[str, JsonValue]
-    files: dict[str, File]
+    files: dict[Annotated[str, Field(pattern=r"^[a-z][a-z.]*$")], File]
     source: Source
     versions: dict[str, str]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from incipit.service.errors import ArtifactError, NotFound
-from incipit.service.manifest import MANIFEST, PARITY, Manifest, ParityReport, read
+from incipit.service.manifest import MANIFEST, NAME, PARITY, Manifest, ParityReport, read
 from incipit.service.runtime import Session
 
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
@@ -87,6 +87,9 @@ def find_artifacts(root: Path) -> list[tuple[str, int, Path]]:
         for folder in root.glob("[!.]*/[1-9]*")
         if VERSION.fullmatch(folder.name) and folder.is_dir()
     ]
+    for name, _, _ in found:
+        if not re.fullmatch(NAME, name):
+            raise ArtifactError("model", name, "a name of letters, digits, '.', '_' and '-'")
     if not found:
         raise ArtifactError("repository", f"{root}, without a model", "at least one; `incipit export` adds one")
     return sorted(found)

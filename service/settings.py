@@ -20,7 +20,7 @@ class Settings(BaseSettings):
         threads: threads of one session call.
         max_body_bytes: largest request body, in bytes.
         max_tokens: most tokens of one request.
-        max_waiting: most requests of one model that wait for a thread.
+        max_waiting: most pieces of work that wait for a thread.
 
     """
 

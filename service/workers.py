@@ -41,11 +41,12 @@ def serve(settings: Settings, announce: Announce) -> None:
     address = _url(settings.host, listener.getsockname()[1])
     if settings.workers == 1:
         app = create_app(settings)
-        announce(address, app.state.engine.repository.newest())
         # uvicorn raises the signal that ended it once more; it has been obeyed already.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
-        uvicorn.Server(_configure(settings, app)).run(sockets=[listener])
+        server = _Server(_configure(settings, app))
+        server.announce = partial(announce, address, app.state.engine.repository.newest())
+        server.run(sockets=[listener])
         return
     # In this process first: what is broken is said once, before any worker starts.
     models = create_engine(settings).repository.newest()
@@ -53,6 +54,16 @@ def serve(settings: Settings, announce: Announce) -> None:
         os.environ[metrics.FOLDER] = folder
         announce(address, models)
         Multiprocess(_configure(settings, partial(create_app, settings), factory=True), [listener]).run()
+
+
+class _Server(uvicorn.Server):
+    """Says when it has started, gRPC included."""
+
+    announce: Callable[[], None]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.announce()
 
 
 def listen(field: str, host: str, port: int) -> socket.socket:

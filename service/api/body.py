@@ -2,7 +2,7 @@
 
 from fastapi import Request
 
-from incipit.service.errors import Malformed, TooLarge
+from incipit.service.errors import Malformed, TooLarge, UnsupportedFormat
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -11,8 +11,12 @@ async def read_body(request: Request, limit: int) -> bytes:
     Raises:
         TooLarge: it is longer; a declared length is refused before anything is read.
         Malformed: the declared length is no number.
+        UnsupportedFormat: it is compressed.
 
     """
+    coding = request.headers.get("content-encoding", "identity")
+    if coding != "identity":
+        raise UnsupportedFormat("Content-Encoding", coding, "identity")
     allowed = f"at most {limit} bytes"
     declared = request.headers.get("content-length")
     if declared is not None:

@@ -4,7 +4,7 @@ Sources: KServe, "Open Inference Protocol", version 2; Triton, "Binary tensor da
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -71,6 +71,7 @@ def read_infer(body: bytes, header_length: str | None) -> Infer:
     document = read_json(body[:end])
     inputs = _read_inputs(_objects("inputs", document.get("inputs")), memoryview(body)[end:])
     parameters = _parameters("parameters", document)
+    refuse_sequences(parameters)
     id_ = document.get("id")
     if id_ is not None and not isinstance(id_, str):
         raise Invalid("id", id_, "a string")
@@ -82,6 +83,13 @@ def read_infer(body: bytes, header_length: str | None) -> Infer:
             raise Invalid(f"{where}.name", output.get("name"), f"{OUTPUT}, once")
         binary = _flag("binary_data", _parameters(f"{where}.parameters", output), default=binary)
     return Infer(to_request(inputs), id_, binary)
+
+
+def refuse_sequences(parameters: Iterable[str]) -> None:
+    """Raise Invalid for a parameter of Triton's sequences: ignored, it would put every step at position 0."""
+    for name in parameters:
+        if name.startswith("sequence_"):
+            raise Invalid("parameters", name, "the input offset, which says where a row goes on")
 
 
 def to_request(inputs: list[Input]) -> Request:

@@ -8,7 +8,7 @@ from incipit.service.errors import Invalid, Malformed
 from incipit.service.messages import Answer, Request
 from incipit.service.wire import open_inference_pb2 as pb
 from incipit.service.wire.native import raw_bytes
-from incipit.service.wire.open_inference import OUTPUT, Input, tensor_shape, to_request
+from incipit.service.wire.open_inference import OUTPUT, Input, refuse_sequences, tensor_shape, to_request
 
 
 def read(kind: Any, message: bytes) -> Any:
@@ -32,6 +32,7 @@ def read_infer(message: pb.ModelInferRequest) -> Request:
         Invalid: a name, type, shape or value is not allowed.
 
     """
+    refuse_sequences(message.parameters)
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
         raise Malformed("raw_input_contents", f"{len(raw)} entries", f"{len(message.inputs)}, one for each input")

@@ -214,3 +214,10 @@ def test_a_disk_that_refuses_in_the_middle_is_said_in_one_line_and_leaves_no_tra
     assert done.stderr.splitlines()[-1] == f"incipit: {tmp_path}: File too large"
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_front_end_in_training_stays_in_training(tmp_path: Path) -> None:
+    frontend = gpt2_embedding(7, 4, 6).train()
+    export_loaded(LoadedSource(frontend, Source(kind="module")), "m", tmp_path)
+    assert frontend.training
+    assert frontend.dropout.training

@@ -140,3 +140,9 @@ def test_a_link_to_weights_outside_the_artifact_is_refused(weighty: Path) -> Non
     (weighty / DATA).rename(weighty.parent / "outside")
     (weighty / DATA).symlink_to(weighty.parent / "outside")
     assert refusal(weighty.parent.parent).startswith(f"gpt/1/{GRAPH}: got ")
+
+
+def test_a_name_that_no_url_holds_is_refused(tiny_repository: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_repository / "gpt", tmp_path / "gpt\u00e9")
+    with pytest.raises(ArtifactError, match="model: got gpt\u00e9"):
+        find_artifacts(tmp_path)

@@ -113,3 +113,8 @@ def test_usable_cores_are_those_of_this_process() -> None:
         assert usable_cores() == 1
     finally:
         os.sched_setaffinity(0, before)
+
+
+def test_the_probe_of_a_provider_is_a_graph_that_adds() -> None:
+    found = onnxruntime.InferenceSession(PROBE).run(None, {"x": np.ones(1, np.float32)})
+    assert found[0].tolist() == [2.0]

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import orjson
 import pytest
 
 from incipit.service.errors import Invalid
@@ -61,3 +62,10 @@ def test_json_refuses_what_it_cannot_hold_and_bytes_do_not(value: float) -> None
         write_infer(answer(value), infer(binary=False))
     (_, data), _ = write_infer(answer(value), infer(binary=True))
     assert bytes(data) == np.array([value, 1], np.float32).tobytes()
+
+
+@pytest.mark.parametrize("name", ["sequence_id", "sequence_start", "sequence_end"])
+def test_parameters_of_a_sequence_are_refused_since_the_offset_would_be_wrong(name: str) -> None:
+    body = {"inputs": [], "parameters": {name: 1}}
+    with pytest.raises(Invalid, match=f"parameters: got {name}, allowed the input offset"):
+        read_infer(orjson.dumps(body), None)
