@@ -115,8 +115,11 @@ def verify(folder: Path, report: Report = lambda _: None) -> ParityReport:
         manifest = read(Manifest, folder / MANIFEST)
         report("checking the hashes")
         check_files(folder, manifest)
-        config = FrontEndConfig.from_document(manifest.front_end)
-        frontend = FrontEnd.from_tensors(config, read_initializers(folder))
+        try:
+            config = FrontEndConfig.from_document(manifest.front_end)
+            frontend = FrontEnd.from_tensors(config, read_initializers(folder))
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise ExportError(f"{folder}: manifest and weights disagree: {' '.join(str(error).split())}") from error
         return _prove(frontend, folder, report)
     except IncipitError as error:
         raise ExportError(str(error)) from error

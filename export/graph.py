@@ -19,9 +19,9 @@ from incipit.service.manifest import GRAPH, TOKEN_GRAPH
 from incipit.service.manifest import Tensor as TensorSpec
 
 OPSET = 20
-MODULE, DERIVED, TRANSPOSED = "frontend.", ".table", ".transposed"
-"""In the names of initializers: what the exported module calls the front-end, and what ends those of derived tables and
-of weights that are stored the other way round."""
+MODULE, TRAINED, TRANSPOSED = "frontend.", (".weight", ".bias"), ".transposed"
+"""In the names of initializers: what the exported module calls the front-end, what ends those of trained weights, and
+what follows where a weight is stored the other way round."""
 
 
 INPUTS = ("input_ids", "offset", "token_type_ids", "attention_mask")
@@ -134,18 +134,16 @@ def describe_graph(graph: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpe
 def read_initializers(folder: Path) -> dict[str, Tensor]:
     """Return the trained weights that an artifact holds, under the names of `FrontEnd.state_dict()`.
 
-    Derived tables (sinusoids) are left out: who builds the module again derives them again.
+    What is derived (sinusoids) is left out: who builds the module again derives it again.
     """
     model = onnx.load(folder / GRAPH)
     weights = {}
     for initializer in model.graph.initializer:
-        name = initializer.name.removeprefix(MODULE)
-        if name == initializer.name or name.endswith(DERIVED):
-            continue
-        values = onnx.numpy_helper.to_array(initializer)
-        if name.endswith(TRANSPOSED):
-            name, values = name.removesuffix(TRANSPOSED), values.T
-        weights[name] = torch.from_numpy(values.copy())
+        name = initializer.name.removesuffix(TRANSPOSED)
+        if name.startswith(MODULE) and name.endswith(TRAINED):
+            values = onnx.numpy_helper.to_array(initializer)
+            values = values if name == initializer.name else values.T
+            weights[name.removeprefix(MODULE)] = torch.from_numpy(values.copy())
     return weights
 
 

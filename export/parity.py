@@ -72,7 +72,8 @@ def _grid(frontend: FrontEnd) -> Iterator[Arguments]:
     """Yield all combinations that are legal."""
     config = frontend.config
     # Without a table of positions every place is like every other: a long row shows no more than a short one.
-    longest = config.max_len if config.max_len and config.positions else min(config.max_len or LONG, LONG)
+    table = config.positions.rows if config.positions else 0
+    longest = config.max_len if config.max_len and table else min(config.max_len or LONG, LONG)
     for batch in BATCHES:
         for length in sorted({min(length, longest) for length in (*LENGTHS, longest)}):
             last = (config.max_len or LONG) - length

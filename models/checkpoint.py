@@ -13,6 +13,7 @@ from torch import Tensor
 
 from incipit.models.families import ALL, FAMILIES, SIZES, Config, Family, known, sides_of
 from incipit.models.frontend import FrontEnd, FrontEndConfig, names_of
+from incipit.models.sinusoids import POSITIONS
 from incipit.models.steps import Norm, Positions, Project, Segments, Step, Tokens
 
 WEIGHTS = "model.safetensors"
@@ -150,7 +151,7 @@ def _size(step: Step, weight: Tensor) -> Step:
 def _configure(name: str, family: Family, values: Mapping[str, Any], steps: tuple[Step, ...]) -> FrontEndConfig:
     config = Config(values)
     positions = next((step for step in steps if isinstance(step, Positions)), None)
-    max_len = positions.rows - positions.first if positions else config(family.limit) if family.limit else None
+    max_len = limit_of(positions) if positions else config(family.limit) if family.limit else None
     frontend = FrontEndConfig(
         family=name,
         steps=steps,
@@ -162,6 +163,13 @@ def _configure(name: str, family: Family, values: Mapping[str, Any], steps: tupl
     )
     _check_sizes(values, frontend)
     return frontend
+
+
+def limit_of(positions: Positions | None) -> int | None:
+    """Return max_len as positions allow it: the rows of their table, or the range in which computed ones are exact."""
+    if positions is None:
+        return None
+    return (positions.rows or POSITIONS) - positions.first
 
 
 def _check_sizes(values: Mapping[str, Any], frontend: FrontEndConfig) -> None:

@@ -22,7 +22,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from incipit.models.checkpoint import CheckpointError, one_line, read_tensors
+from incipit.models.checkpoint import CheckpointError, limit_of, one_line, read_tensors
 from incipit.models.frontend import FrontEnd, FrontEndConfig
 from incipit.models.steps import Positions, from_document
 
@@ -46,7 +46,7 @@ def read_description(folder: Path) -> FrontEnd:
                 raise ValueError(f"{name} is not known, allowed are {', '.join([*known, 'steps'])}")
         sized, tensors, _ = read_tensors(folder, steps)
         positions = next((step for step in sized if isinstance(step, Positions)), None)
-        values = {"family": "custom", "max_len": positions.rows - positions.first if positions else None, **document}
+        values = {"family": "custom", "max_len": limit_of(positions), **document}
         values["refused_ids"] = tuple(values.get("refused_ids", ()))
         return FrontEnd.from_tensors(FrontEndConfig(steps=sized, **values), tensors)
     except CheckpointError:

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from incipit.models.frontend import FrontEnd, gpt2_embedding, transformer_embedding
+from incipit.models.embeddings import gpt2_embedding, transformer_embedding
+from incipit.models.frontend import FrontEnd
 from incipit.models.initialisers import seeded_
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from incipit.export.exporter import export_loaded
 from incipit.export.source import LoadedSource
-from incipit.models.frontend import bert_embedding, gpt2_embedding
+from incipit.models.embeddings import bert_embedding, gpt2_embedding
 from incipit.models.initialisers import seeded_
 from incipit.service.manifest import Source
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ import incipit
 from incipit.export.errors import ExportError
 from incipit.export.exporter import Exported, export, export_loaded, verify
 from incipit.export.source import LoadedSource
-from incipit.models.frontend import gpt2_embedding
-from incipit.service.manifest import Source
+from incipit.models.embeddings import gpt2_embedding
+from incipit.models.frontend import FrontEnd, FrontEndConfig
+from incipit.models.steps import Positions, Tokens
+from incipit.service.manifest import Resized, Source
 from incipit.service.runtime import Session
 from tests.conftest import INCIPIT
 
@@ -221,3 +224,36 @@ def test_a_front_end_in_training_stays_in_training(tmp_path: Path) -> None:
     export_loaded(LoadedSource(frontend, Source(kind="module")), "m", tmp_path)
     assert frontend.training
     assert frontend.dropout.training
+
+
+def test_positions_that_the_graph_computes_are_proven_to_the_last(tmp_path: Path) -> None:
+    config = FrontEndConfig(
+        family="unbounded",
+        steps=(Tokens(rows=7, width=6), Positions(table="exact")),
+        max_len=2**31,
+    )
+    exported = export_loaded(LoadedSource(FrontEnd(config), Source(kind="module")), "m", tmp_path)
+    cases = exported.parity.providers["CPUExecutionProvider"].cases
+    assert max(case.length + max(case.offset) for case in cases) == 2**31
+    assert {case.max_abs for case in cases} == {0.0}
+    assert verify(exported.folder) == exported.parity
+
+
+def test_a_resized_limit_is_recorded(tmp_path: Path) -> None:
+    exported = export("gpt2-small", "m", tmp_path, max_len=1030, resizing="interpolate")
+    assert exported.manifest.max_len == 1030
+    assert exported.manifest.resized == Resized(from_max_len=1024, method="interpolate")
+    assert verify(exported.folder) == exported.parity
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_len": 2048}, "resize: got None, allowed truncate"),
+        ({"max_len": 2048, "resizing": "truncate"}, "length: got 2048, allowed 1 to 1024"),
+        ({"resizing": "truncate"}, "--resize: got 'truncate', allowed only with --max-len"),
+    ],
+)
+def test_a_limit_that_cannot_be_reached_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        export("gpt2-small", "m", tmp_path, **options)

@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from incipit.export.graph import describe_graph, export_graph, read_initializers
-from incipit.models.frontend import FrontEnd, bert_embedding, gpt2_embedding, transformer_embedding
+from incipit.models.embeddings import bert_embedding, gpt2_embedding, transformer_embedding
+from incipit.models.frontend import FrontEnd
 from incipit.models.initialisers import seeded_
 
 V, D, M = 23, 8, 10

@@ -13,7 +13,8 @@ from incipit.export.errors import ExportError, ParityError
 from incipit.export.exporter import export_loaded, verify
 from incipit.export.parity import difference, prove
 from incipit.export.source import LoadedSource
-from incipit.models.frontend import FrontEnd, bert_embedding, gpt2_embedding, transformer_embedding
+from incipit.models.embeddings import bert_embedding, gpt2_embedding, transformer_embedding
+from incipit.models.frontend import FrontEnd
 from incipit.models.initialisers import seeded_
 from incipit.service.manifest import Manifest, Source, describe, read, write
 from incipit.service.messages import Int64

@@ -11,12 +11,8 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
 from transformers.models.bert.modeling_bert import BertEmbeddings
 
 from incipit.models.checkpoint import read_frontend
-from incipit.models.frontend import (
-    FrontEnd,
-    bert_embedding,
-    gpt2_embedding,
-    transformer_embedding,
-)
+from incipit.models.embeddings import bert_embedding, gpt2_embedding, transformer_embedding
+from incipit.models.frontend import FrontEnd
 from incipit.models.positions import SinusoidalPositions
 
 V, D, M, S, PADDING = 50, 16, 12, 3, 4

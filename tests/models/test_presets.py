@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from incipit.models.frontend import bert_embedding
+from incipit.models.embeddings import bert_embedding
 from incipit.models.initialisers import seeded_
 from incipit.models.presets import PRESETS, build_preset
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from incipit.export.exporter import export_loaded
 from incipit.export.source import LoadedSource
-from incipit.models.frontend import gpt2_embedding
+from incipit.models.embeddings import gpt2_embedding
 from incipit.service.manifest import GRAPH, Source
 from tests.conftest import Server
 from tests.service.doors import Clients, connect
