@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
 
 from incipit.service.api import decode, embed, health, models, open_inference, problems
 from incipit.service.batching import Scheduler
@@ -52,12 +53,13 @@ def create_app(settings: Settings) -> FastAPI:
                 yield
         engine.scheduler.close()
 
-    app = FastAPI(
+    app: FastAPI = FastAPIOffline(
         title="Incipit",
         version=VERSION,
         summary="Token ids in, the vectors that enter block 0 out.",
         lifespan=lifespan,
         redoc_url=None,
+        static_url="/docs/static",
     )
     app.state.engine = engine
     problems.install(app)

@@ -41,6 +41,7 @@ HOMES = {
     "huggingface_hub": {"export"},
     "onnxruntime": {"service.runtime"},
     "fastapi": {"service.api", "service.app"},
+    "fastapi_offline": {"service.app"},
     "starlette": {"service.api"},
     "uvicorn": {"service.workers"},
     "grpc": {"service.rpc"},

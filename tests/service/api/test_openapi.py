@@ -1,5 +1,6 @@
 """The documentation that the server serves of itself."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,3 +88,11 @@ def test_a_model_is_described_as_it_is_shown(tiny: httpx.Client, document: Any) 
 def test_a_problem_is_described_as_it_is_answered(tiny: httpx.Client, document: Any) -> None:
     problem = tiny.post("/models/gpt/embed", json={}).json()
     assert set(document["components"]["schemas"]["Problem"]["properties"]) == set(problem)
+
+
+def test_the_documentation_needs_no_other_server(tiny: httpx.Client) -> None:
+    parts = re.findall(r'(?:href|src)="([^"]+)"', tiny.get("/docs").text)
+    assert len(parts) == 3
+    for part in parts:
+        assert part.startswith("/docs/static/")
+        assert tiny.get(part).status_code == 200
