@@ -8,6 +8,7 @@ from typing import Literal
 
 import onnx
 import torch
+from torch import nn
 
 from incipit import __version__
 from incipit.export.artifact import check_name, draft, publish
@@ -15,6 +16,7 @@ from incipit.export.errors import ExportError
 from incipit.export.graph import describe_graph, export_graph, read_initializers
 from incipit.export.parity import prove
 from incipit.export.source import LoadedSource, load_source
+from incipit.models.custom import CustomFrontEnd
 from incipit.models.frontend import FrontEnd, FrontEndConfig
 from incipit.models.resizing import resized
 from incipit.service.errors import IncipitError
@@ -28,6 +30,7 @@ from incipit.service.manifest import (
     Manifest,
     ParityReport,
     Resized,
+    Source,
     TokenEmbeddings,
     check_files,
     describe,
@@ -102,6 +105,29 @@ def export_loaded(loaded: LoadedSource, name: str, repository: Path, report: Rep
         loaded.frontend.train(training)
 
 
+def export_module(
+    module: nn.Module, name: str, repository: Path, *, vocab_size: int, max_len: int, exact: bool = False
+) -> Exported:
+    """Export a module of one's own as the next version of `name` in `repository`, and prove its graph equal to it.
+
+    The arguments are those of `CustomFrontEnd`. The artifact does not hold the module, so that `verify` can check its
+    hashes, but not prove it again.
+
+    Raises:
+        ExportError: the module returns no vectors, the graph is not equal to it, or the disk refuses.
+
+    """
+    training = module.training
+    module.eval()
+    try:
+        frontend = CustomFrontEnd(module, vocab_size, max_len, exact)
+        return export_loaded(LoadedSource(frontend, Source(kind="module")), name, repository)
+    except ValueError as error:
+        raise ExportError(str(error)) from error
+    finally:
+        module.train(training)
+
+
 def verify(folder: Path, report: Report = lambda _: None) -> ParityReport:
     """Check the hashes of the artifact in `folder`, and prove its graph equal to a PyTorch module once more.
 
@@ -115,6 +141,8 @@ def verify(folder: Path, report: Report = lambda _: None) -> ParityReport:
         manifest = read(Manifest, folder / MANIFEST)
         report("checking the hashes")
         check_files(folder, manifest)
+        if manifest.front_end is None:
+            raise ExportError(f"{folder}: the hashes agree; the module that it came from alone can prove it again")
         try:
             config = FrontEndConfig.from_document(manifest.front_end)
             frontend = FrontEnd.from_tensors(config, read_initializers(folder))
@@ -126,42 +154,45 @@ def verify(folder: Path, report: Report = lambda _: None) -> ParityReport:
 
 
 def _resize(loaded: LoadedSource, max_len: int, resizing: str | None) -> LoadedSource:
+    assert isinstance(loaded.frontend, FrontEnd)
     try:
         frontend = resized(loaded.frontend, max_len, resizing)
     except ValueError as error:
         raise ExportError(f"--max-len and --resize: {error}") from error
-    record = Resized(from_max_len=loaded.frontend.config.max_len, method=resizing)
+    record = Resized(from_max_len=loaded.frontend.signature.max_len, method=resizing)
     return replace(loaded, frontend=frontend, resized=record)
 
 
-def _prove(frontend: FrontEnd, folder: Path, report: Report) -> ParityReport:
+def _prove(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Report) -> ParityReport:
     session = Session(folder, CPU)
     return prove(frontend, session, lambda done, of: report(f"proving it equal: {done} of {of} cases"))
 
 
 def _describe(loaded: LoadedSource, folder: Path) -> Manifest:
-    config = loaded.frontend.config
+    frontend, signature = loaded.frontend, loaded.frontend.signature
     inputs, outputs = describe_graph(folder / GRAPH)
     files = [name for name in (GRAPH, TOKEN_GRAPH, DATA, TOKENIZER) if (folder / name).is_file()]
     return Manifest(
-        family=config.family,
-        vocab_size=config.tokens.rows,
-        width=config.widths[-1],
-        max_len=config.max_len,
-        segments=config.segments,
-        counts=config.counts,
-        padding_id=config.padding_idx,
-        refused_ids=config.refused_ids,
+        family=signature.family,
+        vocab_size=signature.vocab_size,
+        width=signature.width,
+        max_len=signature.max_len,
+        segments=signature.segments,
+        counts=signature.counts,
+        padding_id=signature.padding_idx,
+        refused_ids=signature.refused_ids,
         dtype="float32",
         inputs=inputs,
         outputs=outputs,
         token_embeddings=TokenEmbeddings(
-            graph=TOKEN_GRAPH if (folder / TOKEN_GRAPH).is_file() else GRAPH,
-            width=config.widths[config.lookup - 1],
-            consumer_scales=config.consumer_scales,
-        ),
+            graph=GRAPH if signature.lookup_width is None else TOKEN_GRAPH,
+            width=signature.lookup_width or signature.width,
+            consumer_scales=signature.consumer_scales,
+        )
+        if isinstance(frontend, FrontEnd)
+        else None,
         resized=loaded.resized,
-        front_end=config.to_document(),
+        front_end=frontend.config.to_document() if isinstance(frontend, FrontEnd) else None,
         files={name: describe(folder / name) for name in files},
         source=loaded.record,
         versions={"incipit": __version__, "onnx": onnx.__version__, "torch": torch.__version__},

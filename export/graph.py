@@ -13,6 +13,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+from incipit.models.custom import CustomFrontEnd
 from incipit.models.frontend import FrontEnd, FrontEndConfig, names_of
 from incipit.models.steps import Project
 from incipit.service.manifest import GRAPH, TOKEN_GRAPH
@@ -24,14 +25,10 @@ MODULE, TRAINED, TRANSPOSED = "frontend.", (".weight", ".bias"), ".transposed"
 what follows where a weight is stored the other way round."""
 
 
-INPUTS = ("input_ids", "offset", "token_type_ids", "attention_mask")
-OUTPUTS = ("embeddings", "token_embeddings")
-
-
-class _Signature(nn.Module):
+class _Graph(nn.Module):
     """The front-end with the inputs of its graph, by name, and the model's own lookup as a second output."""
 
-    def __init__(self, frontend: FrontEnd) -> None:
+    def __init__(self, frontend: FrontEnd | CustomFrontEnd) -> None:
         super().__init__()
         self.frontend = frontend
 
@@ -42,36 +39,40 @@ class _Signature(nn.Module):
         token_type_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        config = self.frontend.config
-        vectors: Tensor = self.frontend(input_ids, offset, token_type_ids, attention_mask)
-        if config.lookup == len(config.steps):
-            return (vectors,)
-        return vectors, self.frontend.run(config.steps[: config.lookup], input_ids)
+        further = {"token_type_ids": token_type_ids, "attention_mask": attention_mask}
+        given = {name: tensor for name, tensor in further.items() if tensor is not None}
+        vectors: Tensor = self.frontend(input_ids, offset, **given)
+        if isinstance(self.frontend, FrontEnd) and self.frontend.signature.lookup_width is not None:
+            return vectors, self.frontend.look_up(input_ids)
+        return (vectors,)
 
 
-def export_graph(frontend: FrontEnd, folder: Path) -> None:
+def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path) -> None:
     """Write the graphs of `frontend` (in evaluation mode) into `folder`, over one data file.
 
     `model.onnx` has inputs int64 `input_ids` (batch, length), `offset` (1,) or (batch,), `token_type_ids` and
     `attention_mask` (batch, length) where the front-end has them, and output float32 `embeddings` (batch, length, D).
     `token.onnx` has input `input_ids` and output `token_embeddings`; it is left out where the two are the same.
     """
-    config = frontend.config
+    signature = frontend.signature
+    two_outputs = signature.lookup_width is not None
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
+    names = ["input_ids", "offset"]
+    names += ["token_type_ids"] if signature.segments else []
+    names += ["attention_mask"] if signature.needs_mask else []
     # Any sizes do, except that `offset` has one element, so that (1,) broadcasts over the batch in the graph.
     # Each input is a tensor of its own: the exporter makes one input of two arguments that are the same tensor.
-    names = [*INPUTS[:2], *(["token_type_ids"] if config.segments else []), *(["attention_mask"] * config.needs_mask)]
     samples = {name: torch.ones(1 if name == "offset" else (2, 3), dtype=torch.int64) for name in names}
     shapes = {name: None if name == "offset" else {0: batch, 1: length} for name in names}
     with _quiet_exporter():
         program = torch.onnx.export(
-            _Signature(frontend).eval(),
+            _Graph(frontend).eval(),
             (),
             kwargs=samples,
             dynamo=True,
             opset_version=OPSET,
             input_names=names,
-            output_names=OUTPUTS[: 1 + (config.lookup < len(config.steps))],
+            output_names=["embeddings", "token_embeddings"][: 1 + two_outputs],
             dynamic_shapes=shapes,
             verbose=False,
         )
@@ -80,9 +81,10 @@ def export_graph(frontend: FrontEnd, folder: Path) -> None:
     both = onnx.load(folder / GRAPH, load_external_data=False)
     _forget_machine(both)
     _free_offset(both)
-    _name_projections(both, config)
+    if isinstance(frontend, FrontEnd):
+        _name_projections(both, frontend.config)
     _save(_only(both, "embeddings"), folder / GRAPH)
-    if config.lookup < len(config.steps):
+    if two_outputs:
         token = _only(both, "token_embeddings")
         del token.graph.input[1:]
         _save(token, folder / TOKEN_GRAPH)

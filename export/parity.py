@@ -11,7 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from incipit.export.errors import ParityError
-from incipit.models.frontend import FrontEnd, FrontEndConfig
+from incipit.models.custom import CustomFrontEnd
+from incipit.models.frontend import FrontEnd
+from incipit.models.signature import Signature
 from incipit.service import runtime
 from incipit.service.manifest import Parity, ParityCase, ParityReport
 
@@ -35,7 +37,7 @@ class Arguments(NamedTuple):
 
 
 def prove(
-    frontend: FrontEnd, session: runtime.Session, report: Callable[[int, int], None] = lambda *_: None
+    frontend: FrontEnd | CustomFrontEnd, session: runtime.Session, report: Callable[[int, int], None] = lambda *_: None
 ) -> ParityReport:
     """Compare `session` with `frontend` over the grid; `report` is told how many cases are done, of how many.
 
@@ -44,18 +46,17 @@ def prove(
 
     """
     frontend.eval()
-    grid = list(_grid(frontend))
+    grid = list(_grid(frontend.signature))
     cases = []
     for case in grid:
         cases.append(_compare(frontend, session, case))
         report(len(cases), len(grid))
-    allowed = 0.0 if frontend.config.exact else ALLOWED_ULP
+    allowed = 0.0 if frontend.signature.exact else ALLOWED_ULP
     worst = max(cases, key=lambda case: case.max_ulp)
     if worst.max_ulp > allowed:
         raise ParityError(
             f"the graph differs from its PyTorch module by {worst.max_abs:.3g} ({worst.max_ulp:.3g} ULP, allowed "
-            f"{allowed:g}) at batch {worst.batch}, length {worst.length}, offset {list(worst.offset)}, "
-            f"segments {worst.segments}, padding {worst.padding}"
+            f"{allowed:g}) at {_say(worst)}"
         )
     section = Parity(
         onnxruntime=runtime.VERSION,
@@ -68,26 +69,31 @@ def prove(
     return ParityReport(providers={session.provider: section})
 
 
-def _grid(frontend: FrontEnd) -> Iterator[Arguments]:
+def _say(case: Arguments | ParityCase) -> str:
+    return (
+        f"batch {case.batch}, length {case.length}, offset {list(case.offset)}, segments {case.segments}, "
+        f"padding {case.padding}"
+    )
+
+
+def _grid(signature: Signature) -> Iterator[Arguments]:
     """Yield all combinations that are legal."""
-    config = frontend.config
     # Without a table of positions every place is like every other: a long row shows no more than a short one.
-    table = config.positions.rows if config.positions else 0
-    longest = config.max_len if config.max_len and table else min(config.max_len or LONG, LONG)
+    longest = signature.max_len if signature.max_len and signature.rows else min(signature.max_len or LONG, LONG)
     for batch in BATCHES:
         for length in sorted({min(length, longest) for length in (*LENGTHS, longest)}):
-            last = (config.max_len or LONG) - length
+            last = (signature.max_len or LONG) - length
             offsets: list[tuple[int, ...]] = [(offset,) for offset in sorted({0, min(1, last), last})]
             if batch > 1:
                 offsets.append(tuple(int(offset) for offset in np.linspace(0, last, batch)))
             for offset in offsets:
-                for segments in (False, True) if config.segments else (False,):
-                    for padding in PADDINGS if config.counts == "ids" or config.needs_mask else PADDINGS[:1]:
+                for segments in (False, True) if signature.segments else (False,):
+                    for padding in PADDINGS if signature.counts == "ids" or signature.needs_mask else PADDINGS[:1]:
                         yield Arguments(batch, length, offset, segments, padding)
 
 
-def _compare(frontend: FrontEnd, session: runtime.Session, case: Arguments) -> ParityCase:
-    feeds = _feeds(frontend.config, case)
+def _compare(frontend: FrontEnd | CustomFrontEnd, session: runtime.Session, case: Arguments) -> ParityCase:
+    feeds = _feeds(frontend.signature, case)
     inputs = {name: torch.from_numpy(array) for name, array in feeds.items()}
     if not case.segments:  # the module's own default against the zeros that the graph is given
         inputs.pop("token_type_ids", None)
@@ -95,16 +101,20 @@ def _compare(frontend: FrontEnd, session: runtime.Session, case: Arguments) -> P
         inputs.pop("attention_mask", None)
     with torch.inference_mode():
         expected = frontend(**inputs).numpy()
-    max_abs, max_ulp = difference(session.run(feeds), expected)
+    try:
+        found = session.run(feeds)
+    except Exception as error:  # onnxruntime's own exceptions share no narrower parent
+        raise ParityError(f"the graph fails at {_say(case)}: {' '.join(str(error).split())}") from error
+    max_abs, max_ulp = difference(found, expected)
     return ParityCase(**case._asdict(), max_abs=max_abs, max_ulp=max_ulp)
 
 
-def _feeds(config: FrontEndConfig, case: Arguments) -> dict[str, NDArray[np.int64]]:
+def _feeds(signature: Signature, case: Arguments) -> dict[str, NDArray[np.int64]]:
     """Make the inputs of a case: random, but the same in every run."""
-    vocab_size, shape = config.tokens.rows, (case.batch, case.length)
+    vocab_size, shape = signature.vocab_size, (case.batch, case.length)
     generator = np.random.Generator(np.random.PCG64([*shape, *case.offset]))
     legal = np.setdiff1d(
-        np.arange(vocab_size), [*config.refused_ids, -1 if config.padding_idx is None else config.padding_idx]
+        np.arange(vocab_size), [*signature.refused_ids, -1 if signature.padding_idx is None else signature.padding_idx]
     )
     ids = generator.choice(legal, shape)
     # The first and the last id are in every case: an off-by-one in the table shows.
@@ -113,12 +123,14 @@ def _feeds(config: FrontEndConfig, case: Arguments) -> dict[str, NDArray[np.int6
     for row in range(case.batch):
         padded = min(row + 1, case.length) if case.padding != "none" else 0
         real[row, slice(0, padded) if case.padding == "left" else slice(case.length - padded, None)] = 0
-    if config.padding_idx is not None and config.counts == "ids":
-        ids[real == 0] = config.padding_idx
+    if signature.padding_idx is not None and signature.counts == "ids":
+        ids[real == 0] = signature.padding_idx
     feeds = {"input_ids": ids, "offset": np.array(case.offset)}
-    if config.segments:
-        feeds["token_type_ids"] = generator.integers(0, config.segments, shape) if case.segments else np.zeros_like(ids)
-    if config.needs_mask:
+    if signature.segments:
+        feeds["token_type_ids"] = (
+            generator.integers(0, signature.segments, shape) if case.segments else np.zeros_like(ids)
+        )
+    if signature.needs_mask:
         feeds["attention_mask"] = real
     return feeds
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from incipit.export.errors import ExportError
 from incipit.models.checkpoint import INDEX, WEIGHTS, CheckpointError, read_frontend
+from incipit.models.custom import CustomFrontEnd
 from incipit.models.description import DESCRIPTION, read_description
 from incipit.models.frontend import FrontEnd
 from incipit.models.presets import PRESETS, build_preset
@@ -21,7 +22,7 @@ HUB_FILES = ["config.json", WEIGHTS, INDEX, "model-*-of-*.safetensors", TOKENIZE
 class LoadedSource:
     """A front-end, what to record of it, and the tokenizer file where the source has one."""
 
-    frontend: FrontEnd
+    frontend: FrontEnd | CustomFrontEnd
     record: manifest.Source
     tokenizer: Path | None = None
     resized: manifest.Resized | None = None

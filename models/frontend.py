@@ -17,6 +17,7 @@ from incipit.models.positions import (
     check_position_ids,
     positions_of,
 )
+from incipit.models.signature import Signature
 from incipit.models.sinusoids import RECIPES
 from incipit.models.steps import (
     Mask,
@@ -203,6 +204,31 @@ class FrontEnd(nn.Module):
 
         """
         return self.run(self.config.steps, input_ids, offset, token_type_ids, attention_mask, position_ids)
+
+    @property
+    def signature(self) -> Signature:
+        """What its graph takes and promises."""
+        config = self.config
+        same = config.lookup == len(config.steps)
+        return Signature(
+            family=config.family,
+            vocab_size=config.tokens.rows,
+            width=config.widths[-1],
+            max_len=config.max_len,
+            rows=config.positions.rows if config.positions else 0,
+            exact=config.exact,
+            segments=config.segments,
+            counts=config.counts,
+            needs_mask=config.needs_mask,
+            padding_idx=config.padding_idx,
+            refused_ids=config.refused_ids,
+            lookup_width=None if same else config.widths[config.lookup - 1],
+            consumer_scales=config.consumer_scales,
+        )
+
+    def look_up(self, input_ids: Tensor) -> Tensor:
+        """Return the model's own lookup of `input_ids` (B, L): what `inputs_embeds` stands for."""
+        return self.run(self.config.steps[: self.config.lookup], input_ids)
 
     def run(
         self,

@@ -94,9 +94,9 @@ class Manifest(Schema):
         dtype: of the stored tables.
         inputs: of the graph.
         outputs: of the graph.
-        token_embeddings: the model's own lookup.
+        token_embeddings: the model's own lookup; None where it is not known.
         resized: how max_len came to differ from the source's; None where it does not.
-        front_end: the configuration from which the PyTorch module is built again.
+        front_end: the configuration from which the PyTorch module is built again; None for a module of the user's.
         files: every other file of the artifact, except the parity report.
         source: where the front-end came from.
         versions: of the software that exported it.
@@ -115,9 +115,9 @@ class Manifest(Schema):
     dtype: Literal["float32"]
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    token_embeddings: TokenEmbeddings
+    token_embeddings: TokenEmbeddings | None
     resized: Resized | None
-    front_end: dict[str, JsonValue]
+    front_end: dict[str, JsonValue] | None
     files: dict[Annotated[str, Field(pattern=r"^[a-z][a-z.]*$")], File]
     source: Source
     versions: dict[str, str]

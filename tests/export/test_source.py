@@ -23,7 +23,7 @@ def test_a_preset_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
     loaded = load_source("transformer-base")
     assert loaded.record == Source(kind="preset", name="transformer-base")
-    assert loaded.frontend.config.tokens.rows == 32000
+    assert loaded.frontend.signature.vocab_size == 32000
     assert loaded.tokenizer is None
 
 
@@ -34,7 +34,7 @@ def test_a_folder_comes_before_a_preset_of_its_name(
     (tmp_path / "gpt2-small").symlink_to(tiny_checkpoint)
     loaded = load_source("gpt2-small")
     assert loaded.record.kind == "folder"
-    assert loaded.frontend.config.tokens.rows == 40
+    assert loaded.frontend.signature.vocab_size == 40
 
 
 def test_a_folder_comes_before_a_hub(tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,10 +47,12 @@ def measure(name: str) -> str:
         subprocess.run([INCIPIT, "export", str(checkpoint), *options], check=True, capture_output=True)
         artifact = repository / "model/1"
         manifest = read(Manifest, artifact / MANIFEST)
+        assert manifest.front_end is not None
         config = FrontEndConfig.from_document(manifest.front_end)
         worst = max(compare(Model.load(name, checkpoint), artifact, config), key=_ulp)
     found = f"{worst.max_abs:.1e} | {worst.max_ulp:.1f}" if worst.max_abs else "0 | 0"
     tokens = manifest.token_embeddings
+    assert tokens is not None
     lookup = "the same as `embeddings`" if tokens.graph == "model.onnx" else f"its own graph, width {tokens.width}"
     return f"| `{name}` | {found} | {lookup}{'; the consumer scales' if tokens.consumer_scales else ''} |"
 

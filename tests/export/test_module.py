@@ -1,0 +1,102 @@
+"""A user's own module, exported by one call, proven and served like any other."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from incipit.export.errors import ExportError
+from incipit.export.exporter import Exported, export_module, verify
+from incipit.service.batching import Scheduler
+from incipit.service.engine import Engine
+from incipit.service.errors import Invalid
+from incipit.service.messages import Request, Rows
+from incipit.service.metrics import Metrics
+from incipit.service.repository import Repository
+from incipit.service.runtime import CPU
+
+V, D, M = 13, 6, 9
+
+
+class Mine(nn.Module):
+    """Tokens and positions side by side, mixed: no row of the family table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.places = nn.Embedding(V, D), nn.Embedding(M, D)
+        self.mix = nn.Linear(2 * D, D)
+
+    def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+        positions = torch.arange(input_ids.shape[1]) + offset.unsqueeze(1)
+        places = self.places(positions).expand(input_ids.shape[0], -1, -1)
+        vectors: Tensor = self.mix(torch.cat((self.tokens(input_ids), places), dim=-1)).tanh()
+        return vectors
+
+
+@pytest.fixture(scope="module")
+def mine() -> Mine:
+    return Mine()
+
+
+@pytest.fixture(scope="module")
+def exported(mine: Mine, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return export_module(mine, "mine", tmp_path_factory.mktemp("repository"), vocab_size=V, max_len=M)
+
+
+def test_its_grid_is_proven(exported: Exported) -> None:
+    cases = exported.parity.providers[CPU].cases
+    assert {(case.batch, case.length) for case in cases} == {(b, n) for b in (1, 2, 5) for n in (1, 2, M)}
+    assert max(len(case.offset) for case in cases) == 5
+    assert exported.parity.providers[CPU].max_ulp <= 8
+
+
+def test_it_is_served(mine: Mine, exported: Exported) -> None:
+    engine = Engine(Repository(exported.folder.parents[1], CPU, 1), Scheduler(1, 1), Metrics(), 100)
+    model = engine.repository.get("mine")
+    ids = np.array([[1, 2, 3], [4, 5, 12]])
+    answer = asyncio.run(engine.embed(model, Request(input_ids=Rows.of_array(ids), offset=np.array([0, 6]))))
+    with torch.inference_mode():
+        expected = mine(torch.from_numpy(ids), torch.tensor([0, 6])).numpy()
+    np.testing.assert_allclose(answer.embeddings.reshape(2, 3, D).astype(np.float32), expected, rtol=0, atol=1e-6)
+    with pytest.raises(Invalid, match="got 7 \\+ 3 = 10, allowed at most 9"):
+        asyncio.run(engine.embed(model, Request(input_ids=Rows.of_array(ids), offset=np.array([0, 7]))))
+
+
+def test_what_cannot_be_built_again_is_said(exported: Exported) -> None:
+    assert (exported.manifest.front_end, exported.manifest.token_embeddings) == (None, None)
+    with pytest.raises(ExportError, match="the hashes agree; the module that it came from alone can prove it"):
+        verify(exported.folder)
+
+
+class Frozen(Mine):
+    """Takes the offset as a number, which an export bakes in."""
+
+    def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+        start = 1 if torch.compiler.is_compiling() else int(offset[0])
+        return super().forward(input_ids, torch.full_like(offset, start))
+
+
+class Wide(nn.Module):
+    def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+        return (input_ids + offset).to(torch.float32)
+
+
+def test_a_graph_with_a_baked_offset_is_not_published(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"the graph fails at batch 1, length 9, offset \[0\]"):
+        export_module(Frozen(), "frozen", tmp_path, vocab_size=V, max_len=M)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_module_without_vectors_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"module: got torch.float32 \(1, 1\) for ids \(1, 1\)"):
+        export_module(Wide(), "wide", tmp_path, vocab_size=V, max_len=M)
+
+
+def test_a_module_in_training_stays_in_training(tmp_path: Path) -> None:
+    module = Mine().train()
+    export_module(module, "mine", tmp_path, vocab_size=V, max_len=M)
+    assert module.training
