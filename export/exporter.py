@@ -14,7 +14,7 @@ from incipit import __version__
 from incipit.export.artifact import check_name, draft, publish
 from incipit.export.errors import ExportError
 from incipit.export.graph import describe_graph, export_graph, read_initializers
-from incipit.export.parity import prove
+from incipit.export.parity import prove, prove_lookup
 from incipit.export.source import LoadedSource, load_source
 from incipit.models.custom import CustomFrontEnd
 from incipit.models.frontend import FrontEnd, FrontEndConfig
@@ -131,7 +131,8 @@ def export_module(
 def verify(folder: Path, report: Report = lambda _: None) -> ParityReport:
     """Check the hashes of the artifact in `folder`, and prove its graph equal to a PyTorch module once more.
 
-    The module is built from the manifest around the weights that the artifact holds.
+    The module is built from the manifest around the weights that the artifact holds; what else the manifest says must
+    follow from it.
 
     Raises:
         ExportError: a file differs from its hash, or the graph from the module.
@@ -148,6 +149,11 @@ def verify(folder: Path, report: Report = lambda _: None) -> ParityReport:
             frontend = FrontEnd.from_tensors(config, read_initializers(folder))
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ExportError(f"{folder}: manifest and weights disagree: {' '.join(str(error).split())}") from error
+        again = _describe(LoadedSource(frontend, manifest.source, resized=manifest.resized), folder)
+        for name in Manifest.model_fields:
+            told, true = getattr(manifest, name), getattr(again, name)
+            if name != "versions" and told != true:
+                raise ExportError(f"{folder / MANIFEST}: {name} is {told!r}, that of the artifact is {true!r}")
         return _prove(frontend, folder, report)
     except IncipitError as error:
         raise ExportError(str(error)) from error
@@ -164,8 +170,10 @@ def _resize(loaded: LoadedSource, max_len: int, resizing: str | None) -> LoadedS
 
 
 def _prove(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Report) -> ParityReport:
-    session = Session(folder, CPU)
-    return prove(frontend, session, lambda done, of: report(f"proving it equal: {done} of {of} cases"))
+    parity = prove(frontend, Session(folder, CPU), lambda done, of: report(f"proving it equal: {done} of {of} cases"))
+    if isinstance(frontend, FrontEnd) and frontend.signature.lookup_width is not None:
+        prove_lookup(frontend, Session(folder, CPU, graph=TOKEN_GRAPH))
+    return parity
 
 
 def _describe(loaded: LoadedSource, folder: Path) -> Manifest:

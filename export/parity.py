@@ -69,6 +69,22 @@ def prove(
     return ParityReport(providers={session.provider: section})
 
 
+def prove_lookup(frontend: FrontEnd, session: runtime.Session) -> None:
+    """Compare the graph of the model's own lookup with `frontend.look_up`, for every id.
+
+    Raises:
+        ParityError: a value differs; the steps of a lookup leave no bit to chance, but those that end in a norm.
+
+    """
+    ids = np.arange(frontend.signature.vocab_size).reshape(1, -1)
+    with torch.inference_mode():
+        for part in np.array_split(ids, 1 + ids.size // 4096, axis=1):
+            expected = frontend.look_up(torch.from_numpy(part)).numpy()
+            max_abs, max_ulp = difference(session.run({"input_ids": part}), expected)
+            if max_ulp > 0:
+                raise ParityError(f"the graph of token_embeddings differs by {max_abs:.3g} ({max_ulp:.3g} ULP)")
+
+
 def _say(case: Arguments | ParityCase) -> str:
     return (
         f"batch {case.batch}, length {case.length}, offset {list(case.offset)}, segments {case.segments}, "

@@ -15,7 +15,7 @@ from incipit.service import manifest
 from incipit.service.manifest import TOKENIZER
 
 HUB = re.compile(r"hf:(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
-HUB_FILES = ["config.json", WEIGHTS, INDEX, "model-*-of-*.safetensors", TOKENIZER]
+HUB_FILES = ["config.json", DESCRIPTION, WEIGHTS, INDEX, "model-*-of-*.safetensors", TOKENIZER]
 
 
 @dataclass(frozen=True)

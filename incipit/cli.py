@@ -57,6 +57,7 @@ def export(source: str, name: str, repository: Path | None, resize: str | None, 
     hf:owner/name[@revision].
     """
     _require("torch", "export")
+    _require("onnxruntime", "cpu")
     from incipit.export.exporter import export as run
 
     with _Progress(name) as progress:
@@ -71,6 +72,7 @@ def export(source: str, name: str, repository: Path | None, resize: str | None, 
 def verify(name: str, repository: Path | None) -> None:
     """Check the hashes of the model NAME, and prove it equal to its PyTorch module once more."""
     _require("torch", "export")
+    _require("onnxruntime", "cpu")
     from incipit.export.exporter import verify as run
 
     folder = _newest(_settings(repository=repository).repository, name)

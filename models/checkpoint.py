@@ -16,6 +16,7 @@ from incipit.models.frontend import FrontEnd, FrontEndConfig, names_of
 from incipit.models.sinusoids import POSITIONS
 from incipit.models.steps import Norm, Positions, Project, Segments, Step, Tokens
 
+PLAIN = (torch.float32, torch.float16, torch.bfloat16)
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
@@ -111,8 +112,9 @@ def read_tensors(
                 tensor: Tensor = opened[file].get_tensor(key)
             except SafetensorError as error:
                 raise CheckpointError(f"{file}: {one_line(error)}") from error
-            if not tensor.is_floating_point():
-                raise CheckpointError(f"{folder}: tensor {key} is {tensor.dtype}, allowed a floating-point type")
+            if tensor.dtype not in PLAIN:  # float8 needs a scale, and float64 would be rounded
+                allowed = ", ".join(map(str, PLAIN))
+                raise CheckpointError(f"{folder}: tensor {key} is {tensor.dtype}, allowed {allowed}")
             stored.append(str(tensor.dtype).removeprefix("torch."))
             return tensor.to(torch.float32)
 
@@ -151,18 +153,25 @@ def _size(step: Step, weight: Tensor) -> Step:
 def _configure(name: str, family: Family, values: Mapping[str, Any], steps: tuple[Step, ...]) -> FrontEndConfig:
     config = Config(values)
     positions = next((step for step in steps if isinstance(step, Positions)), None)
-    max_len = limit_of(positions) if positions else config(family.limit) if family.limit else None
+    max_len = limit_of(positions) if positions else config(*family.limit) if family.limit else None
     frontend = FrontEndConfig(
         family=name,
         steps=steps,
         max_len=max_len,
-        padding_idx=config("pad_token_id", family.padding),
+        padding_idx=_padding(config("pad_token_id", family.padding), steps),
         refused_ids=tuple(family.refused(config)),
         lookup=len(steps) if family.lookup(config) == ALL else family.lookup(config),
         consumer_scales=family.consumer_scales,
     )
     _check_sizes(values, frontend)
     return frontend
+
+
+def _padding(stated: Any, steps: tuple[Step, ...]) -> Any:
+    """Some files state -1, or an id beyond the table, for none; only where positions depend on it is that a fault."""
+    rows = steps[0].rows if isinstance(steps[0], Tokens) else 0
+    counted = any(isinstance(step, Positions) and step.counts == "ids" for step in steps)
+    return stated if counted or (type(stated) is int and 0 <= stated < rows) else None
 
 
 def limit_of(positions: Positions | None) -> int | None:

@@ -1,6 +1,6 @@
 """A front-end of one's own, described in `frontend.toml` beside safetensors files, in the terms of the family table.
 
-    max_len = 512                    # default: what the table of positions allows; left out, nothing limits it
+    max_len = 512                    # default: what the positions allow; without positions, nothing limits it
 
     [[steps]]
     kind = "tokens"

@@ -35,7 +35,8 @@ class Family:
     Args:
         steps: the steps, given the config; sizes come from the tensors, those of derived tables from the config.
         prefix: what a head model's file puts before the keys; default nothing.
-        limit: key of the config that holds max_len where no table of positions does; None for no limit.
+        limit: key of the config that holds max_len where no table of positions does, and its default in the library;
+            None for no limit.
         padding: the padding id where the config leaves it out; None for none.
         only: keys that change the front-end -> the values that this row understands.
         refused: ids whose vectors depend on other tokens, given the config.
@@ -46,7 +47,7 @@ class Family:
 
     steps: Callable[[Config], list[Step]]
     prefix: str = ""
-    limit: str | None = None
+    limit: tuple[str, int] | None = None
     padding: int | None = None
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     refused: Callable[[Config], list[int]] = lambda _: []
@@ -161,9 +162,9 @@ def _sinusoids(c: Config, table: str, limit: str, default: int, **values: Any) -
     return Positions(rows=c(limit, default) + values.get("first", 0), table=table, **values)
 
 
-def _scaled(c: Config) -> list[Step]:
+def _scaled(c: Config, default: bool = False) -> list[Step]:
     """The scale that most encoder-decoders have."""
-    return _scale(c("scale_embedding", False), math.sqrt(c("d_model")))
+    return _scale(c("scale_embedding", default), math.sqrt(c("d_model")))
 
 
 def _shared(side: str) -> Tokens:
@@ -198,25 +199,27 @@ def _counted_sinusoids(c: Config, limit: str) -> Positions:
 
 
 def _m2m_100(side: str) -> Callable[[Config], list[Step]]:
-    return lambda c: [_shared(side), *_scaled(c), _counted_sinusoids(c, "max_position_embeddings")]
+    return lambda c: [_shared(side), *_scaled(c, True), _counted_sinusoids(c, "max_position_embeddings")]
 
 
-def _lookup_with_scale(c: Config) -> int:
+def _lookup_with_scale(default: bool) -> Callable[[Config], int]:
     """The model's table scales its vectors itself, so that whoever hands vectors over must have scaled them."""
-    return 2 if c("scale_embedding", False) else 1
+    return lambda c: 2 if c("scale_embedding", default) else 1
 
 
-def _rotary(tokens: str, prefix: str, limit: str | None = "max_position_embeddings") -> Family:
+def _rotary(tokens: str, prefix: str, limit: int, key: str = "max_position_embeddings") -> Family:
     """A decoder whose positions live in attention: its front-end is the token table."""
-    return Family(steps=lambda _: [_tokens(tokens)], prefix=prefix, limit=limit)
+    return Family(steps=lambda _: [_tokens(tokens)], prefix=prefix, limit=(key, limit))
 
 
 def _gemma(c: Config) -> list[Step]:
     return [_tokens("embed_tokens"), Scale(by=math.sqrt(c("hidden_size")), cast=True)]
 
 
-GEMMA = Family(steps=_gemma, prefix="model.", limit="max_position_embeddings", lookup=lambda _: 2)
-LLAMA = _rotary("embed_tokens", "model.")
+def _gemma_family(limit: int) -> Family:
+    return Family(steps=_gemma, prefix="model.", limit=("max_position_embeddings", limit), lookup=lambda _: 2)
+
+
 XLM_ROBERTA = Family(steps=_roberta, prefix="roberta.", padding=1, only=ABSOLUTE)
 
 FAMILIES: dict[str, Family] = {
@@ -225,7 +228,12 @@ FAMILIES: dict[str, Family] = {
     "roberta": XLM_ROBERTA,
     "xlm-roberta": XLM_ROBERTA,
     "camembert": XLM_ROBERTA,
-    "xlm-roberta-xl": Family(steps=lambda c: _roberta(c)[:-1], prefix="roberta.", padding=1, only=ABSOLUTE),
+    "xlm-roberta-xl": Family(
+        steps=lambda c: [_tokens(WORDS), _segments(TYPES), _skipping(PLACES, c("pad_token_id", 1))],
+        prefix="roberta.",
+        padding=1,
+        only=ABSOLUTE,
+    ),
     # Its padding id is 1, whatever the config says.
     "mpnet": Family(
         steps=lambda c: [
@@ -248,24 +256,24 @@ FAMILIES: dict[str, Family] = {
     "big_bird": Family(steps=_big_bird, prefix="bert.", consumer_scales=True),
     "megatron-bert": Family(steps=lambda c: _bert(c)[:-1], prefix="bert.", only=ABSOLUTE),
     "fnet": Family(steps=lambda c: [*_bert(c), _project("embeddings.projection")], prefix="fnet."),
-    "deberta-v2": Family(steps=_deberta, prefix="deberta.", limit="max_position_embeddings"),
+    "deberta-v2": Family(steps=_deberta, prefix="deberta.", limit=("max_position_embeddings", 512)),
     "esm": Family(
         steps=_esm,
         prefix="esm.",
-        limit="max_position_embeddings",
+        limit=("max_position_embeddings", 1026),
         only={"position_embedding_type": ("absolute", "rotary")},
         refused=lambda c: [c("mask_token_id")] if c("token_dropout", False) else [],
         # The library hands `inputs_embeds` to the first block as they are.
         lookup=lambda _: ALL,
     ),
-    "roformer": Family(steps=_roformer, prefix="roformer.", limit="max_position_embeddings"),
+    "roformer": Family(steps=_roformer, prefix="roformer.", limit=("max_position_embeddings", 1536)),
     "nomic_bert": Family(
         steps=lambda c: [
             _tokens(WORDS),
             _segments(TYPES),
             _norm("emb_ln", c("layer_norm_eps", 1e-12), spellings=(LAYER_NORM,)),
         ],
-        limit="max_position_embeddings",
+        limit=("max_position_embeddings", 2048),
     ),
     "modernbert": Family(
         steps=lambda c: [
@@ -273,7 +281,7 @@ FAMILIES: dict[str, Family] = {
             _norm("embeddings.norm", c("norm_eps", 1e-5), bias=c("norm_bias", False)),
         ],
         prefix="model.",
-        limit="max_position_embeddings",
+        limit=("max_position_embeddings", 8192),
     ),
     "funnel": Family(
         steps=lambda c: [_tokens(WORDS), _norm("embeddings.layer_norm", c("layer_norm_eps", 1e-9))],
@@ -298,8 +306,8 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family(steps=lambda _: [_tokens("wte"), _learned("wpe")], prefix="transformer."),
     "gpt_neo": Family(steps=lambda _: [_tokens("wte"), _learned("wpe")], prefix="transformer."),
     "openai-gpt": Family(steps=lambda _: [_tokens("tokens_embed"), _learned("positions_embed")], prefix="transformer."),
-    "gptj": _rotary("wte", "transformer.", "n_positions"),
-    "codegen": _rotary("wte", "transformer.", "n_positions"),
+    "gptj": _rotary("wte", "transformer.", 2048, "n_positions"),
+    "codegen": _rotary("wte", "transformer.", 2048, "n_positions"),
     "ctrl": Family(
         steps=lambda c: [
             _tokens("w"),
@@ -317,7 +325,7 @@ FAMILIES: dict[str, Family] = {
             _learned("embed_positions", first=2),
         ],
         prefix="biogpt.",
-        lookup=lambda c: 2 if c("scale_embedding", True) else 1,
+        lookup=_lookup_with_scale(True),
     ),
     "xglm": Family(
         steps=lambda c: [
@@ -326,7 +334,7 @@ FAMILIES: dict[str, Family] = {
             _sinusoids(c, "tensor2tensor", "max_position_embeddings", 2048, first=2, zero_row=c("pad_token_id", 1)),
         ],
         prefix="model.",
-        lookup=lambda c: 2 if c("scale_embedding", True) else 1,
+        lookup=_lookup_with_scale(True),
     ),
     "bloom": Family(
         steps=lambda c: [
@@ -335,32 +343,32 @@ FAMILIES: dict[str, Family] = {
         ],
         prefix="transformer.",
     ),
-    "mpt": _rotary("wte", "transformer.", "max_seq_len"),
-    "falcon": _rotary("word_embeddings", "transformer."),
-    "llama": LLAMA,
-    "mistral": LLAMA,
-    "qwen2": LLAMA,
-    "qwen3": LLAMA,
-    "phi": LLAMA,
-    "phi3": LLAMA,
-    "gpt_neox": _rotary("embed_in", "gpt_neox."),
+    "mpt": _rotary("wte", "transformer.", 2048, "max_seq_len"),
+    "falcon": _rotary("word_embeddings", "transformer.", 2048),
+    "llama": _rotary("embed_tokens", "model.", 2048),
+    "mistral": _rotary("embed_tokens", "model.", 131072),
+    "qwen2": _rotary("embed_tokens", "model.", 32768),
+    "qwen3": _rotary("embed_tokens", "model.", 32768),
+    "phi": _rotary("embed_tokens", "model.", 2048),
+    "phi3": _rotary("embed_tokens", "model.", 4096),
+    "gpt_neox": _rotary("embed_in", "gpt_neox.", 2048),
     "granite": Family(
         steps=lambda c: [_tokens("embed_tokens"), Scale(by=c("embedding_multiplier", 1.0))],
         prefix="model.",
-        limit="max_position_embeddings",
+        limit=("max_position_embeddings", 2048),
         consumer_scales=True,
     ),
-    "gemma": GEMMA,
-    "gemma2": GEMMA,
-    "gemma3_text": GEMMA,
+    "gemma": _gemma_family(8192),
+    "gemma2": _gemma_family(8192),
+    "gemma3_text": _gemma_family(131072),
     # Encoder-decoders.
     **{
-        f"{name}/{side}": Family(steps=_bart(side), prefix="model.", lookup=_lookup_with_scale)
+        f"{name}/{side}": Family(steps=_bart(side), prefix="model.", lookup=_lookup_with_scale(False))
         for name in ("bart", "mbart")
         for side in ("encoder", "decoder")
     },
     **{
-        f"blenderbot/{side}": Family(steps=_blenderbot(side), prefix="model.", lookup=_lookup_with_scale)
+        f"blenderbot/{side}": Family(steps=_blenderbot(side), prefix="model.", lookup=_lookup_with_scale(False))
         for side in ("encoder", "decoder")
     },
     "blenderbot-small/encoder": Family(
@@ -371,7 +379,7 @@ FAMILIES: dict[str, Family] = {
             _norm("encoder.layernorm_embedding", 1e-5),
         ],
         prefix="model.",
-        lookup=_lookup_with_scale,
+        lookup=_lookup_with_scale(False),
     ),
     # It normalises the tokens, does not scale them, whatever the config says, and adds positions last.
     "blenderbot-small/decoder": Family(
@@ -386,14 +394,14 @@ FAMILIES: dict[str, Family] = {
         f"{name}/{side}": Family(
             steps=_marian(side),
             prefix="model.",
-            lookup=_lookup_with_scale if side == "encoder" else lambda _: 1,
+            lookup=_lookup_with_scale(False) if side == "encoder" else lambda _: 1,
             consumer_scales=side == "decoder",
         )
         for name in ("marian", "pegasus")
         for side in ("encoder", "decoder")
     },
     **{
-        f"m2m_100/{side}": Family(steps=_m2m_100(side), prefix="model.", padding=1, lookup=_lookup_with_scale)
+        f"m2m_100/{side}": Family(steps=_m2m_100(side), prefix="model.", padding=1, lookup=_lookup_with_scale(True))
         for side in ("encoder", "decoder")
     },
     "speech_to_text/decoder": Family(

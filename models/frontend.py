@@ -18,7 +18,7 @@ from incipit.models.positions import (
     positions_of,
 )
 from incipit.models.signature import Signature
-from incipit.models.sinusoids import RECIPES
+from incipit.models.sinusoids import POSITIONS, RECIPES
 from incipit.models.steps import (
     Mask,
     Norm,
@@ -72,13 +72,27 @@ class FrontEndConfig:
                 raise ValueError(f"steps: got {kinds.count(kind)} of kind {kind!r}, allowed at most one")
         if not 1 <= self.lookup <= len(self.steps):
             raise ValueError(f"lookup: got {self.lookup}, allowed 1 to {len(self.steps)}")
-        tables = ("learned", "exact", *RECIPES)
-        if self.positions and self.positions.table not in tables:
-            raise ValueError(f"table: got {self.positions.table!r}, allowed {', '.join(tables)}")
+        if self.max_len is not None and (type(self.max_len) is not int or self.max_len < 1):
+            raise ValueError(f"max_len: got {self.max_len!r}, allowed 1 or more")
+        if self.positions:
+            self._check_positions(self.positions)
         if self.arithmetic not in ("float32", "float16", "bfloat16"):
             raise ValueError(f"arithmetic: got {self.arithmetic!r}, allowed float32, float16, bfloat16")
         if self.counts == "ids" and self.padding_idx is None:
             raise ValueError("padding_idx: got none, allowed an id, since positions skip it")
+
+    def _check_positions(self, positions: Positions) -> None:
+        tables = ("learned", "exact", *RECIPES)
+        if positions.table not in tables:
+            raise ValueError(f"table: got {positions.table!r}, allowed {', '.join(tables)}")
+        if positions.counts not in ("slots", "ids", "mask"):
+            raise ValueError(f"counts: got {positions.counts!r}, allowed slots, ids, mask")
+        lowest = 0 if positions.counts == "slots" else 1  # the row before the first is that of padding
+        if positions.first < lowest:
+            raise ValueError(f"first: got {positions.first}, allowed {lowest} or more with counts {positions.counts!r}")
+        longest = (positions.rows or POSITIONS) - positions.first
+        if self.max_len is None or self.max_len > longest:
+            raise ValueError(f"max_len: got {self.max_len}, allowed 1 to {longest}, as the positions allow")
 
     def to_document(self) -> dict[str, Any]:
         """Return the config as plain values, without the names of tensors in a checkpoint."""

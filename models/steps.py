@@ -115,6 +115,9 @@ def from_document(document: dict[str, Any]) -> Step:
     kind = values.pop("kind", None)
     if kind not in KINDS:
         raise ValueError(f"kind: got {kind!r}, allowed {', '.join(KINDS)}")
+    for name, kinds in {"rows": int, "width": int, "first": int, "by": float | int, "eps": float | int}.items():
+        if name in values and (not isinstance(values[name], kinds) or isinstance(values[name], bool)):
+            raise ValueError(f"{kind}.{name}: got {values[name]!r}, allowed a number")
     try:
         return KINDS[kind](**values)
     except TypeError as error:

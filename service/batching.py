@@ -10,7 +10,9 @@ from incipit.service.errors import Unavailable
 T = TypeVar("T")
 
 SMALL = 2**19
-"""Values (numbers of an array, bytes of a body) that are handled in a few tenths of a millisecond."""
+"""Values of an array, and bytes that are only copied, that are handled in a few tenths of a millisecond."""
+TEXT_COST = 32
+"""A byte of JSON that is read, or a number that is written as text, takes as long as this many values."""
 
 
 class Scheduler:
@@ -28,14 +30,16 @@ class Scheduler:
         self._max_waiting = max_waiting
         self._pending = 0
 
-    async def run(self, size: int, work: Callable[[], T]) -> T:
-        """Return what `work` returns; at most `SMALL` values of `size` are not worth a thread.
+    async def run(self, size: int, work: Callable[[], T], text: bool = False) -> T:
+        """Return what `work` returns; a `size` of at most `SMALL` is not worth a thread.
+
+        `size` counts values of arrays or bytes; with `text`, bytes of JSON or numbers that become text.
 
         Raises:
             Unavailable: too many pieces wait already.
 
         """
-        if size <= SMALL:
+        if size * (TEXT_COST if text else 1) <= SMALL:
             return work()
         if self._pending >= self._limit:
             waiting = f"{self._max_waiting} waiting"

@@ -34,7 +34,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "incipit_requests",
-            "Requests answered, by door, model and outcome: 'ok' or the kind of error.",
+            "Requests answered, by door, model and outcome: 'ok', the kind of error, 'Failed' or 'Aborted'.",
             ["door", "model", "outcome"],
             registry=self._registry,
         )
@@ -61,6 +61,9 @@ class Metrics:
             yield observation
         except IncipitError as error:
             outcome = type(error).__name__
+            raise
+        except Exception:
+            outcome = "Failed"
             raise
         except BaseException:
             outcome = "Aborted"

@@ -101,4 +101,6 @@ def _open(name: str, version: int, folder: Path, provider: str, threads: int) ->
     declared = sorted(manifest.input_names)
     if declared != sorted(session.inputs):
         raise ArtifactError(MANIFEST, f"inputs {declared}", f"the graph's inputs {sorted(session.inputs)}")
+    if manifest.width != session.width:
+        raise ArtifactError(MANIFEST, f"width {manifest.width}", f"the graph's width {session.width}")
     return Model(name, version, manifest, parity, session)

@@ -82,6 +82,7 @@ class Session:
         folder: the artifact; its weights are mapped from the data file, not copied.
         provider: onnxruntime name, as `choose_provider` returns it.
         threads: threads of one call; default 1.
+        graph: which graph of the artifact; default model.onnx.
 
     Raises:
         ArtifactError: onnxruntime cannot load the graph.
@@ -89,32 +90,33 @@ class Session:
 
     """
 
-    def __init__(self, folder: Path, provider: str = CPU, threads: int = 1) -> None:
+    def __init__(self, folder: Path, provider: str = CPU, threads: int = 1, graph: str = GRAPH) -> None:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
         # Threads that spin keep a core busy between requests.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        for file in (GRAPH, DATA):
+        for file in (graph, DATA):
             if not (folder / file).is_file():
                 raise ArtifactError(file, "no such file", "a file of the artifact")
         try:
             self._session = ort.InferenceSession(
-                folder / GRAPH,
+                folder / graph,
                 options,
                 providers=[provider] if provider == CPU else [provider, CPU],
                 disabled_optimizers=SLOW_ON_CPU if provider == CPU else None,
             )
         except Exception as error:  # onnxruntime's own exceptions share no narrower parent
-            raise ArtifactError(GRAPH, " ".join(str(error).split()), "a graph that onnxruntime loads") from error
+            raise ArtifactError(graph, " ".join(str(error).split()), "a graph that onnxruntime loads") from error
         self.provider: str = self._session.get_providers()[0]
         if self.provider != provider:
             raise ProviderError("provider", self.provider, f"{provider}, which onnxruntime could not start")
         self.inputs: frozenset[str] = frozenset(node.name for node in self._session.get_inputs())
-        self._outputs = ["embeddings"]
+        self._outputs = [self._session.get_outputs()[0].name]
+        self.width: int = self._session.get_outputs()[0].shape[-1]
 
     def run(self, feeds: dict[str, Int64]) -> NDArray[np.float32]:
-        """Return `embeddings` (B, L, D) for int64 `feeds` that were validated: the graph itself wraps negatives."""
+        """Return the vectors (B, L, D) for int64 `feeds` that were validated: the graph itself wraps negatives."""
         embeddings: NDArray[np.float32] = self._session.run(self._outputs, feeds)[0]
         return embeddings

@@ -18,8 +18,8 @@ from incipit.service.repository import Model
 from incipit.service.settings import Settings
 
 BACKLOG = 2048
-GRACE_SECONDS = 30
-"""Time that requests in flight have to finish after SIGTERM."""
+GRACE_SECONDS = 20
+"""Time that requests in flight have to finish after SIGTERM; those of gRPC have theirs after it."""
 
 Announce = Callable[[str, list[Model]], None]
 
@@ -52,8 +52,9 @@ def serve(settings: Settings, announce: Announce) -> None:
     models = create_engine(settings).repository.newest()
     with tempfile.TemporaryDirectory(prefix="incipit-metrics-") as folder:
         os.environ[metrics.FOLDER] = folder
-        announce(address, models)
-        Multiprocess(_configure(settings, partial(create_app, settings), factory=True), [listener]).run()
+        processes = Multiprocess(_configure(settings, partial(create_app, settings), factory=True), [listener])
+        announce(address, models)  # from now on it obeys signals
+        processes.run()
 
 
 class _Server(uvicorn.Server):

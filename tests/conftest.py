@@ -5,6 +5,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,28 +47,38 @@ def free_port() -> int:
 def serving(repository: Path, *options: str, **environment: str) -> Iterator[Server]:
     """Serve `repository` on free ports, and prove that the server ends well."""
     grpc_port = free_port()
-    process = subprocess.Popen(
-        [INCIPIT, "serve", "--repository", str(repository), "--port", "0", "--grpc-port", str(grpc_port), *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | environment,
-    )
-    try:
-        assert process.stdout is not None
-        banner = ""
-        for line in process.stdout:
-            banner += line
-            if line.startswith("  curl"):
-                break
-        found = re.search(r"http://\S+", banner)
-        assert found, f"no address; standard error: {process.communicate()[1]}"
-        yield Server(found[0], f"127.0.0.1:{grpc_port}", process, banner)
-    finally:
-        process.terminate()
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
-    assert "Traceback" not in errors, errors
+    arguments = ["--repository", str(repository), "--port", "0", "--grpc-port", str(grpc_port), *options]
+    with (
+        tempfile.TemporaryFile("w+") as errors,  # a pipe that nobody reads would stop a server that says much
+        subprocess.Popen(
+            [INCIPIT, "serve", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=os.environ | environment,
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            banner = ""
+            for line in process.stdout:
+                banner += line
+                if line.startswith("  curl"):
+                    break
+            found = re.search(r"http://\S+", banner)
+            if found:
+                yield Server(found[0], f"127.0.0.1:{grpc_port}", process, banner)
+        finally:
+            process.terminate()
+            try:
+                process.wait(60)
+            finally:
+                process.kill()
+        errors.seek(0)
+        said = errors.read()
+        assert found, f"no address; standard error: {said}"
+        assert process.returncode == 0, said
+        assert "Traceback" not in said, said
 
 
 @pytest.fixture(scope="session")

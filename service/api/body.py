@@ -1,6 +1,7 @@
 """Reads request bodies, within the limit."""
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
 from incipit.service.errors import Malformed, TooLarge, UnsupportedFormat
 
@@ -10,11 +11,11 @@ async def read_body(request: Request, limit: int) -> bytes:
 
     Raises:
         TooLarge: it is longer; a declared length is refused before anything is read.
-        Malformed: the declared length is no number.
+        Malformed: the declared length is no number, or the client left before the end.
         UnsupportedFormat: it is compressed.
 
     """
-    coding = request.headers.get("content-encoding", "identity")
+    coding = request.headers.get("content-encoding", "identity").lower()
     if coding != "identity":
         raise UnsupportedFormat("Content-Encoding", coding, "identity")
     allowed = f"at most {limit} bytes"
@@ -25,9 +26,12 @@ async def read_body(request: Request, limit: int) -> bytes:
         if len(declared) > 20 or int(declared) > limit:
             raise TooLarge("body", f"{declared} bytes", allowed)
     chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise TooLarge("body", f"more than {limit} bytes", allowed)
-        chunks.append(chunk)
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit:
+                raise TooLarge("body", f"more than {limit} bytes", allowed)
+            chunks.append(chunk)
+    except ClientDisconnect as error:  # nobody reads the answer, but it is counted as what it is
+        raise Malformed("body", f"{size} bytes and no end", "a whole body") from error
     return b"".join(chunks)

@@ -8,7 +8,7 @@ from incipit.service.api.query import single_values
 from incipit.service.decode import DecodeStream
 from incipit.service.engine import Engine
 from incipit.service.errors import IncipitError, Invalid
-from incipit.service.messages import Answer
+from incipit.service.messages import Rows
 from incipit.service.wire import frames
 from incipit.service.wire.native import ENCODINGS, answer_json, read_json, read_query, write_json
 from incipit.service.wire.rows import refuse_unknown, rows_of_json
@@ -25,7 +25,8 @@ def router(engine: Engine) -> APIRouter:
     @routes.websocket("/models/{name}/versions/{version}/decode")
     async def decode(socket: WebSocket, name: str, version: str | None = None) -> None:
         try:
-            stream, encoding = open_stream(engine, name, version, single_values(socket.query_params))
+            with engine.metrics.request("decode-open"):
+                stream, encoding = open_stream(engine, name, version, single_values(socket.query_params))
         except IncipitError as error:
             await socket.send_denial_response(problems.respond(error, socket.url.path))
             return
@@ -64,27 +65,37 @@ async def answer_frame(engine: Engine, stream: DecodeStream, frame: bytes) -> by
     try:
         with engine.metrics.request("decode") as observation:
             observation.model = stream.model.name
-            step = frames.read_step(frame)
-            return frames.write_vectors(await stream.step(step.input_ids), step.number)
+            step = await engine.scheduler.run(len(frame), lambda: frames.read_step(frame))
+            answer = await stream.step(step.input_ids)
+            return await engine.scheduler.run(answer.embeddings.size, lambda: frames.write_vectors(answer, step.number))
     except IncipitError as error:
         return frames.write_error(problems.problem(error), frames.step_number(frame))
 
 
 async def answer_text(engine: Engine, stream: DecodeStream, text: str, encoding: str) -> str:
     """Answer a JSON step; an error changes nothing and is a JSON object with the key `error`."""
+    before = stream.offset
     try:
         with engine.metrics.request("decode") as observation:
             observation.model = stream.model.name
-            return write_json(answer_json(await _step(stream, text), encoding)).decode()
+            rows, segments = await engine.scheduler.run(len(text), lambda: read_text(text), text=True)
+            answer = await stream.step(rows, segments)
+            return await engine.scheduler.run(
+                answer.embeddings.size,
+                lambda: write_json(answer_json(answer, encoding)).decode(),
+                text=encoding == "float",
+            )
     except IncipitError as error:
+        stream.offset = before  # an answer that cannot be written is no answer
         return orjson.dumps({"error": orjson.Fragment(problems.problem(error))}).decode()
 
 
-async def _step(stream: DecodeStream, text: str) -> Answer:
+def read_text(text: str) -> tuple[Rows, Rows | None]:
+    """Read a JSON step: its ids, and their segments if they are given."""
     document = read_json(text.encode())
     refuse_unknown(document, FIELDS)
     segments = document.get("token_type_ids")
-    return await stream.step(
+    return (
         rows_of_json("input_ids", document.get("input_ids")),
         None if segments is None else rows_of_json("token_type_ids", segments),
     )

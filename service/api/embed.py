@@ -35,9 +35,13 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             kind = body_type(request.headers.get("content-type"), (JSON, NPY))
             body = await read_body(request, max_body_bytes)
             query = single_values(request.query_params)
-            message = await engine.scheduler.run(len(body), lambda: _read(body, kind, query))
+            message = await engine.scheduler.run(len(body), lambda: _read(body, kind, query), text=kind == JSON)
             answer = await engine.embed(model, message.request)
-            return await engine.scheduler.run(answer.embeddings.size, lambda: _respond(answer, media, message.encoding))
+            return await engine.scheduler.run(
+                answer.embeddings.size,
+                lambda: _respond(answer, media, message.encoding),
+                text=media == JSON and message.encoding == "float",
+            )
 
     @routes.post("/models/{name}/embed", **schemas.EMBED)
     async def embed_newest(request: Request, name: str) -> Response:

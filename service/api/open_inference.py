@@ -39,14 +39,18 @@ def router(engine: Engine, version: str, max_body_bytes: int) -> APIRouter:
             body_type(request.headers.get("content-type"), (JSON, BYTES))
             body = await read_body(request, max_body_bytes)
             header_length = request.headers.get(HEADER_LENGTH)
-            message = await engine.scheduler.run(len(body), lambda: read_infer(body, header_length))
+            text = header_length is None
+            message = await engine.scheduler.run(len(body), lambda: read_infer(body, header_length), text)
             answer = await engine.embed(model, message.request)
-            parts, json_length = await engine.scheduler.run(
-                answer.embeddings.size, lambda: write_infer(answer, message)
-            )
+
+            def write() -> tuple[bytes, int | None]:
+                parts, json_length = write_infer(answer, message)
+                return b"".join(parts), json_length
+
+            content, json_length = await engine.scheduler.run(answer.embeddings.size, write, not message.binary)
             if json_length is None:
-                return Response(parts[0], media_type=JSON)
-            return Response(b"".join(parts), media_type=BYTES, headers={HEADER_LENGTH: str(json_length)})
+                return Response(content, media_type=JSON)
+            return Response(content, media_type=BYTES, headers={HEADER_LENGTH: str(json_length)})
 
     @routes.get("")
     async def server_metadata() -> dict[str, Any]:

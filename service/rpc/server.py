@@ -16,7 +16,7 @@ from incipit.service.wire.open_inference import model_metadata
 from incipit.service.wire.protobuf import read, read_infer, write_infer, write_metadata
 
 SERVICE = "inference.GRPCInferenceService"
-GRACE_SECONDS = 30
+GRACE_SECONDS = 10
 LOG = logging.getLogger(__name__)
 
 Method = Callable[[Any], Awaitable[Any]]
@@ -52,26 +52,33 @@ class InferenceService:
         versions = [model.version] if request.version else self._engine.repository.versions(model.name)
         return write_metadata(model_metadata(model.name, versions, model.manifest))
 
-    async def ModelInfer(self, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+    async def ModelInfer(self, request: pb.ModelInferRequest) -> bytes:
         """Return the tensor `embeddings`; inputs other than `input_ids` may be left out."""
         with self._engine.metrics.request("grpc") as observation:
             model = self._engine.repository.get(request.model_name, request.model_version)
             observation.model = model.name
-            return write_infer(await self._engine.embed(model, read_infer(request)), request.id)
+            schedule = self._engine.scheduler.run
+            embed = await schedule(request.ByteSize(), lambda: read_infer(request))
+            answer = await self._engine.embed(model, embed)
+            return await schedule(answer.embeddings.size, lambda: write_infer(answer, request.id).SerializeToString())
 
 
-def _handler(method: Method, request: Any) -> grpc.RpcMethodHandler:
-    async def call(message: bytes, context: grpc.aio.ServicerContext) -> Any:
+def _handler(method: Method, request: Any, engine: Engine) -> grpc.RpcMethodHandler:
+    async def call(message: bytes, context: grpc.aio.ServicerContext) -> bytes:
         try:
-            return await method(read(request, message))
+            answer = await method(await engine.scheduler.run(len(message), lambda: read(request, message)))
+            written: bytes = answer if isinstance(answer, bytes) else answer.SerializeToString()
+            return written
         except IncipitError as error:
             await context.abort(STATUS[type(error)], str(error))
         except Exception:
             LOG.exception("a gRPC call failed in an unforeseen way")
             await context.abort(grpc.StatusCode.INTERNAL, UNFORESEEN)
 
+        raise AssertionError("abort raises")
+
     # Without a deserializer of its own, gRPC hands the bytes over: what it would answer to others names our insides.
-    return grpc.unary_unary_rpc_method_handler(call, response_serializer=lambda response: response.SerializeToString())
+    return grpc.unary_unary_rpc_method_handler(call)
 
 
 @asynccontextmanager
@@ -79,7 +86,7 @@ async def running(engine: Engine, version: str, settings: Settings) -> AsyncIter
     """Serve gRPC while the block runs; requests in flight are finished at its end."""
     service = InferenceService(engine, version)
     methods = {
-        method.name: _handler(getattr(service, method.name), getattr(pb, method.input_type.name))
+        method.name: _handler(getattr(service, method.name), getattr(pb, method.input_type.name), engine)
         for method in pb.DESCRIPTOR.services_by_name[SERVICE.rpartition(".")[2]].methods
     }
     server = grpc.aio.server(

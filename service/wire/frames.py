@@ -31,7 +31,6 @@ MAGIC, VERSION = b"INCP", 1
 HEADER = struct.Struct("<4sBBHIIIB3s")
 STEP, VECTORS, ERROR = 1, 2, 3
 DTYPE_CODES = {"float32": 1, "float16": 2, "bfloat16": 3}
-LARGEST_WIDTH = 2**24 - 1
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Rows of integers from parsed JSON and from arrays: exact, or refused."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
 
@@ -31,23 +31,19 @@ def rows_of_json(field: str, value: Any) -> Rows:
         if not isinstance(row, list) or not row:
             raise Invalid(f"{field}[{index}]", _shown(row), "a row of at least one integer")
     lengths = np.fromiter(map(len, value), np.int64, len(value))
-    try:
-        return Rows(integers(field, list(chain.from_iterable(value))), lengths)
-    except Invalid:
-        for index, row in enumerate(value):  # once more, to name the place
-            integers(f"{field}[{index}]", row)
-        raise
+    values = list(chain.from_iterable(value))
+    return Rows(integers(field, values, lambda index: Rows(np.empty(0, np.int64), lengths).place(index)), lengths)
 
 
-def integers(field: str, values: list[Any]) -> Int64:
-    """Return a list of Python integers as int64."""
+def integers(field: str, values: list[Any], place: Callable[[int], str] = lambda index: f"[{index}]") -> Int64:
+    """Return a list of Python integers as int64; `place` says where one of them stands."""
     if set(map(type, values)) == {int}:
         try:
             return np.array(values, np.int64)
         except OverflowError:
             pass
     index = next(i for i, value in enumerate(values) if not _fits(value))
-    raise Invalid(f"{field}[{index}]", _shown(values[index]), INTEGER)
+    raise Invalid(field + place(index), _shown(values[index]), INTEGER)
 
 
 def offset_of_json(value: Any) -> Int64:
@@ -72,7 +68,7 @@ def rows_of_array(field: str, array: NDArray[Any]) -> Rows:
         raise Invalid(f"{field} shape", str(array.shape), "(length,) or (batch, length)")
     if not array.size:  # any number of empty rows fits in a few bytes
         raise Invalid(f"{field} shape", str(array.shape), "at least one row of at least one integer")
-    if array.dtype == np.uint64 and int(array.max()) >= 2**63:
+    if array.dtype.kind == "u" and array.dtype.itemsize == 8 and int(array.max()) >= 2**63:
         raise Invalid(field, int(array.max()), INTEGER)
     exact = np.ascontiguousarray(array, np.int64)
     rows = Rows.of_array(np.atleast_2d(exact))

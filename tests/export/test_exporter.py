@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from transformers import BertModel, GPT2Config, GPT2Model
@@ -257,3 +258,25 @@ def test_a_resized_limit_is_recorded(tmp_path: Path) -> None:
 def test_a_limit_that_cannot_be_reached_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ExportError, match=message):
         export("gpt2-small", "m", tmp_path, **options)
+
+
+@pytest.mark.parametrize(("field", "value"), [("max_len", 5000), ("vocab_size", 1000), ("width", 16), ("segments", 0)])
+def test_verify_finds_a_manifest_that_says_something_else(copy: Path, field: str, value: int) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps(manifest | {field: value}))
+    with pytest.raises(ExportError, match=rf"manifest\.json: {field} is {value}, that of the artifact is"):
+        verify(copy)
+
+
+def test_verify_finds_a_lookup_that_computes_something_else(copy: Path) -> None:
+    model = onnx.load(copy / "token.onnx")
+    gather = next(node for node in model.graph.node if node.op_type == "Gather")
+    output, gather.output[0] = gather.output[0], "raw"
+    model.graph.node.append(onnx.helper.make_node("Neg", ["raw"], [output]))
+    onnx.save(model, copy / "token.onnx")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    content = (copy / "token.onnx").read_bytes()
+    manifest["files"]["token.onnx"] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ExportError, match="the graph of token_embeddings differs"):
+        verify(copy)

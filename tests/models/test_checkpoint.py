@@ -181,7 +181,6 @@ def test_a_size_that_is_no_size_is_refused(bert: Path, key: str, value: object) 
         ("hidden_size", 9, "hidden_size is 9, the tensors have 8"),
         ("max_position_embeddings", 11, "max_position_embeddings is 11, the tensors have 10"),
         ("type_vocab_size", 2, "type_vocab_size is 2, the tensors have 3"),
-        ("pad_token_id", 30, "padding_idx: got 30"),
     ],
 )
 def test_a_config_that_its_tensors_disagree_with_is_refused(bert: Path, key: str, value: object, named: str) -> None:
@@ -215,7 +214,7 @@ def test_quantized_weights_are_refused(bert: Path) -> None:
     tensors = load_file(bert / "model.safetensors")
     tensors["embeddings.word_embeddings.weight"] = torch.ones((30, 8), dtype=torch.int8)
     save_file(tensors, bert / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"word_embeddings.weight is torch.int8, allowed a floating-point type"):
+    with pytest.raises(CheckpointError, match=r"word_embeddings.weight is torch.int8, allowed torch.float32"):
         read_frontend(bert)
 
 

@@ -92,9 +92,19 @@ def test_without_positions_nothing_limits_the_length(tmp_path: Path) -> None:
         (TOKENS + '[[steps]]\nkind = "positions"\nweight = "elsewhere"\n', "no tensor elsewhere"),
         (TOKENS + '[[steps]]\nkind = "positions"\ntable = "round"\nrows = 4\n', "table: got 'round', allowed learned"),
         (TOKENS + '[[steps]]\nkind = "norm"\neps = 1e-5\nweight = "places"\n', "size mismatch"),
-        ("lookup = 2\n" + TOKENS, "lookup: got 2, allowed 1 to 1"),
         (
             TOKENS + '[[steps]]\nkind = "positions"\nweight = "places"\ncounts = "ids"\n',
+            "first: got 0, allowed 1 or more",
+        ),
+        (TOKENS + '[[steps]]\nkind = "positions"\nweight = "places"\ncounts = "foo"\n', "counts: got 'foo'"),
+        (
+            "max_len = 50\n" + TOKENS + '[[steps]]\nkind = "positions"\nweight = "places"\n',
+            "max_len: got 50, allowed 1 to 9",
+        ),
+        (TOKENS + '[[steps]]\nkind = "scale"\nby = "x"\n', "scale.by: got 'x', allowed a number"),
+        ("lookup = 2\n" + TOKENS, "lookup: got 2, allowed 1 to 1"),
+        (
+            TOKENS + '[[steps]]\nkind = "positions"\nweight = "places"\ncounts = "ids"\nfirst = 1\n',
             "padding_idx: got none",
         ),
     ],

@@ -28,7 +28,7 @@ def test_a_request_that_ends_well_is_ok() -> None:
     [
         (Invalid("f", 1, "0"), "Invalid"),
         (NotFound("f", 1, "0"), "NotFound"),
-        (ZeroDivisionError(), "Aborted"),
+        (ZeroDivisionError(), "Failed"),
         (asyncio.CancelledError(), "Aborted"),
         (KeyboardInterrupt(), "Aborted"),
     ],

@@ -110,3 +110,11 @@ def test_a_host_may_be_of_either_family(tiny_repository: Path, host: str) -> Non
         with grpc.insecure_channel(f"{written}:{server.grpc.rpartition(':')[2]}") as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             assert stub.ServerReady(service_pb2.ServerReadyRequest()).ready
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_signal_on_the_banner_is_obeyed(tiny_repository: Path, tmp_path: Path, workers: str) -> None:
+    for _ in range(2):
+        with serving(tiny_repository, "--workers", workers, TMPDIR=str(tmp_path)):
+            pass  # the end of `serving` sends the signal, and asks for exit code 0
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,38 @@
+"""What an older config.json leaves out: the defaults of every row against those of the library."""
+
+from typing import Any
+
+import pytest
+from transformers import CONFIG_MAPPING
+
+from incipit.models.families import FAMILIES, Config
+
+
+class Recorded(Config):
+    """Notes every default that is asked for."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        super().__init__(values)
+        self.defaults: dict[str, Any] = {}
+
+    def __call__(self, key: str, default: Any = None) -> Any:
+        if default is not None:
+            self.defaults[key] = default
+        return super().__call__(key, default)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_defaults_of_a_family_are_the_librarys(name: str) -> None:
+    library = CONFIG_MAPPING[name.partition("/")[0]]().to_dict()
+    # What has no default in the library, or is none of a front-end's, a file states.
+    stated = {"hidden_size": 32, "d_model": 32, "pad_token_id": library.get("pad_token_id") or 1}
+    for values in (stated, library | stated):
+        config, family = Recorded(values), FAMILIES[name]
+        family.steps(config)
+        family.lookup(config)
+        if family.limit:
+            config(*family.limit)
+        for key, default in config.defaults.items():
+            # These follow from hidden_size where the file leaves them out.
+            if library.get(key) is not None and key not in ("embedding_size", "word_embed_proj_dim"):
+                assert default == library[key], key
