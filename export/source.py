@@ -44,6 +44,7 @@ def load_source(
     if source and Path(source).is_dir():
         return _load_folder(Path(source), side, arithmetic, manifest.Source(kind="folder"))
     if source in PRESETS:
+        _refuse_choices(source, side, arithmetic)
         record = manifest.Source(kind="preset", name=source)
         return LoadedSource(build_preset(source), record)
     if match := HUB.fullmatch(source):
@@ -62,6 +63,8 @@ def _load_folder(
     folder: Path, side: str | None, arithmetic: Literal["float32", "source"], record: manifest.Source
 ) -> LoadedSource:
     described = (folder / DESCRIPTION).is_file()
+    if described:
+        _refuse_choices(DESCRIPTION, side, arithmetic)
     try:
         frontend = read_description(folder) if described else read_frontend(folder, side, arithmetic)
     except CheckpointError as error:
@@ -70,6 +73,14 @@ def _load_folder(
     record = record.model_copy(update={"config_sha256": manifest.describe(config).sha256})
     tokenizer = folder / TOKENIZER
     return LoadedSource(frontend, record, tokenizer if tokenizer.is_file() else None)
+
+
+def _refuse_choices(source: str, side: str | None, arithmetic: str) -> None:
+    """Raise ExportError for choices that only a published checkpoint leaves open."""
+    if side is not None:
+        raise ExportError(f"--side: got {side!r}, allowed only for models that have sides; {source} has none")
+    if arithmetic != "float32":
+        raise ExportError(f"--arithmetic: got {arithmetic!r}, allowed float32 for {source}")
 
 
 def _download(name: str, revision: str | None) -> Path:

@@ -1,6 +1,7 @@
 """Which front-end a source names."""
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -76,3 +77,9 @@ def test_a_hub_source_names_a_repository_and_perhaps_a_revision(source: str, nam
     match = HUB.fullmatch(source)
     assert match is not None
     assert (match["name"], match["revision"]) == (name, revision)
+
+
+@pytest.mark.parametrize(("side", "arithmetic"), [("encoder", "float32"), (None, "source")])
+def test_a_preset_leaves_no_choice(side: str | None, arithmetic: Literal["float32", "source"]) -> None:
+    with pytest.raises(ExportError, match=r"--(side|arithmetic): got '(encoder|source)', allowed"):
+        load_source("gpt2-small", side, arithmetic)
