@@ -62,6 +62,7 @@ WORKDIR /models
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s \
-    CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/readyz', timeout=2)"]
+    CMD ["python", "-c", "import os; from urllib.request import urlopen; \
+urlopen(f'http://127.0.0.1:{os.environ.get(\"INCIPIT_PORT\", 8000)}/readyz', timeout=2)"]
 ENTRYPOINT ["incipit"]
 CMD ["serve"]
