@@ -1,9 +1,12 @@
 """A decode stream: the running offset of one sequence, kept by the connection that it belongs to."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 
 from incipit.service.engine import Engine
-from incipit.service.errors import Invalid
+from incipit.service.errors import IncipitError, Invalid
 from incipit.service.messages import DTYPES, Answer, Request, Rows
 from incipit.service.repository import Model
 
@@ -31,6 +34,16 @@ class DecodeStream:
         self.model = model
         self._engine = engine
         self._dtype = dtype
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Put the offset back where the block fails: a step whose answer cannot be given has not been made."""
+        before = self.offset
+        try:
+            yield
+        except IncipitError:
+            self.offset = before
+            raise
 
     async def step(self, input_ids: Rows, token_type_ids: Rows | None = None) -> Answer:
         """Return the vectors of the next tokens, one row of them, and advance the offset.

@@ -63,7 +63,7 @@ def open_stream(engine: Engine, name: str, version: str | None, query: dict[str,
 async def answer_frame(engine: Engine, stream: DecodeStream, frame: bytes) -> bytes:
     """Answer a binary step; an error changes nothing and is a frame too."""
     try:
-        with engine.metrics.request("decode") as observation:
+        with engine.metrics.request("decode") as observation, stream.attempt():
             observation.model = stream.model.name
             step = await engine.scheduler.run(len(frame), lambda: frames.read_step(frame))
             answer = await stream.step(step.input_ids)
@@ -74,9 +74,8 @@ async def answer_frame(engine: Engine, stream: DecodeStream, frame: bytes) -> by
 
 async def answer_text(engine: Engine, stream: DecodeStream, text: str, encoding: str) -> str:
     """Answer a JSON step; an error changes nothing and is a JSON object with the key `error`."""
-    before = stream.offset
     try:
-        with engine.metrics.request("decode") as observation:
+        with engine.metrics.request("decode") as observation, stream.attempt():
             observation.model = stream.model.name
             rows, segments = await engine.scheduler.run(len(text), lambda: read_text(text), text=True)
             answer = await stream.step(rows, segments)
@@ -86,7 +85,6 @@ async def answer_text(engine: Engine, stream: DecodeStream, text: str, encoding:
                 text=encoding == "float",
             )
     except IncipitError as error:
-        stream.offset = before  # an answer that cannot be written is no answer
         return orjson.dumps({"error": orjson.Fragment(problems.problem(error))}).decode()
 
 

@@ -11,7 +11,7 @@ import pytest
 from incipit.service.batching import Scheduler
 from incipit.service.decode import DecodeStream
 from incipit.service.engine import Engine
-from incipit.service.errors import ClientFault, Invalid, TooLarge
+from incipit.service.errors import ClientFault, Invalid, TooLarge, Unavailable
 from incipit.service.messages import Rows
 from incipit.service.metrics import Metrics
 from incipit.service.repository import Repository
@@ -87,3 +87,17 @@ def test_the_type_is_checked_when_the_stream_opens(engine: Engine) -> None:
 def test_the_type_holds_for_every_step(engine: Engine) -> None:
     stream = stream_of(engine, dtype="float16")
     assert [asyncio.run(stream.step(row(1))).embeddings.dtype for _ in range(2)] == [np.float16] * 2
+
+
+def test_a_step_whose_answer_cannot_be_given_has_not_been_made(engine: Engine) -> None:
+    stream = stream_of(engine, "gpt", offset=1)
+
+    async def fail() -> None:
+        with stream.attempt():
+            await stream.step(row(1, 2))
+            assert stream.offset == 3
+            raise Unavailable("queue", "full", "room")
+
+    with pytest.raises(Unavailable):
+        asyncio.run(fail())
+    assert stream.offset == 1
