@@ -22,10 +22,12 @@ from incipit.models.resizing import resized
 from incipit.service.errors import IncipitError
 from incipit.service.manifest import (
     DATA,
-    GRAPH,
+    EMBEDDINGS,
     MANIFEST,
     PARITY,
+    TOKEN_EMBEDDINGS,
     TOKEN_GRAPH,
+    TOKEN_GRAPHS,
     TOKENIZER,
     Manifest,
     ParityReport,
@@ -178,22 +180,21 @@ def _prove(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Report) ->
 
 def _describe(loaded: LoadedSource, folder: Path) -> Manifest:
     frontend, signature = loaded.frontend, loaded.frontend.signature
-    inputs, outputs = describe_graph(folder / GRAPH)
-    files = [name for name in (GRAPH, TOKEN_GRAPH, DATA, TOKENIZER) if (folder / name).is_file()]
+    graphs = [name for name in TOKEN_GRAPHS if (folder / name).is_file()]
+    files = [name for name in (*graphs, DATA, TOKENIZER) if (folder / name).is_file()]
     return Manifest(
         family=signature.family,
         vocab_size=signature.vocab_size,
         width=signature.width,
         max_len=signature.max_len,
-        segments=signature.segments,
+        indices={"token_type_ids": signature.segments} if signature.segments else {},
         counts=signature.counts,
         padding_id=signature.padding_idx,
         refused_ids=signature.refused_ids,
         dtype="float32",
-        inputs=inputs,
-        outputs=outputs,
+        graphs={name: describe_graph(folder / name) for name in graphs},
         token_embeddings=TokenEmbeddings(
-            graph=GRAPH if signature.lookup_width is None else TOKEN_GRAPH,
+            output=EMBEDDINGS if signature.lookup_width is None else TOKEN_EMBEDDINGS,
             width=signature.lookup_width or signature.width,
             consumer_scales=signature.consumer_scales,
         )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from incipit.models.custom import CustomFrontEnd
 from incipit.models.frontend import FrontEnd, FrontEndConfig, names_of
 from incipit.models.steps import Project
-from incipit.service.manifest import GRAPH, TOKEN_GRAPH
+from incipit.service.manifest import GRAPH, TOKEN_GRAPH, Graph
 from incipit.service.manifest import Tensor as TensorSpec
 
 OPSET = 20
@@ -127,10 +127,10 @@ def _save(model: onnx.ModelProto, file: Path) -> None:
     onnx.checker.check_model(file, full_check=True)
 
 
-def describe_graph(graph: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+def describe_graph(graph: Path) -> Graph:
     """Return the inputs and outputs of the ONNX file `graph`."""
     model = onnx.load(graph, load_external_data=False)
-    return tuple(map(_spec, model.graph.input)), tuple(map(_spec, model.graph.output))
+    return Graph(inputs=tuple(map(_spec, model.graph.input)), outputs=tuple(map(_spec, model.graph.output)))
 
 
 def read_initializers(folder: Path) -> dict[str, Tensor]:

@@ -106,7 +106,7 @@ def check(**options: Any) -> None:
     from incipit.service.app import create_engine
 
     for model in create_engine(_settings(**options)).repository.all():
-        click.echo(f"{model.name} {model.version}: runs on {model.session.provider}, {_limits(model.manifest)}")
+        click.echo(f"{model.name} {model.version}: runs on {model.provider}, {_limits(model.manifest)}")
 
 
 @app.command()
@@ -126,7 +126,7 @@ def serve(**options: Any) -> None:
     def announce(address: str, models: list[Any]) -> None:
         click.echo(f"Incipit serves on {address} (documentation: {address}/docs)")
         for model in models:
-            click.echo(f"  {model.name}: {_limits(model.manifest)}, {model.session.provider}")
+            click.echo(f"  {model.name}: {_limits(model.manifest)}, {model.provider}")
         if settings.grpc_port is not None:
             click.echo(f"gRPC on {settings.host}:{settings.grpc_port}")
         # Who listens on every address is reached on this machine by its loopback one.
@@ -201,9 +201,9 @@ def _newest(repository: Path, name: str) -> Path:
 
 
 def _limits(manifest: Any) -> str:
-    segments = f", segments 0 to {manifest.segments - 1}" if manifest.segments else ""
+    indices = "".join(f", {name} 0 to {count - 1}" for name, count in manifest.indices.items())
     return (
-        f"{manifest.family}, ids 0 to {manifest.vocab_size - 1}{segments}, "
+        f"{manifest.family}, ids 0 to {manifest.vocab_size - 1}{indices}, "
         f"max_len {manifest.max_len or 'unlimited'}, width {manifest.width}"
     )
 

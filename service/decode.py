@@ -57,7 +57,7 @@ class DecodeStream:
         request = Request(
             input_ids=input_ids,
             offset=np.array([self.offset]),
-            token_type_ids=token_type_ids,
+            indices={} if token_type_ids is None else {"token_type_ids": token_type_ids},
             dtype=self._dtype,
         )
         answer = await self._engine.embed(self.model, request)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from incipit.service.batching import Scheduler
 from incipit.service.errors import Invalid
-from incipit.service.manifest import Manifest
+from incipit.service.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS, Manifest
 from incipit.service.messages import DTYPES, Answer, Int64, Request
 from incipit.service.metrics import Metrics
 from incipit.service.positions import count_real, graph_counts, position_index, real_tokens
@@ -57,34 +57,48 @@ class Engine:
         """
         check(request, model.manifest, self.max_tokens)
         call = plan(request, model.manifest)
-        width, rows = model.manifest.width, request.input_ids
-        tokens = len(rows.values)
-        vectors = await self.scheduler.run(
-            tokens * width, lambda: cast(model.session.run(call.feeds).reshape(tokens, width), request.dtype)
-        )
+        tokens = len(request.input_ids.values)
+        size = tokens * sum(model.manifest.widths[output] for output in request.outputs)
+        tensors = await self.scheduler.run(size, lambda: _run(model, request, call))
         self.metrics.tokens(model.name, tokens)
         return Answer(
             model=model.name,
             version=model.version,
             dtype=request.dtype,
-            embeddings=vectors,
-            lengths=rows.lengths,
-            shape=(tokens, width) if rows.length is None else (len(rows.lengths), rows.length, width),
+            tensors=tensors,
+            lengths=request.input_ids.lengths,
             next_offset=call.next_offset,
         )
 
     def warm_up(self) -> None:
-        """Run each model once; the engine is ready afterwards."""
+        """Run every graph once; the engine is ready afterwards."""
         for model in self.repository.all():
-            model.session.run(
-                {tensor.name: np.zeros((1,) * len(tensor.shape), np.int64) for tensor in model.manifest.inputs}
-            )
+            for session in model.sessions.values():
+                session.run({tensor.name: np.zeros((1,) * len(tensor.shape), np.int64) for tensor in session.inputs})
         self.ready = True
+
+
+def _run(model: Model, request: Request, call: Call) -> dict[str, NDArray[np.generic]]:
+    """Return the outputs that `request` wants, in its type and shape."""
+    manifest, rows = model.manifest, request.input_ids
+    # Where the model's own lookup is what enters block 0, it has no output of its own.
+    same = manifest.token_embeddings is not None and manifest.token_embeddings.output == EMBEDDINGS
+    names = {name: EMBEDDINGS if same and name == TOKEN_EMBEDDINGS else name for name in request.outputs}
+    found = model.run(call.feeds, tuple(dict.fromkeys(names.values())))
+    called = call.feeds["input_ids"].shape
+    shape = (len(rows.values),) if rows.length is None else (len(rows.lengths), rows.length)
+    tensors: dict[str, NDArray[np.generic]] = {}
+    for output, name in names.items():
+        vectors = found[name]
+        if vectors.shape[0] != called[0]:  # rotary angles, computed once for rows that begin at one offset
+            vectors = np.ascontiguousarray(np.broadcast_to(vectors, (*called, vectors.shape[-1])))
+        tensors[output] = cast(vectors, request.dtype).reshape(*shape, vectors.shape[-1])
+    return tensors
 
 
 def plan(request: Request, manifest: Manifest) -> Call:
     """Choose the shape of the call for a request that was checked, and the positions in it."""
-    rows, mask, segments = request.input_ids, request.attention_mask, request.token_type_ids
+    rows = request.input_ids
     offset = np.zeros(1, np.int64) if request.offset is None else request.offset
     next_offset: Int64 = np.broadcast_to(offset, rows.lengths.shape) + count_real(request, manifest)
     shape: tuple[int, int]
@@ -98,13 +112,13 @@ def plan(request: Request, manifest: Manifest) -> Call:
             positions = request.position_ids.values
             real = real_tokens(request, manifest)
             next_offset = np.maximum.reduceat((positions + 1) * (1 if real is None else real), rows.starts)
-    feeds = {"input_ids": rows.values, "offset": positions}
-    for name, given, default in (("token_type_ids", segments, np.zeros_like), ("attention_mask", mask, np.ones_like)):
-        if name in manifest.input_names:
-            feeds[name] = default(rows.values) if given is None else given.values
-    return Call(
-        {name: values if name == "offset" else values.reshape(shape) for name, values in feeds.items()}, next_offset
-    )
+    feeds = {"input_ids": rows.values}
+    for name in manifest.indices:
+        feeds[name] = request.indices[name].values if name in request.indices else np.zeros_like(rows.values)
+    if manifest.needs_mask:
+        mask = request.attention_mask
+        feeds["attention_mask"] = np.ones_like(rows.values) if mask is None else mask.values
+    return Call({name: values.reshape(shape) for name, values in feeds.items()} | {"offset": positions}, next_offset)
 
 
 def cast(vectors: NDArray[np.float32], dtype: str) -> NDArray[np.generic]:

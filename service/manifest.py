@@ -16,10 +16,17 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 """Of a model, as a regular expression: it is part of paths, URLs and headers."""
 GRAPH = "model.onnx"
 TOKEN_GRAPH = "token.onnx"
+EMBEDDINGS_GRAPH = "embeddings.onnx"
+TOKEN_GRAPHS = (GRAPH, EMBEDDINGS_GRAPH, TOKEN_GRAPH)
+BIAS_GRAPH = "bias.onnx"
 DATA = "model.onnx.data"
 TOKENIZER = "tokenizer.json"
 MANIFEST = "manifest.json"
 PARITY = "parity.json"
+EMBEDDINGS = "embeddings"
+TOKEN_EMBEDDINGS = "token_embeddings"
+
+FileName = Annotated[str, Field(pattern=r"^[a-z][a-z.]*$")]
 
 
 class Schema(BaseModel):
@@ -29,11 +36,18 @@ class Schema(BaseModel):
 
 
 class Tensor(Schema):
-    """An input or output of the graph; a dimension is a number, or a name where it is dynamic."""
+    """An input or output of a graph; a dimension is a number, or a name where it is dynamic."""
 
     name: str
     dtype: Literal["int64", "float32"]
     shape: tuple[int | str, ...]
+
+
+class Graph(Schema):
+    """What a graph of the artifact takes and gives."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
 
 
 class File(Schema):
@@ -67,15 +81,34 @@ class TokenEmbeddings(Schema):
     """The model's own lookup, before positions and norm: what `inputs_embeds` and `prompt_embeds` mean.
 
     Args:
-        graph: the file that computes it.
+        output: which output of a graph it is; `embeddings` where the two are the same.
         width: of its vectors.
         consumer_scales: who is handed them scales them itself; None where that is not known.
 
     """
 
-    graph: Literal["model.onnx", "token.onnx"]
+    output: Literal["embeddings", "token_embeddings"]
     width: PositiveInt
     consumer_scales: bool | None
+
+
+class Rotary(Schema):
+    """Cosines and sines that attention turns its queries and keys by.
+
+    Args:
+        cos: name of the output.
+        sin: name of the output.
+        width: R, the part of a head that is turned; each of the R/2 values stands twice, in halves.
+        layout: which columns of a head are a pair: "half" column j and j + R/2, "interleaved" 2j and 2j + 1.
+        max_len: the largest legal offset + real tokens for them; None where the model's own limit is the only one.
+
+    """
+
+    cos: str
+    sin: str
+    width: PositiveInt
+    layout: Literal["half", "interleaved"]
+    max_len: PositiveInt | None
 
 
 class Manifest(Schema):
@@ -87,14 +120,14 @@ class Manifest(Schema):
         vocab_size: V; legal ids are 0 to V - 1.
         width: D, of an output vector.
         max_len: the largest legal offset + real tokens; None where nothing limits it.
-        segments: S; legal segments are 0 to S - 1; 0 where the family has none.
+        indices: further inputs, one integer per token -> how many values are legal, from 0 on; such as segments.
         counts: what advances the position in the graph: every slot, ids other than padding, or the mask.
         padding_id: id of padding; None where the family has none.
         refused_ids: ids whose vectors would depend on other tokens.
         dtype: of the stored tables.
-        inputs: of the graph.
-        outputs: of the graph.
+        graphs: by file. Those of tokens give vectors of the same bits for the same output.
         token_embeddings: the model's own lookup; None where it is not known.
+        rotary: outputs for the attention of each kind of layer; none for a family without them.
         resized: how max_len came to differ from the source's; None where it does not.
         front_end: the configuration from which the PyTorch module is built again; None for a module of the user's.
         files: every other file of the artifact, except the parity report.
@@ -108,17 +141,17 @@ class Manifest(Schema):
     vocab_size: PositiveInt
     width: PositiveInt
     max_len: PositiveInt | None
-    segments: int = Field(ge=0)
+    indices: dict[str, PositiveInt]
     counts: Literal["slots", "ids", "mask"]
     padding_id: int | None
     refused_ids: tuple[int, ...]
     dtype: Literal["float32"]
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
+    graphs: dict[FileName, Graph]
     token_embeddings: TokenEmbeddings | None
+    rotary: tuple[Rotary, ...] = ()
     resized: Resized | None
     front_end: dict[str, JsonValue] | None
-    files: dict[Annotated[str, Field(pattern=r"^[a-z][a-z.]*$")], File]
+    files: dict[FileName, File]
     source: Source
     versions: dict[str, str]
 
@@ -128,9 +161,34 @@ class Manifest(Schema):
         return self.max_len or 2**62
 
     @cached_property
-    def input_names(self) -> frozenset[str]:
-        """The names of the graph's inputs."""
-        return frozenset(tensor.name for tensor in self.inputs)
+    def needs_mask(self) -> bool:
+        """Whether the vectors depend on `attention_mask`."""
+        return any(tensor.name == "attention_mask" for tensor in self.graphs[GRAPH].inputs)
+
+    @cached_property
+    def widths(self) -> dict[str, int]:
+        """The outputs of tokens, by name, and the width of each."""
+        outputs = [tensor for name in TOKEN_GRAPHS if name in self.graphs for tensor in self.graphs[name].outputs]
+        widths = {tensor.name: int(tensor.shape[-1]) for tensor in outputs}
+        if self.token_embeddings:
+            widths[TOKEN_EMBEDDINGS] = self.token_embeddings.width
+        return widths
+
+    def graphs_for(self, outputs: tuple[str, ...]) -> dict[str, list[str]]:
+        """Return which graph gives which of `outputs`: one that has all, or for each the one that has the fewest more.
+
+        A graph computes everything that it has, whether or not it is asked for.
+        """
+        sizes = {name: len(self.graphs[name].outputs) for name in TOKEN_GRAPHS if name in self.graphs}
+        has = {name: {tensor.name for tensor in self.graphs[name].outputs} for name in sizes}
+        whole = [name for name in sizes if has[name].issuperset(outputs)]
+        if whole:
+            return {min(whole, key=sizes.__getitem__): list(outputs)}
+        chosen: dict[str, list[str]] = {}
+        for output in outputs:
+            graph = min((name for name in sizes if output in has[name]), key=sizes.__getitem__)
+            chosen.setdefault(graph, []).append(output)
+        return chosen
 
 
 class ParityCase(Schema):

@@ -3,7 +3,8 @@
 Letters: B batch, T tokens of all rows, D output width.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import ml_dtypes
@@ -73,31 +74,33 @@ class Request:
         input_ids: T ids in B rows.
         offset: int64 (1,) or (B,), the number of real tokens already fed; None for 0 or with `position_ids`.
         position_ids: position index of each token; excludes `offset`.
-        token_type_ids: segment of each token; None for 0.
         attention_mask: 1 for a real token, 0 for padding, of the tokens sent; None where all are real.
-        dtype: a key of DTYPES.
+        indices: further integers per token, by input, such as the segments `token_type_ids`; 0 where left out.
+        outputs: which tensors are wanted, by name; default `embeddings`.
+        dtype: of the answer, a key of DTYPES.
 
     """
 
     input_ids: Rows
     offset: Int64 | None = None
     position_ids: Rows | None = None
-    token_type_ids: Rows | None = None
     attention_mask: Rows | None = None
+    indices: Mapping[str, Rows] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ("embeddings",)
     dtype: str = "float32"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The vectors that enter block 0.
+    """The tensors that were asked for.
 
     Args:
         model: name of the model that answered.
         version: its version.
         dtype: a key of DTYPES.
-        embeddings: (T, D) in that type, C-contiguous; the rows of the request one after another.
+        tensors: by output, in that type, C-contiguous: (B, L, width) where all rows have one length, else (T, width),
+            the rows of the request one after another.
         lengths: int64 (B,), tokens of each row.
-        shape: (B, L, D) where all rows have one length, else (T, D).
         next_offset: int64 (B,), the offset that continues each row.
 
     """
@@ -105,7 +108,16 @@ class Answer:
     model: str
     version: int
     dtype: str
-    embeddings: NDArray[np.generic]
+    tensors: Mapping[str, NDArray[np.generic]]
     lengths: Int64
-    shape: tuple[int, ...]
     next_offset: Int64
+
+    @property
+    def size(self) -> int:
+        """How many values it holds."""
+        return sum(tensor.size for tensor in self.tensors.values())
+
+    @property
+    def ragged(self) -> bool:
+        """Whether rows differ in length."""
+        return bool((self.lengths != self.lengths[0]).any())

@@ -1,25 +1,44 @@
 """The models that are served: every version folder `<repository>/<name>/<version>/`, opened."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from incipit.service.errors import ArtifactError, NotFound
-from incipit.service.manifest import MANIFEST, NAME, PARITY, Manifest, ParityReport, read
-from incipit.service.runtime import Session
+from incipit.service.manifest import GRAPH, MANIFEST, NAME, PARITY, Manifest, ParityReport, Tensor, read
+from incipit.service.runtime import Float32, Session
 
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True)
 class Model:
-    """One version of a model, ready to run."""
+    """One version of a model, ready to run; `sessions` are by graph."""
 
     name: str
     version: int
     manifest: Manifest
     parity: ParityReport
-    session: Session
+    sessions: dict[str, Session]
+
+    @property
+    def provider(self) -> str:
+        """The onnxruntime provider that really runs."""
+        return self.sessions[GRAPH].provider
+
+    def run(self, feeds: Mapping[str, NDArray[Any]], outputs: tuple[str, ...]) -> dict[str, Float32]:
+        """Return outputs of tokens by name, each (B, L, width), or (1, L, width) where all rows have the same.
+
+        `feeds` hold every input of the model, and were validated.
+        """
+        found: dict[str, Float32] = {}
+        for graph, names in self.manifest.graphs_for(outputs).items():
+            found |= self.sessions[graph].run(feeds, names)
+        return found
 
 
 class Repository:
@@ -97,10 +116,18 @@ def find_artifacts(root: Path) -> list[tuple[str, int, Path]]:
 
 def _open(name: str, version: int, folder: Path, provider: str, threads: int) -> Model:
     manifest, parity = read(Manifest, folder / MANIFEST), read(ParityReport, folder / PARITY)
-    session = Session(folder, provider, threads)
-    declared = sorted(manifest.input_names)
-    if declared != sorted(session.inputs):
-        raise ArtifactError(MANIFEST, f"inputs {declared}", f"the graph's inputs {sorted(session.inputs)}")
-    if manifest.width != session.width:
-        raise ArtifactError(MANIFEST, f"width {manifest.width}", f"the graph's width {session.width}")
-    return Model(name, version, manifest, parity, session)
+    if GRAPH not in manifest.graphs:
+        raise ArtifactError(f"{MANIFEST} graphs", ", ".join(manifest.graphs), f"at least {GRAPH}")
+    sessions = {graph: Session(folder, provider, threads, graph) for graph in manifest.graphs}
+    for graph, declared in manifest.graphs.items():
+        _compare(graph, "inputs", declared.inputs, sessions[graph].inputs)
+        _compare(graph, "outputs", declared.outputs, sessions[graph].outputs)
+    return Model(name, version, manifest, parity, sessions)
+
+
+def _compare(graph: str, side: str, declared: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> None:
+    if declared != found:
+        told, true = (
+            ", ".join(f"{t.name} {t.dtype} {list(t.shape)}" for t in tensors) for tensors in (declared, found)
+        )
+        raise ArtifactError(f"{MANIFEST} graphs.{graph}.{side}", told, f"those of the graph: {true}")

@@ -2,19 +2,21 @@
 
 import ctypes
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from incipit.service.errors import ArtifactError, ProviderError
-from incipit.service.manifest import DATA, GRAPH
-from incipit.service.messages import Int64
+from incipit.service.manifest import DATA, GRAPH, Tensor
 
 # onnxruntime reports its use to its maker unless it is told not to, before it is loaded.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
+
+Float32 = NDArray[np.float32]
 
 VERSION: str = ort.__version__
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -112,11 +114,19 @@ class Session:
         self.provider: str = self._session.get_providers()[0]
         if self.provider != provider:
             raise ProviderError("provider", self.provider, f"{provider}, which onnxruntime could not start")
-        self.inputs: frozenset[str] = frozenset(node.name for node in self._session.get_inputs())
-        self._outputs = [self._session.get_outputs()[0].name]
-        self.width: int = self._session.get_outputs()[0].shape[-1]
+        self.inputs = tuple(_describe(node) for node in self._session.get_inputs())
+        self.outputs = tuple(_describe(node) for node in self._session.get_outputs())
 
-    def run(self, feeds: dict[str, Int64]) -> NDArray[np.float32]:
-        """Return the vectors (B, L, D) for int64 `feeds` that were validated: the graph itself wraps negatives."""
-        embeddings: NDArray[np.float32] = self._session.run(self._outputs, feeds)[0]
-        return embeddings
+    def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str] | None = None) -> dict[str, Float32]:
+        """Return the outputs that are named, or all, for `feeds` that were validated: the graph itself wraps negatives.
+
+        Others among the feeds are left alone, so that several graphs can run on the same.
+        """
+        names = [tensor.name for tensor in self.outputs] if outputs is None else list(outputs)
+        given = {tensor.name: feeds[tensor.name] for tensor in self.inputs}
+        return dict(zip(names, self._session.run(names, given), strict=True))
+
+
+def _describe(node: Any) -> Tensor:
+    dtype = {"tensor(int64)": "int64", "tensor(float)": "float32"}.get(node.type, node.type)
+    return Tensor.model_construct(name=node.name, dtype=dtype, shape=tuple(node.shape))

@@ -10,6 +10,8 @@ from incipit.service.manifest import Manifest
 from incipit.service.messages import DTYPES, Int64, Request, Rows
 from incipit.service.positions import count_real
 
+_WHAT = {"token_type_ids": "segments"}
+
 
 def check(request: Request, manifest: Manifest, max_tokens: int) -> None:
     """Check ids, segments, masks, positions, offsets, lengths and the output type.
@@ -34,21 +36,31 @@ def check(request: Request, manifest: Manifest, max_tokens: int) -> None:
         if len(index := np.flatnonzero(ids.values == refused)):
             allowed = f"any other id, since this model scales the other tokens of a row that holds {refused}"
             raise Invalid("input_ids" + ids.place(int(index[0])), refused, allowed)
-    if request.token_type_ids is not None:
-        if not manifest.segments:
-            raise Invalid("token_type_ids", "a value", "nothing, since this model has no segments")
-        _check_like("token_type_ids", request.token_type_ids, ids)
-        _check_range("token_type_ids", request.token_type_ids, manifest.segments)
+    for output in request.outputs:
+        if output not in manifest.widths:
+            raise Invalid("output", output, ", ".join(manifest.widths))
+    for name, rows in request.indices.items():
+        if name not in manifest.indices:
+            raise Invalid(name, "a value", f"nothing, since this model has no {_WHAT.get(name, name)}")
+        _check_like(name, rows, ids)
+        _check_range(name, rows, manifest.indices[name])
     if request.attention_mask is not None:
         _check_like("attention_mask", request.attention_mask, ids)
         _check_range("attention_mask", request.attention_mask, 2)
+    limit = _limit(request, manifest)
     if request.position_ids is not None:
         if request.offset is not None:
             raise Invalid("offset", "offset and position_ids", "one of them: position_ids say every position already")
         _check_like("position_ids", request.position_ids, ids)
-        _check_range("position_ids", request.position_ids, manifest.limit)
+        _check_range("position_ids", request.position_ids, limit)
     else:
-        _check_offset(request, count_real(request, manifest), manifest.limit)
+        _check_offset(request, count_real(request, manifest), limit)
+
+
+def _limit(request: Request, manifest: Manifest) -> int:
+    """Return the largest legal offset + real tokens for the outputs that are wanted."""
+    wanted = [rotary for rotary in manifest.rotary if {rotary.cos, rotary.sin}.intersection(request.outputs)]
+    return min([manifest.limit, *(rotary.max_len for rotary in wanted if rotary.max_len)])
 
 
 def _check_like(field: str, rows: Rows, ids: Rows) -> None:
@@ -71,7 +83,7 @@ def _check_range(field: str, rows: Rows, limit: int) -> None:
         raise Invalid(field + rows.place(index), int(rows.values[index]), f"0 to {limit - 1}")
 
 
-def _check_offset(request: Request, real: Int64, max_len: int) -> None:
+def _check_offset(request: Request, real: Int64, limit: int) -> None:
     batch = len(request.input_ids.lengths)
     offset = np.zeros(1, np.int64) if request.offset is None else request.offset
     if offset.shape not in ((1,), (batch,)):
@@ -80,12 +92,12 @@ def _check_offset(request: Request, real: Int64, max_len: int) -> None:
         row = int(np.flatnonzero(offset < 0)[0])
         raise Invalid(f"offset[{row}]", int(offset[row]), "0 or more")
     # Not offset + real > max_len: the sum of a large offset could wrap.
-    beyond = np.flatnonzero(offset > max_len - real)
+    beyond = np.flatnonzero(offset > limit - real)
     if len(beyond):
         row = int(beyond[0])
         start, tokens = int(np.broadcast_to(offset, batch)[row]), int(real[row])
         raise Invalid(
             f"offset[{row}] + tokens",
             f"{start} + {tokens} = {start + tokens}",
-            f"at most {max_len}, the max_len of this model",
+            f"at most {limit}, the max_len of this model",
         )

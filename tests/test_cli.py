@@ -88,8 +88,8 @@ def test_check_opens_every_version(tiny_repository: Path) -> None:
     done = run("check", "--repository", tiny_repository, "--provider", "cpu")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
-        "bert 1: runs on CPUExecutionProvider, bert, ids 0 to 10, segments 0 to 1, max_len 8, width 4",
-        "bert 2: runs on CPUExecutionProvider, bert, ids 0 to 10, segments 0 to 1, max_len 8, width 4",
+        "bert 1: runs on CPUExecutionProvider, bert, ids 0 to 10, token_type_ids 0 to 1, max_len 8, width 4",
+        "bert 2: runs on CPUExecutionProvider, bert, ids 0 to 10, token_type_ids 0 to 1, max_len 8, width 4",
         "gpt 1: runs on CPUExecutionProvider, gpt2, ids 0 to 6, max_len 6, width 4",
     ]
 
@@ -194,7 +194,9 @@ def test_check_names_the_file_that_is_missing(copy: Path, name: str) -> None:
 def test_check_finds_a_manifest_of_another_graph(copy: Path) -> None:
     shutil.copyfile(copy / "gpt" / "1" / "manifest.json", copy / "bert" / "1" / "manifest.json")
     message = failing("check", "--repository", copy, code=1)
-    assert message.startswith("bert/1/manifest.json: got inputs ['input_ids', 'offset'], allowed the graph's inputs")
+    assert message.startswith(
+        "bert/1/manifest.json graphs.model.onnx.inputs: got input_ids int64 ['batch', 'length'], offset"
+    )
 
 
 def test_verify_names_the_file_that_differs(copy: Path) -> None:
@@ -279,7 +281,7 @@ def test_a_server_is_ready_once_it_says_its_address(server: Server, tiny_server:
 def test_the_banner_holds_address_and_limits(tiny_server: Server) -> None:
     lines = tiny_server.banner.splitlines()
     assert lines[0] == f"Incipit serves on {tiny_server.address} (documentation: {tiny_server.address}/docs)"
-    assert lines[1].startswith("  bert: bert, ids 0 to 10, segments 0 to 1, max_len 8, width 4, ")
+    assert lines[1].startswith("  bert: bert, ids 0 to 10, token_type_ids 0 to 1, max_len 8, width 4, ")
     assert lines[2].startswith("  gpt: gpt2, ids 0 to 6, max_len 6, width 4, ")
     assert lines[3] == f"gRPC on {tiny_server.grpc}"
 

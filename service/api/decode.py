@@ -67,7 +67,7 @@ async def answer_frame(engine: Engine, stream: DecodeStream, frame: bytes) -> by
             observation.model = stream.model.name
             step = await engine.scheduler.run(len(frame), lambda: frames.read_step(frame))
             answer = await stream.step(step.input_ids)
-            return await engine.scheduler.run(answer.embeddings.size, lambda: frames.write_vectors(answer, step.number))
+            return await engine.scheduler.run(answer.size, lambda: frames.write_vectors(answer, step.number))
     except IncipitError as error:
         return frames.write_error(problems.problem(error), frames.step_number(frame))
 
@@ -80,7 +80,7 @@ async def answer_text(engine: Engine, stream: DecodeStream, text: str, encoding:
             rows, segments = await engine.scheduler.run(len(text), lambda: read_text(text), text=True)
             answer = await stream.step(rows, segments)
             return await engine.scheduler.run(
-                answer.embeddings.size,
+                answer.size,
                 lambda: write_json(answer_json(answer, encoding)).decode(),
                 text=encoding == "float",
             )

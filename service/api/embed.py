@@ -1,5 +1,7 @@
 """The native door: `POST /models/{name}/embed`."""
 
+from collections.abc import Collection
+
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
@@ -18,6 +20,7 @@ from incipit.service.wire.native import (
     read_json,
     read_npy,
     read_query,
+    sole_output,
     write_json,
     write_npy,
 )
@@ -35,10 +38,12 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             kind = body_type(request.headers.get("content-type"), (JSON, NPY))
             body = await read_body(request, max_body_bytes)
             query = single_values(request.query_params)
-            message = await engine.scheduler.run(len(body), lambda: _read(body, kind, query), text=kind == JSON)
+            message = await engine.scheduler.run(
+                len(body), lambda: _read(body, kind, query, model.manifest.indices), text=kind == JSON
+            )
             answer = await engine.embed(model, message.request)
             return await engine.scheduler.run(
-                answer.embeddings.size,
+                answer.size,
                 lambda: _respond(answer, media, message.encoding),
                 text=media == JSON and message.encoding == "float",
             )
@@ -56,25 +61,27 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
     return routes
 
 
-def _read(body: bytes, kind: str, query: dict[str, str]) -> Embed:
+def _read(body: bytes, kind: str, query: dict[str, str], indices: Collection[str]) -> Embed:
     fields = read_query(query)
     if kind == NPY:
-        return read_embed(fields, read_npy(body))
+        return read_embed(fields, read_npy(body), indices)
     document = read_json(body)
     for name in fields:
         if name in document:
             raise Invalid(name, "one in the query and one in the body", "one of them")
-    return read_embed({**fields, **document})
+    return read_embed({**fields, **document}, indices=indices)
 
 
 def _respond(answer: Answer, media: str, encoding: str) -> Response:
     if media == JSON:
         return Response(write_json(answer_json(answer, encoding)), media_type=JSON)
+    name, tensor = sole_output(answer)
     headers = {
         "Incipit-Model": answer.model,
         "Incipit-Version": str(answer.version),
-        "Incipit-Shape": ",".join(map(str, answer.shape)),
+        "Incipit-Output": name,
+        "Incipit-Shape": ",".join(map(str, tensor.shape)),
         "Incipit-Dtype": answer.dtype,
     }
-    content = write_npy(answer) if media == NPY else raw_bytes(answer)
+    content = write_npy(tensor) if media == NPY else raw_bytes(tensor)
     return Response(content, media_type=media, headers=headers)

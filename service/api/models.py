@@ -16,7 +16,7 @@ def router(engine: Engine) -> APIRouter:
             name=model.name,
             version=model.version,
             versions=engine.repository.versions(model.name),
-            provider=model.session.provider,
+            provider=model.provider,
             max_len=model.manifest.max_len,
             max_tokens=engine.max_tokens,
             manifest=model.manifest,

@@ -40,14 +40,16 @@ def router(engine: Engine, version: str, max_body_bytes: int) -> APIRouter:
             body = await read_body(request, max_body_bytes)
             header_length = request.headers.get(HEADER_LENGTH)
             text = header_length is None
-            message = await engine.scheduler.run(len(body), lambda: read_infer(body, header_length), text)
+            message = await engine.scheduler.run(
+                len(body), lambda: read_infer(body, header_length, model.manifest), text
+            )
             answer = await engine.embed(model, message.request)
 
             def write() -> tuple[bytes, int | None]:
                 parts, json_length = write_infer(answer, message)
                 return b"".join(parts), json_length
 
-            content, json_length = await engine.scheduler.run(answer.embeddings.size, write, not message.binary)
+            content, json_length = await engine.scheduler.run(answer.size, write, not all(message.binary.values()))
             if json_length is None:
                 return Response(content, media_type=JSON)
             return Response(content, media_type=BYTES, headers={HEADER_LENGTH: str(json_length)})
@@ -86,7 +88,7 @@ def router(engine: Engine, version: str, max_body_bytes: int) -> APIRouter:
     @routes.post("/models/{name}/infer", openapi_extra=INFER_BODY)
     @routes.post("/models/{name}/versions/{version}/infer", openapi_extra=INFER_BODY)
     async def model_infer(request: Request, name: str, version: str | None = None) -> Response:
-        """Return the tensor `embeddings`; inputs other than `input_ids` may be left out."""
+        """Return the outputs asked for, `embeddings` by default; inputs other than `input_ids` may be left out."""
         return await infer(request, name, version)
 
     return routes

@@ -17,21 +17,33 @@ class EmbedRequest(BaseModel):
     input_ids: Rows = Field(description="Rows of token ids, which may differ in length; a flat list is one row.")
     offset: int | list[int] = Field(0, description="Real tokens already fed: one number, or one for each row.")
     position_ids: Rows | None = Field(None, description="Position index of each token; excludes offset.")
-    token_type_ids: Rows | None = Field(None, description="Segment of each token; default 0.")
+    token_type_ids: Rows | None = Field(
+        None, description="Segment of each token; default 0. Further inputs of a model stand beside it by name."
+    )
     attention_mask: Rows | None = Field(None, description="1 for a real token, 0 for padding; default 1.")
+    output: str | list[str] = Field("embeddings", description="Which output, or several, where the answer is JSON.")
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     encoding: Literal["base64", "float"] = Field("base64", description="How JSON holds the vectors.")
 
 
+class Output(BaseModel):
+    """One of several outputs."""
+
+    shape: list[int]
+    data: str | list[Any]
+
+
 class EmbedAnswer(BaseModel):
-    """The vectors that enter block 0."""
+    """The vectors that enter block 0, or another output under its own name, or several in `outputs`."""
 
     model: str
     version: int
     dtype: Literal["float32", "float16", "bfloat16"]
     encoding: Literal["base64", "float"]
-    shape: list[int] = Field(description="[B, L, D] where all rows have one length, else [T, D].")
-    embeddings: str | list[Any] = Field(description="Base64 of little-endian bytes, or nested lists.")
+    shape: list[int] | None = Field(None, description="[B, L, D] where all rows have one length, else [T, D].")
+    embeddings: str | list[Any] | None = Field(None, description="Base64 of little-endian bytes, or nested lists.")
+    token_embeddings: str | list[Any] | None = Field(None, description="The same of the model's own lookup.")
+    outputs: dict[str, Output] | None = Field(None, description="Where several were asked for: each by its name.")
     next_offset: list[int] = Field(description="For each row, the offset that continues it.")
     lengths: list[int] | None = Field(None, description="Tokens of each row, where they differ.")
 

@@ -53,14 +53,14 @@ class InferenceService:
         return write_metadata(model_metadata(model.name, versions, model.manifest))
 
     async def ModelInfer(self, request: pb.ModelInferRequest) -> bytes:
-        """Return the tensor `embeddings`; inputs other than `input_ids` may be left out."""
+        """Return the outputs asked for, `embeddings` by default; inputs other than `input_ids` may be left out."""
         with self._engine.metrics.request("grpc") as observation:
             model = self._engine.repository.get(request.model_name, request.model_version)
             observation.model = model.name
             schedule = self._engine.scheduler.run
-            embed = await schedule(request.ByteSize(), lambda: read_infer(request))
+            embed = await schedule(request.ByteSize(), lambda: read_infer(request, model.manifest))
             answer = await self._engine.embed(model, embed)
-            return await schedule(answer.embeddings.size, lambda: write_infer(answer, request.id).SerializeToString())
+            return await schedule(answer.size, lambda: write_infer(answer, request.id).SerializeToString())
 
 
 def _handler(method: Method, request: Any, engine: Engine) -> grpc.RpcMethodHandler:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from incipit.service.errors import Invalid, Malformed
+from incipit.service.manifest import EMBEDDINGS
 from incipit.service.messages import Answer, Rows
 from incipit.service.wire.native import raw_bytes
 
@@ -75,7 +76,8 @@ def step_number(frame: bytes) -> int:
 
 def write_vectors(answer: Answer, number: int) -> bytes:
     """Write the answer to a step."""
-    tokens, width = answer.embeddings.shape
+    vectors = answer.tensors[EMBEDDINGS]
+    tokens, width = int(answer.lengths.sum()), vectors.shape[-1]
     return b"".join(
         (
             HEADER.pack(
@@ -91,7 +93,7 @@ def write_vectors(answer: Answer, number: int) -> bytes:
             ),
             answer.next_offset.astype("<i8").tobytes(),
             answer.lengths.astype("<u4").tobytes(),
-            raw_bytes(answer),
+            raw_bytes(vectors),
         )
     )
 

@@ -1,7 +1,7 @@
 """The native request and answer: JSON, raw bytes and .npy, little-endian."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,15 @@ import pybase64
 from numpy.typing import NDArray
 
 from incipit.service.errors import Invalid, Malformed
-from incipit.service.messages import Answer, Request, Rows
+from incipit.service.manifest import EMBEDDINGS
+from incipit.service.messages import DTYPES, Answer, Request
 from incipit.service.wire.rows import offset_of_json, refuse_unknown, rows_of_array, rows_of_json
 
 ENCODINGS = ("base64", "float")
-ROWS = ("input_ids", "position_ids", "token_type_ids", "attention_mask")
-FIELDS = (*ROWS, "offset", "dtype", "encoding")
+ROWS = ("input_ids", "position_ids", "attention_mask")
+OPTIONS = ("offset", "output", "dtype", "encoding")
+NAMES = ("output", "dtype", "encoding")
+"""Fields whose value in a query is a name, and no JSON."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 
 def read_query(query: Mapping[str, str]) -> dict[str, Any]:
-    """Read fields of query parameters: dtype and encoding as they are, the others as JSON.
+    """Read fields of query parameters: names as they are, the others as JSON.
 
     Raises:
         Malformed: a value is no JSON.
@@ -53,7 +56,7 @@ def read_query(query: Mapping[str, str]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name, text in query.items():
         try:
-            fields[name] = text if name in ("dtype", "encoding") else orjson.loads(text)
+            fields[name] = text if name in NAMES else orjson.loads(text)
         except orjson.JSONDecodeError as error:
             raise Malformed(name, text, "JSON, such as 5 or [[0,1]]") from error
     return fields
@@ -88,48 +91,95 @@ def read_npy(body: bytes) -> NDArray[Any]:
         raise Malformed("body", f"no .npy: {error}", "an integer array in .npy format") from error
 
 
-def read_embed(fields: Mapping[str, Any], input_ids: NDArray[Any] | None = None) -> Embed:
+def read_embed(
+    fields: Mapping[str, Any], input_ids: NDArray[Any] | None = None, indices: Collection[str] = ()
+) -> Embed:
     """Read the fields of an embed request; `input_ids` may come beside them, as an array.
+
+    `indices` are the further inputs of the model.
 
     Raises:
         Invalid: a field is missing, unknown, given twice, or of the wrong type.
 
     """
-    refuse_unknown(fields, FIELDS)
-    rows: dict[str, Rows] = {name: rows_of_json(name, fields[name]) for name in ROWS if fields.get(name) is not None}
+    # Segments are known to every model, to be refused as what they are.
+    further = tuple(dict.fromkeys(("token_type_ids", *indices)))
+    refuse_unknown(fields, (*ROWS, *further, *OPTIONS))
+    rows, given = (
+        {name: rows_of_json(name, fields[name]) for name in names if fields.get(name) is not None}
+        for names in (ROWS, further)
+    )
     if input_ids is not None:
         if "input_ids" in rows:
             raise Invalid("input_ids", "one in the query and one in the body", "one of them")
         rows["input_ids"] = rows_of_array("input_ids", input_ids)
     if "input_ids" not in rows:
         raise Invalid("input_ids", "nothing", "rows of token ids")
-    offset, dtype, encoding = (
-        fields.get("offset"),
-        fields.get("dtype", "float32"),
-        fields.get("encoding", "base64"),
-    )
+    encoding = fields.get("encoding", "base64")
     if encoding not in ENCODINGS:
         raise Invalid("encoding", encoding, ", ".join(ENCODINGS))
+    offset = None if fields.get("offset") is None else offset_of_json(fields["offset"])
+    outputs, dtype = read_outputs(fields.get("output", EMBEDDINGS)), read_dtype(fields)
+    return Embed(Request(offset=offset, indices=given, outputs=outputs, dtype=dtype, **rows), encoding)
+
+
+def read_outputs(output: Any) -> tuple[str, ...]:
+    """Read the name of an output, or a list of names.
+
+    Raises:
+        Invalid: anything else, or a name twice.
+
+    """
+    names = output if isinstance(output, list) else [output]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise Invalid("output", output, "the name of an output, or a list of names")
+    if len(set(names)) < len(names):
+        raise Invalid("output", names, "each name once")
+    return tuple(names)
+
+
+def read_dtype(fields: Mapping[str, Any]) -> str:
+    """Read the output type, float32 where none is given."""
+    dtype = fields.get("dtype", "float32")
     if not isinstance(dtype, str):
         raise Invalid("dtype", dtype, "a name")
-    request = Request(offset=None if offset is None else offset_of_json(offset), dtype=dtype, **rows)
-    return Embed(request, encoding)
+    return dtype
 
 
 def answer_json(answer: Answer, encoding: str) -> dict[str, Any]:
-    """Return the answer as a document for `write_json`."""
+    """Return the answer as a document for `write_json`: one output under its name, or several under `outputs`."""
     document: dict[str, Any] = {
         "model": answer.model,
         "version": answer.version,
         "dtype": answer.dtype,
         "encoding": encoding,
-        "shape": answer.shape,
-        "embeddings": _base64(answer) if encoding == "base64" else _floats(answer),
-        "next_offset": answer.next_offset,
     }
-    if len(answer.shape) == 2:
+    written = {
+        name: _base64(tensor) if encoding == "base64" else _floats(tensor) for name, tensor in answer.tensors.items()
+    }
+    if len(written) == 1:
+        name, tensor = sole_output(answer)
+        document |= {"shape": tensor.shape, name: written[name]}
+    else:
+        document["outputs"] = {
+            name: {"shape": answer.tensors[name].shape, "data": data} for name, data in written.items()
+        }
+    document["next_offset"] = answer.next_offset
+    if answer.ragged:
         document["lengths"] = answer.lengths
     return document
+
+
+def sole_output(answer: Answer) -> tuple[str, NDArray[np.generic]]:
+    """Return name and values of the only output.
+
+    Raises:
+        Invalid: there are several.
+
+    """
+    if len(answer.tensors) > 1:
+        raise Invalid("output", list(answer.tensors), "one output, or an answer in JSON")
+    return next(iter(answer.tensors.items()))
 
 
 def write_json(document: dict[str, Any]) -> bytes:
@@ -137,32 +187,32 @@ def write_json(document: dict[str, Any]) -> bytes:
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def raw_bytes(answer: Answer) -> memoryview:
-    """Return the vectors as little-endian bytes, without a copy."""
-    return answer.embeddings.view(np.uint8).reshape(-1).data
+def raw_bytes(tensor: NDArray[np.generic]) -> memoryview:
+    """Return the values as little-endian bytes, without a copy."""
+    return tensor.reshape(-1).view(np.uint8).data
 
 
-def write_npy(answer: Answer) -> bytes:
-    """Write the vectors in .npy format.
+def write_npy(tensor: NDArray[np.generic]) -> bytes:
+    """Write an array in .npy format.
 
     Raises:
         Invalid: bfloat16, which .npy does not have.
 
     """
-    if answer.dtype == "bfloat16":
+    if tensor.dtype == DTYPES["bfloat16"]:
         raise Invalid("dtype", "bfloat16", "float32 or float16 in .npy, or another format")
     stream = io.BytesIO()
-    np.lib.format.write_array(stream, answer.embeddings.reshape(answer.shape), version=(1, 0), allow_pickle=False)
+    np.lib.format.write_array(stream, tensor, version=(1, 0), allow_pickle=False)
     return stream.getvalue()
 
 
-def _base64(answer: Answer) -> orjson.Fragment:
-    return orjson.Fragment(b'"' + pybase64.b64encode(raw_bytes(answer)) + b'"')
+def _base64(tensor: NDArray[np.generic]) -> orjson.Fragment:
+    return orjson.Fragment(b'"' + pybase64.b64encode(raw_bytes(tensor)) + b'"')
 
 
-def _floats(answer: Answer) -> NDArray[np.float32]:
-    """Return the vectors as float32, which holds the narrower types exactly."""
-    floats = answer.embeddings.astype(np.float32, copy=False).reshape(answer.shape)
+def _floats(tensor: NDArray[np.generic]) -> NDArray[np.float32]:
+    """Return the values as float32, which holds the narrower types exactly."""
+    floats = tensor.astype(np.float32, copy=False)
     if not np.isfinite(floats).all():
         raise Invalid("encoding", "float", "base64, since a value is infinite or no number, which JSON cannot hold")
     return floats

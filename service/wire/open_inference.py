@@ -13,15 +13,16 @@ import numpy as np
 import orjson
 
 from incipit.service.errors import Invalid, Malformed
-from incipit.service.manifest import Manifest
+from incipit.service.manifest import EMBEDDINGS, Manifest
 from incipit.service.messages import Answer, Int64, Request, Rows
 from incipit.service.wire.native import raw_bytes, read_json
 from incipit.service.wire.rows import integers
 
 PLATFORM = "onnx_onnxv1"
 EXTENSIONS = ("binary_tensor_data",)
-OUTPUT = "embeddings"
-ROW_INPUTS = ("input_ids", "token_type_ids", "attention_mask", "position_ids")
+DATATYPES = {"float32": "FP32", "int64": "INT64"}
+OWN = ("input_ids", "attention_mask", "position_ids", "offset")
+"""Inputs that have a field of a request each."""
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
@@ -37,29 +38,34 @@ class Input:
 
 @dataclass(frozen=True)
 class Infer:
-    """A request, the caller's id for it, and whether the output is wanted as bytes."""
+    """A request, the caller's id for it, and which of its outputs are wanted as bytes."""
 
     request: Request
     id: str | None
-    binary: bool
+    binary: Mapping[str, bool]
+
+
+def inputs_of(manifest: Manifest) -> dict[str, int]:
+    """Return the inputs of a model, by name, and the rank of each. All but `input_ids` may be left out."""
+    return dict.fromkeys(("input_ids", *manifest.indices, "attention_mask", "position_ids"), 2) | {"offset": 1}
 
 
 def model_metadata(name: str, versions: list[int], manifest: Manifest) -> dict[str, Any]:
-    """Return what the protocol tells of a model. Every input but `input_ids` may be left out."""
-    inputs = [name_ for name_ in ROW_INPUTS if name_ != "token_type_ids" or manifest.segments]
+    """Return what the protocol tells of a model. Where no outputs are asked for, `embeddings` is the one given."""
     return {
         "name": name,
         "versions": [str(version) for version in versions],
         "platform": PLATFORM,
         "inputs": [
-            *({"name": name_, "datatype": "INT64", "shape": [-1, -1]} for name_ in inputs),
-            {"name": "offset", "datatype": "INT64", "shape": [-1]},
+            {"name": name_, "datatype": "INT64", "shape": [-1] * rank} for name_, rank in inputs_of(manifest).items()
         ],
-        "outputs": [{"name": OUTPUT, "datatype": "FP32", "shape": [-1, -1, manifest.width]}],
+        "outputs": [
+            {"name": name_, "datatype": "FP32", "shape": [-1, -1, width]} for name_, width in manifest.widths.items()
+        ],
     }
 
 
-def read_infer(body: bytes, header_length: str | None) -> Infer:
+def read_infer(body: bytes, header_length: str | None, manifest: Manifest) -> Infer:
     """Read an inference request; `header_length` is the header that says where the JSON ends, if there is one.
 
     Raises:
@@ -75,14 +81,27 @@ def read_infer(body: bytes, header_length: str | None) -> Infer:
     id_ = document.get("id")
     if id_ is not None and not isinstance(id_, str):
         raise Invalid("id", id_, "a string")
-    binary = _flag("binary_data_output", parameters, default=False)
-    outputs = document.get("outputs")
-    for index, output in enumerate(_objects("outputs", outputs) if outputs is not None else ()):
-        where = f"outputs[{index}]"
-        if output.get("name") != OUTPUT or index:
-            raise Invalid(f"{where}.name", output.get("name"), f"{OUTPUT}, once")
-        binary = _flag("binary_data", _parameters(f"{where}.parameters", output), default=binary)
-    return Infer(to_request(inputs), id_, binary)
+    default = _flag("binary_data_output", parameters, default=False)
+    asked = [] if document.get("outputs") is None else _objects("outputs", document["outputs"])
+    outputs = read_outputs([output.get("name") for output in asked], manifest)
+    binary = dict.fromkeys(outputs, default) | {
+        output["name"]: _flag("binary_data", _parameters(f"outputs[{index}].parameters", output), default)
+        for index, output in enumerate(asked)
+    }
+    return Infer(to_request(inputs, outputs, manifest), id_, binary)
+
+
+def read_outputs(names: list[Any], manifest: Manifest) -> tuple[str, ...]:
+    """Read the names of the outputs that are asked for; none for `embeddings`.
+
+    Raises:
+        Invalid: a name is unknown or repeated.
+
+    """
+    for index, name in enumerate(names):
+        if not isinstance(name, str) or name not in manifest.widths or name in names[:index]:
+            raise Invalid(f"outputs[{index}].name", name, f"{', '.join(manifest.widths)}, each once")
+    return tuple(names) or (EMBEDDINGS,)
 
 
 def refuse_sequences(parameters: Iterable[str]) -> None:
@@ -92,20 +111,22 @@ def refuse_sequences(parameters: Iterable[str]) -> None:
             raise Invalid("parameters", name, "the input offset, which says where a row goes on")
 
 
-def to_request(inputs: list[Input]) -> Request:
+def to_request(inputs: list[Input], outputs: tuple[str, ...], manifest: Manifest) -> Request:
     """Turn tensors into a request; JSON and bytes, HTTP and gRPC alike.
 
     Raises:
         Invalid: an unknown or repeated name, a missing `input_ids`, or a type or shape that is not allowed.
 
     """
+    # Segments are known to every model, to be refused as what they are.
+    ranks = {**inputs_of(manifest), "token_type_ids": 2}
     fields: dict[str, Any] = {}
     for tensor in inputs:
-        if tensor.name not in (*ROW_INPUTS, "offset"):
-            raise Invalid("inputs.name", tensor.name, ", ".join((*ROW_INPUTS, "offset")))
+        if tensor.name not in ranks:
+            raise Invalid("inputs.name", tensor.name, ", ".join(inputs_of(manifest)))
         if tensor.name in fields:
             raise Invalid("inputs.name", f"{tensor.name} twice", "each name once")
-        rank = 1 if tensor.name == "offset" else 2
+        rank = ranks[tensor.name]
         if tensor.datatype != "INT64":
             raise Invalid(f"{tensor.name}.datatype", tensor.datatype, "INT64")
         if len(tensor.shape) != rank:
@@ -117,30 +138,30 @@ def to_request(inputs: list[Input]) -> Request:
         fields[tensor.name] = array if rank == 1 else Rows.of_array(array)
     if "input_ids" not in fields:
         raise Invalid("inputs", "no input_ids", "a tensor input_ids")
-    return Request(**fields)
+    own = {name: value for name, value in fields.items() if name in OWN}
+    indices = {name: value for name, value in fields.items() if name not in OWN}
+    return Request(**own, indices=indices, outputs=outputs)
 
 
 def write_infer(answer: Answer, infer: Infer) -> tuple[list[bytes | memoryview], int | None]:
     """Return the parts of a response body, and the length of the JSON where bytes follow it."""
-    output: dict[str, Any] = {"name": OUTPUT, "datatype": "FP32", "shape": tensor_shape(answer)}
     document: dict[str, Any] = {"model_name": answer.model, "model_version": str(answer.version)}
     if infer.id is not None:
         document["id"] = infer.id
-    document["outputs"] = [output]
-    if infer.binary:
-        data = raw_bytes(answer)
-        output["parameters"] = {"binary_data_size": data.nbytes}
-        header = orjson.dumps(document)
-        return [header, data], len(header)
-    if not np.isfinite(answer.embeddings).all():
-        raise Invalid("outputs", "JSON", "binary_data, since a value is infinite or no number, which JSON cannot hold")
-    output["data"] = answer.embeddings.reshape(-1)
-    return [orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)], None
-
-
-def tensor_shape(answer: Answer) -> list[int]:
-    """Return the shape of the output tensor: a request of this protocol is always rectangular."""
-    return list(answer.shape)
+    document["outputs"], parts = [], []
+    for name, tensor in answer.tensors.items():
+        output: dict[str, Any] = {"name": name, "datatype": DATATYPES[answer.dtype], "shape": tensor.shape}
+        if infer.binary[name]:
+            parts.append(raw_bytes(tensor))
+            output["parameters"] = {"binary_data_size": parts[-1].nbytes}
+        elif np.isfinite(tensor).all():
+            output["data"] = tensor.reshape(-1)
+        else:
+            allowed = "binary_data, since a value is infinite or no number, which JSON cannot hold"
+            raise Invalid(f"outputs {name}", "JSON", allowed)
+        document["outputs"].append(output)
+    header = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    return [header, *parts], len(header) if parts else None
 
 
 def _header_length(text: str, length: int) -> int:

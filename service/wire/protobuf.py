@@ -5,10 +5,11 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from incipit.service.errors import Invalid, Malformed
+from incipit.service.manifest import Manifest
 from incipit.service.messages import Answer, Request
 from incipit.service.wire import open_inference_pb2 as pb
 from incipit.service.wire.native import raw_bytes
-from incipit.service.wire.open_inference import OUTPUT, Input, refuse_sequences, tensor_shape, to_request
+from incipit.service.wire.open_inference import DATATYPES, Input, read_outputs, refuse_sequences, to_request
 
 
 def read(kind: Any, message: bytes) -> Any:
@@ -24,7 +25,7 @@ def read(kind: Any, message: bytes) -> Any:
         raise Malformed("message", f"{len(message)} bytes", f"a message {kind.DESCRIPTOR.full_name}") from error
 
 
-def read_infer(message: pb.ModelInferRequest) -> Request:
+def read_infer(message: pb.ModelInferRequest, manifest: Manifest) -> Request:
     """Read an inference request; all inputs are raw bytes, or none is.
 
     Raises:
@@ -44,21 +45,22 @@ def read_infer(message: pb.ModelInferRequest) -> Request:
             raise Invalid(f"inputs[{index}]", "contents and raw_input_contents", "one of them")
         data = memoryview(raw[index]) if raw else list(tensor.contents.int64_contents)
         inputs.append(Input(tensor.name, tensor.datatype, tuple(tensor.shape), data))
-    for index, output in enumerate(message.outputs):
-        if output.name != OUTPUT or index:
-            raise Invalid(f"outputs[{index}].name", output.name, f"{OUTPUT}, once")
-    return to_request(inputs)
+    outputs = read_outputs([output.name for output in message.outputs], manifest)
+    return to_request(inputs, outputs, manifest)
 
 
 def write_infer(answer: Answer, id_: str) -> pb.ModelInferResponse:
-    """Write an answer; the tensor is raw bytes."""
-    tensor = pb.ModelInferResponse.InferOutputTensor(name=OUTPUT, datatype="FP32", shape=tensor_shape(answer))
+    """Write an answer; the tensors are raw bytes."""
+    describe = pb.ModelInferResponse.InferOutputTensor
     return pb.ModelInferResponse(
         model_name=answer.model,
         model_version=str(answer.version),
         id=id_,
-        outputs=[tensor],
-        raw_output_contents=[bytes(raw_bytes(answer))],
+        outputs=[
+            describe(name=name, datatype=DATATYPES[answer.dtype], shape=tensor.shape)
+            for name, tensor in answer.tensors.items()
+        ],
+        raw_output_contents=[bytes(raw_bytes(tensor)) for tensor in answer.tensors.values()],
     )
 
 

@@ -52,22 +52,23 @@ def test_an_artifact_is_a_version_folder_of_six_files(tiny: Exported) -> None:
 
 def test_the_manifest_says_what_the_model_takes_and_gives(tiny: Exported) -> None:
     found = json.loads((tiny.folder / "manifest.json").read_text())
-    sizes = {key: found[key] for key in ("family", "vocab_size", "width", "max_len", "segments", "dtype")}
+    sizes = {key: found[key] for key in ("family", "vocab_size", "width", "max_len", "indices", "dtype")}
     assert sizes == {
         "family": "bert",
         "vocab_size": 40,
         "width": 8,
         "max_len": 20,
-        "segments": 2,
+        "indices": {"token_type_ids": 2},
         "dtype": "float32",
     }
     ids = {"dtype": "int64", "shape": ["batch", "length"]}
-    assert found["inputs"] == [
+    graph = found["graphs"]["model.onnx"]
+    assert graph["inputs"] == [
         {"name": "input_ids", **ids},
         {"name": "offset", "dtype": "int64", "shape": ["offsets"]},
         {"name": "token_type_ids", **ids},
     ]
-    assert found["outputs"] == [{"name": "embeddings", "dtype": "float32", "shape": ["batch", "length", 8]}]
+    assert graph["outputs"] == [{"name": "embeddings", "dtype": "float32", "shape": ["batch", "length", 8]}]
     assert found["versions"]["incipit"] == incipit.__version__
     assert found["versions"]["torch"] == torch.__version__
 
@@ -128,7 +129,9 @@ def test_minilm_equals_transformers_bert(checkpoint: Path, tmp_path: Path) -> No
     for batch, length, offset in ((1, 1, 0), (3, 512, 0), (7, 33, 479), (2, 128, 5)):
         input_ids = generator.integers(0, 30522, (batch, length))
         segments = generator.integers(0, 2, (batch, length))
-        found = session.run({"input_ids": input_ids, "offset": np.array([offset]), "token_type_ids": segments})
+        found = session.run({"input_ids": input_ids, "offset": np.array([offset]), "token_type_ids": segments})[
+            "embeddings"
+        ]
         with torch.inference_mode():
             expected = embeddings(
                 torch.from_numpy(input_ids), torch.from_numpy(segments), past_key_values_length=offset
@@ -149,7 +152,7 @@ def test_gpt2_equals_what_enters_transformers_first_block_bit_for_bit(tmp_path: 
         with torch.inference_mode():
             past = model(input_ids[:, begin:end], past_key_values=past, use_cache=True).past_key_values
         for offset in (np.array([begin]), np.full(3, begin)):
-            found = session.run({"input_ids": input_ids[:, begin:end].numpy(), "offset": offset})
+            found = session.run({"input_ids": input_ids[:, begin:end].numpy(), "offset": offset})["embeddings"]
             assert np.array_equal(found, caught[-1].numpy())
 
 
@@ -260,7 +263,7 @@ def test_a_limit_that_cannot_be_reached_is_refused(tmp_path: Path, options: dict
         export("gpt2-small", "m", tmp_path, **options)
 
 
-@pytest.mark.parametrize(("field", "value"), [("max_len", 5000), ("vocab_size", 1000), ("width", 16), ("segments", 0)])
+@pytest.mark.parametrize(("field", "value"), [("max_len", 5000), ("vocab_size", 1000), ("width", 16)])
 def test_verify_finds_a_manifest_that_says_something_else(copy: Path, field: str, value: int) -> None:
     manifest = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps(manifest | {field: value}))

@@ -82,12 +82,12 @@ def test_ids_and_segments_are_two_inputs(graphs: dict[str, Path]) -> None:
 
 @KINDS
 def test_axes_are_dynamic_and_named(graphs: dict[str, Path], kind: str) -> None:
-    inputs, outputs = describe_graph(graphs[kind] / "model.onnx")
+    graph = describe_graph(graphs[kind] / "model.onnx")
     expected = [("input_ids", "int64", ("batch", "length")), ("offset", "int64", ("offsets",))]
     if FRONTENDS[kind].config.segments:
         expected.append(("token_type_ids", "int64", ("batch", "length")))
-    assert [(spec.name, spec.dtype, spec.shape) for spec in inputs] == expected
-    assert [(spec.name, spec.dtype, spec.shape) for spec in outputs] == [
+    assert [(spec.name, spec.dtype, spec.shape) for spec in graph.inputs] == expected
+    assert [(spec.name, spec.dtype, spec.shape) for spec in graph.outputs] == [
         ("embeddings", "float32", ("batch", "length", D))
     ]
 

@@ -53,7 +53,7 @@ def measure(name: str) -> str:
     found = f"{worst.max_abs:.1e} | {worst.max_ulp:.1f}" if worst.max_abs else "0 | 0"
     tokens = manifest.token_embeddings
     assert tokens is not None
-    lookup = "the same as `embeddings`" if tokens.graph == "model.onnx" else f"its own graph, width {tokens.width}"
+    lookup = "the same as `embeddings`" if tokens.output == "embeddings" else f"its own graph, width {tokens.width}"
     return f"| `{name}` | {found} | {lookup}{'; the consumer scales' if tokens.consumer_scales else ''} |"
 
 

@@ -16,7 +16,7 @@ def test_an_engine_is_ready_with_every_model_on_the_provider_that_was_asked_for(
     engine = create_engine(Settings(repository=tiny_repository, provider="cpu", max_tokens=7))
     assert engine.ready
     assert engine.max_tokens == 7
-    assert [(model.name, model.version, model.session.provider) for model in engine.repository.all()] == [
+    assert [(model.name, model.version, model.provider) for model in engine.repository.all()] == [
         ("bert", 1, CPU),
         ("bert", 2, CPU),
         ("gpt", 1, CPU),

@@ -37,10 +37,10 @@ def stream_of(engine: Engine, name: str = "bert", **options: Any) -> DecodeStrea
 def test_steps_equal_one_request_bit_for_bit(engine: Engine) -> None:
     stream = stream_of(engine, offset=2)
     steps = [row(1), row(2, 3, 4), row(5, 6)]
-    parts = [asyncio.run(stream.step(step)).embeddings for step in steps]
+    parts = [asyncio.run(stream.step(step)).tensors["embeddings"] for step in steps]
     request = read_embed({"input_ids": [1, 2, 3, 4, 5, 6], "offset": 2}).request
     whole = asyncio.run(engine.embed(stream.model, request))
-    assert np.concatenate(parts).tobytes() == whole.embeddings.tobytes()
+    assert np.concatenate(parts, 1).tobytes() == whole.tensors["embeddings"].tobytes()
     assert stream.offset == 8
 
 
@@ -86,7 +86,7 @@ def test_the_type_is_checked_when_the_stream_opens(engine: Engine) -> None:
 
 def test_the_type_holds_for_every_step(engine: Engine) -> None:
     stream = stream_of(engine, dtype="float16")
-    assert [asyncio.run(stream.step(row(1))).embeddings.dtype for _ in range(2)] == [np.float16] * 2
+    assert [asyncio.run(stream.step(row(1))).tensors["embeddings"].dtype for _ in range(2)] == [np.float16] * 2
 
 
 def test_a_step_whose_answer_cannot_be_given_has_not_been_made(engine: Engine) -> None:

@@ -138,9 +138,10 @@ def test_the_largest_value_and_what_was_infinite_before_are_kept(dtype: str, val
 def test_an_answer_is_what_the_session_gives(engine: Engine) -> None:
     model = engine.repository.get("gpt")
     answer = asyncio.run(engine.embed(model, read_embed({"input_ids": [[1, 2], [3, 4]], "offset": [1, 3]}).request))
-    oracle = model.session.run({"input_ids": np.array([[1, 2], [3, 4]]), "offset": np.array([1, 3])})
-    assert answer.embeddings.tobytes() == oracle.tobytes()
-    assert (answer.shape, answer.embeddings.shape) == ((2, 2, 4), (4, 4))
+    feeds = {"input_ids": np.array([[1, 2], [3, 4]]), "offset": np.array([1, 3])}
+    oracle = model.sessions["model.onnx"].run(feeds)["embeddings"]
+    assert answer.tensors["embeddings"].tobytes() == oracle.tobytes()
+    assert answer.tensors["embeddings"].shape == (2, 2, 4)
     assert (answer.model, answer.version, answer.dtype) == ("gpt", 1, "float32")
     assert answer.next_offset.tolist() == [3, 5]
 
@@ -160,5 +161,5 @@ def test_requests_of_many_tasks_do_not_mix(engine: Engine) -> None:
     async def all_at_once() -> list[Any]:
         return await asyncio.gather(*(engine.embed(model, request) for request in requests))
 
-    together = [answer.embeddings.tobytes() for answer in asyncio.run(all_at_once())]
-    assert together == [asyncio.run(engine.embed(model, r)).embeddings.tobytes() for r in requests]
+    together = [answer.tensors["embeddings"].tobytes() for answer in asyncio.run(all_at_once())]
+    assert together == [asyncio.run(engine.embed(model, r)).tensors["embeddings"].tobytes() for r in requests]

@@ -81,7 +81,7 @@ def test_a_real_token_stands_behind_the_real_tokens_before_it(engine: Engine, na
     tokens, positions = tables()
     index = offset[:, None] + mask.cumsum(1) - 1
     expected = tokens[ids] + positions[index + FIRST]
-    found = answer.embeddings.reshape(4, 5, 4)
+    found = answer.tensors["embeddings"].reshape(4, 5, 4)
     np.testing.assert_array_equal(found[mask == 1], expected[mask == 1])
     np.testing.assert_array_equal(answer.next_offset, offset + mask.sum(1))
 
@@ -91,24 +91,24 @@ def test_padding_stands_where_the_library_puts_it(engine: Engine, name: str, row
     ids, mask = padded()
     answer = embed(engine, name, ids, mask, np.array([0, 1, 2, 3]))
     tokens, positions = tables()
-    found = answer.embeddings.reshape(4, 5, 4)[mask == 0]
+    found = answer.tensors["embeddings"].reshape(4, 5, 4)[mask == 0]
     np.testing.assert_array_equal(found, np.broadcast_to(tokens[PAD] + positions[row], found.shape))
 
 
 def test_padding_becomes_zero_where_the_family_multiplies_by_the_mask(engine: Engine) -> None:
     ids, mask = padded()
-    found = embed(engine, "masked", ids, mask, np.array([0])).embeddings.reshape(4, 5, 4)
+    found = embed(engine, "masked", ids, mask, np.array([0])).tensors["embeddings"].reshape(4, 5, 4)
     assert not found[mask == 0].any()
 
 
 @pytest.mark.parametrize("name", [*COUNTS, "masked"])
 def test_a_padded_row_fed_token_by_token_is_that_of_one_pass(engine: Engine, name: str) -> None:
     ids, mask = padded()
-    whole = embed(engine, name, ids, mask, np.array([0])).embeddings.reshape(4, 5, 4)
+    whole = embed(engine, name, ids, mask, np.array([0])).tensors["embeddings"].reshape(4, 5, 4)
     offset = np.zeros(4, np.int64)
     for column in range(5):
         step = embed(engine, name, ids[:, column : column + 1], mask[:, column : column + 1], offset)
-        np.testing.assert_array_equal(step.embeddings, whole[:, column])
+        np.testing.assert_array_equal(step.tensors["embeddings"], whole[:, column : column + 1])
         offset = step.next_offset
     np.testing.assert_array_equal(offset, mask.sum(1))
 
@@ -122,7 +122,9 @@ def test_rows_of_unequal_length_are_those_of_one_row_each(engine: Engine, name: 
     request = Request(input_ids=ragged[0], attention_mask=ragged[1])
     together = asyncio.run(engine.embed(engine.repository.get(name), request))
     alone = [embed(engine, name, row[None], marks[None], np.array([0])) for row, marks in pieces]
-    np.testing.assert_array_equal(together.embeddings, np.concatenate([answer.embeddings for answer in alone]))
+    np.testing.assert_array_equal(
+        together.tensors["embeddings"], np.concatenate([answer.tensors["embeddings"][0] for answer in alone])
+    )
     np.testing.assert_array_equal(together.next_offset, np.concatenate([answer.next_offset for answer in alone]))
 
 
@@ -131,7 +133,7 @@ def test_padding_ids_are_not_counted_without_a_mask_either(engine: Engine) -> No
     answer = embed(engine, "ids", ids, None, np.array([0]))
     np.testing.assert_array_equal(answer.next_offset, mask.sum(1))
     masked = embed(engine, "ids", ids, mask, np.array([0]))
-    np.testing.assert_array_equal(answer.embeddings, masked.embeddings)
+    np.testing.assert_array_equal(answer.tensors["embeddings"], masked.tensors["embeddings"])
 
 
 def test_the_limit_counts_real_tokens(engine: Engine) -> None:

@@ -119,8 +119,9 @@ def test_a_data_file_that_is_too_short_is_refused(weighty: Path) -> None:
 @pytest.mark.parametrize(("name", "inputs"), [("gpt", ["input_ids"]), ("bert", ["input_ids", "offset", "positions"])])
 def test_a_manifest_that_disagrees_with_the_graph_is_refused(root: Path, name: str, inputs: list[str]) -> None:
     tensors = [{"name": input_, "dtype": "int64", "shape": ["batch"]} for input_ in inputs]
-    edit(root / name / "1" / MANIFEST, inputs=tensors)
-    assert refusal(root).startswith(f"{name}/1/{MANIFEST}: got inputs {sorted(inputs)}, allowed the graph's inputs ")
+    edit(root / name / "1" / MANIFEST, graphs={GRAPH: {"inputs": tensors, "outputs": []}})
+    told = ", ".join(f"{input_} int64 ['batch']" for input_ in inputs)
+    assert refusal(root).startswith(f"{name}/1/{MANIFEST} graphs.{GRAPH}.inputs: got {told[:80]}")
 
 
 @pytest.mark.parametrize("absolute", [False, True])

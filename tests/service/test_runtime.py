@@ -20,7 +20,7 @@ cpu_package = pytest.mark.skipif(HAS_CUDA, reason="onnxruntime-gpu is installed"
 
 def test_a_session_adds_the_rows_of_its_tables(tiny_repository: Path, tables: dict[str, NDArray[np.float32]]) -> None:
     session = Session(tiny_repository / "gpt" / "1")
-    vectors = session.run({"input_ids": np.array([[1, 2], [3, 4]]), "offset": np.array([0, 4])})
+    vectors = session.run({"input_ids": np.array([[1, 2], [3, 4]]), "offset": np.array([0, 4])})["embeddings"]
     expected = tables["tokens"][[[1, 2], [3, 4]]] + tables["positions"][[[0, 1], [4, 5]]]
     assert vectors.tobytes() == expected.tobytes()
     assert vectors.dtype == np.float32
@@ -29,7 +29,7 @@ def test_a_session_adds_the_rows_of_its_tables(tiny_repository: Path, tables: di
 def test_one_offset_broadcasts_over_the_batch(tiny_repository: Path) -> None:
     session = Session(tiny_repository / "gpt" / "1")
     ids = np.array([[1, 2], [3, 4]])
-    one, each = (session.run({"input_ids": ids, "offset": np.array(offset)}) for offset in ([3], [3, 3]))
+    one, each = (session.run({"input_ids": ids, "offset": np.array(offset)})["embeddings"] for offset in ([3], [3, 3]))
     assert one.tobytes() == each.tobytes()
 
 
@@ -38,13 +38,19 @@ def test_the_number_of_threads_changes_no_bit(repository: Path, threads: int) ->
     ids = np.random.default_rng(0).integers(0, 30000, (8, 512))
     feeds = {"input_ids": ids, "offset": np.array([0]), "token_type_ids": np.zeros_like(ids)}
     folder = repository / "minilm" / "1"
-    assert Session(folder, threads=threads).run(feeds).tobytes() == Session(folder).run(feeds).tobytes()
+    many, one = (Session(folder, threads=count).run(feeds)["embeddings"] for count in (threads, 1))
+    assert many.tobytes() == one.tobytes()
 
 
 def test_a_session_says_where_it_runs_and_what_it_takes(tiny_repository: Path) -> None:
     session = Session(tiny_repository / "bert" / "1")
     assert session.provider == CPU
-    assert session.inputs == {"input_ids", "offset", "token_type_ids"}
+    assert [(t.name, t.dtype, t.shape) for t in session.inputs] == [
+        ("input_ids", "int64", ("batch", "length")),
+        ("offset", "int64", ("offsets",)),
+        ("token_type_ids", "int64", ("batch", "length")),
+    ]
+    assert [(t.name, t.dtype, t.shape) for t in session.outputs] == [("embeddings", "float32", ("batch", "length", 4))]
 
 
 @pytest.mark.parametrize("name", [GRAPH, DATA])

@@ -6,34 +6,12 @@ import numpy as np
 import pytest
 
 from incipit.service.errors import Invalid, TooLarge
-from incipit.service.manifest import Manifest, Source, TokenEmbeddings
 from incipit.service.messages import Request, Rows
 from incipit.service.validation import check
 from incipit.service.wire.native import read_embed
+from tests.service.manifests import tiny_manifest
 
 LARGEST, SMALLEST = 2**63 - 1, -(2**63)
-
-
-def manifest(segments: int = 2) -> Manifest:
-    return Manifest(
-        family="bert",
-        vocab_size=11,
-        width=4,
-        max_len=8,
-        segments=segments,
-        counts="slots",
-        padding_id=None,
-        refused_ids=(),
-        dtype="float32",
-        inputs=(),
-        outputs=(),
-        token_embeddings=TokenEmbeddings(graph="token.onnx", width=4, consumer_scales=None),
-        resized=None,
-        front_end={},
-        files={},
-        source=Source(kind="module"),
-        versions={},
-    )
 
 
 def request(**fields: Any) -> Request:
@@ -58,7 +36,7 @@ def request(**fields: Any) -> Request:
     ],
 )
 def test_the_limits_themselves_are_legal(fields: dict[str, Any]) -> None:
-    check(request(**fields), manifest(), max_tokens=20)
+    check(request(**fields), tiny_manifest(), max_tokens=20)
 
 
 @pytest.mark.parametrize(
@@ -132,13 +110,13 @@ def test_the_limits_themselves_are_legal(fields: dict[str, Any]) -> None:
 )
 def test_one_step_beyond_is_refused_by_field_value_and_allowed(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Invalid) as refused:
-        check(request(**fields), manifest(), max_tokens=20)
+        check(request(**fields), tiny_manifest(), max_tokens=20)
     assert str(refused.value) == message
 
 
 def test_a_model_without_segments_takes_none() -> None:
     with pytest.raises(Invalid, match="token_type_ids: got a value, allowed nothing"):
-        check(request(input_ids=[0], token_type_ids=[0]), manifest(segments=0), 20)
+        check(request(input_ids=[0], token_type_ids=[0]), tiny_manifest(segments=0), 20)
 
 
 @pytest.mark.parametrize(
@@ -148,17 +126,17 @@ def test_a_model_without_segments_takes_none() -> None:
 def test_empty_rows_are_refused(lengths: list[int], message: str) -> None:
     rows = Rows(np.zeros(sum(lengths), np.int64), np.array(lengths, np.int64))
     with pytest.raises(Invalid, match=message):
-        check(Request(input_ids=rows), manifest(), 20)
+        check(Request(input_ids=rows), tiny_manifest(), 20)
 
 
 def test_the_most_tokens_of_a_request_are_counted_over_all_rows() -> None:
-    check(request(input_ids=[[0] * 8] * 2), manifest(), max_tokens=16)
+    check(request(input_ids=[[0] * 8] * 2), tiny_manifest(), max_tokens=16)
     with pytest.raises(TooLarge, match="input_ids: got 16 tokens, allowed at most 15 tokens in a request"):
-        check(request(input_ids=[[0] * 8] * 2), manifest(), max_tokens=15)
+        check(request(input_ids=[[0] * 8] * 2), tiny_manifest(), max_tokens=15)
 
 
 def test_what_is_checked_is_not_changed() -> None:
     ids = np.array([[1, 2], [3, 4]])
     ids.setflags(write=False)
-    check(Request(input_ids=Rows.of_array(ids), offset=np.array([6, 0])), manifest(), 20)
+    check(Request(input_ids=Rows.of_array(ids), offset=np.array([6, 0])), tiny_manifest(), 20)
     assert ids.tolist() == [[1, 2], [3, 4]]

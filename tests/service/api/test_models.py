@@ -28,17 +28,21 @@ def test_a_model_shows_its_manifest_and_parity_as_stored(
 
 
 @pytest.mark.parametrize(
-    ("name", "max_len", "segments", "vocab_size", "width"),
-    [("minilm", 512, 2, 30522, 384), ("gpt2-small", 1024, 0, 50257, 768), ("transformer-base", 4096, 0, 32000, 512)],
+    ("name", "max_len", "indices", "vocab_size", "width"),
+    [
+        ("minilm", 512, {"token_type_ids": 2}, 30522, 384),
+        ("gpt2-small", 1024, {}, 50257, 768),
+        ("transformer-base", 4096, {}, 32000, 512),
+    ],
 )
 def test_a_model_shows_its_limits_and_where_it_runs(
-    http: httpx.Client, name: str, max_len: int, segments: int, vocab_size: int, width: int
+    http: httpx.Client, name: str, max_len: int, indices: dict[str, int], vocab_size: int, width: int
 ) -> None:
     model = http.get(f"/models/{name}").json()
     assert (model["max_len"], model["max_tokens"]) == (max_len, 65536)
     assert model["provider"] == "CPUExecutionProvider"
     manifest = model["manifest"]
-    assert (manifest["segments"], manifest["vocab_size"], manifest["width"]) == (segments, vocab_size, width)
+    assert (manifest["indices"], manifest["vocab_size"], manifest["width"]) == (indices, vocab_size, width)
     assert model["parity"]["providers"]["CPUExecutionProvider"]["cases"]
 
 

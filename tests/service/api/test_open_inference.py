@@ -115,7 +115,10 @@ def test_model_metadata_describes_every_tensor(triton: Any) -> None:
             {"name": "position_ids", "datatype": "INT64", "shape": [-1, -1]},
             {"name": "offset", "datatype": "INT64", "shape": [-1]},
         ],
-        "outputs": [{"name": "embeddings", "datatype": "FP32", "shape": [-1, -1, 4]}],
+        "outputs": [
+            {"name": "embeddings", "datatype": "FP32", "shape": [-1, -1, 4]},
+            {"name": "token_embeddings", "datatype": "FP32", "shape": [-1, -1, 4]},
+        ],
     }
 
 
@@ -284,7 +287,7 @@ def test_binary_data_without_the_header_is_refused(tiny: httpx.Client) -> None:
         ([tensor(), tensor()], "inputs.name: got input_ids twice, allowed each name once"),
         (
             [tensor(), tensor("x")],
-            "inputs.name: got x, allowed input_ids, token_type_ids, attention_mask, position_ids, offset",
+            "inputs.name: got x, allowed input_ids, attention_mask, position_ids, offset",
         ),
         ([tensor("Input_ids")], "inputs.name: got Input_ids, allowed input_ids, "),
         ([tensor(datatype="INT32")], "input_ids.datatype: got INT32, allowed INT64"),
@@ -333,9 +336,12 @@ def test_a_bad_input_tensor_is_refused_by_name(tiny: httpx.Client, inputs: Any, 
 @pytest.mark.parametrize(
     ("more", "error"),
     [
-        ({"outputs": [{"name": "x"}]}, "outputs[0].name: got x, allowed embeddings, once"),
-        ({"outputs": [{}]}, "outputs[0].name: got None, allowed embeddings, once"),
-        ({"outputs": [{"name": "embeddings"}] * 2}, "outputs[1].name: got embeddings, allowed embeddings, once"),
+        ({"outputs": [{"name": "x"}]}, "outputs[0].name: got x, allowed embeddings, token_embeddings, each once"),
+        ({"outputs": [{}]}, "outputs[0].name: got None, allowed embeddings, token_embeddings, each once"),
+        (
+            {"outputs": [{"name": "embeddings"}] * 2},
+            "outputs[1].name: got embeddings, allowed embeddings, token_embeddings, each once",
+        ),
         ({"outputs": {"name": "embeddings"}}, "outputs: got {'name': 'embeddings'}, allowed a list of objects"),
         (
             {"outputs": [{"name": "embeddings", "parameters": {"binary_data": 1}}]},

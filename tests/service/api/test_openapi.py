@@ -77,8 +77,14 @@ def test_embed_describes_every_field_that_is_read(tiny: httpx.Client, document: 
 
 
 def test_embed_describes_every_field_that_is_answered(tiny: httpx.Client, document: Any) -> None:
-    answer = tiny.post("/models/gpt/embed", json={"input_ids": [[1], [2, 3]]}).json()
-    assert set(document["components"]["schemas"]["EmbedAnswer"]["properties"]) == set(answer)
+    both = ["embeddings", "token_embeddings"]
+    answers = [
+        tiny.post("/models/gpt/embed", json={"input_ids": [[1], [2, 3]], "output": output}).json()
+        for output in (*both, both)
+    ]
+    schemas = document["components"]["schemas"]
+    assert set(schemas["EmbedAnswer"]["properties"]) == set().union(*answers)
+    assert set(schemas["Output"]["properties"]) == set(answers[-1]["outputs"]["embeddings"])
 
 
 def test_a_model_is_described_as_it_is_shown(tiny: httpx.Client, document: Any) -> None:

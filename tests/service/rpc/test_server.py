@@ -130,8 +130,11 @@ BAD = [
     (raw_request(IDS, bytes(16), name="ids"), "inputs.name: got ids, allowed input_ids, "),
     (request(inputs=[request().inputs[0]]), "inputs.name: got input_ids twice, allowed each name once"),
     (service_pb2.ModelInferRequest(model_name="gpt"), "inputs: got no input_ids, allowed a tensor input_ids"),
-    (request(outputs=[{"name": "x"}]), "outputs[0].name: got x, allowed embeddings, once"),
-    (request(outputs=[{"name": "embeddings"}] * 2), "outputs[1].name: got embeddings, allowed embeddings, once"),
+    (request(outputs=[{"name": "x"}]), "outputs[0].name: got x, allowed embeddings, token_embeddings, each once"),
+    (
+        request(outputs=[{"name": "embeddings"}] * 2),
+        "outputs[1].name: got embeddings, allowed embeddings, token_embeddings, each once",
+    ),
 ]
 
 

@@ -66,9 +66,8 @@ def test_write_vectors_lays_out_what_the_docstring_says() -> None:
         model="m",
         version=1,
         dtype="float16",
-        embeddings=vectors,
+        tensors={"embeddings": vectors},
         lengths=np.array([1, 2]),
-        shape=(3, 4),
         next_offset=np.array([10, 2**40]),
     )
     assert write_vectors(answer, 7) == (

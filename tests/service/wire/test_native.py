@@ -32,15 +32,14 @@ def saved(array: Any, version: tuple[int, int] | None = None) -> bytes:
 
 def answer(embeddings: NDArray[Any], dtype: str = "float32", lengths: tuple[int, ...] = (2,)) -> Answer:
     """Return an answer of one rectangle or of ragged rows."""
-    tokens, width = embeddings.shape
     equal = len(set(lengths)) == 1
+    shape = (len(lengths), lengths[0], -1) if equal else embeddings.shape
     return Answer(
         model="m",
         version=3,
         dtype=dtype,
-        embeddings=embeddings,
+        tensors={"embeddings": embeddings.reshape(shape)},
         lengths=np.array(lengths),
-        shape=(len(lengths), lengths[0], width) if equal else (tokens, width),
         next_offset=np.array(lengths),
     )
 
@@ -107,7 +106,8 @@ def test_read_embed_has_the_documented_defaults() -> None:
     embed = read_embed({"input_ids": [1]})
     assert (embed.encoding, embed.request.dtype) == ("base64", "float32")
     request = embed.request
-    assert [request.offset, request.position_ids, request.token_type_ids, request.attention_mask] == [None] * 4
+    assert [request.offset, request.position_ids, request.attention_mask] == [None] * 3
+    assert (request.indices, request.outputs) == ({}, ("embeddings",))
 
 
 def test_ids_may_not_come_twice() -> None:
@@ -151,7 +151,7 @@ def test_lengths_are_told_where_they_differ() -> None:
 
 def test_raw_bytes_are_the_array_itself() -> None:
     vectors = random_vectors()
-    view = raw_bytes(answer(vectors))
+    view = raw_bytes(vectors)
     assert np.shares_memory(np.frombuffer(view, np.uint8), vectors)
     assert bytes(view) == vectors.tobytes()
 
@@ -160,11 +160,11 @@ def test_raw_bytes_are_the_array_itself() -> None:
 @pytest.mark.parametrize("lengths", [(1, 1), (2,), (1, 2)])
 def test_write_npy_is_read_by_numpy(dtype: str, lengths: tuple[int, ...]) -> None:
     vectors = np.random.default_rng(0).standard_normal((sum(lengths), 5)).astype(dtype)
-    written = answer(vectors, dtype, lengths)
+    written = answer(vectors, dtype, lengths).tensors["embeddings"]
     found = np.load(io.BytesIO(write_npy(written)), allow_pickle=False)
     assert (found.dtype, found.shape, found.tobytes()) == (np.dtype(dtype), written.shape, vectors.tobytes())
 
 
 def test_npy_has_no_bfloat16() -> None:
     with pytest.raises(Invalid, match=r"dtype: got bfloat16, allowed float32 or float16 in \.npy"):
-        write_npy(answer(np.zeros((2, 2), ml_dtypes.bfloat16), "bfloat16"))
+        write_npy(np.zeros((2, 2), ml_dtypes.bfloat16))

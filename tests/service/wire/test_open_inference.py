@@ -9,6 +9,7 @@ import pytest
 from incipit.service.errors import Invalid
 from incipit.service.messages import Answer
 from incipit.service.wire.open_inference import Infer, read_infer, write_infer
+from tests.service.manifests import tiny_manifest
 
 
 def body(padding: int = 0) -> tuple[bytes, str]:
@@ -23,20 +24,19 @@ def answer(value: float = 0.5) -> Answer:
         model="m",
         version=2,
         dtype="float32",
-        embeddings=np.array([[value, 1]], np.float32),
+        tensors={"embeddings": np.array([[[value, 1]]], np.float32)},
         lengths=np.array([1]),
-        shape=(1, 1, 2),
         next_offset=np.array([1]),
     )
 
 
 def infer(binary: bool) -> Infer:
-    return Infer(read_infer(*body()).request, None, binary)
+    return Infer(read_infer(*body(), tiny_manifest()).request, None, {"embeddings": binary})
 
 
 @pytest.mark.parametrize("padding", range(16))
 def test_ids_are_aligned_wherever_their_bytes_begin(padding: int) -> None:
-    ids = read_infer(*body(padding)).request.input_ids
+    ids = read_infer(*body(padding), tiny_manifest()).request.input_ids
     assert ids.values.tolist() == [0, 1, 2, 3, 4, 5]
     assert ids.lengths.tolist() == [3, 3]
     assert ids.values.flags.aligned
@@ -53,12 +53,12 @@ def test_a_binary_answer_is_the_array_itself() -> None:
             {"name": "embeddings", "datatype": "FP32", "shape": [1, 1, 2], "parameters": {"binary_data_size": 8}}
         ],
     }
-    assert np.shares_memory(np.frombuffer(data, np.uint8), written.embeddings)
+    assert np.shares_memory(np.frombuffer(data, np.uint8), written.tensors["embeddings"])
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_json_refuses_what_it_cannot_hold_and_bytes_do_not(value: float) -> None:
-    with pytest.raises(Invalid, match="outputs: got JSON, allowed binary_data"):
+    with pytest.raises(Invalid, match="outputs embeddings: got JSON, allowed binary_data"):
         write_infer(answer(value), infer(binary=False))
     (_, data), _ = write_infer(answer(value), infer(binary=True))
     assert bytes(data) == np.array([value, 1], np.float32).tobytes()
@@ -68,4 +68,4 @@ def test_json_refuses_what_it_cannot_hold_and_bytes_do_not(value: float) -> None
 def test_parameters_of_a_sequence_are_refused_since_the_offset_would_be_wrong(name: str) -> None:
     body = {"inputs": [], "parameters": {name: 1}}
     with pytest.raises(Invalid, match=f"parameters: got {name}, allowed the input offset"):
-        read_infer(orjson.dumps(body), None)
+        read_infer(orjson.dumps(body), None, tiny_manifest())
