@@ -11,6 +11,7 @@ from pathlib import Path
 
 import onnx
 import torch
+from google.protobuf.message import Message
 from torch import Tensor, nn
 
 from incipit.models.custom import CustomFrontEnd
@@ -110,7 +111,7 @@ def _only(model: onnx.ModelProto, output: str) -> onnx.ModelProto:
     wanted, nodes = {output}, []
     for node in reversed(model.graph.node):
         if wanted.intersection(node.output):
-            wanted.update(node.input)
+            wanted.update(_inputs(node))
             nodes.append(node)
     initializers = [tensor for tensor in model.graph.initializer if tensor.name in wanted]
     outputs = [value for value in model.graph.output if value.name == output]
@@ -120,6 +121,16 @@ def _only(model: onnx.ModelProto, output: str) -> onnx.ModelProto:
     part.graph.initializer.extend(initializers)
     part.graph.output.extend(outputs)
     return part
+
+
+def _inputs(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield every name that `node` takes, also those that its subgraphs take from outside."""
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            yield from (value.name for value in graph.output)
+            for inner in graph.node:
+                yield from _inputs(inner)
 
 
 def _save(model: onnx.ModelProto, file: Path) -> None:
@@ -163,20 +174,14 @@ def _quiet_exporter() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _forget_machine(model: onnx.ModelProto) -> None:
-    """Clear what the exporter notes on the side: source paths and stack traces of this machine."""
-    graph = model.graph
-    for part in (
-        model,
-        graph,
-        *graph.node,
-        *graph.value_info,
-        *graph.input,
-        *graph.output,
-        *graph.initializer,
-    ):
-        part.ClearField("metadata_props")
-        part.ClearField("doc_string")
+def _forget_machine(message: Message) -> None:
+    """Clear what the exporter notes on the side, however deep: source paths and stack traces of this machine."""
+    for field, value in message.ListFields():
+        if field.name in ("metadata_props", "doc_string"):
+            message.ClearField(field.name)
+        elif field.message_type is not None:
+            for part in [value] if isinstance(value, Message) else value:
+                _forget_machine(part)
 
 
 def _free_offset(model: onnx.ModelProto) -> None:
