@@ -57,7 +57,8 @@ COPY --from=package /build/dist dist
 RUN pip install --no-index --find-links dist "incipit[cpu]"
 USER incipit
 ENV INCIPIT_HOST=0.0.0.0 \
-    INCIPIT_REPOSITORY=/models
+    INCIPIT_REPOSITORY=/models \
+    INCIPIT_CACHE=/tmp/incipit
 WORKDIR /models
 EXPOSE 8000
 STOPSIGNAL SIGTERM

@@ -39,8 +39,9 @@ format: $(VENV)/dev ## Format the sources and mend what the linter can.
 families: $(VENV)/dev ## Export every family through the command line, and write docs/parity.md.
 	$(BIN)/python -m tests.families.table
 
-proto: $(VENV)/dev ## Generate the protocol buffer module again.
-	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. incipit/service/wire/open_inference.proto
+proto: $(VENV)/dev ## Generate the protocol buffer modules again.
+	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. \
+	    incipit/service/wire/open_inference.proto incipit/service/graphs/onnx_subset.proto
 
 smoke: ## Build the images, run the compose stack for real, and take it down.
 	deploy/smoke.sh

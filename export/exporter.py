@@ -20,6 +20,7 @@ from incipit.models.custom import CustomFrontEnd
 from incipit.models.frontend import FrontEnd, FrontEndConfig
 from incipit.models.resizing import resized
 from incipit.service.errors import IncipitError
+from incipit.service.graphs.check import check_graphs
 from incipit.service.manifest import (
     DATA,
     EMBEDDINGS,
@@ -95,6 +96,7 @@ def export_loaded(loaded: LoadedSource, name: str, repository: Path, report: Rep
                 shutil.copyfile(loaded.tokenizer, folder / TOKENIZER)
             manifest = _describe(loaded, folder)
             write(manifest, folder / MANIFEST)
+            check_graphs(folder, manifest)
             parity = _prove(loaded.frontend, folder, report)
             write(parity, folder / PARITY)
             version = publish(folder)
@@ -144,6 +146,7 @@ def verify(folder: Path, report: Report = lambda _: None) -> ParityReport:
         manifest = read(Manifest, folder / MANIFEST)
         report("checking the hashes")
         check_files(folder, manifest)
+        check_graphs(folder, manifest)
         if manifest.front_end is None:
             raise ExportError(f"{folder}: the hashes agree; the module that it came from alone can prove it again")
         try:

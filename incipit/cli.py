@@ -87,11 +87,12 @@ def verify(name: str, repository: Path | None) -> None:
 @REPOSITORY
 def inspect(name: str, repository: Path | None) -> None:
     """Show what the model NAME is and how it was proven."""
-    from incipit.service.manifest import MANIFEST, PARITY, Manifest, ParityReport, read
+    from incipit.service.manifest import PARITY, ParityReport, read, read_manifest
 
     folder = _newest(_settings(repository=repository).repository, name)
-    manifest, report = read(Manifest, folder / MANIFEST), read(ParityReport, folder / PARITY)
+    (manifest, identity), report = read_manifest(folder), read(ParityReport, folder / PARITY)
     click.echo(f"{folder}: {_limits(manifest)}")
+    click.echo(f"identity: {identity}")
     for provider, parity in report.providers.items():
         click.echo(f"parity on {provider}: {parity.summary()}, worst {parity.max_abs:.3g}")
     click.echo(manifest.model_dump_json(indent=2))

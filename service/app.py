@@ -25,7 +25,8 @@ def create_engine(settings: Settings) -> Engine:
         ServerFault: the provider cannot be used, or an artifact is broken.
 
     """
-    repository = Repository(settings.repository, choose_provider(settings.provider), settings.threads)
+    provider = choose_provider(settings.provider)
+    repository = Repository(settings.repository, provider, settings.threads, settings.cache)
     scheduler = Scheduler(usable_cores(), settings.max_waiting)
     engine = Engine(repository, scheduler, Metrics(), settings.max_tokens)
     engine.warm_up()

@@ -4,13 +4,18 @@
 """
 
 import hashlib
+import json
+import os
+from collections.abc import Callable
 from functools import cached_property
+from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveInt, ValidationError
 
 from incipit.service.errors import ArtifactError
+from incipit.service.files import Stamp, open_file, read_file, stamp_of
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 """Of a model, as a regular expression: it is part of paths, URLs and headers."""
@@ -25,6 +30,8 @@ MANIFEST = "manifest.json"
 PARITY = "parity.json"
 EMBEDDINGS = "embeddings"
 TOKEN_EMBEDDINGS = "token_embeddings"
+MOST_BYTES = 4 * 2**20
+"""Of a manifest or a parity report; a hundred times what the longest known has."""
 
 FileName = Annotated[str, Field(pattern=r"^[a-z][a-z.]*$")]
 
@@ -235,17 +242,29 @@ def read(schema: type[S], file: Path) -> S:
     """Read `file` as `schema`.
 
     Raises:
-        ArtifactError: the file is missing, or does not follow the schema.
+        ArtifactError: the file is missing, no regular file or too long, or does not follow the schema.
 
     """
+    return _parse(schema, file, read_file(file, MOST_BYTES))
+
+
+def read_manifest(folder: Path) -> tuple[Manifest, str]:
+    """Return the manifest of the artifact in `folder`, and the artifact's identity.
+
+    The identity is the SHA-256 of the manifest as JSON without white space and with sorted keys. The manifest holds
+    the hashes of all files but the parity report; so artifacts of one identity are the same, whoever exported them.
+
+    Raises:
+        ArtifactError: as `read`.
+
+    """
+    content = read_file(folder / MANIFEST, MOST_BYTES)
+    manifest = _parse(Manifest, folder / MANIFEST, content)
     try:
-        return schema.model_validate_json(file.read_bytes())
-    except OSError as error:
-        raise ArtifactError(file.name, error.strerror or "an unreadable file", "a readable file") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ArtifactError(f"{file.name} {where}".rstrip(), first["input"], first["msg"]) from error
+        canonical = json.dumps(json.loads(content), sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError) as error:  # numbers and depths that pydantic reads and Python does not
+        raise ArtifactError(MANIFEST, str(error), "ordinary JSON") from error
+    return manifest, hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
 def write(record: Schema, file: Path) -> None:
@@ -256,25 +275,48 @@ def write(record: Schema, file: Path) -> None:
 def describe(file: Path) -> File:
     """Return size and SHA-256 of `file`."""
     with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return File(sha256=digest, bytes=file.stat().st_size)
+        return File(sha256=sha256(stream), bytes=os.fstat(stream.fileno()).st_size)
 
 
-def check_files(folder: Path, manifest: Manifest) -> None:
-    """Compare every file of the artifact with its hash.
+def sha256(stream: BufferedReader) -> str:
+    """Return the SHA-256 of what `stream` holds, in hexadecimal."""
+    return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def check_files(folder: Path, manifest: Manifest, digest: Callable[[BufferedReader], str] = sha256) -> dict[str, Stamp]:
+    """Compare every file of the artifact with its hash, and return the stamps of those that were checked.
+
+    Args:
+        folder: of the artifact.
+        manifest: that says which files there are.
+        digest: returns the SHA-256 of an open file; default: it is computed.
 
     Raises:
-        ArtifactError: a file is missing or differs; the error names it.
+        ArtifactError: a file is missing, differs, or is no regular file of its own; the error names it.
 
     """
+    stamps = {}
     for name, expected in manifest.files.items():
         file = folder / name
-        if not file.is_file():
+        if not os.path.lexists(file):
             raise ArtifactError(name, "no such file", f"a file of {expected.bytes} bytes")
-        found = describe(file)
+        with open_file(file) as stream:
+            status = os.fstat(stream.fileno())
+            found = File(sha256=digest(stream), bytes=status.st_size)
         if found != expected:
             raise ArtifactError(
                 name,
                 f"sha256 {found.sha256[:12]}…, {found.bytes} bytes",
                 f"sha256 {expected.sha256[:12]}…, {expected.bytes} bytes",
             )
+        stamps[name] = stamp_of(status)
+    return stamps
+
+
+def _parse(schema: type[S], file: Path, content: bytes) -> S:
+    try:
+        return schema.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ArtifactError(f"{file.name} {where}".rstrip(), first["input"], first["msg"]) from error

@@ -1,26 +1,46 @@
 """The models that are served: every version folder `<repository>/<name>/<version>/`, opened."""
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from incipit.service.checksums import Checksums
 from incipit.service.errors import ArtifactError, NotFound
-from incipit.service.manifest import GRAPH, MANIFEST, NAME, PARITY, Manifest, ParityReport, Tensor, read
-from incipit.service.runtime import Float32, Session
+from incipit.service.files import stamp_of
+from incipit.service.graphs.check import check_graphs
+from incipit.service.manifest import (
+    EMBEDDINGS,
+    GRAPH,
+    MANIFEST,
+    NAME,
+    PARITY,
+    TOKEN_EMBEDDINGS,
+    TOKEN_GRAPHS,
+    Manifest,
+    ParityReport,
+    Tensor,
+    check_files,
+    read,
+    read_manifest,
+)
+from incipit.service.runtime import CPU, Float32, Session
 
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True)
 class Model:
-    """One version of a model, ready to run; `sessions` are by graph."""
+    """One version of a model, ready to run; `sessions` are by graph, `identity` is that of the artifact."""
 
     name: str
     version: int
+    identity: str
     manifest: Manifest
     parity: ParityReport
     sessions: dict[str, Session]
@@ -48,20 +68,25 @@ class Repository:
         root: the folder.
         provider: onnxruntime name of the provider that sessions run on.
         threads: of one session call.
+        cache: folder in which files that were checked are remembered; default None: each is read and checked.
 
     Raises:
-        ArtifactError: an artifact is broken, or there is none at all.
+        ArtifactError: an artifact is broken or was tampered with, or there is none at all.
 
     """
 
-    def __init__(self, root: Path, provider: str, threads: int) -> None:
+    def __init__(self, root: Path, provider: str, threads: int, cache: Path | None = None) -> None:
         self._models: dict[str, dict[int, Model]] = {}
-        for name, version, folder in find_artifacts(root):
-            try:
-                model = _open(name, version, folder, provider, threads)
-            except ArtifactError as error:
-                raise ArtifactError(f"{name}/{version}/{error.field}", error.got, error.allowed) from error
-            self._models.setdefault(name, {})[version] = model
+        checksums = Checksums(cache)
+        try:
+            for name, version, folder in find_artifacts(root):
+                try:
+                    model = _open(name, version, folder, provider, threads, checksums)
+                except ArtifactError as error:
+                    raise ArtifactError(f"{name}/{version}/{error.field}", error.got, error.allowed) from error
+                self._models.setdefault(name, {})[version] = model
+        finally:
+            checksums.save()
 
     def get(self, name: str, version: str | None = None) -> Model:
         """Return a model: the version named, or its highest.
@@ -114,15 +139,61 @@ def find_artifacts(root: Path) -> list[tuple[str, int, Path]]:
     return sorted(found)
 
 
-def _open(name: str, version: int, folder: Path, provider: str, threads: int) -> Model:
-    manifest, parity = read(Manifest, folder / MANIFEST), read(ParityReport, folder / PARITY)
+def _open(name: str, version: int, folder: Path, provider: str, threads: int, checksums: Checksums) -> Model:
+    manifest, identity = read_manifest(folder)
+    parity = read(ParityReport, folder / PARITY)
     if GRAPH not in manifest.graphs:
         raise ArtifactError(f"{MANIFEST} graphs", ", ".join(manifest.graphs), f"at least {GRAPH}")
+    stamps = check_files(folder, manifest, checksums.sha256)
+    check_graphs(folder, manifest)
     sessions = {graph: Session(folder, provider, threads, graph) for graph in manifest.graphs}
     for graph, declared in manifest.graphs.items():
         _compare(graph, "inputs", declared.inputs, sessions[graph].inputs)
         _compare(graph, "outputs", declared.outputs, sessions[graph].outputs)
-    return Model(name, version, manifest, parity, sessions)
+    _check_signature(manifest)
+    for graph in filter(sessions.__contains__, TOKEN_GRAPHS):
+        _probe(graph, manifest, sessions[graph] if provider == CPU else Session(folder, CPU, 1, graph))
+    for file, stamp in stamps.items():
+        if stamp_of(os.lstat(folder / file)) != stamp:
+            raise ArtifactError(file, "a change while it was opened", "the file that was checked")
+    return Model(name, version, identity, manifest, parity, sessions)
+
+
+def _check_signature(manifest: Manifest) -> None:
+    """Compare names of inputs, and widths of outputs, with those that the manifest promises."""
+    inputs = {tensor.name for tensor in manifest.graphs[GRAPH].inputs}
+    if missing := {"input_ids", *manifest.indices} - inputs:
+        raise ArtifactError(f"{MANIFEST} indices", ", ".join(sorted(missing)), f"inputs of {GRAPH}")
+    known = {"input_ids", "offset", "attention_mask", *manifest.indices}
+    widths: dict[str, int | str | None] = {}
+    for graph in filter(manifest.graphs.__contains__, TOKEN_GRAPHS):
+        if unknown := {tensor.name for tensor in manifest.graphs[graph].inputs} - known:
+            raise ArtifactError(f"{graph} inputs", ", ".join(sorted(unknown)), ", ".join(sorted(known)))
+        widths |= {tensor.name: (None, *tensor.shape)[-1] for tensor in manifest.graphs[graph].outputs}
+    for name, width in widths.items():
+        if not isinstance(width, int):
+            raise ArtifactError(f"{MANIFEST} graphs {name}", width, "an output whose last dimension is a number")
+    if manifest.width != widths.get(EMBEDDINGS):
+        raise ArtifactError(f"{MANIFEST} width", manifest.width, f"{widths.get(EMBEDDINGS)}, that of {EMBEDDINGS}")
+    lookup = manifest.token_embeddings
+    if lookup and lookup.width != widths.get(lookup.output):
+        allowed = f"{widths.get(lookup.output)}, that of {lookup.output}"
+        raise ArtifactError(f"{MANIFEST} {TOKEN_EMBEDDINGS}.width", lookup.width, allowed)
+
+
+def _probe(graph: str, manifest: Manifest, session: Session) -> None:
+    """Look up the last of everything that the manifest allows, which a table that is too short refuses."""
+    # Padding has no position.
+    feeds = dict.fromkeys(manifest.indices, 0) | {"input_ids": int(manifest.padding_id == 0), "attention_mask": 1}
+    last = {"input_ids": manifest.vocab_size, **manifest.indices, "offset": manifest.max_len or 1}
+    names = {"input_ids": "vocab_size", "offset": "max_len"}
+    shapes = {tensor.name: (1,) * len(tensor.shape) for tensor in session.inputs}
+    for name in filter(shapes.__contains__, last):
+        values = {"offset": 0, **feeds, name: last[name] - 1}
+        given = {input_: np.full(shape, values[input_], np.int64) for input_, shape in shapes.items()}
+        if why := session.refusal(given):
+            field = f"{MANIFEST} {names.get(name, f'indices.{name}')}"
+            raise ArtifactError(field, last[name], f"what {graph} has rows for ({why})")
 
 
 def _compare(graph: str, side: str, declared: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> None:

@@ -126,6 +126,16 @@ class Session:
         given = {tensor.name: feeds[tensor.name] for tensor in self.inputs}
         return dict(zip(names, self._session.run(names, given), strict=True))
 
+    def refusal(self, feeds: Mapping[str, NDArray[Any]]) -> str | None:
+        """Run once, and return why onnxruntime cannot, or None: on the CPU it refuses an index that no table has."""
+        options = ort.RunOptions()
+        options.log_severity_level = 4  # what is returned need not be logged
+        try:
+            self._session.run(None, dict(feeds), options)
+        except Exception as error:  # as above
+            return " ".join(str(error).split())
+        return None
+
 
 def _describe(node: Any) -> Tensor:
     dtype = {"tensor(int64)": "int64", "tensor(float)": "float32"}.get(node.type, node.type)

@@ -1,5 +1,6 @@
 """Every setting of the service: an environment variable `INCIPIT_<NAME>`, or an option of `incipit serve`."""
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -7,11 +8,18 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
+def _cache() -> Path:
+    """Return where this user keeps what can be made again, as the XDG Base Directory Specification has it."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (folder if folder.is_absolute() else Path("~/.cache")) / "incipit"
+
+
 class Settings(BaseSettings):
     """The settings, made once and passed down.
 
     Args:
         repository: folder of the artifacts.
+        cache: folder in which files that were checked are remembered; a leading ~ is the user's home.
         host: address to listen on.
         port: port of HTTP and WebSocket; 0 for a free one.
         grpc_port: port of gRPC; None for no gRPC.
@@ -27,6 +35,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="INCIPIT_", frozen=True)
 
     repository: Path = Path("model_repository")
+    cache: Path = Field(default_factory=_cache)
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
     grpc_port: int | None = Field(None, ge=1, le=65535)

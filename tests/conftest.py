@@ -81,6 +81,14 @@ def serving(repository: Path, *options: str, **environment: str) -> Iterator[Ser
         assert "Traceback" not in said, said
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what the service remembers of files out of the user's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INCIPIT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def checkpoint() -> Path:
     """The folder of the real MiniLM checkpoint."""

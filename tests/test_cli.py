@@ -1,5 +1,6 @@
 """The command line, as a user runs it."""
 
+import hashlib
 import json
 import os
 import re
@@ -75,9 +76,11 @@ def test_verify_proves_the_newest_version(tiny_repository: Path) -> None:
 def test_inspect_shows_limits_parity_and_the_manifest(tiny_repository: Path) -> None:
     done = run("inspect", "gpt", "--repository", tiny_repository)
     assert (done.returncode, done.stderr) == (0, "")
-    limits, parity, manifest = done.stdout.split("\n", 2)
+    limits, identity, parity, manifest = done.stdout.split("\n", 3)
     folder = tiny_repository / "gpt" / "1"
     assert limits == f"{folder}: gpt2, ids 0 to 6, max_len 6, width 4"
+    canonical = json.dumps(json.loads(manifest), sort_keys=True, separators=(",", ":"))
+    assert identity == f"identity: {hashlib.sha256(canonical.encode()).hexdigest()}"
     assert re.fullmatch(r"parity on CPUExecutionProvider: \d+ cases bit for bit equal, worst 0", parity)
     assert Manifest.model_validate_json(manifest) == Manifest.model_validate_json(
         (folder / "manifest.json").read_bytes()
@@ -194,9 +197,7 @@ def test_check_names_the_file_that_is_missing(copy: Path, name: str) -> None:
 def test_check_finds_a_manifest_of_another_graph(copy: Path) -> None:
     shutil.copyfile(copy / "gpt" / "1" / "manifest.json", copy / "bert" / "1" / "manifest.json")
     message = failing("check", "--repository", copy, code=1)
-    assert message.startswith(
-        "bert/1/manifest.json graphs.model.onnx.inputs: got input_ids int64 ['batch', 'length'], offset"
-    )
+    assert message.startswith("bert/1/model.onnx: got sha256 ")
 
 
 def test_verify_names_the_file_that_differs(copy: Path) -> None:

@@ -15,6 +15,7 @@ def router(engine: Engine) -> APIRouter:
         return schemas.Model(
             name=model.name,
             version=model.version,
+            identity=model.identity,
             versions=engine.repository.versions(model.name),
             provider=model.provider,
             max_len=model.manifest.max_len,

@@ -65,6 +65,7 @@ class Model(BaseModel):
 
     name: str
     version: int
+    identity: str = Field(description="SHA-256 of the manifest, which holds the hashes of the files.")
     versions: list[int]
     provider: str = Field(description="The onnxruntime provider that really runs.")
     max_len: int | None = Field(description="The largest legal offset + real tokens; null where nothing limits it.")

@@ -263,11 +263,11 @@ def test_a_limit_that_cannot_be_reached_is_refused(tmp_path: Path, options: dict
         export("gpt2-small", "m", tmp_path, **options)
 
 
-@pytest.mark.parametrize(("field", "value"), [("max_len", 5000), ("vocab_size", 1000), ("width", 16)])
-def test_verify_finds_a_manifest_that_says_something_else(copy: Path, field: str, value: int) -> None:
+@pytest.mark.parametrize(("field", "value"), [("max_len", 5000), ("counts", "mask"), ("width", 16)])
+def test_verify_finds_a_manifest_that_says_something_else(copy: Path, field: str, value: int | str) -> None:
     manifest = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps(manifest | {field: value}))
-    with pytest.raises(ExportError, match=rf"manifest\.json: {field} is {value}, that of the artifact is"):
+    with pytest.raises(ExportError, match=rf"manifest\.json: {field} is {value!r}, that of the artifact is"):
         verify(copy)
 
 

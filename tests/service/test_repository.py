@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 
 from incipit.service.errors import ArtifactError, NotFound
@@ -113,7 +112,7 @@ def test_a_broken_file_is_refused_by_name(root: Path, name: str, content: bytes)
 def test_a_data_file_that_is_too_short_is_refused(weighty: Path) -> None:
     data = weighty / DATA
     data.write_bytes(data.read_bytes()[:-4])
-    assert refusal(weighty.parent.parent).startswith(f"gpt/1/{GRAPH}: got ")
+    assert refusal(weighty.parent.parent).startswith(f"gpt/1/{DATA}: got sha256 ")
 
 
 @pytest.mark.parametrize(("name", "inputs"), [("gpt", ["input_ids"]), ("bert", ["input_ids", "offset", "positions"])])
@@ -122,25 +121,6 @@ def test_a_manifest_that_disagrees_with_the_graph_is_refused(root: Path, name: s
     edit(root / name / "1" / MANIFEST, graphs={GRAPH: {"inputs": tensors, "outputs": []}})
     told = ", ".join(f"{input_} int64 ['batch']" for input_ in inputs)
     assert refusal(root).startswith(f"{name}/1/{MANIFEST} graphs.{GRAPH}.inputs: got {told[:80]}")
-
-
-@pytest.mark.parametrize("absolute", [False, True])
-def test_weights_outside_the_artifact_are_refused(weighty: Path, absolute: bool) -> None:
-    outside = shutil.copy(weighty / DATA, weighty.parent / "outside")
-    graph = onnx.load(weighty / GRAPH, load_external_data=False)
-    entries = [entry for initializer in graph.graph.initializer for entry in initializer.external_data]
-    locations = [entry for entry in entries if entry.key == "location"]
-    assert locations
-    for entry in locations:
-        entry.value = str(outside) if absolute else "../outside"
-    onnx.save(graph, weighty / GRAPH)
-    assert refusal(weighty.parent.parent).startswith(f"gpt/1/{GRAPH}: got ")
-
-
-def test_a_link_to_weights_outside_the_artifact_is_refused(weighty: Path) -> None:
-    (weighty / DATA).rename(weighty.parent / "outside")
-    (weighty / DATA).symlink_to(weighty.parent / "outside")
-    assert refusal(weighty.parent.parent).startswith(f"gpt/1/{GRAPH}: got ")
 
 
 def test_a_name_that_no_url_holds_is_refused(tiny_repository: Path, tmp_path: Path) -> None:

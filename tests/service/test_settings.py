@@ -14,6 +14,7 @@ from tests.conftest import ROOT
 def no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in Settings.model_fields:
         monkeypatch.delenv(f"INCIPIT_{name.upper()}", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
 
 def test_defaults_are_those_of_the_documentation() -> None:
@@ -27,6 +28,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
     ("name", "text", "value"),
     [
         ("repository", "/models", Path("/models")),
+        ("cache", "/var/cache/incipit", Path("/var/cache/incipit")),
         ("host", "0.0.0.0", "0.0.0.0"),
         ("port", "0", 0),
         ("port", "65535", 65535),
@@ -74,6 +76,15 @@ def test_a_setting_out_of_range_is_refused_by_name(monkeypatch: pytest.MonkeyPat
 def test_an_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INCIPIT_PORT", "1")
     assert Settings(port=2).port == 2
+
+
+@pytest.mark.parametrize(
+    ("folder", "cache"),
+    [("/home/me/cache", "/home/me/cache/incipit"), ("", "~/.cache/incipit"), ("relative", "~/.cache/incipit")],
+)
+def test_the_cache_lies_where_the_user_keeps_caches(monkeypatch: pytest.MonkeyPatch, folder: str, cache: str) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", folder)
+    assert Settings().cache == Path(cache)
 
 
 def test_settings_are_frozen() -> None:

@@ -1,5 +1,6 @@
 """`GET /models` on a real server. Oracle: the files of the artifacts."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -25,6 +26,8 @@ def test_a_model_shows_its_manifest_and_parity_as_stored(
     assert model["manifest"] == json.loads((tiny_repository / folder / MANIFEST).read_text())
     assert model["parity"] == json.loads((tiny_repository / folder / PARITY).read_text())
     assert f"{model['name']}/{model['version']}" == folder
+    canonical = json.dumps(model["manifest"], sort_keys=True, separators=(",", ":"))
+    assert model["identity"] == hashlib.sha256(canonical.encode()).hexdigest()
 
 
 @pytest.mark.parametrize(

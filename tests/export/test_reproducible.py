@@ -1,0 +1,140 @@
+"""The same source gives the same bytes: two exports as different users in different places would run them."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+from incipit.service.manifest import GRAPH, MANIFEST, PARITY, read_manifest
+from tests.conftest import ROOT
+from tests.families.published import save
+
+EXPORT = """
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from incipit.export.exporter import export, export_module
+
+
+class Own(nn.Module):
+    '''A table, a constant, and a graph within the graph.'''
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.table = nn.Parameter(torch.randn(50, 16, generator=generator))
+        self.register_buffer("constant", torch.randn(16, 16, generator=generator))
+
+    def forward(self, input_ids, offset):
+        positions = torch.arange(input_ids.shape[1]) + offset.reshape(-1, 1)
+        x = torch.nn.functional.gelu(self.table[input_ids] + self.table[positions] @ self.constant)
+        return torch.cond(offset.sum() > 3, lambda x: x * 2, lambda x: x + 1, (x,))
+
+
+sources, repository = Path(sys.argv[1]), Path(sys.argv[2])
+names = ["bert", "ctrl", "own", "resized"]
+for name in reversed(names) if sys.argv[3] == "reversed" else names:
+    if name == "own":
+        export_module(Own(), name, repository, vocab_size=50, max_len=50)
+    elif name == "resized":
+        export(str(sources / "bert"), name, repository, max_len=37, resizing="interpolate")
+    else:
+        export(str(sources / name), name, repository)
+"""
+NAMES = ["bert", "ctrl", "own", "resized"]
+
+
+@pytest.fixture(scope="module")
+def repositories(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two repositories of the same four models."""
+    ctrl = tmp_path_factory.mktemp("saved") / "ctrl"  # its sinusoids are computed in float32
+    save("ctrl", ctrl)
+    first, second = tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("second") / "deeper \u00e9"
+    running = []
+    for place, order, environment in (
+        (first, "", {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}),
+        (
+            second,
+            "reversed",
+            {
+                "PYTHONHASHSEED": "4242",
+                "OMP_NUM_THREADS": "3",
+                "HOME": str(second / "home"),
+                "USER": "somebody",
+                "LOGNAME": "somebody",
+                "TZ": "Asia/Tokyo",
+                "LC_ALL": "C",
+                "TMPDIR": str(second / "home"),
+                "SOURCE_DATE_EPOCH": "1",
+            },
+        ),
+    ):
+        (place / "home").mkdir(parents=True)
+        shutil.copytree(tiny_checkpoint, place / "sources/bert")
+        shutil.copytree(ctrl, place / "sources/ctrl")
+        (place / "script.py").write_text(EXPORT)
+        running.append(
+            subprocess.Popen(
+                [sys.executable, place / "script.py", place / "sources", place / "repository", order],
+                cwd=place / "home",
+                env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+                umask=0o077 if order else 0o022,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    for process in running:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+    return first, second
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_bytes_are_the_same(repositories: tuple[Path, Path], name: str) -> None:
+    first, second = (place / "repository" / name / "1" for place in repositories)
+    files = {file.name for file in first.iterdir()}
+    assert files == {file.name for file in second.iterdir()}
+    for file in sorted(files - {PARITY}):
+        assert (first / file).read_bytes() == (second / file).read_bytes(), file
+    assert read_manifest(first) == read_manifest(second)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_hashed_file_names_the_machine(repositories: tuple[Path, Path], name: str) -> None:
+    for place in repositories:
+        for file in (place / "repository" / name / "1").iterdir():
+            content = file.read_bytes()
+            for trace in (place.name, "script.py", "somebody", socket.gethostname(), sys.prefix, str(ROOT)):
+                assert trace.encode() not in content, (file, trace)
+            if file.suffix == ".onnx":
+                assert b".py" not in content
+                assert b"/" not in content
+
+
+def test_the_module_of_the_test_has_a_graph_within_its_graph(repositories: tuple[Path, Path]) -> None:
+    model = onnx.load(repositories[0] / "repository/own/1" / GRAPH, load_external_data=False)
+    assert [attribute.name for node in model.graph.node for attribute in node.attribute if attribute.HasField("g")]
+
+
+def test_another_source_is_another_identity(repositories: tuple[Path, Path]) -> None:
+    identities = {read_manifest(repositories[0] / "repository" / name / "1")[1] for name in NAMES}
+    assert len(identities) == len(NAMES)
+
+
+def test_white_space_and_order_are_no_part_of_the_identity(repositories: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = repositories[0] / "repository/bert/1"
+    record = json.loads((folder / MANIFEST).read_text())
+    (tmp_path / MANIFEST).write_text(json.dumps(dict(reversed(record.items())), indent=7))
+    assert read_manifest(tmp_path)[1] == read_manifest(folder)[1]
+    (tmp_path / MANIFEST).write_text(json.dumps(record | {"max_len": 1}))
+    assert read_manifest(tmp_path)[1] != read_manifest(folder)[1]

@@ -1,0 +1,527 @@
+"""Artifacts that break a rule of `docs/artifact.md`, one rule at a time. Oracles: the onnx package, hashlib."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import AttributeProto, TensorProto, helper
+
+from incipit.export.exporter import export_module
+from incipit.service import repository
+from incipit.service.errors import ArtifactError
+from incipit.service.graphs import onnx_subset_pb2
+from incipit.service.manifest import DATA, GRAPH, MANIFEST, PARITY, TOKEN_GRAPH
+from incipit.service.repository import Repository
+from incipit.service.runtime import CPU, Session
+from tests.conftest import ROOT
+
+TOKENS = f"{GRAPH} frontend.tokens.weight"
+SHAPE, LENGTH = (100, 32), 12800
+"""Of the tokens; the positions, 50 rows, follow them in the data file."""
+
+
+@pytest.fixture
+def folder(weighty_repository: Path, tmp_path: Path) -> Path:
+    """A copy of an artifact with a data file, to break."""
+    return shutil.copytree(weighty_repository, tmp_path / "root") / "gpt" / "1"
+
+
+@pytest.fixture
+def bert(tiny_repository: Path, tmp_path: Path) -> Path:
+    """A copy of an artifact with segments, to break."""
+    return shutil.copytree(tiny_repository / "bert" / "1", tmp_path / "root" / "gpt" / "1")
+
+
+def seal(folder: Path, **values: Any) -> None:
+    """Give the manifest the hashes of the files as they are now, and other values."""
+    manifest = json.loads((folder / MANIFEST).read_text()) | values
+    for name in set(manifest["files"]):
+        content = (folder / name).read_bytes()
+        manifest["files"][name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ArtifactError) as refused:
+        Repository(folder.parent.parent, CPU, 1)
+    assert "\n" not in str(refused.value)
+    assert str(refused.value).startswith("gpt/1/")
+    return str(refused.value).removeprefix("gpt/1/")
+
+
+def edit(folder: Path, change: Callable[[onnx.ModelProto], object], graph: str = GRAPH) -> None:
+    """Change a graph, and seal the artifact again."""
+    model = onnx.load(folder / graph, load_external_data=False)
+    change(model)
+    (folder / graph).write_bytes(model.SerializeToString())
+    seal(folder)
+
+
+def place(tensor: TensorProto, **entries: str) -> None:
+    """Set entries of its external data."""
+    for entry in tensor.external_data:
+        entry.value = entries.pop(entry.key, entry.value)
+    assert not entries
+
+
+def external(name: str = "hidden", location: str = "/etc/passwd") -> TensorProto:
+    tensor = TensorProto(name=name, data_type=1, dims=[1], data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", location), ("offset", "0"), ("length", "4")):
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+def test_what_is_sealed_again_is_served(folder: Path) -> None:
+    edit(folder, lambda model: setattr(model, "producer_name", "another"))
+    Repository(folder.parent.parent, CPU, 1)
+
+
+@pytest.mark.parametrize("name", [GRAPH, TOKEN_GRAPH, DATA])
+@pytest.mark.parametrize("where", [0, -1])
+def test_a_flipped_bit_is_refused(folder: Path, name: str, where: int) -> None:
+    content = bytearray((folder / name).read_bytes())
+    content[where] ^= 1
+    (folder / name).write_bytes(content)
+    assert refusal(folder).startswith(f"{name}: got sha256 {hashlib.sha256(content).hexdigest()[:12]}…")
+
+
+@pytest.mark.parametrize("name", [GRAPH, TOKEN_GRAPH, DATA])
+@pytest.mark.parametrize("change", [lambda content: content[:-1], lambda content: content + b"\0", lambda _: b""])
+def test_another_length_is_refused(folder: Path, name: str, change: Callable[[bytes], bytes]) -> None:
+    (folder / name).write_bytes(change((folder / name).read_bytes()))
+    assert refusal(folder).startswith(f"{name}: got sha256 ")
+
+
+FILES = pytest.mark.parametrize("name", [MANIFEST, PARITY, GRAPH, TOKEN_GRAPH, DATA])
+
+
+@FILES
+def test_a_symbolic_link_is_refused(folder: Path, name: str) -> None:
+    (folder / name).rename(folder.parent / "outside")
+    (folder / name).symlink_to(folder.parent / "outside")
+    assert refusal(folder) == f"{name}: got a symbolic link, allowed a regular file"
+
+
+@FILES
+def test_a_second_hard_link_is_refused(folder: Path, name: str) -> None:
+    os.link(folder / name, folder.parent / "outside")
+    assert refusal(folder) == f"{name}: got 2 hard links, allowed a file with this one name"
+
+
+@FILES
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_what_is_no_file_is_refused_and_keeps_nobody_waiting(
+    folder: Path, name: str, make: Callable[[Path], object]
+) -> None:
+    (folder / name).unlink()
+    make(folder / name)
+    assert refusal(folder) == f"{name}: got a folder or device, allowed a regular file"
+
+
+@FILES
+def test_a_device_is_refused(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    try:
+        os.mknod(folder / name, 0o020666, os.makedev(1, 5))  # /dev/zero, which never ends
+    except PermissionError:
+        pytest.skip("this user makes no devices")
+    assert refusal(folder) == f"{name}: got a folder or device, allowed a regular file"
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [(MANIFEST, 4 * 2**20), (PARITY, 4 * 2**20), (GRAPH, 16 * 2**20), (TOKEN_GRAPH, 16 * 2**20)]
+)
+def test_a_file_of_a_gigabyte_is_not_read(folder: Path, name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.truncate(folder / name, 2**30)
+    # The hash, which reads in small pieces, has agreed.
+    monkeypatch.setattr(repository, "check_files", lambda *_: {})
+    assert refusal(folder) == f"{name}: got more than {most} bytes, allowed at most {most} bytes"
+
+
+def test_a_file_that_changes_while_it_is_opened_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*arguments: Any) -> Session:
+        opened = Session(*arguments)
+        (folder / DATA).write_bytes((folder / DATA).read_bytes())
+        return opened
+
+    monkeypatch.setattr(repository, "Session", slow)
+    assert refusal(folder) == f"{DATA}: got a change while it was opened, allowed the file that was checked"
+
+
+LOCATIONS = [
+    "/etc/passwd",
+    "../model.onnx.data",
+    "../../gpt/1/model.onnx.data",
+    "./model.onnx.data",
+    "model.onnx.data/",
+    "x/../model.onnx.data",
+    "model.onnx",
+    "tokenizer.json",
+    "MODEL.ONNX.DATA",
+    "",
+    "model.onnx.data\0",
+    "*/_ORT_MEM_ADDR_/*",  # onnxruntime's own mark for an address in memory
+]
+
+
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_another_location_is_refused(folder: Path, location: str) -> None:
+    edit(folder, lambda model: place(model.graph.initializer[0], location=location))
+    got = location.replace("\0", "\\x00")
+    assert refusal(folder) == f"{TOKENS} location: got {got}, allowed {DATA}, in the same folder"
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_another_location_is_refused_though_it_holds_the_same(folder: Path, absolute: bool) -> None:
+    outside = shutil.copy(folder / DATA, folder.parent / "outside")
+    location = str(outside) if absolute else "../outside"
+    edit(folder, lambda model: place(model.graph.initializer[0], location=location))
+    assert refusal(folder).startswith(f"{TOKENS} location: got {location[:80]}")
+
+
+@pytest.mark.parametrize("key", ["offset", "length"])
+@pytest.mark.parametrize("text", ["-1", "1e3", " 0", "", "0x10", "+1", "\u0661", "1" * 19, "1_0", "0\n"])
+def test_a_number_of_bytes_that_is_none_is_refused(folder: Path, key: str, text: str) -> None:
+    edit(folder, lambda model: place(model.graph.initializer[0], **{key: text}))
+    assert refusal(folder) == f"{TOKENS} {key}: got {ascii(text)[1:-1]}, allowed a whole number of bytes"
+
+
+@pytest.mark.parametrize("offset", [6401, 19200, 10**17])
+def test_an_offset_beyond_the_data_is_refused(folder: Path, offset: int) -> None:
+    edit(folder, lambda model: place(model.graph.initializer[0], offset=str(offset)))
+    message = f"{TOKENS}: got bytes {offset} to {offset + LENGTH}, allowed 0 to 19200, as {DATA} has"
+    assert refusal(folder) == message
+
+
+@pytest.mark.parametrize("length", [0, 12799, 12801, 19200])
+def test_a_length_of_another_shape_is_refused(folder: Path, length: int) -> None:
+    edit(folder, lambda model: place(model.graph.initializer[0], length=str(length)))
+    expected = f"{TOKENS} length: got {length}, allowed {LENGTH} bytes, as float32 [100, 32] has"
+    assert refusal(folder) == expected
+
+
+@pytest.mark.parametrize("data_type", [11, 10, 7, 2])
+def test_a_length_of_another_type_is_refused(folder: Path, data_type: int) -> None:
+    edit(folder, lambda model: setattr(model.graph.initializer[0], "data_type", data_type))
+    assert refusal(folder).startswith(f"{TOKENS} length: got {LENGTH}, allowed ")
+
+
+@pytest.mark.parametrize("data_type", [0, 8, 14, 22, 99, -1])
+def test_a_type_that_is_not_read_is_refused(folder: Path, data_type: int) -> None:
+    edit(folder, lambda model: setattr(model.graph.initializer[0], "data_type", data_type))
+    assert refusal(folder).startswith(f"{TOKENS} data_type: got {data_type}, allowed 1 (float32), 2 (uint8), ")
+
+
+@pytest.mark.parametrize(
+    ("dims", "message"),
+    [
+        ([2**40, 2**40], f" length: got {LENGTH}, allowed {4 * 2**80} bytes"),
+        ([2**62, 2**62, 2**62], f" length: got {LENGTH}, allowed {4 * 2**186} bytes"),
+        ([2**63 - 1, 0, 2**63 - 1], f" length: got {LENGTH}, allowed 0 bytes"),
+        ([-100, -32], " dims: got [-100, -32], allowed sizes of 0 or more"),
+        ([2**62] * 10**5, " dims: got 100000 of them, allowed at most 32"),
+        ([], f" length: got {LENGTH}, allowed 4 bytes"),
+    ],
+    ids=range(6),
+)
+def test_a_shape_that_is_none_is_refused(folder: Path, dims: list[int], message: str) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        model.graph.initializer[0].dims[:] = dims
+
+    edit(folder, change)
+    assert refusal(folder).startswith(f"{TOKENS}{message}")
+
+
+@pytest.mark.parametrize("offset", [1, 12796, 12799])
+def test_tensors_that_overlap_are_refused(folder: Path, offset: int) -> None:
+    edit(folder, lambda model: place(model.graph.initializer[1], offset=str(offset)))
+    message = f"{GRAPH} frontend.positions.weight: got offset {offset}, within {TOKENS}, allowed bytes of its own"
+    assert refusal(folder) == message
+
+
+def test_tensors_of_two_graphs_that_overlap_are_refused(folder: Path) -> None:
+    edit(folder, lambda model: place(model.graph.initializer[0], offset="4"), TOKEN_GRAPH)
+    assert ": got offset 4, within " in refusal(folder)
+
+
+def test_two_tensors_of_the_same_bytes_are_refused(folder: Path) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        model.graph.initializer.add().CopyFrom(model.graph.initializer[0])
+        model.graph.initializer[-1].name = "twin"
+
+    edit(folder, change)
+    assert refusal(folder) == f"{GRAPH} twin: got the bytes of {TOKENS}, allowed bytes of its own"
+
+
+def entries(*pairs: tuple[str, str]) -> Callable[[TensorProto], None]:
+    def change(tensor: TensorProto) -> None:
+        del tensor.external_data[:]
+        for key, value in pairs:
+            tensor.external_data.add(key=key, value=value)
+
+    return change
+
+
+PLACE = (("location", DATA), ("offset", "0"), ("length", "12800"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (entries(), " external_data: got , allowed location, offset and length, once each"),
+        (entries(*PLACE[:2]), " external_data: got location, offset, allowed"),
+        (entries(*PLACE, ("location", "/etc/passwd")), " external_data: got location, offset, length, location, al"),
+        (entries(*PLACE, ("checksum", "x")), " external_data: got location, offset, length, checksum, allowed"),
+        (lambda tensor: tensor.ClearField("data_location"), " data_location: got DEFAULT, allowed EXTERNAL, since"),
+        (lambda tensor: setattr(tensor, "raw_data", b"abcd"), " data_location: got EXTERNAL, allowed DEFAULT, since"),
+        (lambda tensor: tensor.float_data.append(1), " data_location: got EXTERNAL, allowed DEFAULT, since it holds 4"),
+        (lambda tensor: setattr(tensor.segment, "end", 4), ": got a segment, allowed a whole tensor"),
+    ],
+    ids=range(8),
+)
+def test_external_data_that_says_more_or_less_is_refused(
+    folder: Path, change: Callable[[TensorProto], object], message: str
+) -> None:
+    edit(folder, lambda model: change(model.graph.initializer[0]))
+    assert refusal(folder).startswith(TOKENS + message)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (TensorProto(data_type=1, dims=[2], raw_data=bytes(4)), "4 bytes, allowed 8 bytes, as float32 [2] has"),
+        (TensorProto(data_type=1, dims=[1], raw_data=bytes(8)), "8 bytes, allowed 4 bytes, as float32 [1] has"),
+        (TensorProto(data_type=1, dims=[2**50]), f"0 bytes, allowed {2**52} bytes, as float32 [{2**50}] has"),
+        (TensorProto(data_type=7, dims=[3], int64_data=[1, 2]), "16 bytes, allowed 24 bytes, as int64 [3] has"),
+        (TensorProto(data_type=10, dims=[3], int32_data=[1]), "2 bytes, allowed 6 bytes, as float16 [3] has"),
+        (TensorProto(data_type=1, dims=[1], double_data=[1]), "0 bytes, allowed 4 bytes, as float32 [1] has"),
+    ],
+    ids=range(6),
+)
+def test_values_in_the_graph_that_do_not_fit_their_shape_are_refused(
+    folder: Path, tensor: TensorProto, message: str
+) -> None:
+    tensor.name = "inline"
+    edit(folder, lambda model: model.graph.initializer.append(tensor))
+    assert refusal(folder) == f"{GRAPH} inline: got {message}"
+
+
+def node_with(field: str, value: Any) -> onnx.NodeProto:
+    """A node with an attribute that holds `value`."""
+    node = onnx.NodeProto(op_type="Constant", output=["c"])
+    attribute = node.attribute.add(name="value")
+    held = getattr(attribute, field)
+    held.append(value) if hasattr(held, "append") else held.CopyFrom(value)
+    return node
+
+
+def graph_with(tensor: TensorProto) -> onnx.GraphProto:
+    return onnx.GraphProto(name="inner", node=[node_with("g", onnx.GraphProto(initializer=[tensor]))])
+
+
+def in_training(field: str) -> Callable[[onnx.ModelProto], object]:
+    return lambda model: getattr(model.training_info.add(), field).CopyFrom(graph_with(external()))
+
+
+HIDING_PLACES: dict[str, Callable[[onnx.ModelProto], object]] = {
+    "initializer": lambda model: model.graph.initializer.append(external()),
+    "attribute": lambda model: model.graph.node.append(node_with("t", external())),
+    "attributes": lambda model: model.graph.node.append(node_with("tensors", external())),
+    "subgraph": lambda model: model.graph.node.append(node_with("g", graph_with(external()))),
+    "subgraphs": lambda model: model.graph.node.append(node_with("graphs", graph_with(external()))),
+    "function": lambda model: model.functions.add(name="f").node.append(node_with("t", external())),
+    "function's subgraph": lambda model: model.functions.add().node.append(node_with("g", graph_with(external()))),
+    "function's default": lambda model: model.functions.add().attribute_proto.append(
+        AttributeProto(name="a", t=external())
+    ),
+    "training's initialization": in_training("initialization"),
+    "training's algorithm": in_training("algorithm"),
+}
+
+
+@pytest.mark.parametrize("hide", HIDING_PLACES.values(), ids=HIDING_PLACES)
+def test_a_location_is_refused_wherever_it_hides(folder: Path, hide: Callable[[onnx.ModelProto], object]) -> None:
+    edit(folder, hide)
+    assert refusal(folder) == f"{GRAPH} hidden location: got /etc/passwd, allowed {DATA}, in the same folder"
+
+
+def sparse() -> onnx.SparseTensorProto:
+    values = TensorProto(name="thin", data_type=1, dims=[1], raw_data=bytes(4))
+    indices = TensorProto(data_type=7, dims=[1], int64_data=[0])
+    return onnx.SparseTensorProto(values=values, indices=indices, dims=[2**40])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.graph.sparse_initializer.append(sparse()),
+        lambda model: model.graph.node.append(node_with("sparse_tensor", sparse())),
+        lambda model: model.graph.node.append(node_with("sparse_tensors", sparse())),
+    ],
+    ids=["initializer", "attribute", "attributes"],
+)
+def test_a_sparse_tensor_is_refused(folder: Path, change: Callable[[onnx.ModelProto], object]) -> None:
+    edit(folder, change)
+    assert refusal(folder) == f"{GRAPH} thin: got a sparse tensor, allowed a dense one"
+
+
+@pytest.mark.parametrize("graph", [GRAPH, TOKEN_GRAPH])
+@pytest.mark.parametrize("content", [b"", b"no graph", b"\xff" * 100, b"\x3a\x05", b"\x08\x0a"])
+def test_a_graph_that_is_none_is_refused(folder: Path, graph: str, content: bytes) -> None:
+    (folder / graph).write_bytes(content)
+    seal(folder)
+    message = refusal(folder)
+    assert message.startswith(f"{graph}: got ")
+    assert message.endswith(", allowed an ONNX model")
+
+
+def varint(number: int) -> bytes:
+    encoded = b""
+    while number > 127:
+        encoded += bytes([number % 128 + 128])
+        number //= 128
+    return encoded + bytes([number])
+
+
+def written(number: int, content: bytes) -> bytes:
+    """A field of bytes, text or a message, as protocol buffers write it."""
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def test_graphs_in_graphs_without_end_are_refused(folder: Path) -> None:
+    attribute, node = onnx.NodeProto.ATTRIBUTE_FIELD_NUMBER, onnx.GraphProto.NODE_FIELD_NUMBER
+    inner = b""
+    for _ in range(2000):
+        for number in (AttributeProto.G_FIELD_NUMBER, attribute, node):
+            inner = written(number, inner)
+    with (folder / GRAPH).open("ab") as file:
+        file.write(written(onnx.ModelProto.GRAPH_FIELD_NUMBER, inner))
+    seal(folder)
+    assert refusal(folder).startswith(f"{GRAPH}: got ")
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9", b"\xff\xff", b"a\nb", b"x" * 10**6])
+def test_a_name_that_is_no_text_harms_no_message(folder: Path, name: bytes) -> None:
+    tensor = external("").SerializeToString() + written(TensorProto.NAME_FIELD_NUMBER, name)
+    graph = written(onnx.GraphProto.INITIALIZER_FIELD_NUMBER, tensor)
+    with (folder / GRAPH).open("ab") as file:  # the same field once more is merged with the first
+        file.write(written(onnx.ModelProto.GRAPH_FIELD_NUMBER, graph))
+    seal(folder)
+    message = refusal(folder)
+    assert message.startswith(GRAPH)
+    assert len(message) < 500
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"vocab_size": 101}, f"{MANIFEST} vocab_size: got 101, allowed 100, the rows of {TOKENS}"),
+        ({"vocab_size": 99}, f"{MANIFEST} vocab_size: got 99, allowed 100, the rows of {TOKENS}"),
+        ({"max_len": 51}, f"{MANIFEST} max_len: got 51, allowed what {GRAPH} has rows for (["),
+        ({"max_len": 2**40}, f"{MANIFEST} max_len: got {2**40}, allowed what {GRAPH} has rows for (["),
+        ({"width": 33}, f"{MANIFEST} width: got 33, allowed 32, that of embeddings"),
+        ({"indices": {"token_type_ids": 2}}, f"{MANIFEST} indices: got token_type_ids, allowed inputs of {GRAPH}"),
+        (
+            {"token_embeddings": {"output": "token_embeddings", "width": 16, "consumer_scales": None}},
+            f"{MANIFEST} token_embeddings.width: got 16, allowed 32, that of token_embeddings",
+        ),
+        ({"files": {}}, f"{MANIFEST} files: got , allowed also {GRAPH}, {DATA}, {TOKEN_GRAPH}"),
+        ({"graphs": {}}, f"{MANIFEST} graphs: got , allowed at least {GRAPH}"),
+    ],
+    ids=range(9),
+)
+def test_a_manifest_that_promises_something_else_is_refused(folder: Path, values: dict[str, Any], message: str) -> None:
+    seal(folder, **values)
+    assert refusal(folder).startswith(message)
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+def test_segments_that_the_table_has_not_are_refused(bert: Path, segments: int) -> None:
+    seal(bert, indices={"token_type_ids": segments})
+    table = f"{GRAPH} frontend.segments.weight"
+    assert refusal(bert) == f"{MANIFEST} indices.token_type_ids: got {segments}, allowed 2, the rows of {table}"
+
+
+@pytest.mark.parametrize(("values", "field"), [({"vocab_size": 8}, "vocab_size"), ({"max_len": 7}, "max_len")])
+def test_a_module_of_ones_own_is_held_to_its_tables(tmp_path: Path, values: dict[str, int], field: str) -> None:
+    import torch
+    from torch import Tensor, nn
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.positions = nn.Embedding(7, 4), nn.Embedding(6, 4)
+
+        def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+            positions = torch.arange(input_ids.shape[1]) + offset.reshape(-1, 1)
+            vectors: Tensor = self.tokens(input_ids + 0) + self.positions(positions)
+            return vectors
+
+    folder = export_module(Both(), "gpt", tmp_path, vocab_size=6, max_len=6).folder  # a row that has no meaning
+    Repository(tmp_path, CPU, 1)
+    seal(folder, **values)
+    assert refusal(folder).startswith(f"{MANIFEST} {field}: got {values[field]}, allowed ")
+
+
+def test_an_input_that_no_request_has_is_refused(folder: Path) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        model.graph.input.append(helper.make_tensor_value_info("strange", TensorProto.INT64, ["batch"]))
+
+    edit(folder, change)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["graphs"][GRAPH]["inputs"].append({"name": "strange", "dtype": "int64", "shape": ["batch"]})
+    seal(folder, graphs=manifest["graphs"])
+    assert refusal(folder) == f"{GRAPH} inputs: got strange, allowed attention_mask, input_ids, offset"
+
+
+def paths(ours: Any, theirs: Any, seen: set[str]) -> Iterator[str]:
+    """Yield what leads to a tensor in `theirs` and is missing or different in `ours`."""
+    if theirs.full_name in seen:
+        return
+    seen.add(theirs.full_name)
+    for field in theirs.fields:
+        if field.message_type is None or not leads_to_tensor(field.message_type, set()):
+            continue
+        mine = ours.fields_by_name.get(field.name)
+        if mine is None or mine.message_type is None or (mine.number, mine.type) != (field.number, field.type):
+            yield f"{theirs.name}.{field.name}"
+        else:
+            yield from paths(mine.message_type, field.message_type, seen)
+
+
+def leads_to_tensor(message: Any, seen: set[str]) -> bool:
+    if message.name == "TensorProto":
+        return True
+    if message.full_name in seen:
+        return False
+    seen.add(message.full_name)
+    return any(leads_to_tensor(field.message_type, seen) for field in message.fields if field.message_type)
+
+
+def test_every_way_to_a_tensor_is_followed() -> None:
+    assert list(paths(onnx_subset_pb2.ModelProto.DESCRIPTOR, onnx.ModelProto.DESCRIPTOR, set())) == []
+
+
+def test_messages_and_fields_are_those_of_onnx() -> None:
+    for name, ours in onnx_subset_pb2.DESCRIPTOR.message_types_by_name.items():
+        theirs = getattr(onnx, name).DESCRIPTOR
+        for field in ours.fields:
+            other = theirs.fields_by_name[field.name]
+            assert (field.number, field.type, field.is_repeated) == (other.number, other.type, other.is_repeated)
+
+
+def test_the_committed_module_is_what_make_proto_writes(tmp_path: Path) -> None:
+    proto = "incipit/service/graphs/onnx_subset.proto"
+    outputs = [f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", "-I.", *outputs, proto], check=True, cwd=ROOT)
+    written = {file.name: file.read_bytes() for file in (tmp_path / proto).parent.iterdir()}
+    assert sorted(written) == ["onnx_subset_pb2.py", "onnx_subset_pb2.pyi"]
+    assert written == {name: (ROOT / "service" / "graphs" / name).read_bytes() for name in written}
