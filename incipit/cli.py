@@ -87,10 +87,10 @@ def verify(name: str, repository: Path | None) -> None:
 @REPOSITORY
 def inspect(name: str, repository: Path | None) -> None:
     """Show what the model NAME is and how it was proven."""
-    from incipit.service.manifest import MANIFEST, PARITY, Manifest, ParityReport, read
+    from incipit.service.manifest import PARITY, ParityReport, read, read_manifest
 
     folder = _newest(_settings(repository=repository).repository, name)
-    manifest, report = read(Manifest, folder / MANIFEST), read(ParityReport, folder / PARITY)
+    manifest, report = read_manifest(folder), read(ParityReport, folder / PARITY)
     click.echo(f"{folder}: {_limits(manifest)}")
     for provider, parity in report.providers.items():
         click.echo(f"parity on {provider}: {parity.summary()}, worst {parity.max_abs:.3g}")
@@ -131,10 +131,13 @@ def serve(**options: Any) -> None:
             click.echo(f"gRPC on {settings.host}:{settings.grpc_port}")
         # Who listens on every address is reached on this machine by its loopback one.
         local = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+        takes_tokens = [model.name for model in models if model.manifest.kind == "tokens"]
         click.echo("Try:")
         click.echo(
-            f"  curl {local}/models/{models[0].name}/embed -H 'Content-Type: application/json' "
+            f"  curl {local}/models/{takes_tokens[0]}/embed -H 'Content-Type: application/json' "
             """-d '{"input_ids": [[1, 2, 3]], "encoding": "float"}'"""
+            if takes_tokens
+            else f"  curl {local}/v2/models/{models[0].name}"
         )
         sys.stdout.flush()
 
@@ -201,6 +204,8 @@ def _newest(repository: Path, name: str) -> Path:
 
 
 def _limits(manifest: Any) -> str:
+    if manifest.kind == "stem":
+        return f"{manifest.family}, {manifest.input.name} {list(manifest.input.shape)}, width {manifest.width}"
     indices = "".join(f", {name} 0 to {count - 1}" for name, count in manifest.indices.items())
     return (
         f"{manifest.family}, ids 0 to {manifest.vocab_size - 1}{indices}, "

@@ -111,24 +111,15 @@ class Rotary(Schema):
     max_len: PositiveInt | None
 
 
-class Manifest(Schema):
-    """What an artifact is.
+class Artifact(Schema):
+    """What every artifact is, whatever it takes.
 
     Args:
         schema_version: of this schema.
         family: the row of the family table that the front-end follows.
-        vocab_size: V; legal ids are 0 to V - 1.
         width: D, of an output vector.
-        max_len: the largest legal offset + real tokens; None where nothing limits it.
-        indices: further inputs, one integer per token -> how many values are legal, from 0 on; such as segments.
-        counts: what advances the position in the graph: every slot, ids other than padding, or the mask.
-        padding_id: id of padding; None where the family has none.
-        refused_ids: ids whose vectors would depend on other tokens.
         dtype: of the stored tables.
         graphs: by file. Those of tokens give vectors of the same bits for the same output.
-        token_embeddings: the model's own lookup; None where it is not known.
-        rotary: outputs for the attention of each kind of layer; none for a family without them.
-        resized: how max_len came to differ from the source's; None where it does not.
         front_end: the configuration from which the PyTorch module is built again; None for a module of the user's.
         files: every other file of the artifact, except the parity report.
         source: where the front-end came from.
@@ -138,22 +129,65 @@ class Manifest(Schema):
 
     schema_version: Literal[1] = 1
     family: str
-    vocab_size: PositiveInt
     width: PositiveInt
+    dtype: Literal["float32"]
+    graphs: dict[FileName, Graph]
+    front_end: dict[str, JsonValue] | None
+    files: dict[FileName, File]
+    source: Source
+    versions: dict[str, str]
+
+
+class StemManifest(Artifact):
+    """What an artifact is whose input is no token ids: an image, or a spectrogram.
+
+    Args:
+        input: the only input.
+        tokens: vectors of one input; None where its size decides.
+        image_size: native height and width; None for no image.
+        patch_size: of which height and width are multiples where they are not native; None for no image.
+
+    """
+
+    kind: Literal["stem"] = "stem"
+    input: Tensor
+    tokens: PositiveInt | None
+    image_size: PositiveInt | None
+    patch_size: PositiveInt | None
+
+    def length(self, shape: tuple[int, ...]) -> int:
+        """Return how many vectors an input of `shape` has in each row."""
+        if self.tokens is not None or self.patch_size is None:
+            return self.tokens or 0
+        return 1 + (shape[2] // self.patch_size) * (shape[3] // self.patch_size)
+
+
+class Manifest(Artifact):
+    """What an artifact is whose input is token ids.
+
+    Args:
+        vocab_size: V; legal ids are 0 to V - 1.
+        max_len: the largest legal offset + real tokens; None where nothing limits it.
+        indices: further inputs, one integer per token -> how many values are legal, from 0 on; such as segments.
+        counts: what advances the position in the graph: every slot, ids other than padding, or the mask.
+        padding_id: id of padding; None where the family has none.
+        refused_ids: ids whose vectors would depend on other tokens.
+        token_embeddings: the model's own lookup; None where it is not known.
+        rotary: outputs for the attention of each kind of layer; none for a family without them.
+        resized: how max_len came to differ from the source's; None where it does not.
+
+    """
+
+    kind: Literal["tokens"] = "tokens"
+    vocab_size: PositiveInt
     max_len: PositiveInt | None
     indices: dict[str, PositiveInt]
     counts: Literal["slots", "ids", "mask"]
     padding_id: int | None
     refused_ids: tuple[int, ...]
-    dtype: Literal["float32"]
-    graphs: dict[FileName, Graph]
     token_embeddings: TokenEmbeddings | None
     rotary: tuple[Rotary, ...] = ()
     resized: Resized | None
-    front_end: dict[str, JsonValue] | None
-    files: dict[FileName, File]
-    source: Source
-    versions: dict[str, str]
 
     @property
     def limit(self) -> int:
@@ -189,6 +223,11 @@ class Manifest(Schema):
             graph = min((name for name in sizes if output in has[name]), key=sizes.__getitem__)
             chosen.setdefault(graph, []).append(output)
         return chosen
+
+    @property
+    def bias(self) -> Tensor | None:
+        """What attention adds for the distance between a query and a key; None where the family has nothing such."""
+        return self.graphs[BIAS_GRAPH].outputs[0] if BIAS_GRAPH in self.graphs else None
 
 
 class ParityCase(Schema):
@@ -228,7 +267,19 @@ class ParityReport(Schema):
     providers: dict[str, Parity]
 
 
-S = TypeVar("S", bound=Schema)
+S = TypeVar("S", bound=BaseModel)
+
+
+class _Kind(BaseModel):
+    kind: Literal["tokens", "stem"] = "tokens"
+
+
+def read_manifest(folder: Path) -> Manifest | StemManifest:
+    """Read the manifest of the artifact in `folder`; raises as `read`."""
+    file = folder / MANIFEST
+    if read(_Kind, file).kind == "stem":
+        return read(StemManifest, file)
+    return read(Manifest, file)
 
 
 def read(schema: type[S], file: Path) -> S:

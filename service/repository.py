@@ -8,20 +8,30 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from incipit.service.errors import ArtifactError, NotFound
-from incipit.service.manifest import GRAPH, MANIFEST, NAME, PARITY, Manifest, ParityReport, Tensor, read
+from incipit.service.errors import ArtifactError, Invalid, NotFound
+from incipit.service.manifest import (
+    GRAPH,
+    MANIFEST,
+    NAME,
+    PARITY,
+    Manifest,
+    ParityReport,
+    StemManifest,
+    Tensor,
+    read,
+    read_manifest,
+)
 from incipit.service.runtime import Float32, Session
 
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
 
 
-@dataclass(frozen=True)
-class Model:
+@dataclass(frozen=True, kw_only=True)
+class Served:
     """One version of a model, ready to run; `sessions` are by graph."""
 
     name: str
     version: int
-    manifest: Manifest
     parity: ParityReport
     sessions: dict[str, Session]
 
@@ -29,6 +39,20 @@ class Model:
     def provider(self) -> str:
         """The onnxruntime provider that really runs."""
         return self.sessions[GRAPH].provider
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stem(Served):
+    """A model whose input is no token ids."""
+
+    manifest: StemManifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(Served):
+    """A model of token ids."""
+
+    manifest: Manifest
 
     def run(self, feeds: Mapping[str, NDArray[Any]], outputs: tuple[str, ...]) -> dict[str, Float32]:
         """Return outputs of tokens by name, each (B, L, width), or (1, L, width) where all rows have the same.
@@ -55,7 +79,7 @@ class Repository:
     """
 
     def __init__(self, root: Path, provider: str, threads: int) -> None:
-        self._models: dict[str, dict[int, Model]] = {}
+        self._models: dict[str, dict[int, Model | Stem]] = {}
         for name, version, folder in find_artifacts(root):
             try:
                 model = _open(name, version, folder, provider, threads)
@@ -64,7 +88,21 @@ class Repository:
             self._models.setdefault(name, {})[version] = model
 
     def get(self, name: str, version: str | None = None) -> Model:
-        """Return a model: the version named, or its highest.
+        """Return a model of token ids: the version named, or its highest.
+
+        Raises:
+            NotFound: no such model or version.
+            Invalid: it takes something else.
+
+        """
+        found = self.find(name, version)
+        if isinstance(found, Stem):
+            allowed = f"one of token ids; this takes {found.manifest.input.name}, by the Open Inference Protocol"
+            raise Invalid("model", name, allowed)
+        return found
+
+    def find(self, name: str, version: str | None = None) -> Model | Stem:
+        """Return a model, whatever it takes: the version named, or its highest.
 
         Raises:
             NotFound: no such model or version.
@@ -83,11 +121,11 @@ class Repository:
         """Return the versions of the model `name`, ascending."""
         return sorted(self._models[name])
 
-    def newest(self) -> list[Model]:
+    def newest(self) -> list[Model | Stem]:
         """Return the highest version of each model, by name."""
         return [versions[max(versions)] for _, versions in sorted(self._models.items())]
 
-    def all(self) -> list[Model]:
+    def all(self) -> list[Model | Stem]:
         """Return every version of every model, by name and version."""
         return [model for _, versions in sorted(self._models.items()) for _, model in sorted(versions.items())]
 
@@ -114,15 +152,18 @@ def find_artifacts(root: Path) -> list[tuple[str, int, Path]]:
     return sorted(found)
 
 
-def _open(name: str, version: int, folder: Path, provider: str, threads: int) -> Model:
-    manifest, parity = read(Manifest, folder / MANIFEST), read(ParityReport, folder / PARITY)
+def _open(name: str, version: int, folder: Path, provider: str, threads: int) -> Model | Stem:
+    manifest, parity = read_manifest(folder), read(ParityReport, folder / PARITY)
     if GRAPH not in manifest.graphs:
         raise ArtifactError(f"{MANIFEST} graphs", ", ".join(manifest.graphs), f"at least {GRAPH}")
     sessions = {graph: Session(folder, provider, threads, graph) for graph in manifest.graphs}
     for graph, declared in manifest.graphs.items():
         _compare(graph, "inputs", declared.inputs, sessions[graph].inputs)
         _compare(graph, "outputs", declared.outputs, sessions[graph].outputs)
-    return Model(name, version, manifest, parity, sessions)
+    opened: dict[str, Any] = {"name": name, "version": version, "parity": parity, "sessions": sessions}
+    if isinstance(manifest, StemManifest):
+        return Stem(manifest=manifest, **opened)
+    return Model(manifest=manifest, **opened)
 
 
 def _compare(graph: str, side: str, declared: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> None:
