@@ -11,6 +11,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from incipit.models.bias import BiasConfig, T5Config
+from incipit.models.companions import bias_of
 from incipit.models.families import ALL, FAMILIES, SIZES, Config, Family, known, sides_of
 from incipit.models.frontend import FrontEnd, FrontEndConfig, names_of
 from incipit.models.sinusoids import POSITIONS
@@ -44,13 +46,16 @@ def read_frontend(
     name, family = family_of(values, side)
     try:
         template = family.steps(Config(values))
+        bias = bias_of(name, values)
     except TypeError as error:
         raise CheckpointError(f"config.json: a value that {name!r} needs is missing: {error}") from error
-    steps, tensors, stored = read_tensors(folder, template, family.prefix)
+    except ValueError as error:
+        raise CheckpointError(f"config.json: {error}") from error
+    steps, tensors, stored = read_tensors(folder, template, family.prefix, bias)
     try:
         config = _configure(name, family, values, steps)
         return FrontEnd.from_tensors(
-            replace(config, arithmetic=stored if arithmetic == "source" else "float32"), tensors
+            replace(config, arithmetic=stored if arithmetic == "source" else "float32", bias=bias), tensors
         )
     except (RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
@@ -76,9 +81,9 @@ def family_of(config: Mapping[str, Any], side: str | None = None) -> tuple[str, 
 
 
 def read_tensors(
-    folder: Path, steps: Sequence[Step], prefix: str = ""
+    folder: Path, steps: Sequence[Step], prefix: str = "", pairwise: BiasConfig | None = None
 ) -> tuple[tuple[Step, ...], dict[str, Tensor], Any]:
-    """Return `steps` with their sizes, their tensors, and the type that the first of these has in the file.
+    """Return `steps` with their sizes, their tensors and that of the bias, and the type that the first has in the file.
 
     The tensors are float32, under the names of `FrontEnd.state_dict()`. Every name in the files may have `prefix`
     before it. A table of positions that is in the file wins over the recipe that would derive it.
@@ -133,6 +138,11 @@ def read_tensors(
                     raise CheckpointError(f"{folder}: no tensor {prefix}{step.bias[0]}")
                 tensors[f"{name}.bias"] = bias
             sized.append(step if weight is None else _size(step, weight))
+        if isinstance(pairwise, T5Config):
+            weight = read(pairwise.weight)
+            if weight is None:
+                raise CheckpointError(f"{folder}: no tensor {prefix}{pairwise.weight[0]}")
+            tensors["bias.weight"] = weight
     return tuple(sized), tensors, stored[0]
 
 

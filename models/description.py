@@ -40,7 +40,7 @@ def read_description(folder: Path) -> FrontEnd:
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
         steps = [from_document(_with_keys(step)) for step in _list(document.pop("steps", None))]
-        known = [field.name for field in fields(FrontEndConfig) if field.name != "steps"]
+        known = [field.name for field in fields(FrontEndConfig) if field.name not in ("steps", "bias")]
         for name in document:
             if name not in known:
                 raise ValueError(f"{name} is not known, allowed are {', '.join([*known, 'steps'])}")

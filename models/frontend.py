@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from incipit.models import bias as biases
+from incipit.models.bias import Bias, BiasConfig, build_bias
 from incipit.models.positions import (
     FixedPositions,
     LearnedPositions,
@@ -49,6 +51,7 @@ class FrontEndConfig:
         arithmetic: the type whose rounding follows every step, in float32 otherwise; default float32, which rounds no
             more. A checkpoint in another type is computed with that type's rounding by a library that loads it so.
         dropout: probability after the last step, in training only; default 0.1.
+        bias: what attention adds for the distance between a query and a key; None for nothing.
 
     """
 
@@ -61,6 +64,7 @@ class FrontEndConfig:
     consumer_scales: bool | None = None
     arithmetic: Literal["float32", "float16", "bfloat16"] = "float32"
     dropout: float = 0.1
+    bias: BiasConfig | None = None
 
     def __post_init__(self) -> None:
         """Refuse steps that no front-end has."""
@@ -96,7 +100,9 @@ class FrontEndConfig:
 
     def to_document(self) -> dict[str, Any]:
         """Return the config as plain values, without the names of tensors in a checkpoint."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "bias"}
+        if self.bias is not None:
+            values["bias"] = biases.to_document(self.bias)
         return {**values, "steps": [to_document(step) for step in self.steps], "refused_ids": list(self.refused_ids)}
 
     @classmethod
@@ -104,11 +110,12 @@ class FrontEndConfig:
         """Return the config that `to_document` wrote.
 
         Raises:
-            ValueError: a step is not known.
+            ValueError: a step or a bias is not known.
 
         """
         steps = tuple(from_document(step) for step in document["steps"])
-        return cls(**{**document, "steps": steps, "refused_ids": tuple(document["refused_ids"])})
+        bias = biases.from_document(document["bias"]) if "bias" in document else None
+        return cls(**{**document, "steps": steps, "refused_ids": tuple(document["refused_ids"]), "bias": bias})
 
     @property
     def tokens(self) -> Tokens:
@@ -163,7 +170,8 @@ def names_of(steps: tuple[Step, ...]) -> list[str]:
 class FrontEnd(nn.Module):
     """The steps of a config as a module, with dropout once, after the last.
 
-    The module of a step is an attribute by the name of the step; only those exist that the config has.
+    The module of a step is an attribute by the name of the step, that of the pairwise bias is `bias`; only those exist
+    that the config has. The bias stands apart: no vector depends on it.
     """
 
     tokens: TokenTable
@@ -171,6 +179,7 @@ class FrontEnd(nn.Module):
     positions: LearnedPositions | SinusoidalPositions | FixedPositions
     norm: nn.LayerNorm
     project: nn.Linear
+    bias: Bias
 
     def __init__(self, config: FrontEndConfig) -> None:
         super().__init__()
@@ -179,6 +188,8 @@ class FrontEnd(nn.Module):
             module = _module(step, width, config)
             if module is not None:
                 self.add_module(name, module)
+        if config.bias is not None:
+            self.bias = build_bias(config.bias)
         self.dropout = nn.Dropout(config.dropout)
         self._arithmetic: torch.dtype = getattr(torch, config.arithmetic)
 
