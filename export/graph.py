@@ -64,7 +64,7 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path) -> None:
     # Each input is a tensor of its own: the exporter makes one input of two arguments that are the same tensor.
     samples = {name: torch.ones(1 if name == "offset" else (2, 3), dtype=torch.int64) for name in names}
     shapes = {name: None if name == "offset" else {0: batch, 1: length} for name in names}
-    with _quiet_exporter():
+    with quiet_exporter():
         program = torch.onnx.export(
             _Graph(frontend).eval(),
             (),
@@ -79,15 +79,15 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path) -> None:
     assert program is not None
     program.save(folder / GRAPH, external_data=True)
     both = onnx.load(folder / GRAPH, load_external_data=False)
-    _forget_machine(both)
+    forget_machine(both)
     _free_offset(both)
     if isinstance(frontend, FrontEnd):
         _name_projections(both, frontend.config)
-    _save(_only(both, "embeddings"), folder / GRAPH)
+    save_graph(_only(both, "embeddings"), folder / GRAPH)
     if two_outputs:
         token = _only(both, "token_embeddings")
         del token.graph.input[1:]
-        _save(token, folder / TOKEN_GRAPH)
+        save_graph(token, folder / TOKEN_GRAPH)
 
 
 def _name_projections(model: onnx.ModelProto, config: FrontEndConfig) -> None:
@@ -122,7 +122,8 @@ def _only(model: onnx.ModelProto, output: str) -> onnx.ModelProto:
     return part
 
 
-def _save(model: onnx.ModelProto, file: Path) -> None:
+def save_graph(model: onnx.ModelProto, file: Path) -> None:
+    """Write `model` over the data file that it names, and let ONNX check both."""
     onnx.save(model, file)
     onnx.checker.check_model(file, full_check=True)
 
@@ -150,7 +151,7 @@ def read_initializers(folder: Path) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _quiet_exporter() -> Iterator[None]:
+def quiet_exporter() -> Iterator[None]:
     """Silence what the exporter says of libraries that a front-end does not use, and of its own deprecations."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
@@ -163,7 +164,7 @@ def _quiet_exporter() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _forget_machine(model: onnx.ModelProto) -> None:
+def forget_machine(model: onnx.ModelProto) -> None:
     """Clear what the exporter notes on the side: source paths and stack traces of this machine."""
     graph = model.graph
     for part in (

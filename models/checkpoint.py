@@ -42,7 +42,7 @@ def read_frontend(
         CheckpointError: a file is missing or broken, the family is not known, or its values are not understood.
 
     """
-    values = _read_json(folder / "config.json")
+    values = read_json(folder / "config.json")
     name, family = family_of(values, side)
     try:
         template = family.steps(Config(values))
@@ -92,7 +92,7 @@ def read_tensors(
         CheckpointError: a file or a tensor is missing or broken.
 
     """
-    files = _files_of_keys(folder)
+    files = files_of_keys(folder)
     first = getattr(steps[0], "weight", ())
     found = next((p for p in ("", prefix) if _find(files, p, first)), None)
     if found is None:
@@ -112,14 +112,8 @@ def read_tensors(
                 return None
             file = files[key]
             if file not in opened:
-                opened[file] = stack.enter_context(_open(file))
-            try:
-                tensor: Tensor = opened[file].get_tensor(key)
-            except SafetensorError as error:
-                raise CheckpointError(f"{file}: {one_line(error)}") from error
-            if tensor.dtype not in PLAIN:  # float8 needs a scale, and float64 would be rounded
-                allowed = ", ".join(map(str, PLAIN))
-                raise CheckpointError(f"{folder}: tensor {key} is {tensor.dtype}, allowed {allowed}")
+                opened[file] = stack.enter_context(open_weights(file))
+            tensor = get_tensor(opened[file], key, file)
             stored.append(str(tensor.dtype).removeprefix("torch."))
             return tensor.to(torch.float32)
 
@@ -207,10 +201,10 @@ def _find(files: Mapping[str, Path], prefix: str, keys: tuple[str, ...]) -> str 
     return next((prefix + key for key in keys if prefix + key in files), None)
 
 
-def _files_of_keys(folder: Path) -> dict[str, Path]:
+def files_of_keys(folder: Path) -> dict[str, Path]:
     """Return which file of `folder` holds which tensor; the index decides where there is one."""
     if (folder / INDEX).is_file():
-        weight_map = _read_json(folder / INDEX).get("weight_map")
+        weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
             raise CheckpointError(f"{folder / INDEX}: no weight_map of tensors to files")
         for file in set(weight_map.values()):
@@ -218,7 +212,7 @@ def _files_of_keys(folder: Path) -> dict[str, Path]:
                 raise CheckpointError(f"{folder / INDEX}: {file!r} lies outside the folder")
         return {key: folder / file for key, file in weight_map.items()}
     if (folder / WEIGHTS).is_file():
-        with _open(folder / WEIGHTS) as weights:
+        with open_weights(folder / WEIGHTS) as weights:
             return dict.fromkeys(weights.keys(), folder / WEIGHTS)
     if any(folder.glob("pytorch_model*.bin")):
         raise CheckpointError(
@@ -228,14 +222,28 @@ def _files_of_keys(folder: Path) -> dict[str, Path]:
     raise CheckpointError(f"{folder}: neither {WEIGHTS} nor {INDEX}")
 
 
-def _open(file: Path) -> Any:
+def open_weights(file: Path) -> Any:
+    """Open a safetensors file, whose tensors are read one by one."""
     try:
         return safe_open(file, framework="pt")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file}: {one_line(error)}") from error
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def get_tensor(weights: Any, key: str, file: Path) -> Tensor:
+    """Return one tensor of `file`, which `open_weights` opened, in the type that it has there."""
+    try:
+        tensor: Tensor = weights.get_tensor(key)
+    except SafetensorError as error:
+        raise CheckpointError(f"{file}: {one_line(error)}") from error
+    if tensor.dtype not in PLAIN:  # float8 needs a scale, and float64 would be rounded
+        allowed = ", ".join(map(str, PLAIN))
+        raise CheckpointError(f"{file.parent}: tensor {key} is {tensor.dtype}, allowed {allowed}")
+    return tensor
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the JSON object in `file`."""
     try:
         document = json.loads(file.read_bytes())
     except FileNotFoundError as error:
