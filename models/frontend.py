@@ -305,7 +305,7 @@ class FrontEnd(nn.Module):
                         self._look_up_index(level, f"{name}.{place}", input_ids, given)
                         for place, level in enumerate(step.levels)
                     )
-                    x = x + reduce(lambda total, vectors: self._round(total + vectors), levels)
+                    x = x + reduce(torch.add, levels)
                 case Positions():
                     rows = self._rows(step, input_ids, offset, attention_mask, position_ids)
                     x = self.get_submodule(name)(x, position_ids=rows)

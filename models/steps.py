@@ -36,13 +36,13 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class Segments:
-    """x = x + table[index] * by, where the index of each token is an input of its own.
+    """x = x + table[index] * by, where the index of each token is an input of its own; 0 where it is left out.
 
     Args:
         rows: of the table; an index is 0 to rows - 1.
         input: name of the input.
         table: "own", or "tokens" for the table of the tokens.
-        by: factor on the row; 1 by default.
+        by: factor on the row, and a rounding of its own, as a scale is; 1 by default.
 
     """
 
