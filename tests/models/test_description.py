@@ -109,6 +109,15 @@ def test_levels_have_an_input_each(tmp_path: Path) -> None:
     assert torch.equal(frontend(IDS, indices={"sentence": sentence, "word": word}), expected)
 
 
+def test_a_level_may_be_rows_of_the_token_table(tmp_path: Path) -> None:
+    text = LEVELS + '\n[[steps.levels]]\ninput = "topic"\ntable = "tokens"\n'
+    frontend = read_description(describe(tmp_path, text)).eval()
+    assert frontend.config.indices == {"sentence": 9, "word": 2, "topic": 11}
+    topic = torch.tensor([[10, 0, 3]])
+    expected = TABLES["embed"][IDS] + (TABLES["places"][0] + TABLES["kinds"][0] + TABLES["embed"][topic])
+    assert torch.equal(frontend(IDS, indices={"topic": topic}), expected)
+
+
 def test_segments_may_have_another_name_and_be_rows_of_the_token_table(tmp_path: Path) -> None:
     text = TOKENS + STEP.format("segments") + 'input = "speaker"\nweight = "kinds"\n'
     text += STEP.format("segments") + 'table = "tokens"\nby = 2.0\n'
