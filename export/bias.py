@@ -111,7 +111,7 @@ def _compare(bias: Bias, session: runtime.Session, query_offset: int, query_leng
     with torch.inference_mode():
         expected = bias(**lengths).numpy()
     try:
-        found = session.run({name: np.array([length]) for name, length in lengths.items()})
+        (found,) = session.run({name: np.array([length]) for name, length in lengths.items()}).values()
     except Exception as error:  # onnxruntime's own exceptions share no narrower parent
         raise ParityError(f"{BIAS_GRAPH} fails at {lengths}: {' '.join(str(error).split())}") from error
     return BiasCase(query_offset, query_length, key_length, _difference(found, expected))

@@ -62,12 +62,13 @@ def export(
     arithmetic: Literal["float32", "source"] = "float32",
     max_len: int | None = None,
     resizing: str | None = None,
+    segments: bool = False,
 ) -> Exported:
     """Export the front-end that `source` names as the next version of `name` in `repository`.
 
-    `side` and `arithmetic` are those of `read_frontend`; `max_len` sets another limit than the source's, `resizing` how
-    a learned table is made to fit, as in `resized`. `report` is told each step as it begins. An export that fails or is
-    interrupted leaves nothing to be seen.
+    `side`, `arithmetic` and `segments` are those of `read_frontend`; `max_len` sets another limit than the source's,
+    `resizing` how a learned table is made to fit, as in `resized`. `report` is told each step as it begins. An export
+    that fails or is interrupted leaves nothing to be seen.
 
     Raises:
         ExportError: the source cannot be read, the graph is not equal to its module, or the disk refuses.
@@ -75,7 +76,7 @@ def export(
     """
     check_name(name)
     report(f"reading {source}")
-    loaded = load_source(source, side, arithmetic)
+    loaded = load_source(source, side, arithmetic, segments)
     if max_len is not None:
         loaded = _resize(loaded, max_len, resizing)
     elif resizing is not None:
@@ -187,7 +188,7 @@ def _describe(loaded: LoadedSource, folder: Path) -> Manifest:
         vocab_size=signature.vocab_size,
         width=signature.width,
         max_len=signature.max_len,
-        indices={"token_type_ids": signature.segments} if signature.segments else {},
+        indices=dict(signature.indices),
         counts=signature.counts,
         padding_id=signature.padding_idx,
         refused_ids=signature.refused_ids,

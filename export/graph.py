@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from incipit.models.custom import CustomFrontEnd
 from incipit.models.frontend import FrontEnd, FrontEndConfig, names_of
+from incipit.models.signature import Signature
 from incipit.models.steps import Project
 from incipit.service.manifest import GRAPH, TOKEN_GRAPH, Graph
 from incipit.service.manifest import Tensor as TensorSpec
@@ -36,11 +38,11 @@ class _Graph(nn.Module):
         self,
         input_ids: Tensor,
         offset: Tensor,
-        token_type_ids: Tensor | None = None,
+        indices: dict[str, Tensor] | None = None,
         attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        further = {"token_type_ids": token_type_ids, "attention_mask": attention_mask}
-        given = {name: tensor for name, tensor in further.items() if tensor is not None}
+        given: dict[str, Any] = {"indices": indices} if indices else {}
+        given |= {} if attention_mask is None else {"attention_mask": attention_mask}
         vectors: Tensor = self.frontend(input_ids, offset, **given)
         if isinstance(self.frontend, FrontEnd) and self.frontend.signature.lookup_width is not None:
             return vectors, self.frontend.look_up(input_ids)
@@ -50,15 +52,15 @@ class _Graph(nn.Module):
 def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path) -> None:
     """Write the graphs of `frontend` (in evaluation mode) into `folder`, over one data file.
 
-    `model.onnx` has inputs int64 `input_ids` (batch, length), `offset` (1,) or (batch,), `token_type_ids` and
-    `attention_mask` (batch, length) where the front-end has them, and output float32 `embeddings` (batch, length, D).
-    `token.onnx` has input `input_ids` and output `token_embeddings`; it is left out where the two are the same.
+    `model.onnx` has inputs int64 `input_ids` (batch, length), `offset` (1,) or (batch,), the further indices of a token
+    by their names and `attention_mask` (batch, length) where the front-end has them, and output float32 `embeddings`
+    (batch, length, D). `token.onnx` has input `input_ids` and output `token_embeddings`; it is left out where the two
+    are the same.
     """
     signature = frontend.signature
     two_outputs = signature.lookup_width is not None
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
-    names = ["input_ids", "offset"]
-    names += ["token_type_ids"] if signature.segments else []
+    names = ["input_ids", "offset", *signature.indices]
     names += ["attention_mask"] if signature.needs_mask else []
     # Any sizes do, except that `offset` has one element, so that (1,) broadcasts over the batch in the graph.
     # Each input is a tensor of its own: the exporter makes one input of two arguments that are the same tensor.
@@ -68,12 +70,12 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path) -> None:
         program = torch.onnx.export(
             _Graph(frontend).eval(),
             (),
-            kwargs=samples,
+            kwargs=_arguments(samples, signature),
             dynamo=True,
             opset_version=OPSET,
             input_names=names,
             output_names=["embeddings", "token_embeddings"][: 1 + two_outputs],
-            dynamic_shapes=shapes,
+            dynamic_shapes=_arguments(shapes, signature),
             verbose=False,
         )
     assert program is not None
@@ -88,6 +90,17 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path) -> None:
         token = _only(both, "token_embeddings")
         del token.graph.input[1:]
         save_graph(token, folder / TOKEN_GRAPH)
+
+
+def _arguments(values: dict[str, Any], signature: Signature) -> dict[str, Any]:
+    """Return `values`, one for each input, as the arguments of `_Graph.forward`, in which the indices are one."""
+    arguments: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in signature.indices:
+            arguments.setdefault("indices", {})[name] = value
+        else:
+            arguments[name] = value
+    return arguments
 
 
 def _name_projections(model: onnx.ModelProto, config: FrontEndConfig) -> None:

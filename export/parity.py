@@ -27,7 +27,7 @@ PADDINGS: tuple[Literal["none", "left", "right"], ...] = ("none", "left", "right
 
 
 class Arguments(NamedTuple):
-    """The arguments of one comparison."""
+    """The arguments of one comparison; `segments`: every further index is random, and not left out."""
 
     batch: int
     length: int
@@ -95,7 +95,8 @@ def _say(case: Arguments | ParityCase) -> str:
 def _grid(signature: Signature) -> Iterator[Arguments]:
     """Yield all combinations that are legal."""
     # Without a table of positions every place is like every other: a long row shows no more than a short one.
-    longest = signature.max_len if signature.max_len and signature.rows else min(signature.max_len or LONG, LONG)
+    # Computed ones that follow a table are reached from its end.
+    longest = min(signature.max_len or LONG, max(signature.rows, LONG))
     for batch in BATCHES:
         for length in sorted({min(length, longest) for length in (*LENGTHS, longest)}):
             last = (signature.max_len or LONG) - length
@@ -103,7 +104,7 @@ def _grid(signature: Signature) -> Iterator[Arguments]:
             if batch > 1:
                 offsets.append(tuple(int(offset) for offset in np.linspace(0, last, batch)))
             for offset in offsets:
-                for segments in (False, True) if signature.segments else (False,):
+                for segments in (False, True) if signature.indices else (False,):
                     for padding in PADDINGS if signature.counts == "ids" or signature.needs_mask else PADDINGS[:1]:
                         yield Arguments(batch, length, offset, segments, padding)
 
@@ -111,12 +112,12 @@ def _grid(signature: Signature) -> Iterator[Arguments]:
 def _compare(frontend: FrontEnd | CustomFrontEnd, session: runtime.Session, case: Arguments) -> ParityCase:
     feeds = _feeds(frontend.signature, case)
     inputs = {name: torch.from_numpy(array) for name, array in feeds.items()}
-    if not case.segments:  # the module's own default against the zeros that the graph is given
-        inputs.pop("token_type_ids", None)
+    indices = {name: inputs.pop(name) for name in frontend.signature.indices}
+    further = {"indices": indices} if case.segments else {}  # else its own default against the zeros of the graph
     if case.padding == "none":
         inputs.pop("attention_mask", None)
     with torch.inference_mode():
-        expected = frontend(**inputs).numpy()
+        expected = frontend(**inputs, **further).numpy()
     try:
         found = session.run(feeds)["embeddings"]
     except Exception as error:  # onnxruntime's own exceptions share no narrower parent
@@ -142,10 +143,8 @@ def _feeds(signature: Signature, case: Arguments) -> dict[str, NDArray[np.int64]
     if signature.padding_idx is not None and signature.counts == "ids":
         ids[real == 0] = signature.padding_idx
     feeds = {"input_ids": ids, "offset": np.array(case.offset)}
-    if signature.segments:
-        feeds["token_type_ids"] = (
-            generator.integers(0, signature.segments, shape) if case.segments else np.zeros_like(ids)
-        )
+    for name, count in signature.indices.items():
+        feeds[name] = generator.integers(0, count, shape) if case.segments else np.zeros_like(ids)
     if signature.needs_mask:
         feeds["attention_mask"] = real
     return feeds

@@ -15,12 +15,13 @@ from incipit.models.bias import BiasConfig, T5Config
 from incipit.models.companions import bias_of
 from incipit.models.families import ALL, FAMILIES, SIZES, Config, Family, known, sides_of
 from incipit.models.frontend import FrontEnd, FrontEndConfig, names_of
-from incipit.models.sinusoids import POSITIONS
-from incipit.models.steps import Norm, Positions, Project, Segments, Step, Tokens
+from incipit.models.steps import Levels, Positions, Project, Segments, Step, Tokens, parameters
 
 PLAIN = (torch.float32, torch.float16, torch.bfloat16)
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+STORED = ("learned", "hybrid", "factorised")
+"""Tables of positions that no recipe derives."""
 
 
 class CheckpointError(ValueError):
@@ -28,29 +29,27 @@ class CheckpointError(ValueError):
 
 
 def read_frontend(
-    folder: Path, side: str | None = None, arithmetic: Literal["float32", "source"] = "float32"
+    folder: Path,
+    side: str | None = None,
+    arithmetic: Literal["float32", "source"] = "float32",
+    segments: bool = False,
 ) -> FrontEnd:
     """Build the front-end of the checkpoint in `folder`, with float32 tensors, reading no other tensor.
 
     Args:
         folder: holds `config.json` and safetensors files.
-        side: "encoder" or "decoder" of a model that has both; None for one that has not.
+        side: "encoder" or "decoder" of a model that has both, "text" of one that has images too; None for one that has
+            no sides.
         arithmetic: "source" rounds after every step to the type of the token table in the file, as a library does that
             loads the model in that type; default float32, in which every type of file is exact.
+        segments: in families where segments are rows of the token table, which a library adds only when it is given
+            segments, add them always; default False, never.
 
     Raises:
         CheckpointError: a file is missing or broken, the family is not known, or its values are not understood.
 
     """
-    values = read_json(folder / "config.json")
-    name, family = family_of(values, side)
-    try:
-        template = family.steps(Config(values))
-        bias = bias_of(name, values)
-    except TypeError as error:
-        raise CheckpointError(f"config.json: a value that {name!r} needs is missing: {error}") from error
-    except ValueError as error:
-        raise CheckpointError(f"config.json: {error}") from error
+    name, family, values, template, bias = _read_config(folder, side, segments)
     steps, tensors, stored = read_tensors(folder, template, family.prefix, bias)
     try:
         config = _configure(name, family, values, steps)
@@ -59,6 +58,57 @@ def read_frontend(
         )
     except (RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
+
+
+def files_needed(folder: Path, side: str | None = None, segments: bool = False) -> list[str]:
+    """Return the names of the weight files that `read_frontend` opens; they need not be there yet.
+
+    Raises:
+        CheckpointError: as `read_frontend`.
+
+    """
+    _, family, _, template, bias = _read_config(folder, side, segments)
+    return files_of_steps(folder, template, family.prefix, bias)
+
+
+def files_of_steps(
+    folder: Path, steps: Sequence[Step], prefix: str = "", pairwise: BiasConfig | None = None
+) -> list[str]:
+    """Return the names of the weight files that hold the tensors of `steps`, as the index in `folder` has them."""
+    if not (folder / INDEX).is_file():
+        return [WEIGHTS]
+    files = files_of_keys(folder)
+    prefix = _prefix(folder, files, steps, prefix)
+    wanted = [keys for step in steps for keys in parameters(step).values()]
+    wanted += [pairwise.weight] if isinstance(pairwise, T5Config) else []
+    found = [_find(files, prefix, keys) for keys in wanted]
+    return sorted({files[key].name for key in found if key})
+
+
+def _read_config(
+    folder: Path, side: str | None, segments: bool
+) -> tuple[str, Family, Mapping[str, Any], Sequence[Step], BiasConfig | None]:
+    """Return the name and the row of the family, its part of `config.json`, its steps without sizes, and its bias."""
+    document = read_json(folder / "config.json")
+    name, family = family_of(document, side)
+    values = _section(document, family)
+    if segments and not family.segments:
+        allowed = ", ".join(other for other, row in FAMILIES.items() if row.segments)
+        raise CheckpointError(f"--segments: got {name!r}, allowed for {allowed}, whose segments are token ids")
+    try:
+        return name, family, values, family.steps(Config(values, segments)), bias_of(name, values)
+    except TypeError as error:
+        raise CheckpointError(f"config.json: a value that {name!r} needs is missing: {error}") from error
+    except ValueError as error:
+        raise CheckpointError(f"config.json: {error}") from error
+
+
+def _section(document: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
+    """Return the part of `config.json` that the family reads; empty, so that defaults hold, where it is left out."""
+    section = document if family.section is None else document.get(family.section) or {}
+    if not isinstance(section, Mapping):
+        raise CheckpointError(f"config.json: {family.section} is {section!r}, understood is an object")
+    return section
 
 
 def family_of(config: Mapping[str, Any], side: str | None = None) -> tuple[str, Family]:
@@ -73,10 +123,11 @@ def family_of(config: Mapping[str, Any], side: str | None = None) -> tuple[str, 
     if not sides and side is not None:
         raise CheckpointError(f"--side: got {side!r}, allowed only for models that have sides; {model_type!r} has none")
     family = FAMILIES[name]
+    values = _section(config, family)
     for key, understood in family.only.items():
-        if config.get(key) is not None and config[key] not in understood:
+        if values.get(key) is not None and values[key] not in understood:
             allowed = " or ".join(map(repr, understood))
-            raise CheckpointError(f"config.json: {key} is {config[key]!r}, understood is {allowed}")
+            raise CheckpointError(f"config.json: {key} is {values[key]!r}, understood is {allowed}")
     return name, family
 
 
@@ -93,13 +144,7 @@ def read_tensors(
 
     """
     files = files_of_keys(folder)
-    first = getattr(steps[0], "weight", ())
-    found = next((p for p in ("", prefix) if _find(files, p, first)), None)
-    if found is None:
-        tried = " or ".join(p + key for p in dict.fromkeys(("", prefix)) for key in first)
-        missing = tried or "is named by the first step"
-        raise CheckpointError(f"{folder}: no tensor {missing}; do the files belong together?")
-    prefix = found
+    prefix = _prefix(folder, files, steps, prefix)
     tensors: dict[str, Tensor] = {}
     stored: list[str] = []
     sized: list[Step] = []
@@ -118,20 +163,16 @@ def read_tensors(
             return tensor.to(torch.float32)
 
         for name, step in zip(names_of(tuple(steps)), steps, strict=True):
-            if not isinstance(step, Tokens | Segments | Positions | Norm | Project):
-                sized.append(step)
-                continue
-            weight = read(step.weight)
-            if weight is not None:
-                tensors[f"{name}.weight"] = weight
-            elif not (isinstance(step, Positions) and step.table != "learned"):
-                raise CheckpointError(f"{folder}: no tensor {prefix}{step.weight[0]}")
-            if isinstance(step, Norm | Project) and step.bias is not None:
-                bias = read(step.bias)
-                if bias is None:
-                    raise CheckpointError(f"{folder}: no tensor {prefix}{step.bias[0]}")
-                tensors[f"{name}.bias"] = bias
-            sized.append(step if weight is None else _size(step, weight))
+            own: dict[str, Tensor] = {}
+            for parameter, keys in parameters(step).items():
+                tensor = read(keys)
+                if tensor is not None:
+                    own[parameter] = tensor
+                elif not (isinstance(step, Positions) and step.table not in STORED):
+                    missing = keys[0] if keys else f"is named by {name}.{parameter}"
+                    raise CheckpointError(f"{folder}: no tensor {prefix}{missing}")
+            tensors |= {f"{name}.{parameter}": tensor for parameter, tensor in own.items()}
+            sized.append(_size(step, own, sized))
         if isinstance(pairwise, T5Config):
             weight = read(pairwise.weight)
             if weight is None:
@@ -140,16 +181,26 @@ def read_tensors(
     return tuple(sized), tensors, stored[0]
 
 
-def _size(step: Step, weight: Tensor) -> Step:
+def _size(step: Step, own: Mapping[str, Tensor], before: Sequence[Step]) -> Step:
+    """Return `step` with the sizes of its own tensors, or of the steps before it."""
     match step:
         case Tokens():
-            return replace(step, rows=weight.shape[0], width=weight.shape[-1])
+            return replace(step, rows=own["weight"].shape[0], width=own["weight"].shape[-1])
+        case Segments(table="tokens"):
+            tokens = before[0]
+            return replace(step, rows=tokens.rows) if isinstance(tokens, Tokens) else step
         case Segments():
-            return replace(step, rows=weight.shape[0])
-        case Positions():
-            return replace(step, rows=weight.shape[0], table="learned")
+            return replace(step, rows=own["weight"].shape[0])
+        case Levels():
+            parts = (
+                _size(level, {"weight": own[f"{place}.weight"]} if level.table == "own" else {}, before)
+                for place, level in enumerate(step.levels)
+            )
+            return replace(step, levels=tuple(part for part in parts if isinstance(part, Segments)))
+        case Positions() if "weight" in own:
+            return replace(step, rows=own["weight"].shape[0], table="hybrid" if step.table == "hybrid" else "learned")
         case Project():
-            return replace(step, width=weight.shape[0])
+            return replace(step, width=own["weight"].shape[0])
         case _:
             return step
 
@@ -179,10 +230,8 @@ def _padding(stated: Any, steps: tuple[Step, ...]) -> Any:
 
 
 def limit_of(positions: Positions | None) -> int | None:
-    """Return max_len as positions allow it: the rows of their table, or the range in which computed ones are exact."""
-    if positions is None:
-        return None
-    return (positions.rows or POSITIONS) - positions.first
+    """Return max_len as positions allow it; None where there are none."""
+    return positions.limit if positions else None
 
 
 def _check_sizes(values: Mapping[str, Any], frontend: FrontEndConfig) -> None:
@@ -195,6 +244,17 @@ def _check_sizes(values: Mapping[str, Any], frontend: FrontEndConfig) -> None:
                 raise ValueError(f"{key} is {stated!r}, the tensors have {' or '.join(map(str, sorted(allowed)))}")
     if frontend.max_len is not None and (type(frontend.max_len) is not int or frontend.max_len < 1):
         raise ValueError(f"the longest input is {frontend.max_len!r}, allowed 1 or more")
+
+
+def _prefix(folder: Path, files: Mapping[str, Path], steps: Sequence[Step], prefix: str) -> str:
+    """Return nothing or `prefix`, whichever the files put before the names of tensors."""
+    first = getattr(steps[0], "weight", ())
+    found = next((p for p in ("", prefix) if _find(files, p, first)), None)
+    if found is None:
+        tried = " or ".join(p + key for p in dict.fromkeys(("", prefix)) for key in first)
+        missing = tried or "is named by the first step"
+        raise CheckpointError(f"{folder}: no tensor {missing}; do the files belong together?")
+    return found
 
 
 def _find(files: Mapping[str, Path], prefix: str, keys: tuple[str, ...]) -> str | None:

@@ -22,9 +22,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from incipit.models.checkpoint import CheckpointError, limit_of, one_line, read_tensors
+from incipit.models.checkpoint import CheckpointError, files_of_steps, limit_of, one_line, read_tensors
 from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.models.steps import Positions, from_document
+from incipit.models.steps import Positions, Step, from_document
 
 DESCRIPTION = "frontend.toml"
 
@@ -38,8 +38,7 @@ def read_description(folder: Path) -> FrontEnd:
     """
     file = folder / DESCRIPTION
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-        steps = [from_document(_with_keys(step)) for step in _list(document.pop("steps", None))]
+        steps, document = _read(file)
         known = [field.name for field in fields(FrontEndConfig) if field.name not in ("steps", "bias")]
         for name in document:
             if name not in known:
@@ -55,6 +54,25 @@ def read_description(folder: Path) -> FrontEnd:
         raise CheckpointError(f"{file}: {one_line(error)}") from error
 
 
+def files_described(folder: Path) -> list[str]:
+    """Return the names of the weight files that `read_description` opens; they need not be there yet.
+
+    Raises:
+        CheckpointError: the file is broken.
+
+    """
+    try:
+        return files_of_steps(folder, _read(folder / DESCRIPTION)[0])
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{folder / DESCRIPTION}: {one_line(error)}") from error
+
+
+def _read(file: Path) -> tuple[list[Step], dict[str, Any]]:
+    """Return the steps, and what stands beside them."""
+    document = tomllib.loads(file.read_text(encoding="utf-8"))
+    return [from_document(_with_keys(step)) for step in _list(document.pop("steps", None))], document
+
+
 def _list(value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
         raise ValueError("steps: allowed is a list of tables, [[steps]]")
@@ -63,7 +81,12 @@ def _list(value: Any) -> list[dict[str, Any]]:
 
 def _with_keys(step: dict[str, Any]) -> dict[str, Any]:
     """Let the name of a tensor be a string, and a step that has a bias name it, or have none."""
-    keys = {name: [step[name]] if isinstance(step.get(name), str) else step.get(name) for name in ("weight", "bias")}
-    if step.get("kind") not in ("norm", "project"):
-        keys.pop("bias")
-    return {**step, **{name: value for name, value in keys.items() if name == "bias" or value is not None}}
+    named = {
+        name: [value] if name in ("weight", "columns", "bias") and isinstance(value, str) else value
+        for name, value in step.items()
+    }
+    if step.get("kind") in ("norm", "project"):
+        named.setdefault("bias", None)
+    if isinstance(step.get("levels"), list):
+        named["levels"] = [_with_keys(level) if isinstance(level, dict) else level for level in step["levels"]]
+    return named

@@ -1,8 +1,8 @@
 """What the graph of a front-end takes and promises: all that an export needs to know of it beside the module itself."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -15,9 +15,10 @@ class Signature:
         vocab_size: V.
         width: D, of an output vector.
         max_len: M, the largest legal offset + real tokens; None where nothing limits it.
-        rows: of its table of positions; 0 where every place is like every other.
+        rows: positions that have a row of their own in a table; 0 where every place is like every other.
         exact: every bit is determined, because nothing but gathers, sums and products of two make up a vector.
-        segments: S, or 0.
+        indices: name of each further index that a token has, an input int64 (batch, length) -> how many there are, so
+            that 0 to that number - 1 are legal; in the order in which they are added. Segments are `token_type_ids`.
         counts: what advances the position: every slot, ids other than padding, or the mask.
         needs_mask: `attention_mask` is an input.
         padding_idx: id of padding; None for none.
@@ -33,7 +34,7 @@ class Signature:
     max_len: int | None
     rows: int
     exact: bool
-    segments: int = 0
+    indices: Mapping[str, int] = field(default_factory=dict)
     counts: Literal["slots", "ids", "mask"] = "slots"
     needs_mask: bool = False
     padding_idx: int | None = None

@@ -83,3 +83,13 @@ def test_a_hub_source_names_a_repository_and_perhaps_a_revision(source: str, nam
 def test_a_preset_leaves_no_choice(side: str | None, arithmetic: Literal["float32", "source"]) -> None:
     with pytest.raises(ExportError, match=r"--(side|arithmetic): got '(encoder|source)', allowed"):
         load_source("gpt2-small", side, arithmetic)
+
+
+def test_a_preset_has_no_segments_to_choose() -> None:
+    with pytest.raises(ExportError, match="--segments: allowed only for a published checkpoint; gpt2-small says"):
+        load_source("gpt2-small", segments=True)
+
+
+def test_a_checkpoint_whose_segments_are_no_choice_says_so(tiny_checkpoint: Path) -> None:
+    with pytest.raises(ExportError, match="--segments: got 'bert', allowed for"):
+        load_source(str(tiny_checkpoint), segments=True)

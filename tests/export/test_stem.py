@@ -101,7 +101,8 @@ def test_at_the_native_size_the_table_is_used_as_it_is(tmp_path: Path) -> None:
 
 @KINDS
 def test_axes_are_dynamic_and_named(graphs: dict[str, Path], kind: str) -> None:
-    (given,), (made,) = describe_graph(graphs[kind] / "model.onnx")
+    graph = describe_graph(graphs[kind] / "model.onnx")
+    (given,), (made,) = graph.inputs, graph.outputs
     signature = STEMS[kind].signature
     assert (given.name, given.dtype, given.shape) == (signature.input, "float32", signature.shape)
     tokens = "tokens" if signature.patch_size else 6

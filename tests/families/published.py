@@ -63,6 +63,8 @@ def _sides(family: str, model: str, config: dict[str, Any], block: str = "layers
 
 
 LAYER = "encoder.layer.0"
+SIDES = {"text": "text_model"}
+"""Modules that are not called what their side is."""
 PUBLISHED: dict[str, Published] = {
     "bert": Published("BertModel", _ENCODER, LAYER),
     "roberta": Published("RobertaModel", _ENCODER, LAYER),
@@ -120,6 +122,15 @@ PUBLISHED: dict[str, Published] = {
     ),
     "clip_text_model": Published(
         "CLIPTextModel", _ENCODER | {"bos_token_id": 1, "eos_token_id": 2}, "encoder.layers.0"
+    ),
+    "clip/text": Published(
+        "CLIPModel",
+        {
+            "text_config": _ENCODER | {"bos_token_id": 1, "eos_token_id": 2},
+            "vision_config": {key: value for key, value in _ENCODER.items() if key != "vocab_size"}
+            | {"image_size": 8, "patch_size": 4},
+        },
+        "text_model.encoder.layers.0",
     ),
     "gpt2": Published("GPT2Model", _GPT, "h.0"),
     "gpt_neo": Published(
@@ -248,7 +259,7 @@ class Model:
         self,
         input_ids: NDArray[np.int64],
         attention_mask: NDArray[np.int64] | None = None,
-        token_type_ids: NDArray[np.int64] | None = None,
+        **indices: NDArray[np.int64],
     ) -> NDArray[np.float32]:
         """Return what enters the first block, as a forward hook sees it."""
         seen: list[Tensor] = []
@@ -258,7 +269,7 @@ class Model:
 
         block = self.whole.get_submodule(PUBLISHED[self.name].block)
         handle = block.register_forward_pre_hook(hook, with_kwargs=True)
-        self._run(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
+        self._run(input_ids=input_ids, attention_mask=attention_mask, **indices)
         handle.remove()
         first = seen[0]
         vectors: NDArray[np.float32] = (first.transpose(0, 1) if self.name == "xlnet" else first).float().numpy()
@@ -297,4 +308,4 @@ class Model:
                 len(next(iter(given.values()))), 3, WIDTH, dtype=self.whole.dtype
             )
         with torch.inference_mode():
-            return (self.whole.get_submodule(side) if side else self.whole)(**given)
+            return (self.whole.get_submodule(SIDES.get(side, side)) if side else self.whole)(**given)
