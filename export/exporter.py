@@ -13,8 +13,8 @@ from torch import nn
 from incipit import __version__
 from incipit.export.artifact import check_name, draft, publish
 from incipit.export.errors import ExportError
-from incipit.export.graph import describe_graph, export_graph, read_initializers
-from incipit.export.parity import prove, prove_lookup
+from incipit.export.graph import EMBEDDINGS_GRAPH, describe_graph, export_graph, read_initializers
+from incipit.export.parity import prove, prove_lookup, prove_rotary
 from incipit.export.source import LoadedSource, load_source
 from incipit.models.custom import CustomFrontEnd
 from incipit.models.frontend import FrontEnd, FrontEndConfig
@@ -60,12 +60,13 @@ def export(
     arithmetic: Literal["float32", "source"] = "float32",
     max_len: int | None = None,
     resizing: str | None = None,
+    rotary_length: int | None = None,
 ) -> Exported:
     """Export the front-end that `source` names as the next version of `name` in `repository`.
 
-    `side` and `arithmetic` are those of `read_frontend`; `max_len` sets another limit than the source's, `resizing` how
-    a learned table is made to fit, as in `resized`. `report` is told each step as it begins. An export that fails or is
-    interrupted leaves nothing to be seen.
+    `side`, `arithmetic` and `rotary_length` are those of `read_frontend`; `max_len` sets another limit than the
+    source's, `resizing` how a learned table is made to fit, as in `resized`. `report` is told each step as it begins.
+    An export that fails or is interrupted leaves nothing to be seen.
 
     Raises:
         ExportError: the source cannot be read, the graph is not equal to its module, or the disk refuses.
@@ -73,7 +74,9 @@ def export(
     """
     check_name(name)
     report(f"reading {source}")
-    loaded = load_source(source, side, arithmetic)
+    loaded = load_source(source, side, arithmetic, rotary_length)
+    if isinstance(loaded.frontend, FrontEnd) and loaded.frontend.config.no_rotary:
+        report(f"leaving rotary outputs out: {loaded.frontend.config.no_rotary}")
     if max_len is not None:
         loaded = _resize(loaded, max_len, resizing)
     elif resizing is not None:
@@ -173,13 +176,16 @@ def _prove(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Report) ->
     parity = prove(frontend, Session(folder, CPU), lambda done, of: report(f"proving it equal: {done} of {of} cases"))
     if isinstance(frontend, FrontEnd) and frontend.signature.lookup_width is not None:
         prove_lookup(frontend, Session(folder, CPU, graph=TOKEN_GRAPH))
+    if isinstance(frontend, FrontEnd) and frontend.signature.rotary:
+        report("proving the rotary outputs equal")
+        prove_rotary(frontend, Session(folder, CPU), Session(folder, CPU, graph=EMBEDDINGS_GRAPH))
     return parity
 
 
 def _describe(loaded: LoadedSource, folder: Path) -> Manifest:
     frontend, signature = loaded.frontend, loaded.frontend.signature
     inputs, outputs = describe_graph(folder / GRAPH)
-    files = [name for name in (GRAPH, TOKEN_GRAPH, DATA, TOKENIZER) if (folder / name).is_file()]
+    files = [name for name in (GRAPH, EMBEDDINGS_GRAPH, TOKEN_GRAPH, DATA, TOKENIZER) if (folder / name).is_file()]
     return Manifest(
         family=signature.family,
         vocab_size=signature.vocab_size,

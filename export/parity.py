@@ -4,6 +4,7 @@ Letters: B batch, L length, M maximum length.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from incipit.export.errors import ParityError
 from incipit.models.custom import CustomFrontEnd
 from incipit.models.frontend import FrontEnd
+from incipit.models.rotary import SCALINGS
 from incipit.models.signature import Signature
 from incipit.service import runtime
 from incipit.service.manifest import Parity, ParityCase, ParityReport
@@ -21,6 +23,9 @@ BATCHES = (1, 2, 5)
 LENGTHS = (1, 2, 17)
 ALLOWED_ULP = 8.0
 """For a front-end with a norm or a projection: its sums may be ordered in any way. Without, bits must be equal."""
+ROTARY_ULP = 1.0
+"""For cosines and sines, in units in the last place of the largest one: torch's float32 kernels against the float64 of
+the graph, which is rounded. Found: 0.5, 6e-8, at every position up to 2^31."""
 LONG = 512
 """Length that stands for the longest where no table of positions sets one."""
 PADDINGS: tuple[Literal["none", "left", "right"], ...] = ("none", "left", "right")
@@ -83,6 +88,31 @@ def prove_lookup(frontend: FrontEnd, session: runtime.Session) -> None:
             max_abs, max_ulp = difference(session.run({"input_ids": part}), expected)
             if max_ulp > 0:
                 raise ParityError(f"the graph of token_embeddings differs by {max_abs:.3g} ({max_ulp:.3g} ULP)")
+
+
+def prove_rotary(frontend: FrontEnd, session: runtime.Session, alone: runtime.Session) -> None:
+    """Compare the rotary outputs of `session` with those of `frontend` over the grid, as far as they are legal.
+
+    `alone`, the graph without them, must give the vectors of `session` bit for bit.
+
+    Raises:
+        ParityError: a case differs by more than is allowed.
+
+    """
+    signature = frontend.signature
+    limit = min((limit for limit in (signature.max_len, signature.rotary_len) if limit), default=LONG)
+    largest = max(SCALINGS[o.config.scaling].attention_factor(o.config) for o in frontend.config.rotary)
+    for case in _grid(replace(signature, max_len=limit)):
+        feeds = _feeds(signature, case)
+        found = session.run_all(feeds)
+        if not np.array_equal(found["embeddings"], alone.run(feeds)):
+            raise ParityError(f"the graph of embeddings alone differs at {_say(case)}")
+        with torch.inference_mode():
+            expected = frontend.rotary_outputs(*(torch.from_numpy(feeds[name]) for name in ("input_ids", "offset")))
+        for name, values in expected.items():
+            max_abs, _ = difference(found[name], values.numpy())
+            if max_abs > ROTARY_ULP * np.spacing(np.float32(largest)):
+                raise ParityError(f"{name} differs from its PyTorch module by {max_abs:.3g} at {_say(case)}")
 
 
 def _say(case: Arguments | ParityCase) -> str:

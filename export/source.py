@@ -29,12 +29,15 @@ class LoadedSource:
 
 
 def load_source(
-    source: str, side: str | None = None, arithmetic: Literal["float32", "source"] = "float32"
+    source: str,
+    side: str | None = None,
+    arithmetic: Literal["float32", "source"] = "float32",
+    rotary_length: int | None = None,
 ) -> LoadedSource:
     """Load the front-end that `source` names: an existing folder, a preset, or `hf:owner/name[@revision]`.
 
-    `side` chooses "encoder" or "decoder" of a checkpoint that has both, `arithmetic` the rounding of its steps, as in
-    `read_frontend`.
+    `side` chooses "encoder" or "decoder" of a checkpoint that has both, `arithmetic` the rounding of its steps,
+    `rotary_length` the length that its rotary outputs are made for, as in `read_frontend`.
 
     Raises:
         ExportError: it names none of these, or cannot be read.
@@ -42,17 +45,16 @@ def load_source(
     """
     # Without a name it would be the working folder.
     if source and Path(source).is_dir():
-        return _load_folder(Path(source), side, arithmetic, manifest.Source(kind="folder"))
+        return _load_folder(Path(source), manifest.Source(kind="folder"), side, arithmetic, rotary_length)
     if source in PRESETS:
-        _refuse_choices(source, side, arithmetic)
+        _refuse_choices(source, side, arithmetic, rotary_length)
         record = manifest.Source(kind="preset", name=source)
         return LoadedSource(build_preset(source), record)
     if match := HUB.fullmatch(source):
         folder = _download(match["name"], match["revision"])
         # The hub's cache names the folder of a snapshot by its commit.
-        return _load_folder(
-            folder, side, arithmetic, manifest.Source(kind="hub", name=match["name"], revision=folder.name)
-        )
+        record = manifest.Source(kind="hub", name=match["name"], revision=folder.name)
+        return _load_folder(folder, record, side, arithmetic, rotary_length)
     raise ExportError(
         f"SOURCE: got {source!r}, allowed an existing folder, a preset ({', '.join(PRESETS)}), "
         "or hf:owner/name[@revision]"
@@ -60,13 +62,17 @@ def load_source(
 
 
 def _load_folder(
-    folder: Path, side: str | None, arithmetic: Literal["float32", "source"], record: manifest.Source
+    folder: Path,
+    record: manifest.Source,
+    side: str | None,
+    arithmetic: Literal["float32", "source"],
+    rotary_length: int | None,
 ) -> LoadedSource:
     described = (folder / DESCRIPTION).is_file()
     if described:
-        _refuse_choices(DESCRIPTION, side, arithmetic)
+        _refuse_choices(DESCRIPTION, side, arithmetic, rotary_length)
     try:
-        frontend = read_description(folder) if described else read_frontend(folder, side, arithmetic)
+        frontend = read_description(folder) if described else read_frontend(folder, side, arithmetic, rotary_length)
     except CheckpointError as error:
         raise ExportError(str(error)) from error
     config = folder / (DESCRIPTION if described else "config.json")
@@ -75,12 +81,14 @@ def _load_folder(
     return LoadedSource(frontend, record, tokenizer if tokenizer.is_file() else None)
 
 
-def _refuse_choices(source: str, side: str | None, arithmetic: str) -> None:
+def _refuse_choices(source: str, side: str | None, arithmetic: str, rotary_length: int | None) -> None:
     """Raise ExportError for choices that only a published checkpoint leaves open."""
     if side is not None:
         raise ExportError(f"--side: got {side!r}, allowed only for models that have sides; {source} has none")
     if arithmetic != "float32":
         raise ExportError(f"--arithmetic: got {arithmetic!r}, allowed float32 for {source}")
+    if rotary_length is not None:
+        raise ExportError(f"--rotary-length: got {rotary_length}, allowed only for a published checkpoint")
 
 
 def _download(name: str, revision: str | None) -> Path:

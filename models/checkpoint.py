@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from incipit.models.companions import LengthMissing, as_stored, find_rotary, read_rotary
 from incipit.models.families import ALL, FAMILIES, SIZES, Config, Family, known, sides_of
 from incipit.models.frontend import FrontEnd, FrontEndConfig, names_of
 from incipit.models.sinusoids import POSITIONS
@@ -26,7 +27,10 @@ class CheckpointError(ValueError):
 
 
 def read_frontend(
-    folder: Path, side: str | None = None, arithmetic: Literal["float32", "source"] = "float32"
+    folder: Path,
+    side: str | None = None,
+    arithmetic: Literal["float32", "source"] = "float32",
+    rotary_length: int | None = None,
 ) -> FrontEnd:
     """Build the front-end of the checkpoint in `folder`, with float32 tensors, reading no other tensor.
 
@@ -35,6 +39,8 @@ def read_frontend(
         side: "encoder" or "decoder" of a model that has both; None for one that has not.
         arithmetic: "source" rounds after every step to the type of the token table in the file, as a library does that
             loads the model in that type; default float32, in which every type of file is exact.
+        rotary_length: for a rotary model whose frequencies depend on it (rope types "dynamic" and "longrope"), tokens
+            of the whole sequence; default None, which leaves the rotary outputs of such a model out.
 
     Raises:
         CheckpointError: a file is missing or broken, the family is not known, or its values are not understood.
@@ -49,6 +55,10 @@ def read_frontend(
     steps, tensors, stored = read_tensors(folder, template, family.prefix)
     try:
         config = _configure(name, family, values, steps)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
+    config = _with_rotary(config, folder, family.prefix, values, rotary_length)
+    try:
         return FrontEnd.from_tensors(
             replace(config, arithmetic=stored if arithmetic == "source" else "float32"), tensors
         )
@@ -134,6 +144,50 @@ def read_tensors(
                 tensors[f"{name}.bias"] = bias
             sized.append(step if weight is None else _size(step, weight))
     return tuple(sized), tensors, stored[0]
+
+
+def _with_rotary(
+    config: FrontEndConfig, folder: Path, prefix: str, values: Mapping[str, Any], length: int | None
+) -> FrontEndConfig:
+    """Return `config` with the rotary outputs of its family, or with the reason why they are left out."""
+    row = find_rotary(config.family, values)
+    refused = None
+    if row is None:
+        refused = f"{config.family!r} here has no rotary positions"
+    else:
+        try:
+            outputs = read_rotary(row, values, config.widths[-1], config.max_len or 0, length)
+        except LengthMissing as error:
+            return replace(config, no_rotary=one_line(error))
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"config.json: {one_line(error)}") from error
+        if not any(output.config.length for output in outputs):
+            refused = f"the angles of {config.family!r} here do not depend on it"
+    if refused and length is not None:
+        raise CheckpointError(f"--rotary-length: got {length}, allowed none: {refused}")
+    if row is None:
+        return config
+    tensor = _read_tensor(folder, prefix, row.tensors)
+    if tensor is not None:
+        try:
+            stored = [as_stored(output, tensor) for output in outputs]
+        except ValueError as error:
+            raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
+        outputs = tuple(output for output in stored if output is not None)
+        if len(outputs) < len(stored):
+            return replace(config, no_rotary=f"the table {row.tensors[0]} in the file is another than its formula's")
+    return replace(config, rotary=outputs)
+
+
+def _read_tensor(folder: Path, prefix: str, keys: tuple[str, ...]) -> Tensor | None:
+    """Return a tensor as float32, or None where the files do not have it."""
+    files = _files_of_keys(folder)
+    key = _find(files, "", keys) or _find(files, prefix, keys)
+    if key is None:
+        return None
+    with _open(files[key]) as file:
+        tensor: Tensor = file.get_tensor(key)
+    return tensor.to(torch.float32)
 
 
 def _size(step: Step, weight: Tensor) -> Step:

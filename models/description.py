@@ -14,7 +14,13 @@
     kind = "positions"
     weight = "positions.weight"      # or table = "exact" with rows = 512, for sinusoids that are not in the file
 
-`models/steps.py` has every kind and its fields; `FrontEndConfig` the fields beside the steps.
+    [[rotary]]                       # cosines and sines for attention, as further outputs; default none
+    dim = 64
+    theta = 500000.0
+    layout = "half"                  # or "interleaved"
+
+`models/steps.py` has every kind and its fields; `FrontEndConfig` the fields beside the steps; `models/rotary.py` those
+of [[rotary]]: `RotaryConfig`, with `name` and `layout` of `RotaryOutput`.
 """
 
 import tomllib
@@ -24,6 +30,7 @@ from typing import Any
 
 from incipit.models.checkpoint import CheckpointError, limit_of, one_line, read_tensors
 from incipit.models.frontend import FrontEnd, FrontEndConfig
+from incipit.models.rotary import RotaryOutput
 from incipit.models.steps import Positions, from_document
 
 DESCRIPTION = "frontend.toml"
@@ -39,15 +46,17 @@ def read_description(folder: Path) -> FrontEnd:
     file = folder / DESCRIPTION
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
-        steps = [from_document(_with_keys(step)) for step in _list(document.pop("steps", None))]
-        known = [field.name for field in fields(FrontEndConfig) if field.name != "steps"]
+        steps = [from_document(_with_keys(step)) for step in _list("steps", document.pop("steps", None))]
+        rotary = _list("rotary", document.pop("rotary")) if "rotary" in document else []
+        known = [field.name for field in fields(FrontEndConfig) if field.name not in ("steps", "rotary", "no_rotary")]
         for name in document:
             if name not in known:
-                raise ValueError(f"{name} is not known, allowed are {', '.join([*known, 'steps'])}")
+                raise ValueError(f"{name} is not known, allowed are {', '.join([*known, 'steps', 'rotary'])}")
         sized, tensors, _ = read_tensors(folder, steps)
         positions = next((step for step in sized if isinstance(step, Positions)), None)
         values = {"family": "custom", "max_len": limit_of(positions), **document}
         values["refused_ids"] = tuple(values.get("refused_ids", ()))
+        values["rotary"] = tuple(map(RotaryOutput.from_document, rotary))
         return FrontEnd.from_tensors(FrontEndConfig(steps=sized, **values), tensors)
     except CheckpointError:
         raise
@@ -55,9 +64,9 @@ def read_description(folder: Path) -> FrontEnd:
         raise CheckpointError(f"{file}: {one_line(error)}") from error
 
 
-def _list(value: Any) -> list[dict[str, Any]]:
+def _list(name: str, value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
-        raise ValueError("steps: allowed is a list of tables, [[steps]]")
+        raise ValueError(f"{name}: allowed is a list of tables, [[{name}]]")
     return value
 
 

@@ -17,6 +17,7 @@ from incipit.models.positions import (
     check_position_ids,
     positions_of,
 )
+from incipit.models.rotary import RotaryOutput, RotaryPositions
 from incipit.models.signature import Signature
 from incipit.models.sinusoids import POSITIONS, RECIPES
 from incipit.models.steps import (
@@ -49,6 +50,8 @@ class FrontEndConfig:
         arithmetic: the type whose rounding follows every step, in float32 otherwise; default float32, which rounds no
             more. A checkpoint in another type is computed with that type's rounding by a library that loads it so.
         dropout: probability after the last step, in training only; default 0.1.
+        rotary: cosines and sines for attention, which are further outputs; default none.
+        no_rotary: why a model whose attention is rotary has no such output; default None.
 
     """
 
@@ -61,6 +64,8 @@ class FrontEndConfig:
     consumer_scales: bool | None = None
     arithmetic: Literal["float32", "float16", "bfloat16"] = "float32"
     dropout: float = 0.1
+    rotary: tuple[RotaryOutput, ...] = ()
+    no_rotary: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse steps that no front-end has."""
@@ -80,6 +85,11 @@ class FrontEndConfig:
             raise ValueError(f"arithmetic: got {self.arithmetic!r}, allowed float32, float16, bfloat16")
         if self.counts == "ids" and self.padding_idx is None:
             raise ValueError("padding_idx: got none, allowed an id, since positions skip it")
+        if self.rotary and self.counts != "slots":
+            raise ValueError(f"rotary: got positions that count {self.counts!r}, allowed 'slots'")
+        names = [output.name for output in self.rotary]
+        if len(set(names)) < len(names):
+            raise ValueError(f"rotary: got the names {names}, allowed each once")
 
     def _check_positions(self, positions: Positions) -> None:
         tables = ("learned", "exact", *RECIPES)
@@ -97,18 +107,22 @@ class FrontEndConfig:
     def to_document(self) -> dict[str, Any]:
         """Return the config as plain values, without the names of tensors in a checkpoint."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {**values, "steps": [to_document(step) for step in self.steps], "refused_ids": list(self.refused_ids)}
+        values |= {"steps": [to_document(step) for step in self.steps], "refused_ids": list(self.refused_ids)}
+        values["rotary"] = [output.to_document() for output in self.rotary]
+        # Left out where there is nothing to say, as in documents that were written before there was.
+        return {name: value for name, value in values.items() if value or name not in ("rotary", "no_rotary")}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "FrontEndConfig":
         """Return the config that `to_document` wrote.
 
         Raises:
-            ValueError: a step is not known.
+            ValueError: a step or a rotary output is not known.
 
         """
         steps = tuple(from_document(step) for step in document["steps"])
-        return cls(**{**document, "steps": steps, "refused_ids": tuple(document["refused_ids"])})
+        rotary = tuple(RotaryOutput.from_document(output) for output in document.get("rotary", ()))
+        return cls(**{**document, "steps": steps, "rotary": rotary, "refused_ids": tuple(document["refused_ids"])})
 
     @property
     def tokens(self) -> Tokens:
@@ -179,6 +193,8 @@ class FrontEnd(nn.Module):
             module = _module(step, width, config)
             if module is not None:
                 self.add_module(name, module)
+        for output in config.rotary:
+            self.add_module(output.named("rotary"), RotaryPositions(output.config))
         self.dropout = nn.Dropout(config.dropout)
         self._arithmetic: torch.dtype = getattr(torch, config.arithmetic)
 
@@ -238,11 +254,34 @@ class FrontEnd(nn.Module):
             refused_ids=config.refused_ids,
             lookup_width=None if same else config.widths[config.lookup - 1],
             consumer_scales=config.consumer_scales,
+            rotary={
+                output.named(part): output.config.dim
+                for output in config.rotary
+                for part in ("rotary_cos", "rotary_sin")
+            },
+            rotary_len=min((output.config.length for output in config.rotary if output.config.length), default=None),
         )
 
     def look_up(self, input_ids: Tensor) -> Tensor:
         """Return the model's own lookup of `input_ids` (B, L): what `inputs_embeds` stands for."""
         return self.run(self.config.steps[: self.config.lookup], input_ids)
+
+    def rotary_outputs(self, input_ids: Tensor, offset: int | Tensor = 0) -> dict[str, Tensor]:
+        """Return the cosines and sines for `rotate`, by name: each float32 (1 or B, L, R), empty where there are none.
+
+        Args:
+            input_ids: int64 (B, L), of which only the shape counts.
+            offset: tokens already fed: an int, or int64 (1,) or (B,); default 0. One number gives one row for all.
+
+        Raises:
+            ValueError: a position is negative, or beyond the length that the angles are made for.
+
+        """
+        outputs: dict[str, Tensor] = {}
+        for output in self.config.rotary:
+            cos, sin = self.get_submodule(output.named("rotary"))(input_ids, offset=offset)
+            outputs |= {output.named("rotary_cos"): cos, output.named("rotary_sin"): sin}
+        return outputs
 
     def run(
         self,

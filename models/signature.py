@@ -1,6 +1,7 @@
 """What the graph of a front-end takes and promises: all that an export needs to know of it beside the module itself."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -22,6 +23,8 @@ class Signature:
         refused_ids: ids whose vectors would depend on other tokens.
         lookup_width: width of the model's own lookup; None where that is the output itself.
         consumer_scales: who is handed the lookup's vectors scales them; None where that is not known.
+        rotary: names of its rotary outputs, cosines and sines -> their width R; default none.
+        rotary_len: the largest legal offset + tokens for them; None for that of the vectors.
 
     """
 
@@ -38,3 +41,5 @@ class Signature:
     refused_ids: tuple[int, ...] = ()
     lookup_width: int | None = None
     consumer_scales: bool | None = None
+    rotary: Mapping[str, int] = field(default_factory=dict)
+    rotary_len: int | None = None

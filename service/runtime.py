@@ -120,3 +120,8 @@ class Session:
         """Return the vectors (B, L, D) for int64 `feeds` that were validated: the graph itself wraps negatives."""
         embeddings: NDArray[np.float32] = self._session.run(self._outputs, feeds)[0]
         return embeddings
+
+    def run_all(self, feeds: dict[str, Int64]) -> dict[str, NDArray[np.float32]]:
+        """Return every output by name, for `feeds` as in `run`."""
+        names = [node.name for node in self._session.get_outputs()]
+        return dict(zip(names, self._session.run(names, feeds), strict=True))
