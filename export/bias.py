@@ -6,7 +6,6 @@ comparing whole numbers, where a logarithm would leave its last bit to the libra
 Letters: D model width, H heads, Q query length, K key length.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,17 @@ from torch import Tensor
 
 from incipit.export.errors import ParityError
 from incipit.export.graph import OPSET
+from incipit.export.parity import judge
 from incipit.models.alibi import AlibiBias
 from incipit.models.bias import Bias
 from incipit.models.relative import RelativeSinusoid, T5RelativeBias
 from incipit.service import runtime
+from incipit.service.manifest import BIAS_GRAPH, OutputParity, ParityCase
 
 Array = NDArray[Any]
-BIAS_GRAPH = "bias.onnx"
-ALLOWED_SINUSOID = 2.0**-23
-"""Of the sine of one and the same float32 angle, which two libraries compute: a unit in the last place of 1, twice that
-of the numbers below it. Everything else must be equal to the bit.
-"""
+SINUSOID_ULP = 1.0
+"""Of 1, for the sine of one and the same float32 angle, which two libraries compute. Everything else must be equal to
+the bit."""
 LONG, FAR = 5000, 10**6
 GRID: tuple[tuple[int, int, int], ...] = (
     *((0, length, length) for length in (0, 1, 2, 17, 256)),  # the whole at once
@@ -48,16 +47,6 @@ ROUND = {
     "float32": "{0}_rounded = Identity ({0})",
     "bfloat16": "{0}_short = Cast <to = 16> ({0}) {0}_rounded = Cast <to = 1> ({0}_short)",
 }
-
-
-@dataclass(frozen=True)
-class BiasCase:
-    """One comparison: the inputs, and the largest absolute difference."""
-
-    query_offset: int
-    query_length: int
-    key_length: int
-    max_abs: float
 
 
 def export_bias(bias: Bias, folder: Path) -> None:
@@ -87,24 +76,18 @@ def read_bias(folder: Path) -> dict[str, Tensor]:
     return {} if weight is None else {"bias.weight": torch.from_numpy(onnx.numpy_helper.to_array(weight).copy())}
 
 
-def prove_bias(bias: Bias, session: runtime.Session) -> tuple[BiasCase, ...]:
+def prove_bias(bias: Bias, session: runtime.Session) -> OutputParity:
     """Compare `session`, that of `bias.onnx`, with `bias` over the grid.
 
     Raises:
         ParityError: a case differs by more than is allowed, nothing but for sinusoids; the error names the worst.
 
     """
-    cases = tuple(_compare(bias, session, *case) for case in GRID)
-    allowed = ALLOWED_SINUSOID if isinstance(bias, RelativeSinusoid) else 0.0
-    worst = max(cases, key=lambda case: case.max_abs)
-    if worst.max_abs > allowed:
-        raise ParityError(
-            f"{BIAS_GRAPH} differs from its PyTorch module by {worst.max_abs:.3g} (allowed {allowed:.3g}) at {worst}"
-        )
-    return cases
+    cases = [_compare(bias, session, *case) for case in GRID]
+    return judge(session.outputs[0].name, cases, SINUSOID_ULP if isinstance(bias, RelativeSinusoid) else 0.0)
 
 
-def _compare(bias: Bias, session: runtime.Session, query_offset: int, query_length: int, key_length: int) -> BiasCase:
+def _compare(bias: Bias, session: runtime.Session, query_offset: int, query_length: int, key_length: int) -> ParityCase:
     lengths = {"query_length": query_length, "key_length": key_length}
     if not isinstance(bias, RelativeSinusoid):
         lengths = {"query_offset": query_offset, **lengths}
@@ -114,13 +97,9 @@ def _compare(bias: Bias, session: runtime.Session, query_offset: int, query_leng
         (found,) = session.run({name: np.array([length]) for name, length in lengths.items()}).values()
     except Exception as error:  # onnxruntime's own exceptions share no narrower parent
         raise ParityError(f"{BIAS_GRAPH} fails at {lengths}: {' '.join(str(error).split())}") from error
-    return BiasCase(query_offset, query_length, key_length, _difference(found, expected))
-
-
-def _difference(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
-    if found.shape != expected.shape or not np.isfinite(found).all():
-        return np.inf
-    return float(np.abs(found - expected).max(initial=0))
+    same = found.shape == expected.shape and bool(np.isfinite(found).all())
+    max_abs = float(np.abs(found - expected).max(initial=0)) if same else np.inf
+    return ParityCase(arguments=dict(lengths), max_abs=max_abs, max_ulp=max_abs / float(np.spacing(np.float32(1))))
 
 
 def _alibi(bias: AlibiBias) -> onnx.ModelProto:

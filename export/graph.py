@@ -5,7 +5,7 @@ Letters: B batch, L length, D output width.
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from incipit.models.custom import CustomFrontEnd
 from incipit.models.frontend import FrontEnd, FrontEndConfig, names_of
 from incipit.models.signature import Signature
 from incipit.models.steps import Project
-from incipit.service.manifest import GRAPH, TOKEN_GRAPH, Graph
+from incipit.service.manifest import EMBEDDINGS_GRAPH, GRAPH, TOKEN_GRAPH, Graph
 from incipit.service.manifest import Tensor as TensorSpec
 
 OPSET = 20
@@ -28,7 +28,7 @@ what follows where a weight is stored the other way round."""
 
 
 class _Graph(nn.Module):
-    """The front-end with the inputs of its graph, by name, and the model's own lookup as a second output."""
+    """The front-end with the inputs of its graph, by name; its outputs are those of `_outputs`."""
 
     def __init__(self, frontend: FrontEnd | CustomFrontEnd) -> None:
         super().__init__()
@@ -44,9 +44,10 @@ class _Graph(nn.Module):
         given: dict[str, Any] = {"indices": indices} if indices else {}
         given |= {} if attention_mask is None else {"attention_mask": attention_mask}
         vectors: Tensor = self.frontend(input_ids, offset, **given)
-        if isinstance(self.frontend, FrontEnd) and self.frontend.signature.lookup_width is not None:
-            return vectors, self.frontend.look_up(input_ids)
-        return (vectors,)
+        if not isinstance(self.frontend, FrontEnd):
+            return (vectors,)
+        lookup = () if self.frontend.signature.lookup_width is None else (self.frontend.look_up(input_ids),)
+        return vectors, *lookup, *self.frontend.rotary_outputs(input_ids, offset).values()
 
 
 def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path) -> None:
@@ -55,10 +56,12 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path) -> None:
     `model.onnx` has inputs int64 `input_ids` (batch, length), `offset` (1,) or (batch,), the further indices of a token
     by their names and `attention_mask` (batch, length) where the front-end has them, and output float32 `embeddings`
     (batch, length, D). `token.onnx` has input `input_ids` and output `token_embeddings`; it is left out where the two
-    are the same.
+    are the same. Where attention is rotary, `model.onnx` has the outputs of `FrontEnd.rotary_outputs` too, float32
+    (1 or batch, length, R), and `embeddings.onnx` is what it is without them: onnxruntime computes every output of a
+    graph, asked for or not.
     """
     signature = frontend.signature
-    two_outputs = signature.lookup_width is not None
+    lookup = [] if signature.lookup_width is None else ["token_embeddings"]
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
     names = ["input_ids", "offset", *signature.indices]
     names += ["attention_mask"] if signature.needs_mask else []
@@ -74,20 +77,22 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path) -> None:
             dynamo=True,
             opset_version=OPSET,
             input_names=names,
-            output_names=["embeddings", "token_embeddings"][: 1 + two_outputs],
+            output_names=["embeddings", *lookup, *signature.rotary],
             dynamic_shapes=_arguments(shapes, signature),
             verbose=False,
         )
     assert program is not None
     program.save(folder / GRAPH, external_data=True)
-    both = onnx.load(folder / GRAPH, load_external_data=False)
-    forget_machine(both)
-    _free_offset(both)
+    whole = onnx.load(folder / GRAPH, load_external_data=False)
+    forget_machine(whole)
+    _free_offset(whole, signature.rotary)
     if isinstance(frontend, FrontEnd):
-        _name_projections(both, frontend.config)
-    save_graph(_only(both, "embeddings"), folder / GRAPH)
-    if two_outputs:
-        token = _only(both, "token_embeddings")
+        _name_projections(whole, frontend.config)
+    save_graph(_only(whole, "embeddings", *signature.rotary), folder / GRAPH)
+    if signature.rotary:
+        save_graph(_only(whole, "embeddings"), folder / EMBEDDINGS_GRAPH)
+    if lookup:
+        token = _only(whole, *lookup)
         del token.graph.input[1:]
         save_graph(token, folder / TOKEN_GRAPH)
 
@@ -116,17 +121,17 @@ def _name_projections(model: onnx.ModelProto, config: FrontEndConfig) -> None:
         initializer.name = product.input[1] = name
 
 
-def _only(model: onnx.ModelProto, output: str) -> onnx.ModelProto:
-    """Return the part of `model` that makes `output`, with all inputs."""
+def _only(model: onnx.ModelProto, *names: str) -> onnx.ModelProto:
+    """Return the part of `model` that makes the outputs `names`, with all inputs."""
     part = onnx.ModelProto()
     part.CopyFrom(model)
-    wanted, nodes = {output}, []
+    wanted, nodes = set(names), []
     for node in reversed(model.graph.node):
         if wanted.intersection(node.output):
             wanted.update(node.input)
             nodes.append(node)
     initializers = [tensor for tensor in model.graph.initializer if tensor.name in wanted]
-    outputs = [value for value in model.graph.output if value.name == output]
+    outputs = [value for value in model.graph.output if value.name in names]
     for field in ("node", "initializer", "output"):
         part.graph.ClearField(field)
     part.graph.node.extend(reversed(nodes))
@@ -193,11 +198,15 @@ def forget_machine(model: onnx.ModelProto) -> None:
         part.ClearField("doc_string")
 
 
-def _free_offset(model: onnx.ModelProto) -> None:
-    """Let `offset` be of shape (1,) or (batch,): exported with one element, it broadcasts in either case."""
+def _free_offset(model: onnx.ModelProto, rotary: Collection[str]) -> None:
+    """Let `offset` be of shape (1,) or (batch,): exported with one element, it broadcasts in either case.
+
+    The outputs `rotary` have a row for each of its elements.
+    """
     del model.graph.value_info[:]  # shapes inferred for one element
-    offset = next(node for node in model.graph.input if node.name == "offset")
-    offset.type.tensor_type.shape.dim[0].dim_param = "offsets"
+    for node in (*model.graph.input, *model.graph.output):
+        if node.name == "offset" or node.name in rotary:
+            node.type.tensor_type.shape.dim[0].dim_param = "offsets"
 
 
 def _spec(node: onnx.ValueInfoProto) -> TensorSpec:

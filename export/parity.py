@@ -3,24 +3,30 @@
 Letters: B batch, L length, M maximum length.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import JsonValue
 
 from incipit.export.errors import ParityError
 from incipit.models.custom import CustomFrontEnd
 from incipit.models.frontend import FrontEnd
+from incipit.models.rotary import SCALINGS
 from incipit.models.signature import Signature
 from incipit.service import runtime
-from incipit.service.manifest import Parity, ParityCase, ParityReport
+from incipit.service.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS, OutputParity, ParityCase
 
 BATCHES = (1, 2, 5)
 LENGTHS = (1, 2, 17)
 ALLOWED_ULP = 8.0
 """For a front-end with a norm or a projection: its sums may be ordered in any way. Without, bits must be equal."""
+ROTARY_ULP = 1.0
+"""For cosines and sines, in units in the last place of the largest one: torch's float32 kernels against the float64 of
+the graph, which is rounded. Found: 0.5, 6e-8, at every position up to 2^31."""
 LONG = 512
 """Length that stands for the longest where no table of positions sets one."""
 PADDINGS: tuple[Literal["none", "left", "right"], ...] = ("none", "left", "right")
@@ -38,8 +44,8 @@ class Arguments(NamedTuple):
 
 def prove(
     frontend: FrontEnd | CustomFrontEnd, session: runtime.Session, report: Callable[[int, int], None] = lambda *_: None
-) -> ParityReport:
-    """Compare `session` with `frontend` over the grid; `report` is told how many cases are done, of how many.
+) -> OutputParity:
+    """Compare `embeddings` of `session` with `frontend` over the grid; `report` is told how many of how many are done.
 
     Raises:
         ParityError: a case differs by more than is allowed; the error names the worst.
@@ -51,41 +57,80 @@ def prove(
     for case in grid:
         cases.append(_compare(frontend, session, case))
         report(len(cases), len(grid))
-    allowed = 0.0 if frontend.signature.exact else ALLOWED_ULP
+    return judge(EMBEDDINGS, cases, 0.0 if frontend.signature.exact else ALLOWED_ULP)
+
+
+def judge(output: str, cases: Sequence[ParityCase], allowed_ulp: float) -> OutputParity:
+    """Return the comparison of an output that `cases` make up.
+
+    Raises:
+        ParityError: a case differs by more than is allowed; the error names the worst.
+
+    """
     worst = max(cases, key=lambda case: case.max_ulp)
-    if worst.max_ulp > allowed:
+    if worst.max_ulp > allowed_ulp:
+        at = ", ".join(f"{name} {value}" for name, value in worst.arguments.items())
         raise ParityError(
-            f"the graph differs from its PyTorch module by {worst.max_abs:.3g} ({worst.max_ulp:.3g} ULP, allowed "
-            f"{allowed:g}) at {_say(worst)}"
+            f"{output} of the graph differs from its PyTorch module by {worst.max_abs:.3g} "
+            f"({worst.max_ulp:.3g} ULP, allowed {allowed_ulp:.3g}) at {at}"
         )
-    section = Parity(
-        onnxruntime=runtime.VERSION,
-        torch=torch.__version__,
-        allowed_ulp=allowed,
+    return OutputParity(
+        allowed_ulp=allowed_ulp,
         max_abs=max(case.max_abs for case in cases),
         max_ulp=worst.max_ulp,
         cases=tuple(cases),
     )
-    return ParityReport(providers={session.provider: section})
 
 
-def prove_lookup(frontend: FrontEnd, session: runtime.Session) -> None:
+def prove_lookup(frontend: FrontEnd, session: runtime.Session) -> OutputParity:
     """Compare the graph of the model's own lookup with `frontend.look_up`, for every id.
 
     Raises:
-        ParityError: a value differs; the steps of a lookup leave no bit to chance, but those that end in a norm.
+        ParityError: a value differs; the steps of a lookup leave no bit to chance.
 
     """
-    ids = np.arange(frontend.signature.vocab_size).reshape(1, -1)
+    ids, cases = np.arange(frontend.signature.vocab_size).reshape(1, -1), []
     with torch.inference_mode():
         for part in np.array_split(ids, 1 + ids.size // 4096, axis=1):
             expected = frontend.look_up(torch.from_numpy(part)).numpy()
-            max_abs, max_ulp = difference(session.run({"input_ids": part})["token_embeddings"], expected)
-            if max_ulp > 0:
-                raise ParityError(f"the graph of token_embeddings differs by {max_abs:.3g} ({max_ulp:.3g} ULP)")
+            max_abs, max_ulp = difference(session.run({"input_ids": part})[TOKEN_EMBEDDINGS], expected)
+            arguments: dict[str, JsonValue] = {"from_id": int(part[0, 0]), "to_id": int(part[0, -1])}
+            cases.append(ParityCase(arguments=arguments, max_abs=max_abs, max_ulp=max_ulp))
+    return judge(TOKEN_EMBEDDINGS, cases, 0.0)
 
 
-def _say(case: Arguments | ParityCase) -> str:
+def prove_rotary(frontend: FrontEnd, session: runtime.Session, alone: runtime.Session) -> dict[str, OutputParity]:
+    """Compare the rotary outputs of `session` with those of `frontend` over the grid, as far as they are legal.
+
+    `alone`, the graph without them, must give the vectors of `session` bit for bit.
+
+    Raises:
+        ParityError: a case differs by more than is allowed.
+
+    """
+    signature = frontend.signature
+    limit = min((limit for limit in (signature.max_len, signature.rotary_len) if limit), default=LONG)
+    largest = max(SCALINGS[o.config.scaling].attention_factor(o.config) for o in frontend.config.rotary)
+    cases: dict[str, list[ParityCase]] = {name: [] for name in signature.rotary}
+    for case in _grid(replace(signature, max_len=limit)):
+        feeds = _feeds(signature, case)
+        found = session.run(feeds)
+        if not np.array_equal(found[EMBEDDINGS], alone.run(feeds)[EMBEDDINGS]):
+            raise ParityError(f"the graph of embeddings alone differs at {_say(case)}")
+        with torch.inference_mode():
+            expected = frontend.rotary_outputs(*(torch.from_numpy(feeds[name]) for name in ("input_ids", "offset")))
+        for name, values in expected.items():
+            max_abs, _ = difference(found[name], values.numpy())
+            max_ulp = max_abs / float(np.spacing(np.float32(largest)))
+            cases[name].append(ParityCase(arguments=_arguments(case), max_abs=max_abs, max_ulp=max_ulp))
+    return {name: judge(name, compared, ROTARY_ULP) for name, compared in cases.items()}
+
+
+def _arguments(case: Arguments) -> dict[str, JsonValue]:
+    return {**case._asdict(), "offset": list(case.offset)}
+
+
+def _say(case: Arguments) -> str:
     return (
         f"batch {case.batch}, length {case.length}, offset {list(case.offset)}, segments {case.segments}, "
         f"padding {case.padding}"
@@ -119,11 +164,11 @@ def _compare(frontend: FrontEnd | CustomFrontEnd, session: runtime.Session, case
     with torch.inference_mode():
         expected = frontend(**inputs, **further).numpy()
     try:
-        found = session.run(feeds)["embeddings"]
+        found = session.run(feeds)[EMBEDDINGS]
     except Exception as error:  # onnxruntime's own exceptions share no narrower parent
         raise ParityError(f"the graph fails at {_say(case)}: {' '.join(str(error).split())}") from error
     max_abs, max_ulp = difference(found, expected)
-    return ParityCase(**case._asdict(), max_abs=max_abs, max_ulp=max_ulp)
+    return ParityCase(arguments=_arguments(case), max_abs=max_abs, max_ulp=max_ulp)
 
 
 def _feeds(signature: Signature, case: Arguments) -> dict[str, NDArray[np.int64]]:

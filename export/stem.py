@@ -5,46 +5,23 @@ Letters: B batch, D output width.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from incipit.export.errors import ParityError
 from incipit.export.graph import OPSET, forget_machine, quiet_exporter, save_graph
-from incipit.export.parity import ALLOWED_ULP, BATCHES, difference
+from incipit.export.parity import ALLOWED_ULP, BATCHES, difference, judge
 from incipit.models.signature import StemSignature
 from incipit.models.stems import Stem, StemConfig, without_storage
-from incipit.service.manifest import GRAPH
+from incipit.service import runtime
+from incipit.service.manifest import EMBEDDINGS, GRAPH, OutputParity, ParityCase
 
 GROWTH = 4.0
 """ULP for each unit in which rounding grows: see `allowed_ulp`."""
-
-Run = Callable[[dict[str, NDArray[np.float32]]], NDArray[np.float32]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StemCase:
-    """One comparison: the shape of the input, and the largest difference over all output values."""
-
-    shape: tuple[int, ...]
-    max_abs: float
-    max_ulp: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class StemParity:
-    """The comparison of a graph with its PyTorch module."""
-
-    torch: str
-    allowed_ulp: float
-    max_abs: float
-    max_ulp: float
-    cases: tuple[StemCase, ...]
 
 
 def export_stem(stem: Stem, folder: Path) -> None:
@@ -99,32 +76,21 @@ def allowed_ulp(signature: StemSignature) -> float:
     return ALLOWED_ULP + GROWTH * (math.sqrt(signature.terms) + sum(_native(signature)[:1]))
 
 
-def prove_stem(stem: Stem, run: Run, report: Callable[[int, int], None] = lambda *_: None) -> StemParity:
-    """Compare `run`, a session's, with `stem` over batches and sizes; `report` is told how many of how many are done.
+def prove_stem(
+    stem: Stem, session: runtime.Session, report: Callable[[int, int], None] = lambda *_: None
+) -> OutputParity:
+    """Compare `session` with `stem` over batches and sizes; `report` is told how many of how many are done.
 
     Raises:
         ParityError: a case differs by more than is allowed; the error names the worst.
 
     """
     stem.eval()
-    signature, cases = stem.signature, []
-    grid = list(_grid(signature))
+    grid, cases = list(_grid(stem.signature)), []
     for shape in grid:
-        cases.append(_compare(stem, run, shape))
+        cases.append(_compare(stem, session, shape))
         report(len(cases), len(grid))
-    allowed, worst = allowed_ulp(signature), max(cases, key=lambda case: case.max_ulp)
-    if worst.max_ulp > allowed:
-        raise ParityError(
-            f"the graph differs from its PyTorch module by {worst.max_abs:.3g} ({worst.max_ulp:.3g} ULP, allowed "
-            f"{allowed:.3g}) at shape {worst.shape}"
-        )
-    return StemParity(
-        torch=torch.__version__,
-        allowed_ulp=allowed,
-        max_abs=max(case.max_abs for case in cases),
-        max_ulp=worst.max_ulp,
-        cases=tuple(cases),
-    )
+    return judge(EMBEDDINGS, cases, allowed_ulp(stem.signature))
 
 
 def _native(signature: StemSignature) -> tuple[int, ...]:
@@ -150,13 +116,13 @@ def _grid(signature: StemSignature) -> Iterator[tuple[int, ...]]:
             yield _shape(signature, batch, *grid)
 
 
-def _compare(stem: Stem, run: Run, shape: tuple[int, ...]) -> StemCase:
+def _compare(stem: Stem, session: runtime.Session, shape: tuple[int, ...]) -> ParityCase:
     values = np.random.Generator(np.random.PCG64(shape)).standard_normal(shape, np.float32)
     with torch.inference_mode():
         expected = stem(torch.from_numpy(values)).numpy()
     try:
-        found = run({stem.signature.input: values})
+        found = session.run({stem.signature.input: values})[EMBEDDINGS]
     except Exception as error:  # onnxruntime's own exceptions share no narrower parent
         raise ParityError(f"the graph fails at shape {shape}: {' '.join(str(error).split())}") from error
     max_abs, max_ulp = difference(found, expected)
-    return StemCase(shape=shape, max_abs=max_abs, max_ulp=max_ulp)
+    return ParityCase(arguments={"shape": list(shape)}, max_abs=max_abs, max_ulp=max_ulp)

@@ -93,7 +93,7 @@ def inspect(name: str, repository: Path | None) -> None:
     manifest, report = read_manifest(folder), read(ParityReport, folder / PARITY)
     click.echo(f"{folder}: {_limits(manifest)}")
     for provider, parity in report.providers.items():
-        click.echo(f"parity on {provider}: {parity.summary()}, worst {parity.max_abs:.3g}")
+        click.echo(f"parity on {provider}: {parity.summary()}")
     click.echo(manifest.model_dump_json(indent=2))
 
 

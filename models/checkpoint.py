@@ -12,10 +12,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from incipit.models.bias import BiasConfig, T5Config
-from incipit.models.companions import bias_of
+from incipit.models.companions import LengthMissing, as_stored, bias_of, find_rotary, read_rotary
 from incipit.models.families import ALL, FAMILIES, SIZES, Config, Family, known, sides_of
 from incipit.models.frontend import FrontEnd, FrontEndConfig, names_of
-from incipit.models.steps import Levels, Positions, Project, Segments, Step, Tokens, parameters
+from incipit.models.steps import Keys, Levels, Positions, Project, Segments, Step, Tokens, parameters
 
 PLAIN = (torch.float32, torch.float16, torch.bfloat16)
 WEIGHTS = "model.safetensors"
@@ -33,6 +33,7 @@ def read_frontend(
     side: str | None = None,
     arithmetic: Literal["float32", "source"] = "float32",
     segments: bool = False,
+    rotary_length: int | None = None,
 ) -> FrontEnd:
     """Build the front-end of the checkpoint in `folder`, with float32 tensors, reading no other tensor.
 
@@ -44,6 +45,8 @@ def read_frontend(
             loads the model in that type; default float32, in which every type of file is exact.
         segments: in families where segments are rows of the token table, which a library adds only when it is given
             segments, add them always; default False, never.
+        rotary_length: for a rotary model whose frequencies depend on it (rope types "dynamic" and "longrope"), tokens
+            of the whole sequence; default None, which leaves the rotary outputs of such a model out.
 
     Raises:
         CheckpointError: a file is missing or broken, the family is not known, or its values are not understood.
@@ -53,6 +56,10 @@ def read_frontend(
     steps, tensors, stored = read_tensors(folder, template, family.prefix, bias)
     try:
         config = _configure(name, family, values, steps)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
+    config = _with_rotary(config, folder, family.prefix, values, rotary_length)
+    try:
         return FrontEnd.from_tensors(
             replace(config, arithmetic=stored if arithmetic == "source" else "float32", bias=bias), tensors
         )
@@ -67,21 +74,21 @@ def files_needed(folder: Path, side: str | None = None, segments: bool = False) 
         CheckpointError: as `read_frontend`.
 
     """
-    _, family, _, template, bias = _read_config(folder, side, segments)
-    return files_of_steps(folder, template, family.prefix, bias)
+    name, family, values, template, bias = _read_config(folder, side, segments)
+    rotary = find_rotary(name, values)
+    companions = [bias.weight] if isinstance(bias, T5Config) else []
+    companions += [rotary.tensors] if rotary else []
+    return files_of_steps(folder, template, family.prefix, companions)
 
 
-def files_of_steps(
-    folder: Path, steps: Sequence[Step], prefix: str = "", pairwise: BiasConfig | None = None
-) -> list[str]:
-    """Return the names of the weight files that hold the tensors of `steps`, as the index in `folder` has them."""
+def files_of_steps(folder: Path, steps: Sequence[Step], prefix: str = "", companions: Sequence[Keys] = ()) -> list[str]:
+    """Return the names of the weight files that hold the tensors of `steps` and `companions`, as the index has them."""
     if not (folder / INDEX).is_file():
         return [WEIGHTS]
     files = files_of_keys(folder)
     prefix = _prefix(folder, files, steps, prefix)
     wanted = [keys for step in steps for keys in parameters(step).values()]
-    wanted += [pairwise.weight] if isinstance(pairwise, T5Config) else []
-    found = [_find(files, prefix, keys) for keys in wanted]
+    found = [_find(files, prefix, keys) for keys in (*wanted, *companions)]
     return sorted({files[key].name for key in found if key})
 
 
@@ -179,6 +186,50 @@ def read_tensors(
                 raise CheckpointError(f"{folder}: no tensor {prefix}{pairwise.weight[0]}")
             tensors["bias.weight"] = weight
     return tuple(sized), tensors, stored[0]
+
+
+def _with_rotary(
+    config: FrontEndConfig, folder: Path, prefix: str, values: Mapping[str, Any], length: int | None
+) -> FrontEndConfig:
+    """Return `config` with the rotary outputs of its family, or with the reason why they are left out."""
+    row = find_rotary(config.family, values)
+    refused = None
+    if row is None:
+        refused = f"{config.family!r} here has no rotary positions"
+    else:
+        try:
+            outputs = read_rotary(row, values, config.widths[-1], config.max_len or 0, length)
+        except LengthMissing as error:
+            return replace(config, no_rotary=one_line(error))
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"config.json: {one_line(error)}") from error
+        if not any(output.config.length for output in outputs):
+            refused = f"the angles of {config.family!r} here do not depend on it"
+    if refused and length is not None:
+        raise CheckpointError(f"--rotary-length: got {length}, allowed none: {refused}")
+    if row is None:
+        return config
+    tensor = _read_tensor(folder, prefix, row.tensors)
+    if tensor is not None:
+        try:
+            stored = [as_stored(output, tensor) for output in outputs]
+        except ValueError as error:
+            raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
+        outputs = tuple(output for output in stored if output is not None)
+        if len(outputs) < len(stored):
+            return replace(config, no_rotary=f"the table {row.tensors[0]} in the file is another than its formula's")
+    return replace(config, rotary=outputs)
+
+
+def _read_tensor(folder: Path, prefix: str, keys: tuple[str, ...]) -> Tensor | None:
+    """Return a tensor as float32, or None where the files do not have it."""
+    files = files_of_keys(folder)
+    key = _find(files, "", keys) or _find(files, prefix, keys)
+    if key is None:
+        return None
+    with open_weights(files[key]) as file:
+        tensor: Tensor = file.get_tensor(key)
+    return tensor.to(torch.float32)
 
 
 def _size(step: Step, own: Mapping[str, Tensor], before: Sequence[Step]) -> Step:

@@ -14,7 +14,13 @@
     kind = "positions"
     weight = "positions.weight"      # or table = "exact" with rows = 512, for sinusoids that are not in the file
 
-`models/steps.py` has every kind and its fields; `FrontEndConfig` the fields beside the steps.
+    [[rotary]]                       # cosines and sines for attention, as further outputs; default none
+    dim = 64
+    theta = 500000.0
+    layout = "half"                  # or "interleaved"
+
+`models/steps.py` has every kind and its fields; `FrontEndConfig` the fields beside the steps; `models/rotary.py` those
+of [[rotary]]: `RotaryConfig`, with `name` and `layout` of `RotaryOutput`.
 """
 
 import tomllib
@@ -24,9 +30,12 @@ from typing import Any
 
 from incipit.models.checkpoint import CheckpointError, files_of_steps, limit_of, one_line, read_tensors
 from incipit.models.frontend import FrontEnd, FrontEndConfig
+from incipit.models.rotary import RotaryOutput
 from incipit.models.steps import Positions, Step, from_document
 
 DESCRIPTION = "frontend.toml"
+FURTHER = ("steps", "rotary", "no_rotary", "bias")
+"""Fields of `FrontEndConfig` that are no plain values of the file."""
 
 
 def read_description(folder: Path) -> FrontEnd:
@@ -39,14 +48,16 @@ def read_description(folder: Path) -> FrontEnd:
     file = folder / DESCRIPTION
     try:
         steps, document = _read(file)
-        known = [field.name for field in fields(FrontEndConfig) if field.name not in ("steps", "bias")]
+        rotary = _list("rotary", document.pop("rotary")) if "rotary" in document else []
+        known = [field.name for field in fields(FrontEndConfig) if field.name not in FURTHER]
         for name in document:
             if name not in known:
-                raise ValueError(f"{name} is not known, allowed are {', '.join([*known, 'steps'])}")
+                raise ValueError(f"{name} is not known, allowed are {', '.join([*known, 'steps', 'rotary'])}")
         sized, tensors, _ = read_tensors(folder, steps)
         positions = next((step for step in sized if isinstance(step, Positions)), None)
         values = {"family": "custom", "max_len": limit_of(positions), **document}
         values["refused_ids"] = tuple(values.get("refused_ids", ()))
+        values["rotary"] = tuple(map(RotaryOutput.from_document, rotary))
         return FrontEnd.from_tensors(FrontEndConfig(steps=sized, **values), tensors)
     except CheckpointError:
         raise
@@ -70,12 +81,12 @@ def files_described(folder: Path) -> list[str]:
 def _read(file: Path) -> tuple[list[Step], dict[str, Any]]:
     """Return the steps, and what stands beside them."""
     document = tomllib.loads(file.read_text(encoding="utf-8"))
-    return [from_document(_with_keys(step)) for step in _list(document.pop("steps", None))], document
+    return [from_document(_with_keys(step)) for step in _list("steps", document.pop("steps", None))], document
 
 
-def _list(value: Any) -> list[dict[str, Any]]:
+def _list(name: str, value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
-        raise ValueError("steps: allowed is a list of tables, [[steps]]")
+        raise ValueError(f"{name}: allowed is a list of tables, [[{name}]]")
     return value
 
 

@@ -482,12 +482,12 @@ def _rows(frontend: FrontEndConfig) -> set[int]:
 
 def sides_of(model_type: str) -> list[str]:
     """Return the sides of a model that are known, such as encoder and decoder, or nothing for a model without."""
-    return [name.partition("/")[2] for name in FAMILIES if name.startswith(f"{model_type}/")]
+    return [name.partition("/")[2] for name in (*STEMS, *FAMILIES) if name.startswith(f"{model_type}/")]
 
 
 def known() -> list[str]:
     """Return every model type that is known."""
-    return sorted({name.partition("/")[0] for name in FAMILIES})
+    return sorted({name.partition("/")[0] for name in (*FAMILIES, *STEMS)})
 
 
 @dataclass(frozen=True, kw_only=True)

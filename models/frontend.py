@@ -24,6 +24,7 @@ from incipit.models.positions import (
     check_position_ids,
     positions_of,
 )
+from incipit.models.rotary import RotaryOutput, RotaryPositions
 from incipit.models.signature import Signature
 from incipit.models.sinusoids import RECIPES
 from incipit.models.steps import (
@@ -62,6 +63,8 @@ class FrontEndConfig:
             more. A checkpoint in another type is computed with that type's rounding by a library that loads it so.
         dropout: probability after the last step, in training only; default 0.1.
         bias: what attention adds for the distance between a query and a key; None for nothing.
+        rotary: cosines and sines for attention, which are further outputs; default none.
+        no_rotary: why a model whose attention is rotary has no such output; default None.
 
     """
 
@@ -75,6 +78,8 @@ class FrontEndConfig:
     arithmetic: Literal["float32", "float16", "bfloat16"] = "float32"
     dropout: float = 0.1
     bias: BiasConfig | None = None
+    rotary: tuple[RotaryOutput, ...] = ()
+    no_rotary: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse steps that no front-end has."""
@@ -95,6 +100,11 @@ class FrontEndConfig:
             raise ValueError(f"arithmetic: got {self.arithmetic!r}, allowed float32, float16, bfloat16")
         if self.counts == "ids" and self.padding_idx is None:
             raise ValueError("padding_idx: got none, allowed an id, since positions skip it")
+        if self.rotary and self.counts != "slots":
+            raise ValueError(f"rotary: got positions that count {self.counts!r}, allowed 'slots'")
+        names = [output.name for output in self.rotary]
+        if len(set(names)) < len(names):
+            raise ValueError(f"rotary: got the names {names}, allowed each once")
 
     def _check_indices(self) -> None:
         for step, width in zip(self.steps[1:], self.widths, strict=False):
@@ -122,22 +132,25 @@ class FrontEndConfig:
 
     def to_document(self) -> dict[str, Any]:
         """Return the config as plain values, without the names of tensors in a checkpoint."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "bias"}
-        if self.bias is not None:
-            values["bias"] = biases.to_document(self.bias)
-        return {**values, "steps": [to_document(step) for step in self.steps], "refused_ids": list(self.refused_ids)}
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        values |= {"steps": [to_document(step) for step in self.steps], "refused_ids": list(self.refused_ids)}
+        values["rotary"] = [output.to_document() for output in self.rotary]
+        values["bias"] = None if self.bias is None else biases.to_document(self.bias)
+        return values
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "FrontEndConfig":
         """Return the config that `to_document` wrote.
 
         Raises:
-            ValueError: a step or a bias is not known.
+            ValueError: a step, a rotary output or a bias is not known.
 
         """
         steps = tuple(from_document(step) for step in document["steps"])
-        bias = biases.from_document(document["bias"]) if "bias" in document else None
-        return cls(**{**document, "steps": steps, "refused_ids": tuple(document["refused_ids"]), "bias": bias})
+        rotary = tuple(RotaryOutput.from_document(output) for output in document["rotary"])
+        bias = None if document["bias"] is None else biases.from_document(document["bias"])
+        further = {"steps": steps, "rotary": rotary, "bias": bias, "refused_ids": tuple(document["refused_ids"])}
+        return cls(**{**document, **further})
 
     @property
     def tokens(self) -> Tokens:
@@ -213,6 +226,8 @@ class FrontEnd(nn.Module):
                 self.add_module(name, module)
         if config.bias is not None:
             self.bias = build_bias(config.bias)
+        for output in config.rotary:
+            self.add_module(output.named("rotary"), RotaryPositions(output.config))
         self.dropout = nn.Dropout(config.dropout)
         self._arithmetic: torch.dtype = getattr(torch, config.arithmetic)
 
@@ -280,11 +295,34 @@ class FrontEnd(nn.Module):
             refused_ids=config.refused_ids,
             lookup_width=None if same else config.widths[config.lookup - 1],
             consumer_scales=config.consumer_scales,
+            rotary={
+                output.named(part): output.config.dim
+                for output in config.rotary
+                for part in ("rotary_cos", "rotary_sin")
+            },
+            rotary_len=min((output.config.length for output in config.rotary if output.config.length), default=None),
         )
 
     def look_up(self, input_ids: Tensor) -> Tensor:
         """Return the model's own lookup of `input_ids` (B, L): what `inputs_embeds` stands for."""
         return self.run(self.config.steps[: self.config.lookup], input_ids)
+
+    def rotary_outputs(self, input_ids: Tensor, offset: int | Tensor = 0) -> dict[str, Tensor]:
+        """Return the cosines and sines for `rotate`, by name: each float32 (1 or B, L, R), empty where there are none.
+
+        Args:
+            input_ids: int64 (B, L), of which only the shape counts.
+            offset: tokens already fed: an int, or int64 (1,) or (B,); default 0. One number gives one row for all.
+
+        Raises:
+            ValueError: a position is negative, or beyond the length that the angles are made for.
+
+        """
+        outputs: dict[str, Tensor] = {}
+        for output in self.config.rotary:
+            cos, sin = self.get_submodule(output.named("rotary"))(input_ids, offset=offset)
+            outputs |= {output.named("rotary_cos"): cos, output.named("rotary_sin"): sin}
+        return outputs
 
     def run(
         self,

@@ -25,6 +25,8 @@ class Signature:
         refused_ids: ids whose vectors would depend on other tokens.
         lookup_width: width of the model's own lookup; None where that is the output itself.
         consumer_scales: who is handed the lookup's vectors scales them; None where that is not known.
+        rotary: names of its rotary outputs, cosines and sines -> their width R; default none.
+        rotary_len: the largest legal offset + tokens for them; None for that of the vectors.
 
     """
 
@@ -41,6 +43,8 @@ class Signature:
     refused_ids: tuple[int, ...] = ()
     lookup_width: int | None = None
     consumer_scales: bool | None = None
+    rotary: Mapping[str, int] = field(default_factory=dict)
+    rotary_len: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

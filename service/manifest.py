@@ -233,23 +233,18 @@ class Manifest(Artifact):
 class ParityCase(Schema):
     """One comparison: the arguments, and the largest difference over all output values.
 
-    `max_ulp` counts units in the last place of the largest value of the row that the difference stands in.
+    `max_ulp` counts units in the last place of the largest value of the row that the difference stands in; of cosines
+    and sines, of the largest that there is.
     """
 
-    batch: int
-    length: int
-    offset: tuple[int, ...]
-    segments: bool
-    padding: Literal["none", "left", "right"]
+    arguments: dict[str, JsonValue]
     max_abs: float
     max_ulp: float
 
 
-class Parity(Schema):
-    """The comparison of the graph on one provider with its PyTorch module."""
+class OutputParity(Schema):
+    """The comparison of one output with that of its PyTorch module."""
 
-    onnxruntime: str
-    torch: str
     allowed_ulp: float
     max_abs: float
     max_ulp: float
@@ -259,6 +254,18 @@ class Parity(Schema):
         """Return the comparison in one line."""
         found = "bit for bit equal" if self.max_abs == 0 else f"within {self.max_abs:.2g} ({self.max_ulp:.2g} ULP)"
         return f"{len(self.cases)} cases {found}"
+
+
+class Parity(Schema):
+    """The comparison of the graphs on one provider with their PyTorch module, by output."""
+
+    onnxruntime: str
+    torch: str
+    outputs: dict[str, OutputParity]
+
+    def summary(self) -> str:
+        """Return the comparison in one line."""
+        return "; ".join(f"{name}: {parity.summary()}" for name, parity in self.outputs.items())
 
 
 class ParityReport(Schema):
@@ -311,7 +318,7 @@ def describe(file: Path) -> File:
     return File(sha256=digest, bytes=file.stat().st_size)
 
 
-def check_files(folder: Path, manifest: Manifest) -> None:
+def check_files(folder: Path, manifest: Artifact) -> None:
     """Compare every file of the artifact with its hash.
 
     Raises:

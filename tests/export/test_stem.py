@@ -1,19 +1,20 @@
 """The graph of a stem, in onnxruntime alone, and its proof."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from incipit.export.errors import ParityError
 from incipit.export.graph import describe_graph
-from incipit.export.stem import Run, allowed_ulp, export_stem, prove_stem, read_stem_weights
+from incipit.export.stem import allowed_ulp, export_stem, prove_stem, read_stem_weights
 from incipit.models.stems import AudioConfig, AudioStem, PatchConfig, PatchStem, Stem, from_tensors
+from incipit.service.manifest import ParityCase
+from incipit.service.runtime import Session
 
 D = 8
 
@@ -51,21 +52,16 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-def runner(folder: Path) -> Run:
-    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
-
-    def run(feeds: dict[str, NDArray[np.float32]]) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = session.run(None, feeds)[0]
-        return found
-
-    return run
+def arguments(case: ParityCase) -> tuple[int, ...]:
+    shape: Any = case.arguments["shape"]
+    return tuple(shape)
 
 
 @KINDS
 def test_the_graph_equals_the_module_over_batches_and_sizes(graphs: dict[str, Path], kind: str) -> None:
     seen: list[tuple[int, int]] = []
-    parity = prove_stem(STEMS[kind], runner(graphs[kind]), lambda done, of: seen.append((done, of)))
-    shapes = [case.shape for case in parity.cases]
+    parity = prove_stem(STEMS[kind], Session(graphs[kind]), lambda done, of: seen.append((done, of)))
+    shapes = [arguments(case) for case in parity.cases]
     assert {shape[0] for shape in shapes} == {1, 2, 5}
     assert len(set(shapes)) == len(shapes)
     assert seen == [(done, len(shapes)) for done in range(1, len(shapes) + 1)]
@@ -93,7 +89,7 @@ def test_at_the_native_size_the_table_is_used_as_it_is(tmp_path: Path) -> None:
     assert isinstance(alone, PatchStem)
     export_stem(alone, tmp_path)
     size = config.image_size
-    found = runner(tmp_path)({"pixel_values": np.ones((1, config.channels, size, size), np.float32)})
+    found = Session(tmp_path).run({"pixel_values": np.ones((1, config.channels, size, size), np.float32)})["embeddings"]
     expected = alone.positions.detach().clone()
     expected[0] += alone.class_token.detach()
     assert np.array_equal(found[0], expected.numpy())
@@ -164,10 +160,10 @@ def test_one_changed_number_is_found(graphs: dict[str, Path], kind: str, name: s
     stem = STEMS[kind]
     tensors = {key: value.clone() for key, value in stem.state_dict().items()}
     tensors[name][place] += 1e-3
-    with pytest.raises(ParityError, match=r"differs from its PyTorch module by .* ULP, allowed .*\) at shape \("):
-        prove_stem(from_tensors(stem.config, tensors), runner(graphs[kind]))
+    with pytest.raises(ParityError, match=r"differs from its PyTorch module by .* ULP, allowed .*\) at shape \["):
+        prove_stem(from_tensors(stem.config, tensors), Session(graphs[kind]))
 
 
 def test_a_graph_that_fails_is_named_with_the_shape(graphs: dict[str, Path]) -> None:
     with pytest.raises(ParityError, match=r"the graph fails at shape \(1, 3, 13, 13\): .*pixel_values"):
-        prove_stem(STEMS["vit"], runner(graphs["whisper"]))
+        prove_stem(STEMS["vit"], Session(graphs["whisper"]))

@@ -40,6 +40,25 @@ def compare(model: Model, artifact: Path, config: FrontEndConfig) -> Iterator[Di
         yield Difference(case, *difference(np.concatenate(found, axis=1), expected))
 
 
+def compare_rotary(model: Model, artifact: Path) -> Iterator[Difference]:
+    """Yield the largest difference of each rotary output, of rows in one pass and of those continued after 9 tokens."""
+    session = onnxruntime.InferenceSession(artifact / "model.onnx", providers=["CPUExecutionProvider"])
+    inputs = {node.name for node in session.get_inputs()}
+    names = [node.name for node in session.get_outputs()][1:]
+    ids = np.random.default_rng(0).integers(3, VOCABULARY - 1, (BATCH, FED + NEXT))
+    expected = model.rotary(ids)
+    assert sorted(expected) == sorted(names)
+    for case, chunks in (("plain", [(0, FED + NEXT)]), ("continued", [(0, FED), (FED, FED + NEXT)])):
+        found: list[list[NDArray[np.float32]]] = []
+        for begin, end in chunks:
+            chunk = ids[:, begin:end]
+            feeds = {"input_ids": chunk, "offset": np.array([begin])}
+            feeds |= {"token_type_ids": chunk * 0, "attention_mask": chunk * 0 + 1}
+            found.append(session.run(names, {name: feeds[name] for name in inputs}))
+        for name, *parts in zip(names, *found, strict=True):
+            yield Difference(f"{name}, {case}", *difference(np.concatenate(parts, axis=1), expected[name]))
+
+
 def _ids(config: FrontEndConfig, case: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return ids (B, 14) and their mask; a continued row is padded on the left, to show that padding is not counted."""
     legal = np.setdiff1d(np.arange(3, VOCABULARY), config.refused_ids)

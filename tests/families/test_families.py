@@ -8,14 +8,18 @@ import pytest
 
 from incipit.export.graph import export_graph
 from incipit.models.checkpoint import read_frontend
+from incipit.models.companions import ROTARY
 from incipit.models.families import FAMILIES
-from tests.families.parity import compare
+from tests.families.parity import compare, compare_rotary
 from tests.families.published import PUBLISHED, Model, save
 from tests.families.table import DOCUMENT, versions
 
 # Its first block is no module, so that nothing can be put before it; and they take no `inputs_embeds`.
 NO_BLOCK = {"xlm"}
 NO_LOOKUP = {"xlm", "clip_text_model", "clip/text", "speech_to_text/decoder"}
+
+
+ROTARY_ALLOWED = 2.0**-23  # one unit in the last place of 1
 
 
 def test_every_row_of_the_table_has_an_oracle() -> None:
@@ -39,6 +43,11 @@ def test_a_family_equals_transformers(name: str, tmp_path: Path) -> None:
     allowed = 0.0 if frontend.config.exact else 8.0
     for difference in compare(model, artifact, frontend.config):
         assert difference.max_ulp <= allowed, difference
+
+    assert bool(frontend.config.rotary) == bool(PUBLISHED[name].rotary) == (name in ROTARY and name != "esm")
+    if frontend.config.rotary:
+        for difference in compare_rotary(model, artifact):
+            assert difference.max_abs <= ROTARY_ALLOWED, difference
 
     tolerance = 0.0 if frontend.config.exact else 2e-5  # two blocks carry the last bits of the norm further
     ids = np.random.default_rng(2).integers(3, 90, (2, 8))
