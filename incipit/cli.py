@@ -37,12 +37,22 @@ def app(debug: bool) -> None:
 @click.argument("source")
 @click.option("--name", required=True, help="Name of the model in the repository.")
 @REPOSITORY
-@click.option("--side", type=click.Choice(["encoder", "decoder"]), help="Which front-end of an encoder-decoder.")
+@click.option(
+    "--side",
+    type=click.Choice(["encoder", "decoder", "text", "vision"]),
+    help="Which front-end of a model that has two: an encoder-decoder, or one of texts and images.",
+)
 @click.option(
     "--arithmetic",
     type=click.Choice(["float32", "source"]),
     default="float32",
     help="Rounding of every step: that of float32, or that of the type in the file.",
+)
+@click.option("--segments", is_flag=True, help="Take segments that are ids of the token table, such as GPT-2's.")
+@click.option(
+    "--rotary-length",
+    type=click.IntRange(1),
+    help="Tokens of the whole sequence, for rotary angles that depend on it (dynamic, longrope).",
 )
 @click.option("--max-len", type=click.IntRange(1), help="Another limit than the source's.")
 @click.option(

@@ -196,7 +196,9 @@ def _read_one(
             # One beside `rope_parameters` wins, where these are not per layer.
             outside = config("original_max_position_embeddings", row.original_len or inside)
             stated = inside if name else outside
-            numbers["original_len"] = _number("original_max_position_embeddings", stated)
+            if type(stated) is not int or stated < 1:
+                raise ValueError(f"original_max_position_embeddings: got {stated!r}, allowed 1 or more")
+            numbers["original_len"] = stated
         if scaling in ("yarn", "longrope"):
             numbers.setdefault("factor", longest / numbers["original_len"])
     if scaling == "yarn":
@@ -252,8 +254,8 @@ def _number(key: str, value: Any) -> Any:
         if not isinstance(value, list):
             raise ValueError(f"{key}: got {value!r}, allowed a list of numbers")
         return tuple(_number(f"{key}[{i}]", number) for i, number in enumerate(value))
-    if not isinstance(value, int | float):
-        raise ValueError(f"{key}: got {value!r}, allowed a number")
+    if not isinstance(value, int | float) or isinstance(value, bool) != (key == "truncate"):
+        raise ValueError(f"{key}: got {value!r}, allowed {'true or false' if key == 'truncate' else 'a number'}")
     return value
 
 

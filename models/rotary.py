@@ -65,6 +65,9 @@ class RotaryConfig:
     def __post_init__(self) -> None:
         if self.scaling not in SCALINGS:
             raise ValueError(f"scaling: got {self.scaling!r}, allowed {', '.join(SCALINGS)}")
+        for name in ("dim", "original_len", "length"):
+            if type(getattr(self, name)) is not int:
+                raise ValueError(f"{name}: got {getattr(self, name)!r}, allowed a whole number")
         if self.dim < 2 or self.dim % 2:
             raise ValueError(f"dim: got {self.dim}, allowed an even width of 2 or more")
         if not 1 < self.theta < math.inf:
@@ -362,7 +365,7 @@ class RotaryOutput:
         for name, value in values.items():
             if name not in known:
                 raise ValueError(f"rotary.{name} is not known, allowed are {', '.join(['name', 'layout', *known])}")
-            if name not in ("scaling", "angles"):
+            if known[name] in (float, float | None, bool, tuple[float, ...]):  # the others have checks of their own
                 _check_number(f"rotary.{name}", value, known[name])
         if "dim" not in values:
             raise ValueError("rotary.dim: got none, allowed an even width of 2 or more")
@@ -372,10 +375,9 @@ class RotaryOutput:
 def _check_number(name: str, value: Any, kind: Any) -> None:
     """Raise ValueError unless `value` is of `kind`, the annotation of a field; a whole number is a float too."""
     several = kind == tuple[float, ...]
-    kinds = {int: int, bool: bool}.get(kind, int | float)
     items = value if several and isinstance(value, tuple) else (value,)
     if several != isinstance(value, tuple) or not all(
-        isinstance(item, kinds) and isinstance(item, bool) == (kind is bool) for item in items
+        isinstance(item, int | float) and isinstance(item, bool) == (kind is bool) for item in items
     ):
-        allowed = {int: "a whole number", bool: "true or false"}.get(kind, "numbers" if several else "a number")
+        allowed = "true or false" if kind is bool else "numbers" if several else "a number"
         raise ValueError(f"{name}: got {value!r}, allowed {allowed}")

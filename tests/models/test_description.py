@@ -1,6 +1,7 @@
 """A front-end described in TOML: the same as the family it describes, or refused by name."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 
 from incipit.models.checkpoint import CheckpointError
 from incipit.models.description import files_described, read_description
-from incipit.models.frontend import FrontEnd
+from incipit.models.frontend import FrontEnd, FrontEndConfig
 from incipit.models.grid import SinusoidalGridPositions
 from incipit.models.sinusoids import sinusoid
 from incipit.models.steps import from_document, to_document
@@ -248,3 +249,75 @@ def test_the_files_that_it_needs_are_those_of_its_tensors(tmp_path: Path) -> Non
     (tmp_path / "frontend.toml").write_text("steps = 3")
     with pytest.raises(CheckpointError, match="steps: allowed is a list"):
         files_described(tmp_path)
+
+
+ROTARY = (
+    TOKENS
+    + """
+[[rotary]]
+name = "near"
+dim = 4
+layout = "interleaved"
+
+[[rotary]]
+dim = 2
+theta = 500
+scaling = "longrope"
+factor = 4
+original_len = 8
+length = 16
+short_factor = [1]
+long_factor = [2.5]
+"""
+)
+
+
+def test_rotary_outputs_can_be_described(tmp_path: Path) -> None:
+    frontend = read_description(describe(tmp_path, ROTARY))
+    assert frontend.signature.rotary == {
+        "rotary_cos_near": 4,
+        "rotary_sin_near": 4,
+        "rotary_cos": 2,
+        "rotary_sin": 2,
+    }
+    assert frontend.signature.rotary_len == 16
+    assert [output.layout for output in frontend.config.rotary] == ["interleaved", "half"]
+    angle = torch.arange(3) / 2.5
+    cos, factor = frontend.rotary_outputs(IDS)["rotary_cos"], (1 + math.log(4) / math.log(8)) ** 0.5
+    torch.testing.assert_close(cos, (angle.cos() * factor).reshape(1, 3, 1).expand(1, 3, 2))
+    document = json.loads(json.dumps(frontend.config.to_document()))
+    assert FrontEndConfig.from_document(document).rotary == frontend.config.rotary
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dim = 3", "dim: got 3, allowed an even width"),
+        ("dim = 4.0", "dim: got 4.0, allowed a whole number"),
+        ("theta = 5.0", r"rotary.dim: got none"),
+        ('dim = 4\ntheta = "5"', r"rotary.theta: got '5', allowed a number"),
+        ("dim = 4\ntheta = true", r"rotary.theta: got True, allowed a number"),
+        ("dim = 4\ntruncate = 1", r"rotary.truncate: got 1, allowed true or false"),
+        ('dim = 4\nscaling = "given"\nfrequencies = 1.0', r"rotary.frequencies: got 1.0, allowed numbers"),
+        ('dim = 4\nscaling = "given"\nfrequencies = [1, "2"]', r"rotary.frequencies: got .*, allowed numbers"),
+        ('dim = 4\nlayout = "pairs"', r"rotary.layout: got 'pairs', allowed 'half', 'interleaved'"),
+        ('dim = 4\nangles = "bfloat16"', "angles: got 'bfloat16', allowed float32, float64"),
+        ('dim = 4\nname = "a-b"', r"rotary.name: got 'a-b', allowed lower-case"),
+        ("dim = 4\nbase = 3", r"rotary.base is not known, allowed are name, layout, dim, theta"),
+        ("dim = 4\n[[rotary]]\ndim = 4", r"rotary: got the names \['', ''\], allowed each once"),
+    ],
+)
+def test_a_rotary_output_that_is_not_understood_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_description(describe(tmp_path, f"{TOKENS}\n[[rotary]]\n{text}\n"))
+
+
+def test_rotary_is_a_list_of_tables(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"rotary: allowed is a list of tables, \[\[rotary\]\]"):
+        read_description(describe(tmp_path, f"{TOKENS}\n[rotary]\ndim = 4\n"))
+
+
+def test_rotary_and_positions_that_skip_do_not_go_together(tmp_path: Path) -> None:
+    positions = '[[steps]]\nkind = "positions"\nweight = "places"\ncounts = "mask"\nfirst = 1\n'
+    with pytest.raises(CheckpointError, match="rotary: got positions that count 'mask', allowed 'slots'"):
+        read_description(describe(tmp_path, f"{TOKENS}\n{positions}\n[[rotary]]\ndim = 4\n"))

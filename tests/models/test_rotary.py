@@ -360,6 +360,7 @@ def test_a_position_beyond_the_length_is_refused_where_the_angles_depend_on_it(s
     [
         ({"scaling": "ntk"}, "scaling: got 'ntk', allowed default, linear, dynamic, yarn, llama3, longrope"),
         ({"dim": 31}, "dim: got 31, allowed an even width of 2 or more"),
+        ({"dim": 32.0}, "dim: got 32.0, allowed a whole number"),
         ({"dim": 0}, "dim: got 0, allowed an even width of 2 or more"),
         ({"theta": 1.0}, "theta: got 1.0, allowed more than 1"),
         ({"factor": 2.0}, "factor: got 2.0, allowed 0.0 with scaling 'default'"),
@@ -407,6 +408,9 @@ def test_longrope_needs_a_factor_per_frequency(factors: tuple[float, ...]) -> No
         ({"rope_type": "given", "frequencies": [1.0]}, "rope_type: got 'given', allowed default, linear"),
         ({"rope_type": "linear", "type": "dynamic", "factor": 2.0}, "type: got 'dynamic', allowed 'linear'"),
         ({"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5, allow"),
+        ({"rope_type": "linear", "factor": True}, "factor: got True, allowed a number"),
+        ({"rope_type": "yarn", "factor": 2.0, "truncate": 0}, "truncate: got 0, allowed true or false"),
+        ({"rope_type": "yarn", "original_max_position_embeddings": 0}, "original_max_position_embeddings: got 0, allo"),
         ("linear", "got 'linear', allowed a JSON object"),
     ],
 )
