@@ -15,6 +15,7 @@ from incipit.models.checkpoint import (
     one_line,
     open_weights,
     read_json,
+    section_of,
 )
 from incipit.models.families import STEMS, Config, StemFamily
 from incipit.models.stems import Stem, from_tensors, without_storage
@@ -44,7 +45,7 @@ def read_stem(folder: Path, side: str | None = None) -> Stem:
         raise CheckpointError(f"config.json: model_type is {got}, known are {', '.join(STEMS)}")
     family = STEMS[name]
     try:
-        config = family.config(name, Config(_section(values, family)))
+        config = family.config(name, Config(section_of(values, family.sections)))
     except ValueError as error:
         raise CheckpointError(f"config.json: {error}") from error
     tensors = _read_tensors(folder, family, {key: t.shape for key, t in without_storage(config).state_dict().items()})
@@ -52,18 +53,6 @@ def read_stem(folder: Path, side: str | None = None) -> Stem:
         return from_tensors(config, tensors)
     except RuntimeError as error:
         raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
-
-
-def _section(values: Mapping[str, Any], family: StemFamily) -> Mapping[str, Any]:
-    """Return the part of a config that describes the stem."""
-    if not family.sections:
-        return values
-    key = next((key for key in family.sections if values.get(key) is not None), None)
-    if key is None or not isinstance(values[key], dict):
-        got = "is missing" if key is None else f"is {values[key]!r}"
-        raise CheckpointError(f"config.json: {key or family.sections[-1]} {got}, allowed an object")
-    section: dict[str, Any] = values[key]
-    return section
 
 
 def _read_tensors(folder: Path, family: StemFamily, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
