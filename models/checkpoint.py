@@ -98,7 +98,7 @@ def _read_config(
     """Return the name and the row of the family, its part of `config.json`, its steps without sizes, and its bias."""
     document = read_json(folder / "config.json")
     name, family = family_of(document, side)
-    values = _section(document, family)
+    values = section_of(document, family.sections)
     if segments and not family.segments:
         allowed = ", ".join(other for other, row in FAMILIES.items() if row.segments)
         raise CheckpointError(f"--segments: got {name!r}, allowed for {allowed}, whose segments are token ids")
@@ -110,11 +110,15 @@ def _read_config(
         raise CheckpointError(f"config.json: {error}") from error
 
 
-def _section(document: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
-    """Return the part of `config.json` that the family reads; empty, so that defaults hold, where it is left out."""
-    section = document if family.section is None else document.get(family.section) or {}
-    if not isinstance(section, Mapping):
-        raise CheckpointError(f"config.json: {family.section} is {section!r}, understood is an object")
+def section_of(document: Mapping[str, Any], sections: Sequence[str]) -> Mapping[str, Any]:
+    """Return the part of `config.json` that stands under the first of `sections` that is there; all of it for none."""
+    if not sections:
+        return document
+    key = next((key for key in sections if document.get(key) is not None), None)
+    if key is None or not isinstance(document[key], dict):
+        got = "is missing" if key is None else f"is {document[key]!r}"
+        raise CheckpointError(f"config.json: {key or sections[-1]} {got}, allowed an object")
+    section: dict[str, Any] = document[key]
     return section
 
 
@@ -130,7 +134,7 @@ def family_of(config: Mapping[str, Any], side: str | None = None) -> tuple[str, 
     if not sides and side is not None:
         raise CheckpointError(f"--side: got {side!r}, allowed only for models that have sides; {model_type!r} has none")
     family = FAMILIES[name]
-    values = _section(config, family)
+    values = section_of(config, family.sections)
     for key, understood in family.only.items():
         if values.get(key) is not None and values[key] not in understood:
             allowed = " or ".join(map(repr, understood))

@@ -48,7 +48,8 @@ class Family:
         consumer_scales: whether the model itself scales `inputs_embeds` that it is handed; default False.
         segments: its segments are rows of the token table, which the library adds only when it is given segments; they
             are steps by the caller's choice. Default False: it has a table of segments, or none.
-        section: key of the config under which its own values stand; None for the config itself.
+        sections: where a config describes more models than this one, keys of the part about it: the first that is
+            there counts; default none, for the whole.
 
     """
 
@@ -61,7 +62,7 @@ class Family:
     lookup: Callable[[Config], int] = lambda _: 1
     consumer_scales: bool = False
     segments: bool = False
-    section: str | None = None
+    sections: tuple[str, ...] = ()
 
 
 def _keys(*names: str, suffix: str = ".weight") -> tuple[str, ...]:
@@ -337,7 +338,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "xlnet": Family(steps=lambda _: [_tokens("word_embedding")], prefix="transformer."),
     "clip_text_model": CLIP_TEXT,
-    "clip/text": replace(CLIP_TEXT, section="text_config"),
+    # In old files the second part wins where it is there.
+    "clip/text": replace(CLIP_TEXT, sections=("text_config_dict", "text_config")),
     # Decoders.
     "gpt2": _gpt("wte", "wpe"),
     "gpt_neo": _gpt("wte", "wpe"),

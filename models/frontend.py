@@ -43,8 +43,11 @@ from incipit.models.steps import (
 )
 from incipit.models.tokens import TokenTable
 
-OWN_NAMES = ("input_ids", "offset", "attention_mask", "position_ids", "embeddings", "token_embeddings")
-"""Inputs and outputs that mean something else than an index."""
+OWN_NAMES = (
+    *("input_ids", "offset", "attention_mask", "position_ids", "embeddings", "token_embeddings"),
+    *("output", "dtype", "encoding"),
+)
+"""What an input that holds an index cannot be called: a graph, or who asks for its vectors, means something else."""
 
 
 @dataclass(frozen=True, kw_only=True)

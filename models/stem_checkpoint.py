@@ -17,6 +17,7 @@ from incipit.models.checkpoint import (
     one_line,
     open_weights,
     read_json,
+    section_of,
 )
 from incipit.models.families import STEMS, Config, StemFamily
 from incipit.models.stems import Stem, StemConfig, from_tensors, without_storage
@@ -80,21 +81,9 @@ def _read_config(folder: Path, side: str | None) -> tuple[StemFamily, StemConfig
         got = f"{values.get('model_type')!r}, side {side!r}"
         raise CheckpointError(f"config.json: model_type is {got}, known are {', '.join(STEMS)}")
     try:
-        return STEMS[name], STEMS[name].config(name, Config(_section(values, STEMS[name])))
+        return STEMS[name], STEMS[name].config(name, Config(section_of(values, STEMS[name].sections)))
     except ValueError as error:
         raise CheckpointError(f"config.json: {error}") from error
-
-
-def _section(values: Mapping[str, Any], family: StemFamily) -> Mapping[str, Any]:
-    """Return the part of a config that describes the stem."""
-    if not family.sections:
-        return values
-    key = next((key for key in family.sections if values.get(key) is not None), None)
-    if key is None or not isinstance(values[key], dict):
-        got = "is missing" if key is None else f"is {values[key]!r}"
-        raise CheckpointError(f"config.json: {key or family.sections[-1]} {got}, allowed an object")
-    section: dict[str, Any] = values[key]
-    return section
 
 
 def _read_tensors(folder: Path, family: StemFamily, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:

@@ -107,7 +107,7 @@ def test_levels_have_no_limit_and_are_inputs_of_their_names(exported: dict[str, 
     assert isinstance(manifest, Manifest)
     assert [tensor.name for tensor in manifest.graphs["model.onnx"].inputs] == ["input_ids", "offset", *LEVELS]
     assert manifest.max_len is None
-    assert FRONTENDS["levels"].signature.indices == LEVELS
+    assert manifest.indices == FRONTENDS["levels"].signature.indices == LEVELS
 
 
 def test_several_segments_stand_beside_each_other(exported: dict[str, Exported]) -> None:

@@ -146,16 +146,17 @@ def test_the_text_side_of_clip_reads_its_own_part_of_the_config(tmp_path: Path) 
     save("clip/text", tmp_path)
     with pytest.raises(CheckpointError, match="--side: got None, allowed for 'clip': text"):
         read_frontend(tmp_path)
-    change(tmp_path, hidden_size=7, text_config={"hidden_size": WIDTH})
+    change(tmp_path, hidden_size=7)
     expected = read_frontend(tmp_path, "text").config
-    change(tmp_path, text_config=None)
+    change(tmp_path, text_config={"hidden_size": 7}, text_config_dict={"hidden_size": WIDTH, "pad_token_id": 1})
     assert read_frontend(tmp_path, "text").config == expected
-    change(tmp_path, text_config={"hidden_size": 7})
+    change(tmp_path, text_config_dict=None)
     with pytest.raises(CheckpointError, match="hidden_size is 7, the tensors have 32"):
         read_frontend(tmp_path, "text")
-    change(tmp_path, text_config=[7])
-    with pytest.raises(CheckpointError, match=r"text_config is \[7\], understood is an object"):
-        read_frontend(tmp_path, "text")
+    for value, got in (([7], r"is \[7\]"), (None, "is missing")):
+        change(tmp_path, text_config=value)
+        with pytest.raises(CheckpointError, match=f"text_config {got}, allowed an object"):
+            read_frontend(tmp_path, "text")
 
 
 def test_an_xlm_whose_languages_are_not_those_of_its_table_is_refused(tmp_path: Path) -> None:
