@@ -25,6 +25,8 @@ OPSET = 20
 MODULE, TRAINED, TRANSPOSED = "frontend.", (".weight", ".bias"), ".transposed"
 """In the names of initializers: what the exported module calls the front-end, what ends those of trained weights, and
 what follows where a weight is stored the other way round."""
+BIAS = "bias."
+"""What begins the names of weights that have a graph of their own."""
 
 
 class _Graph(nn.Module):
@@ -88,7 +90,10 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path) -> None:
     _free_offset(whole, signature.rotary)
     if isinstance(frontend, FrontEnd):
         _name_projections(whole, frontend.config)
-    save_graph(_only(whole, "embeddings", *signature.rotary), folder / GRAPH)
+    main = _only(whole, "embeddings", *signature.rotary)
+    if isinstance(frontend, FrontEnd):
+        _restore_merged(main, frontend)
+    save_graph(main, folder / GRAPH)
     if signature.rotary:
         save_graph(_only(whole, "embeddings"), folder / EMBEDDINGS_GRAPH)
     if lookup:
@@ -116,9 +121,19 @@ def _name_projections(model: onnx.ModelProto, config: FrontEndConfig) -> None:
         if isinstance(step, Project)
     ]
     products = [node for node in model.graph.node if node.op_type == "MatMul"]
+    names: dict[str, str] = {}
     for name, product in zip(projections, products, strict=True):
-        initializer = next(tensor for tensor in model.graph.initializer if tensor.name == product.input[1])
-        initializer.name = product.input[1] = name
+        product.input[1] = names.setdefault(product.input[1], name)  # one where two have the same values
+    for initializer in model.graph.initializer:
+        initializer.name = names.get(initializer.name, initializer.name)
+
+
+def _restore_merged(model: onnx.ModelProto, frontend: FrontEnd) -> None:
+    """Add the weights that the exporter left out because another has the same values: the file holds every one."""
+    names = {initializer.name.removesuffix(TRANSPOSED) for initializer in model.graph.initializer}
+    for name, weight in frontend.state_dict().items():
+        if MODULE + name not in names and not name.startswith(BIAS):
+            model.graph.initializer.append(onnx.numpy_helper.from_array(weight.numpy(), MODULE + name))
 
 
 def _only(model: onnx.ModelProto, *names: str) -> onnx.ModelProto:

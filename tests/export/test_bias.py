@@ -96,13 +96,13 @@ def test_a_graph_equals_its_module(name: str, tmp_path: Path) -> None:
 )
 def test_the_graph_of_another_module_is_found_out(exported: Bias, other: Bias, tmp_path: Path) -> None:
     session = session_of(exported, tmp_path)
-    with pytest.raises(ParityError, match=r"bias\.onnx differs from its PyTorch module by .* at BiasCase\("):
+    with pytest.raises(ParityError, match=r"of the graph differs from its PyTorch module by .* at query_"):
         prove_bias(other, session)
 
 
-def test_a_graph_that_cannot_run_is_named(tmp_path: Path) -> None:
+def test_a_graph_of_another_kind_is_found_out(tmp_path: Path) -> None:
     session = session_of(RelativeSinusoid(8), tmp_path)
-    with pytest.raises(ParityError, match=r"bias\.onnx fails at \{'query_offset': 0"):
+    with pytest.raises(ParityError, match="relative_positions of the graph differs from its PyTorch module by inf"):
         prove_bias(AlibiBias(2), session)
 
 

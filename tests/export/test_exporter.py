@@ -21,7 +21,7 @@ from incipit.export.exporter import Exported, export, export_loaded, verify
 from incipit.export.source import LoadedSource
 from incipit.models.embeddings import gpt2_embedding
 from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.models.steps import Positions, Tokens
+from incipit.models.steps import Norm, Positions, Project, Tokens
 from incipit.service.manifest import Manifest, Resized, Source
 from incipit.service.runtime import Session
 from tests.conftest import INCIPIT
@@ -284,5 +284,15 @@ def test_verify_finds_a_lookup_that_computes_something_else(copy: Path) -> None:
     content = (copy / "token.onnx").read_bytes()
     manifest["files"]["token.onnx"] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ExportError, match="the graph of token_embeddings differs"):
+    with pytest.raises(ExportError, match="token_embeddings of the graph differs"):
         verify(copy)
+
+
+def test_weights_that_are_equal_are_all_kept(tmp_path: Path) -> None:
+    steps = (Tokens(rows=30, width=8), Norm(eps=1e-5), Project(width=8), Project(width=8))
+    frontend = FrontEnd(FrontEndConfig(family="twins", steps=steps, max_len=20))
+    for name in ("norm.bias", "project.bias", "project2.bias"):
+        torch.nn.init.zeros_(frontend.get_parameter(name))
+    frontend.get_parameter("project2.weight").data = frontend.get_parameter("project.weight").data.clone()
+    exported = export_loaded(LoadedSource(frontend, Source(kind="module")), "m", tmp_path)
+    assert verify(exported.folder) == exported.parity

@@ -111,7 +111,7 @@ def change(artifact: Path, copy: Path, name: str, old: str, new: str) -> Path:
 
 
 def test_verify_finds_another_angle(artifact: Path, tmp_path: Path) -> None:
-    with pytest.raises(ParityError, match=r"rotary_sin of the graph differs .* at batch 1, length 1, "):
+    with pytest.raises(ParityError, match="rotary_sin of the graph differs from its PyTorch module by"):
         verify(change(artifact, tmp_path / "1", GRAPH, "Sin", "Cos"))
 
 
