@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Unpack
 
 import onnx
 import torch
@@ -12,32 +12,47 @@ from torch import nn
 
 from incipit import __version__
 from incipit.export.artifact import check_name, draft, publish
+from incipit.export.bias import export_bias, prove_bias, read_bias
 from incipit.export.errors import ExportError
 from incipit.export.graph import describe_graph, export_graph, read_initializers
-from incipit.export.parity import prove, prove_lookup
-from incipit.export.source import LoadedSource, load_source
+from incipit.export.parity import prove, prove_lookup, prove_rotary
+from incipit.export.source import AnyFrontEnd, Choices, LoadedSource, load_source
+from incipit.export.stem import export_stem, prove_stem, read_stem_weights
+from incipit.models import stems
 from incipit.models.custom import CustomFrontEnd
 from incipit.models.frontend import FrontEnd, FrontEndConfig
 from incipit.models.resizing import resized
+from incipit.models.signature import Signature
+from incipit.models.stems import Stem
+from incipit.service import runtime
 from incipit.service.errors import IncipitError
 from incipit.service.graphs.check import check_graphs
 from incipit.service.manifest import (
+    BIAS_GRAPH,
     DATA,
     EMBEDDINGS,
+    EMBEDDINGS_GRAPH,
+    GRAPH,
     MANIFEST,
     PARITY,
     TOKEN_EMBEDDINGS,
     TOKEN_GRAPH,
     TOKEN_GRAPHS,
     TOKENIZER,
+    Artifact,
     Manifest,
+    OutputParity,
+    Parity,
     ParityReport,
     Resized,
+    Rotary,
     Source,
+    StemManifest,
+    Tensor,
     TokenEmbeddings,
     check_files,
     describe,
-    read,
+    read_manifest,
     write,
 )
 from incipit.service.runtime import CPU, Session
@@ -50,7 +65,7 @@ class Exported:
     """An artifact that was published."""
 
     folder: Path
-    manifest: Manifest
+    manifest: Manifest | StemManifest
     parity: ParityReport
 
 
@@ -59,15 +74,14 @@ def export(
     name: str,
     repository: Path,
     report: Report = lambda _: None,
-    side: str | None = None,
-    arithmetic: Literal["float32", "source"] = "float32",
     max_len: int | None = None,
     resizing: str | None = None,
+    **choices: Unpack[Choices],
 ) -> Exported:
     """Export the front-end that `source` names as the next version of `name` in `repository`.
 
-    `side` and `arithmetic` are those of `read_frontend`; `max_len` sets another limit than the source's, `resizing` how
-    a learned table is made to fit, as in `resized`. `report` is told each step as it begins. An export that fails or is
+    `max_len` sets another limit than the source's, `resizing` how a learned table is made to fit, as in `resized`;
+    `choices` are those of `read_frontend`. `report` is told each step as it begins. An export that fails or is
     interrupted leaves nothing to be seen.
 
     Raises:
@@ -76,7 +90,9 @@ def export(
     """
     check_name(name)
     report(f"reading {source}")
-    loaded = load_source(source, side, arithmetic)
+    loaded = load_source(source, **choices)
+    if isinstance(loaded.frontend, FrontEnd) and loaded.frontend.config.no_rotary:
+        report(f"leaving rotary outputs out: {loaded.frontend.config.no_rotary}")
     if max_len is not None:
         loaded = _resize(loaded, max_len, resizing)
     elif resizing is not None:
@@ -91,7 +107,7 @@ def export_loaded(loaded: LoadedSource, name: str, repository: Path, report: Rep
     try:
         with draft(repository, name) as folder:
             report("writing the graph")
-            export_graph(loaded.frontend, folder)
+            _write_graphs(loaded.frontend, folder)
             if loaded.tokenizer:
                 shutil.copyfile(loaded.tokenizer, folder / TOKENIZER)
             manifest = _describe(loaded, folder)
@@ -133,29 +149,29 @@ def export_module(
 
 
 def verify(folder: Path, report: Report = lambda _: None) -> ParityReport:
-    """Check the hashes of the artifact in `folder`, and prove its graph equal to a PyTorch module once more.
+    """Check the hashes of the artifact in `folder`, and prove its graphs equal to a PyTorch module once more.
 
     The module is built from the manifest around the weights that the artifact holds; what else the manifest says must
     follow from it.
 
     Raises:
-        ExportError: a file differs from its hash, or the graph from the module.
+        ExportError: a file differs from its hash, or a graph from the module.
 
     """
     try:
-        manifest = read(Manifest, folder / MANIFEST)
+        manifest = read_manifest(folder)
         report("checking the hashes")
         check_files(folder, manifest)
         check_graphs(folder, manifest)
         if manifest.front_end is None:
             raise ExportError(f"{folder}: the hashes agree; the module that it came from alone can prove it again")
         try:
-            config = FrontEndConfig.from_document(manifest.front_end)
-            frontend = FrontEnd.from_tensors(config, read_initializers(folder))
+            frontend = _build_again(manifest, manifest.front_end, folder)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ExportError(f"{folder}: manifest and weights disagree: {' '.join(str(error).split())}") from error
-        again = _describe(LoadedSource(frontend, manifest.source, resized=manifest.resized), folder)
-        for name in Manifest.model_fields:
+        resized = manifest.resized if isinstance(manifest, Manifest) else None
+        again = _describe(LoadedSource(frontend, manifest.source, resized=resized), folder)
+        for name in type(manifest).model_fields:
             told, true = getattr(manifest, name), getattr(again, name)
             if name != "versions" and told != true:
                 raise ExportError(f"{folder / MANIFEST}: {name} is {told!r}, that of the artifact is {true!r}")
@@ -165,7 +181,8 @@ def verify(folder: Path, report: Report = lambda _: None) -> ParityReport:
 
 
 def _resize(loaded: LoadedSource, max_len: int, resizing: str | None) -> LoadedSource:
-    assert isinstance(loaded.frontend, FrontEnd)
+    if not isinstance(loaded.frontend, FrontEnd):
+        raise ExportError(f"--max-len: got {max_len}, allowed only for front-ends of token ids")
     try:
         frontend = resized(loaded.frontend, max_len, resizing)
     except ValueError as error:
@@ -174,38 +191,103 @@ def _resize(loaded: LoadedSource, max_len: int, resizing: str | None) -> LoadedS
     return replace(loaded, frontend=frontend, resized=record)
 
 
-def _prove(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Report) -> ParityReport:
-    parity = prove(frontend, Session(folder, CPU), lambda done, of: report(f"proving it equal: {done} of {of} cases"))
-    if isinstance(frontend, FrontEnd) and frontend.signature.lookup_width is not None:
-        prove_lookup(frontend, Session(folder, CPU, graph=TOKEN_GRAPH))
-    return parity
+def _write_graphs(frontend: AnyFrontEnd, folder: Path) -> None:
+    if isinstance(frontend, Stem):
+        export_stem(frontend, folder)
+        return
+    export_graph(frontend, folder)
+    if isinstance(frontend, FrontEnd) and frontend.config.bias is not None:
+        export_bias(frontend.bias, folder)
 
 
-def _describe(loaded: LoadedSource, folder: Path) -> Manifest:
+def _build_again(manifest: Artifact, document: dict[str, Any], folder: Path) -> FrontEnd | Stem:
+    """Return the module that the manifest describes around the weights of the artifact."""
+    if isinstance(manifest, StemManifest):
+        stem_config = stems.from_document(document)
+        return stems.from_tensors(stem_config, read_stem_weights(folder, stem_config))
+    config = FrontEndConfig.from_document(document)
+    return FrontEnd.from_tensors(config, read_initializers(folder) | read_bias(folder))
+
+
+def _prove(frontend: AnyFrontEnd, folder: Path, report: Report) -> ParityReport:
+    def session(graph: str = GRAPH) -> Session:
+        return Session(folder, CPU, graph=graph)
+
+    def progress(done: int, of: int) -> None:
+        report(f"proving it equal: {done} of {of} cases")
+
+    outputs: dict[str, OutputParity] = {}
+    if isinstance(frontend, Stem):
+        outputs[EMBEDDINGS] = prove_stem(frontend, session(), progress)
+    else:
+        outputs[EMBEDDINGS] = prove(frontend, session(), progress)
+    if isinstance(frontend, FrontEnd):
+        if frontend.signature.lookup_width is not None:
+            outputs[TOKEN_EMBEDDINGS] = prove_lookup(frontend, session(TOKEN_GRAPH))
+        if frontend.signature.rotary:
+            report("proving the rotary outputs equal")
+            outputs |= prove_rotary(frontend, session(), session(EMBEDDINGS_GRAPH))
+        if frontend.config.bias is not None:
+            graph = session(BIAS_GRAPH)
+            outputs[graph.outputs[0].name] = prove_bias(frontend.bias, graph)
+    return ParityReport(providers={CPU: Parity(onnxruntime=runtime.VERSION, torch=torch.__version__, outputs=outputs)})
+
+
+def _describe(loaded: LoadedSource, folder: Path) -> Manifest | StemManifest:
     frontend, signature = loaded.frontend, loaded.frontend.signature
-    graphs = [name for name in TOKEN_GRAPHS if (folder / name).is_file()]
+    graphs = [name for name in (*TOKEN_GRAPHS, BIAS_GRAPH) if (folder / name).is_file()]
     files = [name for name in (*graphs, DATA, TOKENIZER) if (folder / name).is_file()]
+    common: dict[str, Any] = {
+        "family": signature.family,
+        "width": signature.width,
+        "dtype": "float32",
+        "graphs": {name: describe_graph(folder / name) for name in graphs},
+        "files": {name: describe(folder / name) for name in files},
+        "source": loaded.record,
+        "versions": {"incipit": __version__, "onnx": onnx.__version__, "torch": torch.__version__},
+    }
+    if isinstance(frontend, Stem):
+        own = frontend.signature
+        return StemManifest(
+            input=Tensor(name=own.input, dtype="float32", shape=own.shape),
+            tokens=None if own.patch_size else own.rows,
+            image_size=own.image_size,
+            patch_size=own.patch_size,
+            front_end=stems.to_document(frontend.config),
+            **common,
+        )
+    return _describe_tokens(loaded, frontend, frontend.signature, common)
+
+
+def _describe_tokens(
+    loaded: LoadedSource, frontend: FrontEnd | CustomFrontEnd, signature: Signature, common: dict[str, Any]
+) -> Manifest:
+    known = isinstance(frontend, FrontEnd)
     return Manifest(
-        family=signature.family,
         vocab_size=signature.vocab_size,
-        width=signature.width,
         max_len=signature.max_len,
-        indices={"token_type_ids": signature.segments} if signature.segments else {},
+        indices=dict(signature.indices),
         counts=signature.counts,
         padding_id=signature.padding_idx,
         refused_ids=signature.refused_ids,
-        dtype="float32",
-        graphs={name: describe_graph(folder / name) for name in graphs},
         token_embeddings=TokenEmbeddings(
             output=EMBEDDINGS if signature.lookup_width is None else TOKEN_EMBEDDINGS,
             width=signature.lookup_width or signature.width,
             consumer_scales=signature.consumer_scales,
         )
-        if isinstance(frontend, FrontEnd)
+        if known
         else None,
+        rotary=tuple(
+            Rotary(
+                cos=output.named("rotary_cos"),
+                sin=output.named("rotary_sin"),
+                width=output.config.dim,
+                layout=output.layout,
+                max_len=output.config.length or None,
+            )
+            for output in (frontend.config.rotary if isinstance(frontend, FrontEnd) else ())
+        ),
         resized=loaded.resized,
         front_end=frontend.config.to_document() if isinstance(frontend, FrontEnd) else None,
-        files={name: describe(folder / name) for name in files},
-        source=loaded.record,
-        versions={"incipit": __version__, "onnx": onnx.__version__, "torch": torch.__version__},
+        **common,
     )

@@ -5,9 +5,10 @@ Letters: B batch, L length, D output width.
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
@@ -16,18 +17,21 @@ from torch import Tensor, nn
 
 from incipit.models.custom import CustomFrontEnd
 from incipit.models.frontend import FrontEnd, FrontEndConfig, names_of
+from incipit.models.signature import Signature
 from incipit.models.steps import Project
-from incipit.service.manifest import GRAPH, TOKEN_GRAPH, Graph
+from incipit.service.manifest import EMBEDDINGS_GRAPH, GRAPH, TOKEN_GRAPH, Graph
 from incipit.service.manifest import Tensor as TensorSpec
 
 OPSET = 20
 MODULE, TRAINED, TRANSPOSED = "frontend.", (".weight", ".bias"), ".transposed"
 """In the names of initializers: what the exported module calls the front-end, what ends those of trained weights, and
 what follows where a weight is stored the other way round."""
+BIAS = "bias."
+"""What begins the names of weights that have a graph of their own."""
 
 
 class _Graph(nn.Module):
-    """The front-end with the inputs of its graph, by name, and the model's own lookup as a second output."""
+    """The front-end with the inputs of its graph, by name; its outputs are those of `_outputs`."""
 
     def __init__(self, frontend: FrontEnd | CustomFrontEnd) -> None:
         super().__init__()
@@ -37,58 +41,77 @@ class _Graph(nn.Module):
         self,
         input_ids: Tensor,
         offset: Tensor,
-        token_type_ids: Tensor | None = None,
+        indices: dict[str, Tensor] | None = None,
         attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        further = {"token_type_ids": token_type_ids, "attention_mask": attention_mask}
-        given = {name: tensor for name, tensor in further.items() if tensor is not None}
+        given: dict[str, Any] = {"indices": indices} if indices else {}
+        given |= {} if attention_mask is None else {"attention_mask": attention_mask}
         vectors: Tensor = self.frontend(input_ids, offset, **given)
-        if isinstance(self.frontend, FrontEnd) and self.frontend.signature.lookup_width is not None:
-            return vectors, self.frontend.look_up(input_ids)
-        return (vectors,)
+        if not isinstance(self.frontend, FrontEnd):
+            return (vectors,)
+        lookup = () if self.frontend.signature.lookup_width is None else (self.frontend.look_up(input_ids),)
+        return vectors, *lookup, *self.frontend.rotary_outputs(input_ids, offset).values()
 
 
 def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path) -> None:
     """Write the graphs of `frontend` (in evaluation mode) into `folder`, over one data file.
 
-    `model.onnx` has inputs int64 `input_ids` (batch, length), `offset` (1,) or (batch,), `token_type_ids` and
-    `attention_mask` (batch, length) where the front-end has them, and output float32 `embeddings` (batch, length, D).
-    `token.onnx` has input `input_ids` and output `token_embeddings`; it is left out where the two are the same.
+    `model.onnx` has inputs int64 `input_ids` (batch, length), `offset` (1,) or (batch,), the further indices of a token
+    by their names and `attention_mask` (batch, length) where the front-end has them, and output float32 `embeddings`
+    (batch, length, D). `token.onnx` has input `input_ids` and output `token_embeddings`; it is left out where the two
+    are the same. Where attention is rotary, `model.onnx` has the outputs of `FrontEnd.rotary_outputs` too, float32
+    (1 or batch, length, R), and `embeddings.onnx` is what it is without them: onnxruntime computes every output of a
+    graph, asked for or not.
     """
     signature = frontend.signature
-    two_outputs = signature.lookup_width is not None
+    lookup = [] if signature.lookup_width is None else ["token_embeddings"]
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
-    names = ["input_ids", "offset"]
-    names += ["token_type_ids"] if signature.segments else []
+    names = ["input_ids", "offset", *signature.indices]
     names += ["attention_mask"] if signature.needs_mask else []
     # Any sizes do, except that `offset` has one element, so that (1,) broadcasts over the batch in the graph.
     # Each input is a tensor of its own: the exporter makes one input of two arguments that are the same tensor.
     samples = {name: torch.ones(1 if name == "offset" else (2, 3), dtype=torch.int64) for name in names}
     shapes = {name: None if name == "offset" else {0: batch, 1: length} for name in names}
-    with _quiet_exporter():
+    with quiet_exporter():
         program = torch.onnx.export(
             _Graph(frontend).eval(),
             (),
-            kwargs=samples,
+            kwargs=_arguments(samples, signature),
             dynamo=True,
             opset_version=OPSET,
             input_names=names,
-            output_names=["embeddings", "token_embeddings"][: 1 + two_outputs],
-            dynamic_shapes=shapes,
+            output_names=["embeddings", *lookup, *signature.rotary],
+            dynamic_shapes=_arguments(shapes, signature),
             verbose=False,
         )
     assert program is not None
     program.save(folder / GRAPH, external_data=True)
-    both = onnx.load(folder / GRAPH, load_external_data=False)
-    _forget_machine(both)
-    _free_offset(both)
+    whole = onnx.load(folder / GRAPH, load_external_data=False)
+    forget_machine(whole)
+    _free_offset(whole, signature.rotary)
     if isinstance(frontend, FrontEnd):
-        _name_projections(both, frontend.config)
-    _save(_only(both, "embeddings"), folder / GRAPH)
-    if two_outputs:
-        token = _only(both, "token_embeddings")
+        _name_projections(whole, frontend.config)
+    main = _only(whole, "embeddings", *signature.rotary)
+    if isinstance(frontend, FrontEnd):
+        _restore_merged(main, frontend)
+    save_graph(main, folder / GRAPH)
+    if signature.rotary:
+        save_graph(_only(whole, "embeddings"), folder / EMBEDDINGS_GRAPH)
+    if lookup:
+        token = _only(whole, *lookup)
         del token.graph.input[1:]
-        _save(token, folder / TOKEN_GRAPH)
+        save_graph(token, folder / TOKEN_GRAPH)
+
+
+def _arguments(values: dict[str, Any], signature: Signature) -> dict[str, Any]:
+    """Return `values`, one for each input, as the arguments of `_Graph.forward`, in which the indices are one."""
+    arguments: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in signature.indices:
+            arguments.setdefault("indices", {})[name] = value
+        else:
+            arguments[name] = value
+    return arguments
 
 
 def _name_projections(model: onnx.ModelProto, config: FrontEndConfig) -> None:
@@ -99,22 +122,32 @@ def _name_projections(model: onnx.ModelProto, config: FrontEndConfig) -> None:
         if isinstance(step, Project)
     ]
     products = [node for node in model.graph.node if node.op_type == "MatMul"]
+    names: dict[str, str] = {}
     for name, product in zip(projections, products, strict=True):
-        initializer = next(tensor for tensor in model.graph.initializer if tensor.name == product.input[1])
-        initializer.name = product.input[1] = name
+        product.input[1] = names.setdefault(product.input[1], name)  # one where two have the same values
+    for initializer in model.graph.initializer:
+        initializer.name = names.get(initializer.name, initializer.name)
 
 
-def _only(model: onnx.ModelProto, output: str) -> onnx.ModelProto:
-    """Return the part of `model` that makes `output`, with all inputs."""
+def _restore_merged(model: onnx.ModelProto, frontend: FrontEnd) -> None:
+    """Add the weights that the exporter left out because another has the same values: the file holds every one."""
+    names = {initializer.name.removesuffix(TRANSPOSED) for initializer in model.graph.initializer}
+    for name, weight in frontend.state_dict().items():
+        if MODULE + name not in names and not name.startswith(BIAS):
+            model.graph.initializer.append(onnx.numpy_helper.from_array(weight.numpy(), MODULE + name))
+
+
+def _only(model: onnx.ModelProto, *names: str) -> onnx.ModelProto:
+    """Return the part of `model` that makes the outputs `names`, with all inputs."""
     part = onnx.ModelProto()
     part.CopyFrom(model)
-    wanted, nodes = {output}, []
+    wanted, nodes = set(names), []
     for node in reversed(model.graph.node):
         if wanted.intersection(node.output):
             wanted.update(_inputs(node))
             nodes.append(node)
     initializers = [tensor for tensor in model.graph.initializer if tensor.name in wanted]
-    outputs = [value for value in model.graph.output if value.name == output]
+    outputs = [value for value in model.graph.output if value.name in names]
     for field in ("node", "initializer", "output"):
         part.graph.ClearField(field)
     part.graph.node.extend(reversed(nodes))
@@ -133,7 +166,8 @@ def _inputs(node: onnx.NodeProto) -> Iterator[str]:
                 yield from _inputs(inner)
 
 
-def _save(model: onnx.ModelProto, file: Path) -> None:
+def save_graph(model: onnx.ModelProto, file: Path) -> None:
+    """Write `model` over the data file that it names, and let ONNX check both."""
     onnx.save(model, file)
     onnx.checker.check_model(file, full_check=True)
 
@@ -161,7 +195,7 @@ def read_initializers(folder: Path) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _quiet_exporter() -> Iterator[None]:
+def quiet_exporter() -> Iterator[None]:
     """Silence what the exporter says of libraries that a front-end does not use, and of its own deprecations."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
@@ -174,21 +208,25 @@ def _quiet_exporter() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _forget_machine(message: Message) -> None:
+def forget_machine(message: Message) -> None:
     """Clear what the exporter notes on the side, however deep: source paths and stack traces of this machine."""
     for field, value in message.ListFields():
         if field.name in ("metadata_props", "doc_string"):
             message.ClearField(field.name)
         elif field.message_type is not None:
             for part in [value] if isinstance(value, Message) else value:
-                _forget_machine(part)
+                forget_machine(part)
 
 
-def _free_offset(model: onnx.ModelProto) -> None:
-    """Let `offset` be of shape (1,) or (batch,): exported with one element, it broadcasts in either case."""
+def _free_offset(model: onnx.ModelProto, rotary: Collection[str]) -> None:
+    """Let `offset` be of shape (1,) or (batch,): exported with one element, it broadcasts in either case.
+
+    The outputs `rotary` have a row for each of its elements.
+    """
     del model.graph.value_info[:]  # shapes inferred for one element
-    offset = next(node for node in model.graph.input if node.name == "offset")
-    offset.type.tensor_type.shape.dim[0].dim_param = "offsets"
+    for node in (*model.graph.input, *model.graph.output):
+        if node.name == "offset" or node.name in rotary:
+            node.type.tensor_type.shape.dim[0].dim_param = "offsets"
 
 
 def _spec(node: onnx.ValueInfoProto) -> TensorSpec:

@@ -3,31 +3,37 @@
 Letters: B batch, L length, M maximum length.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import JsonValue
 
 from incipit.export.errors import ParityError
 from incipit.models.custom import CustomFrontEnd
 from incipit.models.frontend import FrontEnd
+from incipit.models.rotary import SCALINGS
 from incipit.models.signature import Signature
 from incipit.service import runtime
-from incipit.service.manifest import Parity, ParityCase, ParityReport
+from incipit.service.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS, OutputParity, ParityCase
 
 BATCHES = (1, 2, 5)
 LENGTHS = (1, 2, 17)
 ALLOWED_ULP = 8.0
 """For a front-end with a norm or a projection: its sums may be ordered in any way. Without, bits must be equal."""
+ROTARY_ULP = 1.0
+"""For cosines and sines, in units in the last place of the largest one: torch's float32 kernels against the float64 of
+the graph, which is rounded. Found: 0.5, 6e-8, at every position up to 2^31."""
 LONG = 512
 """Length that stands for the longest where no table of positions sets one."""
 PADDINGS: tuple[Literal["none", "left", "right"], ...] = ("none", "left", "right")
 
 
 class Arguments(NamedTuple):
-    """The arguments of one comparison."""
+    """The arguments of one comparison; `segments`: every further index is random, and not left out."""
 
     batch: int
     length: int
@@ -38,8 +44,8 @@ class Arguments(NamedTuple):
 
 def prove(
     frontend: FrontEnd | CustomFrontEnd, session: runtime.Session, report: Callable[[int, int], None] = lambda *_: None
-) -> ParityReport:
-    """Compare `session` with `frontend` over the grid; `report` is told how many cases are done, of how many.
+) -> OutputParity:
+    """Compare `embeddings` of `session` with `frontend` over the grid; `report` is told how many of how many are done.
 
     Raises:
         ParityError: a case differs by more than is allowed; the error names the worst.
@@ -51,41 +57,81 @@ def prove(
     for case in grid:
         cases.append(_compare(frontend, session, case))
         report(len(cases), len(grid))
-    allowed = 0.0 if frontend.signature.exact else ALLOWED_ULP
-    worst = max(cases, key=lambda case: case.max_ulp)
-    if worst.max_ulp > allowed:
+    return judge(EMBEDDINGS, cases, 0.0 if frontend.signature.exact else ALLOWED_ULP)
+
+
+def judge(output: str, cases: Sequence[ParityCase], allowed_ulp: float) -> OutputParity:
+    """Return the comparison of an output that `cases` make up.
+
+    Raises:
+        ParityError: a case differs by more than is allowed; the error names the worst.
+
+    """
+    worst = max(cases, key=lambda case: np.inf if np.isnan(case.max_ulp) else case.max_ulp)
+    if not worst.max_ulp <= allowed_ulp:  # no number is found too
+        at = ", ".join(f"{name} {value}" for name, value in worst.arguments.items())
         raise ParityError(
-            f"the graph differs from its PyTorch module by {worst.max_abs:.3g} ({worst.max_ulp:.3g} ULP, allowed "
-            f"{allowed:g}) at {_say(worst)}"
+            f"{output} of the graph differs from its PyTorch module by {worst.max_abs:.3g} "
+            f"({worst.max_ulp:.3g} ULP, allowed {allowed_ulp:.3g}) at {at}"
         )
-    section = Parity(
-        onnxruntime=runtime.VERSION,
-        torch=torch.__version__,
-        allowed_ulp=allowed,
+    return OutputParity(
+        allowed_ulp=allowed_ulp,
         max_abs=max(case.max_abs for case in cases),
         max_ulp=worst.max_ulp,
         cases=tuple(cases),
     )
-    return ParityReport(providers={session.provider: section})
 
 
-def prove_lookup(frontend: FrontEnd, session: runtime.Session) -> None:
+def prove_lookup(frontend: FrontEnd, session: runtime.Session) -> OutputParity:
     """Compare the graph of the model's own lookup with `frontend.look_up`, for every id.
 
     Raises:
-        ParityError: a value differs; the steps of a lookup leave no bit to chance, but those that end in a norm.
+        ParityError: a value differs; the steps of a lookup leave no bit to chance.
 
     """
-    ids = np.arange(frontend.signature.vocab_size).reshape(1, -1)
+    ids, cases = np.arange(frontend.signature.vocab_size).reshape(1, -1), []
     with torch.inference_mode():
         for part in np.array_split(ids, 1 + ids.size // 4096, axis=1):
             expected = frontend.look_up(torch.from_numpy(part)).numpy()
-            max_abs, max_ulp = difference(session.run({"input_ids": part})["token_embeddings"], expected)
-            if max_ulp > 0:
-                raise ParityError(f"the graph of token_embeddings differs by {max_abs:.3g} ({max_ulp:.3g} ULP)")
+            max_abs, max_ulp = difference(session.run({"input_ids": part})[TOKEN_EMBEDDINGS], expected)
+            arguments: dict[str, JsonValue] = {"from_id": int(part[0, 0]), "to_id": int(part[0, -1])}
+            cases.append(ParityCase(arguments=arguments, max_abs=max_abs, max_ulp=max_ulp))
+    return judge(TOKEN_EMBEDDINGS, cases, 0.0)
 
 
-def _say(case: Arguments | ParityCase) -> str:
+def prove_rotary(frontend: FrontEnd, session: runtime.Session, alone: runtime.Session) -> dict[str, OutputParity]:
+    """Compare the rotary outputs of `session` with those of `frontend` over the grid, as far as they are legal.
+
+    `alone`, the graph without them, must give the vectors of `session` bit for bit.
+
+    Raises:
+        ParityError: a case differs by more than is allowed.
+
+    """
+    signature = frontend.signature
+    limit = min((limit for limit in (signature.max_len, signature.rotary_len) if limit), default=LONG)
+    largest = max(SCALINGS[output.config.scaling].attention_factor(output.config) for output in frontend.config.rotary)
+    unit = float(np.spacing(np.float32(largest)))
+    cases: dict[str, list[ParityCase]] = {name: [] for name in signature.rotary}
+    for case in _grid(replace(signature, max_len=limit)):
+        feeds = _feeds(signature, case)
+        found = session.run(feeds)
+        if not np.array_equal(found[EMBEDDINGS], alone.run(feeds)[EMBEDDINGS]):
+            raise ParityError(f"the graph of embeddings alone differs at {_say(case)}")
+        with torch.inference_mode():
+            expected = frontend.rotary_outputs(*(torch.from_numpy(feeds[name]) for name in ("input_ids", "offset")))
+        for name, values in expected.items():
+            same_shape = found[name].shape == tuple(values.shape)
+            max_abs = float(np.abs(found[name] - values.numpy()).max()) if same_shape else np.inf
+            cases[name].append(ParityCase(arguments=_arguments(case), max_abs=max_abs, max_ulp=max_abs / unit))
+    return {name: judge(name, compared, ROTARY_ULP) for name, compared in cases.items()}
+
+
+def _arguments(case: Arguments) -> dict[str, JsonValue]:
+    return {**case._asdict(), "offset": list(case.offset)}
+
+
+def _say(case: Arguments) -> str:
     return (
         f"batch {case.batch}, length {case.length}, offset {list(case.offset)}, segments {case.segments}, "
         f"padding {case.padding}"
@@ -95,7 +141,8 @@ def _say(case: Arguments | ParityCase) -> str:
 def _grid(signature: Signature) -> Iterator[Arguments]:
     """Yield all combinations that are legal."""
     # Without a table of positions every place is like every other: a long row shows no more than a short one.
-    longest = signature.max_len if signature.max_len and signature.rows else min(signature.max_len or LONG, LONG)
+    # Computed ones that follow a table are reached from its end.
+    longest = min(signature.max_len or LONG, max(signature.rows, LONG))
     for batch in BATCHES:
         for length in sorted({min(length, longest) for length in (*LENGTHS, longest)}):
             last = (signature.max_len or LONG) - length
@@ -103,7 +150,7 @@ def _grid(signature: Signature) -> Iterator[Arguments]:
             if batch > 1:
                 offsets.append(tuple(int(offset) for offset in np.linspace(0, last, batch)))
             for offset in offsets:
-                for segments in (False, True) if signature.segments else (False,):
+                for segments in (False, True) if signature.indices else (False,):
                     for padding in PADDINGS if signature.counts == "ids" or signature.needs_mask else PADDINGS[:1]:
                         yield Arguments(batch, length, offset, segments, padding)
 
@@ -111,18 +158,18 @@ def _grid(signature: Signature) -> Iterator[Arguments]:
 def _compare(frontend: FrontEnd | CustomFrontEnd, session: runtime.Session, case: Arguments) -> ParityCase:
     feeds = _feeds(frontend.signature, case)
     inputs = {name: torch.from_numpy(array) for name, array in feeds.items()}
-    if not case.segments:  # the module's own default against the zeros that the graph is given
-        inputs.pop("token_type_ids", None)
+    indices = {name: inputs.pop(name) for name in frontend.signature.indices}
+    further = {"indices": indices} if case.segments else {}  # else its own default against the zeros of the graph
     if case.padding == "none":
         inputs.pop("attention_mask", None)
     with torch.inference_mode():
-        expected = frontend(**inputs).numpy()
+        expected = frontend(**inputs, **further).numpy()
     try:
-        found = session.run(feeds)["embeddings"]
+        found = session.run(feeds)[EMBEDDINGS]
     except Exception as error:  # onnxruntime's own exceptions share no narrower parent
         raise ParityError(f"the graph fails at {_say(case)}: {' '.join(str(error).split())}") from error
     max_abs, max_ulp = difference(found, expected)
-    return ParityCase(**case._asdict(), max_abs=max_abs, max_ulp=max_ulp)
+    return ParityCase(arguments=_arguments(case), max_abs=max_abs, max_ulp=max_ulp)
 
 
 def _feeds(signature: Signature, case: Arguments) -> dict[str, NDArray[np.int64]]:
@@ -142,10 +189,8 @@ def _feeds(signature: Signature, case: Arguments) -> dict[str, NDArray[np.int64]
     if signature.padding_idx is not None and signature.counts == "ids":
         ids[real == 0] = signature.padding_idx
     feeds = {"input_ids": ids, "offset": np.array(case.offset)}
-    if signature.segments:
-        feeds["token_type_ids"] = (
-            generator.integers(0, signature.segments, shape) if case.segments else np.zeros_like(ids)
-        )
+    for name, count in signature.indices.items():
+        feeds[name] = generator.integers(0, count, shape) if case.segments else np.zeros_like(ids)
     if signature.needs_mask:
         feeds["attention_mask"] = real
     return feeds

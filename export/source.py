@@ -1,40 +1,57 @@
 """Where a front-end comes from: a folder, a preset, or a repository of a hub. Nothing is guessed."""
 
+import glob
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from incipit.export.errors import ExportError
-from incipit.models.checkpoint import INDEX, WEIGHTS, CheckpointError, read_frontend
+from incipit.models.checkpoint import INDEX, CheckpointError, files_needed, read_frontend
 from incipit.models.custom import CustomFrontEnd
-from incipit.models.description import DESCRIPTION, read_description
+from incipit.models.description import DESCRIPTION, files_described, read_description
 from incipit.models.frontend import FrontEnd
 from incipit.models.presets import PRESETS, build_preset
+from incipit.models.stem_checkpoint import is_stem, read_stem, stem_files_needed
+from incipit.models.stems import Stem
 from incipit.service import manifest
 from incipit.service.manifest import TOKENIZER
 
 HUB = re.compile(r"hf:(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
-HUB_FILES = ["config.json", DESCRIPTION, WEIGHTS, INDEX, "model-*-of-*.safetensors", TOKENIZER]
+SMALL_FILES = ["config.json", DESCRIPTION, INDEX, TOKENIZER]
+"""What says which other files are needed, and what is copied."""
+
+
+class Choices(TypedDict, total=False):
+    """What a published checkpoint leaves open, as in `read_frontend`."""
+
+    side: str | None
+    arithmetic: Literal["float32", "source"]
+    segments: bool
+    rotary_length: int | None
+
+
+AnyFrontEnd = FrontEnd | CustomFrontEnd | Stem
 
 
 @dataclass(frozen=True)
 class LoadedSource:
     """A front-end, what to record of it, and the tokenizer file where the source has one."""
 
-    frontend: FrontEnd | CustomFrontEnd
+    frontend: AnyFrontEnd
     record: manifest.Source
     tokenizer: Path | None = None
     resized: manifest.Resized | None = None
 
 
 def load_source(
-    source: str, side: str | None = None, arithmetic: Literal["float32", "source"] = "float32"
+    source: str,
+    **choices: Unpack[Choices],
 ) -> LoadedSource:
     """Load the front-end that `source` names: an existing folder, a preset, or `hf:owner/name[@revision]`.
 
-    `side` chooses "encoder" or "decoder" of a checkpoint that has both, `arithmetic` the rounding of its steps, as in
-    `read_frontend`.
+    `choices` are those of `read_frontend`.
 
     Raises:
         ExportError: it names none of these, or cannot be read.
@@ -42,17 +59,15 @@ def load_source(
     """
     # Without a name it would be the working folder.
     if source and Path(source).is_dir():
-        return _load_folder(Path(source), side, arithmetic, manifest.Source(kind="folder"))
+        return _load_folder(Path(source), manifest.Source(kind="folder"), choices)
     if source in PRESETS:
-        _refuse_choices(source, side, arithmetic)
+        _refuse_choices(source, choices)
         record = manifest.Source(kind="preset", name=source)
         return LoadedSource(build_preset(source), record)
     if match := HUB.fullmatch(source):
-        folder = _download(match["name"], match["revision"])
-        # The hub's cache names the folder of a snapshot by its commit.
-        return _load_folder(
-            folder, side, arithmetic, manifest.Source(kind="hub", name=match["name"], revision=folder.name)
-        )
+        folder = _download(match["name"], match["revision"], choices)
+        record = manifest.Source(kind="hub", name=match["name"], revision=folder.name)
+        return _load_folder(folder, record, choices)
     raise ExportError(
         f"SOURCE: got {source!r}, allowed an existing folder, a preset ({', '.join(PRESETS)}), "
         "or hf:owner/name[@revision]"
@@ -60,13 +75,22 @@ def load_source(
 
 
 def _load_folder(
-    folder: Path, side: str | None, arithmetic: Literal["float32", "source"], record: manifest.Source
+    folder: Path,
+    record: manifest.Source,
+    choices: Choices,
 ) -> LoadedSource:
     described = (folder / DESCRIPTION).is_file()
     if described:
-        _refuse_choices(DESCRIPTION, side, arithmetic)
+        _refuse_choices(DESCRIPTION, choices)
     try:
-        frontend = read_description(folder) if described else read_frontend(folder, side, arithmetic)
+        frontend: AnyFrontEnd
+        if described:
+            frontend = read_description(folder)
+        elif is_stem(folder, choices.get("side")):
+            _refuse_choices("a stem", {name: value for name, value in choices.items() if name != "side"})
+            frontend = read_stem(folder, choices.get("side"))
+        else:
+            frontend = read_frontend(folder, **choices)
     except CheckpointError as error:
         raise ExportError(str(error)) from error
     config = folder / (DESCRIPTION if described else "config.json")
@@ -75,21 +99,34 @@ def _load_folder(
     return LoadedSource(frontend, record, tokenizer if tokenizer.is_file() else None)
 
 
-def _refuse_choices(source: str, side: str | None, arithmetic: str) -> None:
+def _refuse_choices(source: str, choices: Mapping[str, Any]) -> None:
     """Raise ExportError for choices that only a published checkpoint leaves open."""
-    if side is not None:
-        raise ExportError(f"--side: got {side!r}, allowed only for models that have sides; {source} has none")
-    if arithmetic != "float32":
-        raise ExportError(f"--arithmetic: got {arithmetic!r}, allowed float32 for {source}")
+    for name, value in choices.items():
+        if value not in (None, False, "float32"):
+            option = name.replace("_", "-")
+            raise ExportError(f"--{option}: got {value!r}, allowed only for published checkpoints; {source} is none")
 
 
-def _download(name: str, revision: str | None) -> Path:
+def _download(name: str, revision: str | None, choices: Choices) -> Path:
     """Download what a front-end needs of a repository, and return the snapshot's folder."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=SMALL_FILES))
+        described = (folder / DESCRIPTION).is_file()
+        side = choices.get("side")
+        if described:
+            needed = files_described(folder)
+        elif is_stem(folder, side):
+            needed = stem_files_needed(folder, side)
+        else:
+            needed = files_needed(folder, side, choices.get("segments", False))
+        # The hub's cache names the folder of a snapshot by its commit.
+        snapshot_download(name, revision=folder.name, allow_patterns=[glob.escape(file) for file in needed])
+    except CheckpointError as error:
+        raise ExportError(str(error)) from error
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         at = f"@{revision}" if revision else ""
         raise ExportError(f"hf:{name}{at}: {' '.join(str(error).split())}") from error
+    return folder

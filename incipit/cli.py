@@ -37,12 +37,22 @@ def app(debug: bool) -> None:
 @click.argument("source")
 @click.option("--name", required=True, help="Name of the model in the repository.")
 @REPOSITORY
-@click.option("--side", type=click.Choice(["encoder", "decoder"]), help="Which front-end of an encoder-decoder.")
+@click.option(
+    "--side",
+    type=click.Choice(["encoder", "decoder", "text", "vision"]),
+    help="Which front-end of a model that has two: an encoder-decoder, or one of texts and images.",
+)
 @click.option(
     "--arithmetic",
     type=click.Choice(["float32", "source"]),
     default="float32",
     help="Rounding of every step: that of float32, or that of the type in the file.",
+)
+@click.option("--segments", is_flag=True, help="Take segments that are ids of the token table, such as GPT-2's.")
+@click.option(
+    "--rotary-length",
+    type=click.IntRange(1),
+    help="Tokens of the whole sequence, for rotary angles that depend on it (dynamic, longrope).",
 )
 @click.option("--max-len", type=click.IntRange(1), help="Another limit than the source's.")
 @click.option(
@@ -87,14 +97,14 @@ def verify(name: str, repository: Path | None) -> None:
 @REPOSITORY
 def inspect(name: str, repository: Path | None) -> None:
     """Show what the model NAME is and how it was proven."""
-    from incipit.service.manifest import PARITY, ParityReport, read, read_manifest
+    from incipit.service.manifest import PARITY, ParityReport, read, read_with_identity
 
     folder = _newest(_settings(repository=repository).repository, name)
-    (manifest, identity), report = read_manifest(folder), read(ParityReport, folder / PARITY)
+    (manifest, identity), report = read_with_identity(folder), read(ParityReport, folder / PARITY)
     click.echo(f"{folder}: {_limits(manifest)}")
     click.echo(f"identity: {identity}")
     for provider, parity in report.providers.items():
-        click.echo(f"parity on {provider}: {parity.summary()}, worst {parity.max_abs:.3g}")
+        click.echo(f"parity on {provider}: {parity.summary()}")
     click.echo(manifest.model_dump_json(indent=2))
 
 
@@ -132,10 +142,13 @@ def serve(**options: Any) -> None:
             click.echo(f"gRPC on {settings.host}:{settings.grpc_port}")
         # Who listens on every address is reached on this machine by its loopback one.
         local = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+        takes_tokens = [model.name for model in models if model.manifest.kind == "tokens"]
         click.echo("Try:")
         click.echo(
-            f"  curl {local}/models/{models[0].name}/embed -H 'Content-Type: application/json' "
+            f"  curl {local}/models/{takes_tokens[0]}/embed -H 'Content-Type: application/json' "
             """-d '{"input_ids": [[1, 2, 3]], "encoding": "float"}'"""
+            if takes_tokens
+            else f"  curl {local}/v2/models/{models[0].name}"
         )
         sys.stdout.flush()
 
@@ -202,6 +215,8 @@ def _newest(repository: Path, name: str) -> Path:
 
 
 def _limits(manifest: Any) -> str:
+    if manifest.kind == "stem":
+        return f"{manifest.family}, {manifest.input.name} {list(manifest.input.shape)}, width {manifest.width}"
     indices = "".join(f", {name} 0 to {count - 1}" for name, count in manifest.indices.items())
     return (
         f"{manifest.family}, ids 0 to {manifest.vocab_size - 1}{indices}, "

@@ -11,14 +11,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from incipit.models.bias import BiasConfig, T5Config
+from incipit.models.companions import LengthMissing, as_stored, bias_of, find_rotary, read_rotary
 from incipit.models.families import ALL, FAMILIES, SIZES, Config, Family, known, sides_of
 from incipit.models.frontend import FrontEnd, FrontEndConfig, names_of
-from incipit.models.sinusoids import POSITIONS
-from incipit.models.steps import Norm, Positions, Project, Segments, Step, Tokens
+from incipit.models.steps import Keys, Levels, Positions, Project, Segments, Step, Tokens, parameters
 
 PLAIN = (torch.float32, torch.float16, torch.bfloat16)
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+STORED = ("learned", "hybrid", "factorised")
+"""Tables of positions that no recipe derives."""
 
 
 class CheckpointError(ValueError):
@@ -26,34 +29,97 @@ class CheckpointError(ValueError):
 
 
 def read_frontend(
-    folder: Path, side: str | None = None, arithmetic: Literal["float32", "source"] = "float32"
+    folder: Path,
+    side: str | None = None,
+    arithmetic: Literal["float32", "source"] = "float32",
+    segments: bool = False,
+    rotary_length: int | None = None,
 ) -> FrontEnd:
     """Build the front-end of the checkpoint in `folder`, with float32 tensors, reading no other tensor.
 
     Args:
         folder: holds `config.json` and safetensors files.
-        side: "encoder" or "decoder" of a model that has both; None for one that has not.
+        side: "encoder" or "decoder" of a model that has both, "text" of one that has images too; None for one that has
+            no sides.
         arithmetic: "source" rounds after every step to the type of the token table in the file, as a library does that
             loads the model in that type; default float32, in which every type of file is exact.
+        segments: in families where segments are rows of the token table, which a library adds only when it is given
+            segments, add them always; default False, never.
+        rotary_length: for a rotary model whose frequencies depend on it (rope types "dynamic" and "longrope"), tokens
+            of the whole sequence; default None, which leaves the rotary outputs of such a model out.
 
     Raises:
         CheckpointError: a file is missing or broken, the family is not known, or its values are not understood.
 
     """
-    values = _read_json(folder / "config.json")
-    name, family = family_of(values, side)
-    try:
-        template = family.steps(Config(values))
-    except TypeError as error:
-        raise CheckpointError(f"config.json: a value that {name!r} needs is missing: {error}") from error
-    steps, tensors, stored = read_tensors(folder, template, family.prefix)
+    name, family, values, template, bias = _read_config(folder, side, segments)
+    steps, tensors, stored = read_tensors(folder, template, family.prefix, bias)
     try:
         config = _configure(name, family, values, steps)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
+    config = _with_rotary(config, folder, family.prefix, values, rotary_length)
+    try:
         return FrontEnd.from_tensors(
-            replace(config, arithmetic=stored if arithmetic == "source" else "float32"), tensors
+            replace(config, arithmetic=stored if arithmetic == "source" else "float32", bias=bias), tensors
         )
     except (RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
+
+
+def files_needed(folder: Path, side: str | None = None, segments: bool = False) -> list[str]:
+    """Return the names of the weight files that `read_frontend` opens; they need not be there yet.
+
+    Raises:
+        CheckpointError: as `read_frontend`.
+
+    """
+    name, family, values, template, bias = _read_config(folder, side, segments)
+    rotary = find_rotary(name, values)
+    companions = [bias.weight] if isinstance(bias, T5Config) else []
+    companions += [rotary.tensors] if rotary else []
+    return files_of_steps(folder, template, family.prefix, companions)
+
+
+def files_of_steps(folder: Path, steps: Sequence[Step], prefix: str = "", companions: Sequence[Keys] = ()) -> list[str]:
+    """Return the names of the weight files that hold the tensors of `steps` and `companions`, as the index has them."""
+    if not (folder / INDEX).is_file():
+        return [WEIGHTS]
+    files = files_of_keys(folder)
+    prefix = _prefix(folder, files, steps, prefix)
+    wanted = [keys for step in steps for keys in parameters(step).values()]
+    found = [_find(files, prefix, keys) for keys in (*wanted, *companions)]
+    return sorted({files[key].name for key in found if key})
+
+
+def _read_config(
+    folder: Path, side: str | None, segments: bool
+) -> tuple[str, Family, Mapping[str, Any], Sequence[Step], BiasConfig | None]:
+    """Return the name and the row of the family, its part of `config.json`, its steps without sizes, and its bias."""
+    document = read_json(folder / "config.json")
+    name, family = family_of(document, side)
+    values = section_of(document, family.sections)
+    if segments and not family.segments:
+        allowed = ", ".join(other for other, row in FAMILIES.items() if row.segments)
+        raise CheckpointError(f"--segments: got {name!r}, allowed for {allowed}, whose segments are token ids")
+    try:
+        return name, family, values, family.steps(Config(values, segments)), bias_of(name, values)
+    except TypeError as error:
+        raise CheckpointError(f"config.json: a value that {name!r} needs is missing: {error}") from error
+    except ValueError as error:
+        raise CheckpointError(f"config.json: {error}") from error
+
+
+def section_of(document: Mapping[str, Any], sections: Sequence[str]) -> Mapping[str, Any]:
+    """Return the part of `config.json` that stands under the first of `sections` that is there; all of it for none."""
+    if not sections:
+        return document
+    key = next((key for key in sections if document.get(key) is not None), None)
+    if key is None or not isinstance(document[key], dict):
+        got = "is missing" if key is None else f"is {document[key]!r}"
+        raise CheckpointError(f"config.json: {key or sections[-1]} {got}, allowed an object")
+    section: dict[str, Any] = document[key]
+    return section
 
 
 def family_of(config: Mapping[str, Any], side: str | None = None) -> tuple[str, Family]:
@@ -68,17 +134,18 @@ def family_of(config: Mapping[str, Any], side: str | None = None) -> tuple[str, 
     if not sides and side is not None:
         raise CheckpointError(f"--side: got {side!r}, allowed only for models that have sides; {model_type!r} has none")
     family = FAMILIES[name]
+    values = section_of(config, family.sections)
     for key, understood in family.only.items():
-        if config.get(key) is not None and config[key] not in understood:
+        if values.get(key) is not None and values[key] not in understood:
             allowed = " or ".join(map(repr, understood))
-            raise CheckpointError(f"config.json: {key} is {config[key]!r}, understood is {allowed}")
+            raise CheckpointError(f"config.json: {key} is {values[key]!r}, understood is {allowed}")
     return name, family
 
 
 def read_tensors(
-    folder: Path, steps: Sequence[Step], prefix: str = ""
+    folder: Path, steps: Sequence[Step], prefix: str = "", pairwise: BiasConfig | None = None
 ) -> tuple[tuple[Step, ...], dict[str, Tensor], Any]:
-    """Return `steps` with their sizes, their tensors, and the type that the first of these has in the file.
+    """Return `steps` with their sizes, their tensors and that of the bias, and the type that the first has in the file.
 
     The tensors are float32, under the names of `FrontEnd.state_dict()`. Every name in the files may have `prefix`
     before it. A table of positions that is in the file wins over the recipe that would derive it.
@@ -87,14 +154,8 @@ def read_tensors(
         CheckpointError: a file or a tensor is missing or broken.
 
     """
-    files = _files_of_keys(folder)
-    first = getattr(steps[0], "weight", ())
-    found = next((p for p in ("", prefix) if _find(files, p, first)), None)
-    if found is None:
-        tried = " or ".join(p + key for p in dict.fromkeys(("", prefix)) for key in first)
-        missing = tried or "is named by the first step"
-        raise CheckpointError(f"{folder}: no tensor {missing}; do the files belong together?")
-    prefix = found
+    files = files_of_keys(folder)
+    prefix = _prefix(folder, files, steps, prefix)
     tensors: dict[str, Tensor] = {}
     stored: list[str] = []
     sized: list[Step] = []
@@ -107,45 +168,94 @@ def read_tensors(
                 return None
             file = files[key]
             if file not in opened:
-                opened[file] = stack.enter_context(_open(file))
-            try:
-                tensor: Tensor = opened[file].get_tensor(key)
-            except SafetensorError as error:
-                raise CheckpointError(f"{file}: {one_line(error)}") from error
-            if tensor.dtype not in PLAIN:  # float8 needs a scale, and float64 would be rounded
-                allowed = ", ".join(map(str, PLAIN))
-                raise CheckpointError(f"{folder}: tensor {key} is {tensor.dtype}, allowed {allowed}")
+                opened[file] = stack.enter_context(open_weights(file))
+            tensor = get_tensor(opened[file], key, file)
             stored.append(str(tensor.dtype).removeprefix("torch."))
             return tensor.to(torch.float32)
 
         for name, step in zip(names_of(tuple(steps)), steps, strict=True):
-            if not isinstance(step, Tokens | Segments | Positions | Norm | Project):
-                sized.append(step)
-                continue
-            weight = read(step.weight)
-            if weight is not None:
-                tensors[f"{name}.weight"] = weight
-            elif not (isinstance(step, Positions) and step.table != "learned"):
-                raise CheckpointError(f"{folder}: no tensor {prefix}{step.weight[0]}")
-            if isinstance(step, Norm | Project) and step.bias is not None:
-                bias = read(step.bias)
-                if bias is None:
-                    raise CheckpointError(f"{folder}: no tensor {prefix}{step.bias[0]}")
-                tensors[f"{name}.bias"] = bias
-            sized.append(step if weight is None else _size(step, weight))
+            own: dict[str, Tensor] = {}
+            for parameter, keys in parameters(step).items():
+                tensor = read(keys)
+                if tensor is not None:
+                    own[parameter] = tensor
+                elif not (isinstance(step, Positions) and step.table not in STORED):
+                    missing = keys[0] if keys else f"is named by {name}.{parameter}"
+                    raise CheckpointError(f"{folder}: no tensor {prefix}{missing}")
+            tensors |= {f"{name}.{parameter}": tensor for parameter, tensor in own.items()}
+            sized.append(_size(step, own, sized))
+        if isinstance(pairwise, T5Config):
+            weight = read(pairwise.weight)
+            if weight is None:
+                raise CheckpointError(f"{folder}: no tensor {prefix}{pairwise.weight[0]}")
+            tensors["bias.weight"] = weight
     return tuple(sized), tensors, stored[0]
 
 
-def _size(step: Step, weight: Tensor) -> Step:
+def _with_rotary(
+    config: FrontEndConfig, folder: Path, prefix: str, values: Mapping[str, Any], length: int | None
+) -> FrontEndConfig:
+    """Return `config` with the rotary outputs of its family, or with the reason why they are left out."""
+    row = find_rotary(config.family, values)
+    refused = None
+    if row is None:
+        refused = f"{config.family!r} here has no rotary positions"
+    else:
+        try:
+            outputs = read_rotary(row, values, config.widths[-1], config.max_len or 0, length)
+        except LengthMissing as error:
+            return replace(config, no_rotary=one_line(error))
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"config.json: {one_line(error)}") from error
+        if not any(output.config.length for output in outputs):
+            refused = f"the angles of {config.family!r} here do not depend on it"
+    if refused and length is not None:
+        raise CheckpointError(f"--rotary-length: got {length}, allowed none: {refused}")
+    if row is None:
+        return config
+    tensor = _read_tensor(folder, prefix, row.tensors)
+    if tensor is not None:
+        try:
+            stored = [as_stored(output, tensor) for output in outputs]
+        except ValueError as error:
+            raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
+        outputs = tuple(output for output in stored if output is not None)
+        if len(outputs) < len(stored):
+            return replace(config, no_rotary=f"the table {row.tensors[0]} in the file is another than its formula's")
+    return replace(config, rotary=outputs)
+
+
+def _read_tensor(folder: Path, prefix: str, keys: tuple[str, ...]) -> Tensor | None:
+    """Return a tensor as float32, or None where the files do not have it."""
+    files = files_of_keys(folder)
+    key = _find(files, "", keys) or _find(files, prefix, keys)
+    if key is None:
+        return None
+    with open_weights(files[key]) as file:
+        tensor: Tensor = file.get_tensor(key)
+    return tensor.to(torch.float32)
+
+
+def _size(step: Step, own: Mapping[str, Tensor], before: Sequence[Step]) -> Step:
+    """Return `step` with the sizes of its own tensors, or of the steps before it."""
     match step:
         case Tokens():
-            return replace(step, rows=weight.shape[0], width=weight.shape[-1])
+            return replace(step, rows=own["weight"].shape[0], width=own["weight"].shape[-1])
+        case Segments(table="tokens"):
+            tokens = before[0]
+            return replace(step, rows=tokens.rows) if isinstance(tokens, Tokens) else step
         case Segments():
-            return replace(step, rows=weight.shape[0])
-        case Positions():
-            return replace(step, rows=weight.shape[0], table="learned")
+            return replace(step, rows=own["weight"].shape[0])
+        case Levels():
+            parts = (
+                _size(level, {"weight": own[f"{place}.weight"]} if level.table == "own" else {}, before)
+                for place, level in enumerate(step.levels)
+            )
+            return replace(step, levels=tuple(part for part in parts if isinstance(part, Segments)))
+        case Positions() if "weight" in own:
+            return replace(step, rows=own["weight"].shape[0], table="hybrid" if step.table == "hybrid" else "learned")
         case Project():
-            return replace(step, width=weight.shape[0])
+            return replace(step, width=own["weight"].shape[0])
         case _:
             return step
 
@@ -175,10 +285,8 @@ def _padding(stated: Any, steps: tuple[Step, ...]) -> Any:
 
 
 def limit_of(positions: Positions | None) -> int | None:
-    """Return max_len as positions allow it: the rows of their table, or the range in which computed ones are exact."""
-    if positions is None:
-        return None
-    return (positions.rows or POSITIONS) - positions.first
+    """Return max_len as positions allow it; None where there are none."""
+    return positions.limit if positions else None
 
 
 def _check_sizes(values: Mapping[str, Any], frontend: FrontEndConfig) -> None:
@@ -193,14 +301,25 @@ def _check_sizes(values: Mapping[str, Any], frontend: FrontEndConfig) -> None:
         raise ValueError(f"the longest input is {frontend.max_len!r}, allowed 1 or more")
 
 
+def _prefix(folder: Path, files: Mapping[str, Path], steps: Sequence[Step], prefix: str) -> str:
+    """Return nothing or `prefix`, whichever the files put before the names of tensors."""
+    first = getattr(steps[0], "weight", ())
+    found = next((p for p in ("", prefix) if _find(files, p, first)), None)
+    if found is None:
+        tried = " or ".join(p + key for p in dict.fromkeys(("", prefix)) for key in first)
+        missing = tried or "is named by the first step"
+        raise CheckpointError(f"{folder}: no tensor {missing}; do the files belong together?")
+    return found
+
+
 def _find(files: Mapping[str, Path], prefix: str, keys: tuple[str, ...]) -> str | None:
     return next((prefix + key for key in keys if prefix + key in files), None)
 
 
-def _files_of_keys(folder: Path) -> dict[str, Path]:
+def files_of_keys(folder: Path) -> dict[str, Path]:
     """Return which file of `folder` holds which tensor; the index decides where there is one."""
     if (folder / INDEX).is_file():
-        weight_map = _read_json(folder / INDEX).get("weight_map")
+        weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
             raise CheckpointError(f"{folder / INDEX}: no weight_map of tensors to files")
         for file in set(weight_map.values()):
@@ -208,7 +327,7 @@ def _files_of_keys(folder: Path) -> dict[str, Path]:
                 raise CheckpointError(f"{folder / INDEX}: {file!r} lies outside the folder")
         return {key: folder / file for key, file in weight_map.items()}
     if (folder / WEIGHTS).is_file():
-        with _open(folder / WEIGHTS) as weights:
+        with open_weights(folder / WEIGHTS) as weights:
             return dict.fromkeys(weights.keys(), folder / WEIGHTS)
     if any(folder.glob("pytorch_model*.bin")):
         raise CheckpointError(
@@ -218,14 +337,28 @@ def _files_of_keys(folder: Path) -> dict[str, Path]:
     raise CheckpointError(f"{folder}: neither {WEIGHTS} nor {INDEX}")
 
 
-def _open(file: Path) -> Any:
+def open_weights(file: Path) -> Any:
+    """Open a safetensors file, whose tensors are read one by one."""
     try:
         return safe_open(file, framework="pt")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file}: {one_line(error)}") from error
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def get_tensor(weights: Any, key: str, file: Path) -> Tensor:
+    """Return one tensor of `file`, which `open_weights` opened, in the type that it has there."""
+    try:
+        tensor: Tensor = weights.get_tensor(key)
+    except SafetensorError as error:
+        raise CheckpointError(f"{file}: {one_line(error)}") from error
+    if tensor.dtype not in PLAIN:  # float8 needs a scale, and float64 would be rounded
+        allowed = ", ".join(map(str, PLAIN))
+        raise CheckpointError(f"{file.parent}: tensor {key} is {tensor.dtype}, allowed {allowed}")
+    return tensor
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the JSON object in `file`."""
     try:
         document = json.loads(file.read_bytes())
     except FileNotFoundError as error:

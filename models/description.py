@@ -14,7 +14,13 @@
     kind = "positions"
     weight = "positions.weight"      # or table = "exact" with rows = 512, for sinusoids that are not in the file
 
-`models/steps.py` has every kind and its fields; `FrontEndConfig` the fields beside the steps.
+    [[rotary]]                       # cosines and sines for attention, as further outputs; default none
+    dim = 64
+    theta = 500000.0
+    layout = "half"                  # or "interleaved"
+
+`models/steps.py` has every kind and its fields; `FrontEndConfig` the fields beside the steps; `models/rotary.py` those
+of [[rotary]]: `RotaryConfig`, with `name` and `layout` of `RotaryOutput`.
 """
 
 import tomllib
@@ -22,11 +28,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from incipit.models.checkpoint import CheckpointError, limit_of, one_line, read_tensors
+from incipit.models.checkpoint import CheckpointError, files_of_steps, limit_of, one_line, read_tensors
 from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.models.steps import Positions, from_document
+from incipit.models.rotary import RotaryOutput
+from incipit.models.steps import Positions, Step, from_document
 
 DESCRIPTION = "frontend.toml"
+FURTHER = ("steps", "rotary", "no_rotary", "bias")
+"""Fields of `FrontEndConfig` that are no plain values of the file."""
 
 
 def read_description(folder: Path) -> FrontEnd:
@@ -38,16 +47,17 @@ def read_description(folder: Path) -> FrontEnd:
     """
     file = folder / DESCRIPTION
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-        steps = [from_document(_with_keys(step)) for step in _list(document.pop("steps", None))]
-        known = [field.name for field in fields(FrontEndConfig) if field.name != "steps"]
+        steps, document = _read(file)
+        rotary = _list("rotary", document.pop("rotary")) if "rotary" in document else []
+        known = [field.name for field in fields(FrontEndConfig) if field.name not in FURTHER]
         for name in document:
             if name not in known:
-                raise ValueError(f"{name} is not known, allowed are {', '.join([*known, 'steps'])}")
+                raise ValueError(f"{name} is not known, allowed are {', '.join([*known, 'steps', 'rotary'])}")
         sized, tensors, _ = read_tensors(folder, steps)
         positions = next((step for step in sized if isinstance(step, Positions)), None)
         values = {"family": "custom", "max_len": limit_of(positions), **document}
         values["refused_ids"] = tuple(values.get("refused_ids", ()))
+        values["rotary"] = tuple(map(RotaryOutput.from_document, rotary))
         return FrontEnd.from_tensors(FrontEndConfig(steps=sized, **values), tensors)
     except CheckpointError:
         raise
@@ -55,15 +65,39 @@ def read_description(folder: Path) -> FrontEnd:
         raise CheckpointError(f"{file}: {one_line(error)}") from error
 
 
-def _list(value: Any) -> list[dict[str, Any]]:
+def files_described(folder: Path) -> list[str]:
+    """Return the names of the weight files that `read_description` opens; they need not be there yet.
+
+    Raises:
+        CheckpointError: the file is broken.
+
+    """
+    try:
+        return files_of_steps(folder, _read(folder / DESCRIPTION)[0])
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{folder / DESCRIPTION}: {one_line(error)}") from error
+
+
+def _read(file: Path) -> tuple[list[Step], dict[str, Any]]:
+    """Return the steps, and what stands beside them."""
+    document = tomllib.loads(file.read_text(encoding="utf-8"))
+    return [from_document(_with_keys(step)) for step in _list("steps", document.pop("steps", None))], document
+
+
+def _list(name: str, value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
-        raise ValueError("steps: allowed is a list of tables, [[steps]]")
+        raise ValueError(f"{name}: allowed is a list of tables, [[{name}]]")
     return value
 
 
 def _with_keys(step: dict[str, Any]) -> dict[str, Any]:
     """Let the name of a tensor be a string, and a step that has a bias name it, or have none."""
-    keys = {name: [step[name]] if isinstance(step.get(name), str) else step.get(name) for name in ("weight", "bias")}
-    if step.get("kind") not in ("norm", "project"):
-        keys.pop("bias")
-    return {**step, **{name: value for name, value in keys.items() if name == "bias" or value is not None}}
+    named = {
+        name: [value] if name in ("weight", "columns", "bias") and isinstance(value, str) else value
+        for name, value in step.items()
+    }
+    if step.get("kind") in ("norm", "project"):
+        named.setdefault("bias", None)
+    if isinstance(step.get("levels"), list):
+        named["levels"] = [_with_keys(level) if isinstance(level, dict) else level for level in step["levels"]]
+    return named

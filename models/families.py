@@ -6,10 +6,11 @@ tensors of a checkpoint as a base model's file has them. Read from transformers 
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from incipit.models.frontend import FrontEndConfig
+from incipit.models.stems import AudioConfig, PatchConfig, StemConfig
 from incipit.models.steps import Mask, Norm, Positions, Project, Scale, Segments, Step, Tokens
 
 ALL = -1
@@ -17,10 +18,13 @@ ALL = -1
 
 
 class Config:
-    """`config.json`, with the defaults that the library fills in where an older file leaves a key out."""
+    """`config.json`, with the defaults that the library fills in where an older file leaves a key out.
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
+    `segments`: whether the caller chose segments where a family adds them only by choice.
+    """
+
+    def __init__(self, values: Mapping[str, Any], segments: bool = False) -> None:
+        self._values, self.segments = values, segments
 
     def __call__(self, key: str, default: Any = None) -> Any:
         """Return a value, or the default where the key is absent or null."""
@@ -42,6 +46,10 @@ class Family:
         refused: ids whose vectors depend on other tokens, given the config.
         lookup: how many steps are the model's own lookup, given the config; ALL of them, or, by default, the first.
         consumer_scales: whether the model itself scales `inputs_embeds` that it is handed; default False.
+        segments: its segments are rows of the token table, which the library adds only when it is given segments; they
+            are steps by the caller's choice. Default False: it has a table of segments, or none.
+        sections: where a config describes more models than this one, keys of the part about it: the first that is
+            there counts; default none, for the whole.
 
     """
 
@@ -53,6 +61,8 @@ class Family:
     refused: Callable[[Config], list[int]] = lambda _: []
     lookup: Callable[[Config], int] = lambda _: 1
     consumer_scales: bool = False
+    segments: bool = False
+    sections: tuple[str, ...] = ()
 
 
 def _keys(*names: str, suffix: str = ".weight") -> tuple[str, ...]:
@@ -78,6 +88,11 @@ def _tokens(*names: str) -> Tokens:
 
 def _segments(name: str) -> Segments:
     return Segments(weight=_keys(name))
+
+
+def _chosen_segments(c: Config, by: float = 1.0) -> list[Step]:
+    """Segments that are rows of the token table, where the caller chose them."""
+    return [Segments(table="tokens", by=by)] if c.segments else []
 
 
 def _learned(*names: str, first: int = 0) -> Positions:
@@ -207,9 +222,22 @@ def _lookup_with_scale(default: bool) -> Callable[[Config], int]:
     return lambda c: 2 if c("scale_embedding", default) else 1
 
 
-def _rotary(tokens: str, prefix: str, limit: int, key: str = "max_position_embeddings") -> Family:
+def _rotary(
+    tokens: str, prefix: str, limit: int, key: str = "max_position_embeddings", segments: bool = False
+) -> Family:
     """A decoder whose positions live in attention: its front-end is the token table."""
-    return Family(steps=lambda _: [_tokens(tokens)], prefix=prefix, limit=(key, limit))
+    return Family(
+        steps=lambda c: [_tokens(tokens), *_chosen_segments(c)], prefix=prefix, limit=(key, limit), segments=segments
+    )
+
+
+def _gpt(tokens: str, positions: str) -> Family:
+    """A decoder with learned positions, whose segments are tokens."""
+    return Family(
+        steps=lambda c: [_tokens(tokens), _learned(positions), *_chosen_segments(c)],
+        prefix="transformer.",
+        segments=True,
+    )
 
 
 def _gemma(c: Config) -> list[Step]:
@@ -221,6 +249,10 @@ def _gemma_family(limit: int) -> Family:
 
 
 XLM_ROBERTA = Family(steps=_roberta, prefix="roberta.", padding=1, only=ABSOLUTE)
+CLIP_TEXT = Family(
+    steps=lambda _: [_tokens("embeddings.token_embedding"), _learned("embeddings.position_embedding")],
+    prefix="text_model.",
+)
 
 FAMILIES: dict[str, Family] = {
     # Encoders.
@@ -287,35 +319,43 @@ FAMILIES: dict[str, Family] = {
         steps=lambda c: [_tokens(WORDS), _norm("embeddings.layer_norm", c("layer_norm_eps", 1e-9))],
         prefix="funnel.",
     ),
+    # Where it has a table of languages, they are an input always. Left out, all are language 0; the library adds none.
     "xlm": Family(
         steps=lambda c: [
             _tokens("embeddings"),
             _learned("position_embeddings"),
+            *(
+                [Segments(input="langs", weight=_keys("lang_embeddings"))]
+                if c("n_langs", 1) > 1 and c("use_lang_emb", True)
+                else []
+            ),
+            *_chosen_segments(c),
             _norm("layer_norm_emb", c("layer_norm_eps", 1e-12)),
             Mask(),
         ],
         prefix="transformer.",
-        only={"n_langs": (1,)},
+        segments=True,
     ),
     "xlnet": Family(steps=lambda _: [_tokens("word_embedding")], prefix="transformer."),
-    "clip_text_model": Family(
-        steps=lambda _: [_tokens("embeddings.token_embedding"), _learned("embeddings.position_embedding")],
-        prefix="text_model.",
-    ),
+    "clip_text_model": CLIP_TEXT,
+    # In old files the second part wins where it is there.
+    "clip/text": replace(CLIP_TEXT, sections=("text_config_dict", "text_config")),
     # Decoders.
-    "gpt2": Family(steps=lambda _: [_tokens("wte"), _learned("wpe")], prefix="transformer."),
-    "gpt_neo": Family(steps=lambda _: [_tokens("wte"), _learned("wpe")], prefix="transformer."),
-    "openai-gpt": Family(steps=lambda _: [_tokens("tokens_embed"), _learned("positions_embed")], prefix="transformer."),
-    "gptj": _rotary("wte", "transformer.", 2048, "n_positions"),
-    "codegen": _rotary("wte", "transformer.", 2048, "n_positions"),
+    "gpt2": _gpt("wte", "wpe"),
+    "gpt_neo": _gpt("wte", "wpe"),
+    "openai-gpt": _gpt("tokens_embed", "positions_embed"),
+    "gptj": _rotary("wte", "transformer.", 2048, "n_positions", segments=True),
+    "codegen": _rotary("wte", "transformer.", 2048, "n_positions", segments=True),
     "ctrl": Family(
         steps=lambda c: [
             _tokens("w"),
             Scale(by=math.sqrt(c("n_embd", 1280))),
             _sinusoids(c, "pair_half_float32", "n_positions", 256),
+            *_chosen_segments(c, by=math.sqrt(c("n_embd", 1280))),
         ],
         prefix="transformer.",
         consumer_scales=True,
+        segments=True,
     ),
     "opt": Family(steps=_opt, prefix="model."),
     "biogpt": Family(
@@ -425,10 +465,15 @@ SIZES: tuple[tuple[tuple[str, ...], Callable[[FrontEndConfig], set[int]]], ...] 
     (("vocab_size", "n_words"), lambda frontend: {frontend.tokens.rows}),
     (("embedding_size", "input_embedding_size", "word_embed_proj_dim"), lambda frontend: {frontend.tokens.width}),
     (("hidden_size", "n_embd", "d_model", "dim", "emb_dim"), lambda frontend: {frontend.widths[-1]}),
-    (("type_vocab_size",), lambda frontend: {frontend.segments} if frontend.segments else set()),
+    (("type_vocab_size",), lambda frontend: _indices(frontend, "token_type_ids")),
+    (("n_langs",), lambda frontend: _indices(frontend, "langs")),
     (("max_position_embeddings", "n_positions", "max_target_positions"), lambda frontend: _rows(frontend)),
 )
 """Keys that state a size -> the values that agree with the tensors; none where the tensors do not tell."""
+
+
+def _indices(frontend: FrontEndConfig, name: str) -> set[int]:
+    return {frontend.indices[name]} if name in frontend.indices else set()
 
 
 def _rows(frontend: FrontEndConfig) -> set[int]:
@@ -438,10 +483,99 @@ def _rows(frontend: FrontEndConfig) -> set[int]:
 
 
 def sides_of(model_type: str) -> list[str]:
-    """Return the sides of an encoder-decoder that are known, or nothing for another model."""
-    return [name.partition("/")[2] for name in FAMILIES if name.startswith(f"{model_type}/")]
+    """Return the sides of a model that are known, such as encoder and decoder, or nothing for a model without."""
+    return [name.partition("/")[2] for name in (*STEMS, *FAMILIES) if name.startswith(f"{model_type}/")]
 
 
 def known() -> list[str]:
     """Return every model type that is known."""
-    return sorted({name.partition("/")[0] for name in FAMILIES})
+    return sorted({name.partition("/")[0] for name in (*FAMILIES, *STEMS)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class StemFamily:
+    """One row: an encoder whose input is an image or a spectrogram.
+
+    Args:
+        config: what the stem is made of, given its name and the config.
+        keys: name in `state_dict()` of the stem -> key in a base model's file.
+        prefixes: what other models' files put before the keys.
+        sections: where a config describes more models than this one, keys of the part about it: the first that is
+            there counts; default none, for the whole.
+
+    """
+
+    config: Callable[[str, Config], StemConfig]
+    keys: Mapping[str, str]
+    prefixes: tuple[str, ...]
+    sections: tuple[str, ...] = ()
+
+
+def _square(key: str, value: Any) -> Any:
+    """Return the side of a square that is given by one number, or by height and width."""
+    if not isinstance(value, list):
+        return value
+    if len(value) != 2 or value[0] != value[1]:
+        raise ValueError(f"{key}: got {value}, allowed one number, or height and width that are equal")
+    return value[0]
+
+
+def _patches(patch_size: int, **values: Any) -> Callable[[str, Config], StemConfig]:
+    """A stem of images, given the library's default; `values` may depend on the config."""
+    return lambda name, c: PatchConfig(
+        family=name,
+        width=c("hidden_size", 768),
+        channels=c("num_channels", 3),
+        image_size=_square("image_size", c("image_size", 224)),
+        patch_size=_square("patch_size", c("patch_size", patch_size)),
+        **{key: value(c) if callable(value) else value for key, value in values.items()},
+    )
+
+
+def _clip_vision(*sections: str) -> StemFamily:
+    return StemFamily(
+        config=_patches(32, bias=False, norm_eps=lambda c: c("layer_norm_eps", 1e-5)),
+        keys={
+            "class_token": "embeddings.class_embedding",
+            "patches.weight": "embeddings.patch_embedding.weight",
+            "positions": "embeddings.position_embedding.weight",
+            # The library's spelling.
+            "norm.weight": "pre_layrnorm.weight",
+            "norm.bias": "pre_layrnorm.bias",
+        },
+        prefixes=("vision_model.",),
+        sections=sections,
+    )
+
+
+STEMS: dict[str, StemFamily] = {
+    "vit": StemFamily(
+        config=_patches(16),
+        keys={
+            "class_token": "embeddings.cls_token",
+            "patches.weight": "embeddings.patch_embeddings.projection.weight",
+            "patches.bias": "embeddings.patch_embeddings.projection.bias",
+            "positions": "embeddings.position_embeddings",
+        },
+        prefixes=("vit.",),
+    ),
+    "clip_vision_model": _clip_vision(),
+    # In old files the second part wins where it is there.
+    "clip/vision": _clip_vision("vision_config_dict", "vision_config"),
+    "whisper/encoder": StemFamily(
+        config=lambda name, c: AudioConfig(
+            family=name,
+            width=c("d_model", 384),
+            channels=c("num_mel_bins", 80),
+            positions=c("max_source_positions", 1500),
+        ),
+        keys={
+            "conv1.weight": "conv1.weight",
+            "conv1.bias": "conv1.bias",
+            "conv2.weight": "conv2.weight",
+            "conv2.bias": "conv2.bias",
+            "positions": "embed_positions.weight",
+        },
+        prefixes=("encoder.", "model.encoder."),
+    ),
+}

@@ -1,15 +1,22 @@
 """The one general front-end: from token ids to the vectors that enter block 0.
 
-Letters: B batch, L length, D model width, V vocabulary, M maximum length, S segments.
+Letters: B batch, L length, D model width, V vocabulary, M maximum length, H rows and W columns of a grid.
 """
 
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from incipit.models import bias as biases
+from incipit.models.bias import Bias, BiasConfig, build_bias
+from incipit.models.grid import FactorisedCells, SinusoidalGridPositions
+from incipit.models.hybrid import HybridPositions
 from incipit.models.positions import (
     FixedPositions,
     LearnedPositions,
@@ -17,9 +24,11 @@ from incipit.models.positions import (
     check_position_ids,
     positions_of,
 )
+from incipit.models.rotary import RotaryOutput, RotaryPositions
 from incipit.models.signature import Signature
-from incipit.models.sinusoids import POSITIONS, RECIPES
+from incipit.models.sinusoids import RECIPES
 from incipit.models.steps import (
+    Levels,
     Mask,
     Norm,
     Positions,
@@ -29,9 +38,16 @@ from incipit.models.steps import (
     Step,
     Tokens,
     from_document,
+    indexed,
     to_document,
 )
 from incipit.models.tokens import TokenTable
+
+OWN_NAMES = (
+    *("input_ids", "offset", "attention_mask", "position_ids", "embeddings", "token_embeddings"),
+    *("output", "dtype", "encoding"),
+)
+"""What an input that holds an index cannot be called: a graph, or who asks for its vectors, means something else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +65,9 @@ class FrontEndConfig:
         arithmetic: the type whose rounding follows every step, in float32 otherwise; default float32, which rounds no
             more. A checkpoint in another type is computed with that type's rounding by a library that loads it so.
         dropout: probability after the last step, in training only; default 0.1.
+        bias: what attention adds for the distance between a query and a key; None for nothing.
+        rotary: cosines and sines for attention, which are further outputs; default none.
+        no_rotary: why a model whose attention is rotary has no such output; default None.
 
     """
 
@@ -61,54 +80,80 @@ class FrontEndConfig:
     consumer_scales: bool | None = None
     arithmetic: Literal["float32", "float16", "bfloat16"] = "float32"
     dropout: float = 0.1
+    bias: BiasConfig | None = None
+    rotary: tuple[RotaryOutput, ...] = ()
+    no_rotary: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse steps that no front-end has."""
         kinds = [step.kind for step in self.steps]
         if kinds[:1] != ["tokens"]:
             raise ValueError(f"steps: got {kinds}, allowed a list that begins with 'tokens'")
-        for kind in ("tokens", "segments", "positions", "mask"):
+        for kind in ("tokens", "positions", "mask"):
             if kinds.count(kind) > 1:
                 raise ValueError(f"steps: got {kinds.count(kind)} of kind {kind!r}, allowed at most one")
         if not 1 <= self.lookup <= len(self.steps):
             raise ValueError(f"lookup: got {self.lookup}, allowed 1 to {len(self.steps)}")
         if self.max_len is not None and (type(self.max_len) is not int or self.max_len < 1):
             raise ValueError(f"max_len: got {self.max_len!r}, allowed 1 or more")
+        self._check_indices()
         if self.positions:
             self._check_positions(self.positions)
         if self.arithmetic not in ("float32", "float16", "bfloat16"):
             raise ValueError(f"arithmetic: got {self.arithmetic!r}, allowed float32, float16, bfloat16")
         if self.counts == "ids" and self.padding_idx is None:
             raise ValueError("padding_idx: got none, allowed an id, since positions skip it")
+        if self.rotary and self.counts != "slots":
+            raise ValueError(f"rotary: got positions that count {self.counts!r}, allowed 'slots'")
+        names = [output.name for output in self.rotary]
+        if len(set(names)) < len(names):
+            raise ValueError(f"rotary: got the names {names}, allowed each once")
+
+    def _check_indices(self) -> None:
+        for step, width in zip(self.steps[1:], self.widths, strict=False):
+            parts = indexed((step,))
+            if isinstance(step, Levels) and not parts:
+                raise ValueError("levels: got none, allowed one or more")
+            for part in parts:
+                if part.table not in ("own", "tokens"):
+                    raise ValueError(f"{step.kind}.table: got {part.table!r}, allowed own, tokens")
+                if part.table == "tokens" and width != self.tokens.width:
+                    raise ValueError(f"{step.kind}.table: got 'tokens', allowed at a width of {self.tokens.width}")
+        for name, count in Counter(part.input for part in indexed(self.steps)).items():
+            if count > 1:
+                raise ValueError(f"input: got {name!r} {count} times, allowed once")
+            if not re.fullmatch("[a-z][a-z0-9_]*", name) or name in OWN_NAMES:
+                raise ValueError(
+                    f"input: got {name!r}, allowed small letters, digits and '_', the first a letter, "
+                    f"other than {', '.join(OWN_NAMES)}"
+                )
 
     def _check_positions(self, positions: Positions) -> None:
-        tables = ("learned", "exact", *RECIPES)
-        if positions.table not in tables:
-            raise ValueError(f"table: got {positions.table!r}, allowed {', '.join(tables)}")
-        if positions.counts not in ("slots", "ids", "mask"):
-            raise ValueError(f"counts: got {positions.counts!r}, allowed slots, ids, mask")
-        lowest = 0 if positions.counts == "slots" else 1  # the row before the first is that of padding
-        if positions.first < lowest:
-            raise ValueError(f"first: got {positions.first}, allowed {lowest} or more with counts {positions.counts!r}")
-        longest = (positions.rows or POSITIONS) - positions.first
-        if self.max_len is None or self.max_len > longest:
-            raise ValueError(f"max_len: got {self.max_len}, allowed 1 to {longest}, as the positions allow")
+        positions.check()
+        if self.max_len is None or self.max_len > positions.limit:
+            raise ValueError(f"max_len: got {self.max_len}, allowed 1 to {positions.limit}, as the positions allow")
 
     def to_document(self) -> dict[str, Any]:
         """Return the config as plain values, without the names of tensors in a checkpoint."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {**values, "steps": [to_document(step) for step in self.steps], "refused_ids": list(self.refused_ids)}
+        values |= {"steps": [to_document(step) for step in self.steps], "refused_ids": list(self.refused_ids)}
+        values["rotary"] = [output.to_document() for output in self.rotary]
+        values["bias"] = None if self.bias is None else biases.to_document(self.bias)
+        return values
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "FrontEndConfig":
         """Return the config that `to_document` wrote.
 
         Raises:
-            ValueError: a step is not known.
+            ValueError: a step, a rotary output or a bias is not known.
 
         """
         steps = tuple(from_document(step) for step in document["steps"])
-        return cls(**{**document, "steps": steps, "refused_ids": tuple(document["refused_ids"])})
+        rotary = tuple(RotaryOutput.from_document(output) for output in document["rotary"])
+        bias = None if document["bias"] is None else biases.from_document(document["bias"])
+        further = {"steps": steps, "rotary": rotary, "bias": bias, "refused_ids": tuple(document["refused_ids"])}
+        return cls(**{**document, **further})
 
     @property
     def tokens(self) -> Tokens:
@@ -123,9 +168,9 @@ class FrontEndConfig:
         return next((step for step in self.steps if isinstance(step, Positions)), None)
 
     @property
-    def segments(self) -> int:
-        """S, or 0."""
-        return next((step.rows for step in self.steps if isinstance(step, Segments)), 0)
+    def indices(self) -> dict[str, int]:
+        """Name of each further index of a token -> how many there are, in the order in which they are added."""
+        return {part.input: self.tokens.rows if part.table == "tokens" else part.rows for part in indexed(self.steps)}
 
     @property
     def counts(self) -> Literal["slots", "ids", "mask"]:
@@ -163,14 +208,17 @@ def names_of(steps: tuple[Step, ...]) -> list[str]:
 class FrontEnd(nn.Module):
     """The steps of a config as a module, with dropout once, after the last.
 
-    The module of a step is an attribute by the name of the step; only those exist that the config has.
+    The module of a step is an attribute by the name of the step, that of the pairwise bias is `bias`; only those exist
+    that the config has. The bias stands apart: no vector depends on it.
     """
 
     tokens: TokenTable
     segments: TokenTable
-    positions: LearnedPositions | SinusoidalPositions | FixedPositions
+    levels: nn.ModuleDict
+    positions: LearnedPositions | SinusoidalPositions | FixedPositions | HybridPositions | FactorisedCells
     norm: nn.LayerNorm
     project: nn.Linear
+    bias: Bias
 
     def __init__(self, config: FrontEndConfig) -> None:
         super().__init__()
@@ -179,6 +227,10 @@ class FrontEnd(nn.Module):
             module = _module(step, width, config)
             if module is not None:
                 self.add_module(name, module)
+        if config.bias is not None:
+            self.bias = build_bias(config.bias)
+        for output in config.rotary:
+            self.add_module(output.named("rotary"), RotaryPositions(output.config))
         self.dropout = nn.Dropout(config.dropout)
         self._arithmetic: torch.dtype = getattr(torch, config.arithmetic)
 
@@ -202,6 +254,7 @@ class FrontEnd(nn.Module):
         token_type_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
+        indices: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """Return the vectors (B, L, D) that enter block 0.
 
@@ -212,12 +265,19 @@ class FrontEnd(nn.Module):
             attention_mask: int64 (B, L), 1 for a real token, of the tokens given; default all 1. Only a front-end that
                 uses it takes it.
             position_ids: int64 (1 or B, L), position index of each token; excludes `offset`.
+            indices: further indices of each token, by the names in `config.indices`: int64 (1 or B, L); default all 0.
+                Segments may be among them, unless they are given as `token_type_ids`.
 
         Raises:
-            ValueError: a position is not allowed, or segments or a mask were given to a front-end that has none.
+            ValueError: a position or an index is not allowed, or one or a mask was given to a front-end that has none.
 
         """
-        return self.run(self.config.steps, input_ids, offset, token_type_ids, attention_mask, position_ids)
+        given = dict(indices or {})
+        if token_type_ids is not None:
+            if "token_type_ids" in given:
+                raise ValueError("indices: got token_type_ids, allowed others where those are given too")
+            given["token_type_ids"] = token_type_ids
+        return self.run(self.config.steps, input_ids, offset, given, attention_mask, position_ids)
 
     @property
     def signature(self) -> Signature:
@@ -229,33 +289,56 @@ class FrontEnd(nn.Module):
             vocab_size=config.tokens.rows,
             width=config.widths[-1],
             max_len=config.max_len,
-            rows=config.positions.rows if config.positions else 0,
+            rows=(config.positions.cells or config.positions.rows) if config.positions else 0,
             exact=config.exact,
-            segments=config.segments,
+            indices=config.indices,
             counts=config.counts,
             needs_mask=config.needs_mask,
             padding_idx=config.padding_idx,
             refused_ids=config.refused_ids,
             lookup_width=None if same else config.widths[config.lookup - 1],
             consumer_scales=config.consumer_scales,
+            rotary={
+                output.named(part): output.config.dim
+                for output in config.rotary
+                for part in ("rotary_cos", "rotary_sin")
+            },
+            rotary_len=min((output.config.length for output in config.rotary if output.config.length), default=None),
         )
 
     def look_up(self, input_ids: Tensor) -> Tensor:
         """Return the model's own lookup of `input_ids` (B, L): what `inputs_embeds` stands for."""
         return self.run(self.config.steps[: self.config.lookup], input_ids)
 
+    def rotary_outputs(self, input_ids: Tensor, offset: int | Tensor = 0) -> dict[str, Tensor]:
+        """Return the cosines and sines for `rotate`, by name: each float32 (1 or B, L, R), empty where there are none.
+
+        Args:
+            input_ids: int64 (B, L), of which only the shape counts.
+            offset: tokens already fed: an int, or int64 (1,) or (B,); default 0. One number gives one row for all.
+
+        Raises:
+            ValueError: a position is negative, or beyond the length that the angles are made for.
+
+        """
+        outputs: dict[str, Tensor] = {}
+        for output in self.config.rotary:
+            cos, sin = self.get_submodule(output.named("rotary"))(input_ids, offset=offset)
+            outputs |= {output.named("rotary_cos"): cos, output.named("rotary_sin"): sin}
+        return outputs
+
     def run(
         self,
         steps: tuple[Step, ...],
         input_ids: Tensor,
         offset: int | Tensor = 0,
-        token_type_ids: Tensor | None = None,
+        indices: Mapping[str, Tensor] | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> Tensor:
         """Run the first steps only, as `forward` runs all of them; dropout follows the last."""
-        if token_type_ids is not None and not self.config.segments:
-            raise ValueError(f"token_type_ids: the front-end {self.config.family!r} has no segments")
+        given = indices or {}
+        self._check_given(input_ids, given)
         if attention_mask is not None and not self.config.needs_mask:
             raise ValueError(
                 f"attention_mask: the front-end {self.config.family!r} does not use one; pass position_ids"
@@ -268,17 +351,48 @@ class FrontEnd(nn.Module):
                 case Scale():
                     x = x * (float(torch.tensor(step.by, dtype=self._arithmetic)) if step.cast else step.by)
                 case Segments():
-                    types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-                    x = x + self.get_submodule(name)(types)
+                    x = x + self._look_up_index(step, name, input_ids, given)
+                case Levels():
+                    levels = (
+                        self._look_up_index(level, f"{name}.{place}", input_ids, given)
+                        for place, level in enumerate(step.levels)
+                    )
+                    x = x + reduce(torch.add, levels)
                 case Positions():
                     rows = self._rows(step, input_ids, offset, attention_mask, position_ids)
                     x = self.get_submodule(name)(x, position_ids=rows)
                 case Mask():
                     x = x if attention_mask is None else x * attention_mask.unsqueeze(-1).to(x.dtype)
-            if self._arithmetic != torch.float32:
-                x = x.to(self._arithmetic).to(torch.float32)
+            x = self._round(x)
         vectors: Tensor = self.dropout(x) if len(steps) == len(self.config.steps) else x
         return vectors
+
+    def _round(self, x: Tensor) -> Tensor:
+        return x if self._arithmetic == torch.float32 else x.to(self._arithmetic).to(torch.float32)
+
+    def _check_given(self, input_ids: Tensor, given: Mapping[str, Tensor]) -> None:
+        """Refuse indices that the front-end does not take, of another shape than (1 or B, L), or out of range."""
+        known = self.config.indices
+        batch, length = input_ids.shape
+        for name, index in given.items():
+            if name not in known:
+                allowed = ", ".join(known) or "none"
+                raise ValueError(f"{name}: the front-end {self.config.family!r} has no such index, allowed {allowed}")
+            if torch.compiler.is_compiling():  # the exporter cannot follow a check on values
+                continue
+            if index.shape not in ((1, length), (batch, length)):
+                raise ValueError(
+                    f"{name}: got shape {tuple(index.shape)}, allowed (1, {length}) or ({batch}, {length})"
+                )
+            if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < known[name]:
+                got = int(index.min()) if int(index.min()) < 0 else int(index.max())
+                raise ValueError(f"{name}: got {got}, allowed 0 to {known[name] - 1}")
+
+    def _look_up_index(self, step: Segments, name: str, input_ids: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+        """Return the vectors (1 or B, L, width) of the index of `step`, whose own table is the module `name`."""
+        table = self.tokens if step.table == "tokens" else self.get_submodule(name)
+        vectors: Tensor = table(given.get(step.input, torch.zeros_like(input_ids)))
+        return vectors if step.by == 1 else self._round(vectors * step.by)
 
     def _rows(
         self,
@@ -294,7 +408,7 @@ class FrontEnd(nn.Module):
             check_position_ids(input_ids, position_ids, offset)
         if position_ids is not None or step.counts == "slots":
             index = positions_of(input_ids, position_ids, offset)
-            if checked and step.table != "exact":  # sinusoids that are computed have no end
+            if checked and (step.table != "exact" or step.grid):  # sinusoids that are computed have no end
                 self._check_limit(index + 1, None if position_ids is not None else input_ids.shape[1])
             return index + step.first if step.first else index
         if step.counts == "mask":
@@ -321,7 +435,18 @@ def _module(step: Step, width: int, config: FrontEndConfig) -> nn.Module | None:
         case Tokens():
             return TokenTable(step.rows, step.width, padding_idx=config.padding_idx)
         case Segments():
-            return TokenTable(step.rows, width)
+            return TokenTable(step.rows, width) if step.table == "own" else None
+        case Levels():
+            own = (str(place) for place, level in enumerate(step.levels) if level.table == "own")
+            return nn.ModuleDict({place: TokenTable(step.levels[int(place)].rows, width) for place in own})
+        case Positions(grid=(height, columns), table="factorised"):
+            return FactorisedCells(width, height, columns)
+        case Positions(grid=(height, columns), table="exact"):
+            with torch.device("cpu"):  # derived, as below
+                cells = torch.zeros((1, height * columns), dtype=torch.int64)
+                return FixedPositions(SinusoidalGridPositions(width, height, columns)(cells)[0])
+        case Positions(table="hybrid"):
+            return HybridPositions(width, step.rows, dropout=0.0)
         case Positions(table="learned"):
             return LearnedPositions(width, step.rows, dropout=0.0)
         case Positions(table="exact"):

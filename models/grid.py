@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from incipit.models.hierarchical import HierarchicalPositions, check_levels, check_shape
 from incipit.models.initialisers import normal_
 from incipit.models.positions import SinusoidalPositions, join
+from incipit.models.tokens import TokenTable
 
 
 def grid_ids(height: int, width: int, device: torch.device | None = None) -> Tensor:
@@ -141,3 +142,24 @@ class FactorisedGridPositions(nn.Module):
         """
         joined: Tensor = self.axes(x, _ids_of(x, position_ids, self.height, self.width))
         return joined
+
+
+class FactorisedCells(nn.Module):
+    """What `FactorisedGridPositions` adds, for tokens that are the cells of a grid in their order, row by row.
+
+    Args:
+        d_model: width D of a vector.
+        height: H, rows of the grid.
+        width: W, columns of the grid.
+
+    """
+
+    def __init__(self, d_model: int, height: int, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.rows, self.columns = TokenTable(height, d_model), TokenTable(width, d_model)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> Tensor:
+        """Add to `x` (B, L, D) the vectors of the cells `position_ids`, int64 (1 or B, L), 0 to H * W - 1."""
+        vectors: Tensor = self.rows(position_ids // self.width) + self.columns(position_ids % self.width)
+        return x + vectors

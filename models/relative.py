@@ -5,6 +5,7 @@ Letters: D model width, H heads, Q query length, K key length.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Self
 
@@ -30,12 +31,18 @@ def relative_positions(
         ValueError: one of them is negative.
 
     """
-    _check_lengths(query_offset=query_offset, query_length=query_length, key_length=key_length)
+    check_lengths(query_offset=query_offset, query_length=query_length, key_length=key_length)
     queries = torch.arange(query_length, device=device).unsqueeze(1) + query_offset
     return torch.arange(key_length, device=device) - queries
 
 
-def _check_lengths(**lengths: int) -> None:
+def check_lengths(**lengths: int) -> None:
+    """Refuse a negative length, by its name.
+
+    Raises:
+        ValueError: one of them is negative.
+
+    """
     # In an export the lengths are symbols, and a check on them would become a condition of the graph.
     if torch.compiler.is_compiling():
         return
@@ -90,6 +97,16 @@ class T5RelativeBias(nn.Module):
         """
         relative = relative_positions(query_offset, query_length, key_length, self.weight.device)
         return F.embedding(self._buckets(relative), self.weight).permute(2, 0, 1).unsqueeze(0)
+
+    def borders(self) -> list[int]:
+        """Return the least distance of each bucket of a direction but the first: the bucket of a distance is how many
+        of them do not exceed it.
+        """
+        distances = range(self.max_distance + 1)
+        return [
+            bisect_left(distances, bucket, key=lambda distance: int(self._buckets(torch.tensor(-distance))))
+            for bucket in range(1, self.one_way)
+        ]
 
     def _buckets(self, relative: Tensor) -> Tensor:
         distance = relative.abs() if self.bidirectional else (-relative).clamp(min=0)
@@ -147,7 +164,7 @@ class RelativeSinusoid(nn.Module):
             ValueError: a length is negative.
 
         """
-        _check_lengths(query_length=query_length, key_length=key_length)
+        check_lengths(query_length=query_length, key_length=key_length)
         rows = key_length + (query_length if self.bidirectional else 1)
         distance = key_length - torch.arange(rows, device=self.frequencies.device)
         if self.clamp_len is not None:

@@ -121,6 +121,8 @@ def resized(frontend: FrontEnd, max_len: int, resizing: str | None = None) -> Fr
     """
     config, positions = frontend.config, frontend.config.positions
     tensors = frontend.state_dict()
+    if positions is not None and positions.grid:
+        raise ValueError(f"max_len: got {max_len}, allowed {config.max_len}, the cells of a grid")
     if positions is None or positions.table != "learned":
         if resizing is not None:
             raise ValueError(f"resize: got {resizing!r}, allowed only for a learned table of positions")
@@ -134,7 +136,7 @@ def resized(frontend: FrontEnd, max_len: int, resizing: str | None = None) -> Fr
         # The rows before the first position mean padding, and stay.
         tensors[name] = torch.cat((table[: positions.first], RESIZINGS[resizing](table[positions.first :], max_len)))
     steps = config.steps
-    if positions is not None and positions.rows:
+    if positions is not None and positions.rows and positions.table != "hybrid":
         longer = replace(positions, rows=max_len + positions.first)
         steps = tuple(longer if step is positions else step for step in steps)
     return FrontEnd.from_tensors(replace(config, steps=steps, max_len=max_len), tensors)

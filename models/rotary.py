@@ -4,6 +4,7 @@ Letters: B batch, L length, D model width, H heads, R rotary width (the rotated 
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, Self
@@ -35,6 +36,9 @@ class RotaryConfig:
         high_freq_factor: for "llama3", turns within `original_len` above which a frequency is kept.
         short_factor: for "longrope", divisor of each of the R/2 frequencies where `length` is at most `original_len`.
         long_factor: the same where `length` is greater.
+        frequencies: for "given", the R/2 frequencies in radians per position.
+        angles: type in which positions and frequencies are multiplied; "float64" takes the cosine and the sine in it
+            too, and rounds once. Default "float32".
 
     Raises:
         ValueError: a number is missing, out of range, or not one of the scaling's.
@@ -55,18 +59,25 @@ class RotaryConfig:
     high_freq_factor: float = 0.0
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    frequencies: tuple[float, ...] = ()
+    angles: Literal["float32", "float64"] = "float32"
 
     def __post_init__(self) -> None:
         if self.scaling not in SCALINGS:
             raise ValueError(f"scaling: got {self.scaling!r}, allowed {', '.join(SCALINGS)}")
+        for name in ("dim", "original_len", "length"):
+            if type(getattr(self, name)) is not int:
+                raise ValueError(f"{name}: got {getattr(self, name)!r}, allowed a whole number")
         if self.dim < 2 or self.dim % 2:
             raise ValueError(f"dim: got {self.dim}, allowed an even width of 2 or more")
         if not 1 < self.theta < math.inf:
             raise ValueError(f"theta: got {self.theta}, allowed more than 1")
+        if self.angles not in ("float32", "float64"):
+            raise ValueError(f"angles: got {self.angles!r}, allowed float32, float64")
         row = SCALINGS[self.scaling]
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("dim", "theta", "scaling"):
+            if field.name in ("dim", "theta", "scaling", "angles"):
                 continue
             if field.name in row.needs:
                 self._check_needed(field.name, value)
@@ -96,7 +107,8 @@ class RotaryPositions(nn.Module):
     """Cosines and sines of the angles, for `rotate` (Su et al. 2021, section 3.2.2).
 
     The angles are float32 products of position and frequency, as published models compute them: equal to those
-    models at every position, and to the formula within 1e-2 at position 10^5. Nothing is trained.
+    models at every position, and to the formula within 1e-2 at position 10^5. Nothing is trained. An export takes
+    their cosines and sines in float64 and rounds them, at most one unit in the last place from here.
 
     Args:
         config: what the angles are made of.
@@ -134,8 +146,11 @@ class RotaryPositions(nn.Module):
             highest = int(positions.max())
             if highest >= self.config.length:
                 raise ValueError(f"position: got {highest}, allowed 0 to {self.config.length - 1}")
-        angle = positions.unsqueeze(-1).to(torch.float32) * self.frequencies
-        cos, sin = angle.cos() * self.attention_factor, angle.sin() * self.attention_factor
+        angle = positions.unsqueeze(-1).to(self.frequencies.dtype) * self.frequencies
+        if torch.compiler.is_compiling():
+            # The last bit of onnxruntime's float32 cosine depends on where in the tensor an angle stands.
+            angle = angle.to(torch.float64)
+        cos, sin = (part.to(torch.float32) * self.attention_factor for part in (angle.cos(), angle.sin()))
         dtype = x.dtype if x.is_floating_point() else torch.float32
         return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((sin, sin), dim=-1).to(dtype)
 
@@ -185,7 +200,7 @@ def rotate(query_or_key: Tensor, cos: Tensor, sin: Tensor, layout: Literal["half
 
 def _exponents(config: RotaryConfig) -> Tensor:
     # A real tensor also where the parameters are built without storage: it is derived, and never loaded.
-    return torch.arange(0, config.dim, 2, dtype=torch.float32, device="cpu") / config.dim
+    return torch.arange(0, config.dim, 2, dtype=getattr(torch, config.angles), device="cpu") / config.dim
 
 
 def _default(config: RotaryConfig) -> Tensor:
@@ -234,6 +249,10 @@ def _llama3(config: RotaryConfig) -> Tensor:
 def _longrope(config: RotaryConfig) -> Tensor:
     factors = config.long_factor if config.length > config.original_len else config.short_factor
     return 1.0 / (torch.tensor(factors, dtype=torch.float32, device="cpu") * config.theta ** _exponents(config))
+
+
+def _given(config: RotaryConfig) -> Tensor:
+    return torch.tensor(config.frequencies, dtype=getattr(torch, config.angles), device="cpu")
 
 
 def _one(_: RotaryConfig) -> float:
@@ -285,86 +304,80 @@ SCALINGS = {
         ("factor", "original_len", "length", "short_factor", "long_factor"),
         ("attention_factor",),
     ),
+    "given": Scaling(_given, _one, ("frequencies",)),
 }
 """Scalings for inputs longer than those of pretraining: none (Su et al. 2021); linear (Chen et al. 2023); dynamic
-NTK (bloc97 and emozilla 2023); yarn (Peng et al. 2023); llama3 (Dubey et al. 2024); longrope (Ding et al. 2024)."""
+NTK (bloc97 and emozilla 2023); yarn (Peng et al. 2023); llama3 (Dubey et al. 2024); longrope (Ding et al. 2024).
+"given" is no formula: the frequencies themselves."""
 
 
-# Hugging Face names.
-
-
-def read_rotary(config: Mapping[str, Any], length: int = 0) -> RotaryConfig:
-    """Translate the rotary part of a Hugging Face `config.json`.
+@dataclass(frozen=True, kw_only=True)
+class RotaryOutput:
+    """Cosines and sines that a front-end gives beside its vectors.
 
     Args:
-        config: the whole file: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (older). Where
-            it says no theta, that is 10000; where it says no share of the head, that is all: a family for which
-            the library has other defaults states them in `config` first.
-        length: as in `RotaryConfig`, for "dynamic" and "longrope"; the other scalings do not depend on it.
+        name: what ends the names of the two outputs, after "_": the type of layer where layers differ; default "",
+            for `rotary_cos` and `rotary_sin`.
+        layout: which columns of a head are a pair, as in `rotate`; default "half".
+        config: what the angles are made of.
 
     Raises:
-        ValueError: the rope type or a key beside it is not known, or a number is missing or out of range.
+        ValueError: the name or the layout is not allowed.
 
     """
-    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(given, Mapping):
-        raise ValueError(f"rope_parameters: got {given!r}, allowed a JSON object")
-    rope = {key: value for key, value in given.items() if value is not None}
-    old_type = rope.pop("type", "default")
-    scaling = rope.pop("rope_type", old_type)
-    if scaling not in SCALINGS:
-        raise ValueError(f"rope_type: got {scaling!r}, allowed {', '.join(SCALINGS)}")
-    outside = _first(config, "rope_theta", "rotary_emb_base", default=10000.0)
-    theta = _number("rope_theta", rope.pop("rope_theta", outside))
-    outside = _first(config, "partial_rotary_factor", "rotary_pct", default=1.0)
-    share = _number("partial_rotary_factor", rope.pop("partial_rotary_factor", outside))
-    row = SCALINGS[scaling]
-    keys = {*row.needs, *row.takes} - {"original_len", "length"}
-    numbers: dict[str, Any] = {key: _number(key, rope.pop(key)) for key in keys & set(rope)}
-    if "original_len" in row.needs:
-        longest = _first(config, "max_position_embeddings")
-        numbers["original_len"] = longest
-        if scaling != "dynamic":
-            inside = _number("original_max_position_embeddings", rope.pop("original_max_position_embeddings", longest))
-            numbers["original_len"] = _first(config, "original_max_position_embeddings", default=inside)
-        if scaling in ("yarn", "longrope"):
-            numbers.setdefault("factor", longest / numbers["original_len"])
-    if scaling == "yarn":
-        weights = [_number(key, rope.pop(key, 0)) for key in ("mscale", "mscale_all_dim")]
-        if all(weights):
-            above, below = (yarn_scale(numbers["factor"], weight) for weight in weights)
-            numbers.setdefault("attention_factor", above / below)
-    if rope:
-        raise ValueError(f"rope_parameters: got the key {min(rope)!r}, not known with rope_type {scaling!r}")
-    if "length" in row.needs:
-        numbers["length"] = length
-    return RotaryConfig(dim=_rotary_dim(config, share), theta=theta, scaling=scaling, **numbers)
+
+    config: RotaryConfig
+    name: str = ""
+    layout: Literal["half", "interleaved"] = "half"
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch("[a-z][a-z0-9_]*|", str(self.name)):
+            raise ValueError(f"rotary.name: got {self.name!r}, allowed lower-case letters, digits and '_'")
+        if self.layout not in ("half", "interleaved"):
+            raise ValueError(f"rotary.layout: got {self.layout!r}, allowed 'half', 'interleaved'")
+
+    def named(self, part: str) -> str:
+        """Return `part` with the ending: rotary_cos, rotary_cos_full_attention."""
+        return f"{part}_{self.name}" if self.name else part
+
+    def to_document(self) -> dict[str, Any]:
+        """Return it as plain values, without the numbers that keep their default."""
+        numbers = {
+            field.name: list(value) if isinstance(value, tuple) else value
+            for field in fields(self.config)
+            if (value := getattr(self.config, field.name)) != field.default or field.name in ("theta", "scaling")
+        }
+        return {"name": self.name, "layout": self.layout, **numbers}
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> "RotaryOutput":
+        """Return what `to_document` wrote.
+
+        Raises:
+            ValueError: a field is not known, or its value not allowed.
+
+        """
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in document.items()
+        }
+        own = {name: values.pop(name) for name in ("name", "layout") if name in values}
+        known = {field.name: field.type for field in fields(RotaryConfig)}
+        for name, value in values.items():
+            if name not in known:
+                raise ValueError(f"rotary.{name} is not known, allowed are {', '.join(['name', 'layout', *known])}")
+            if known[name] in (float, float | None, bool, tuple[float, ...]):  # the others have checks of their own
+                _check_number(f"rotary.{name}", value, known[name])
+        if "dim" not in values:
+            raise ValueError("rotary.dim: got none, allowed an even width of 2 or more")
+        return cls(config=RotaryConfig(**values), **own)
 
 
-def _rotary_dim(config: Mapping[str, Any], share: float) -> int:
-    rotary = _first(config, "rotary_dim", "qk_rope_head_dim", default=0)
-    if rotary:
-        return int(rotary)
-    head = _first(config, "head_dim", default=0)
-    if not head:
-        head = _first(config, "hidden_size", "n_embd") // _first(config, "num_attention_heads", "n_head")
-    return int(head * share)
-
-
-def _first(config: Mapping[str, Any], *keys: str, default: Any = None) -> Any:
-    found = next((key for key in keys if config.get(key) is not None), None)
-    if found is not None:
-        return _number(found, config[found])
-    if default is None:
-        raise ValueError(f"config: no {' or '.join(keys)}")
-    return default
-
-
-def _number(key: str, value: Any) -> Any:
-    if key in ("short_factor", "long_factor"):
-        if not isinstance(value, list):
-            raise ValueError(f"{key}: got {value!r}, allowed a list of numbers")
-        return tuple(_number(f"{key}[{i}]", number) for i, number in enumerate(value))
-    if not isinstance(value, int | float):
-        raise ValueError(f"{key}: got {value!r}, allowed a number")
-    return value
+def _check_number(name: str, value: Any, kind: Any) -> None:
+    """Raise ValueError unless `value` is of `kind`, the annotation of a field; a whole number is a float too."""
+    several = kind == tuple[float, ...]
+    items = value if several and isinstance(value, tuple) else (value,)
+    if several != isinstance(value, tuple) or not all(
+        isinstance(item, int | float) and isinstance(item, bool) == (kind is bool) for item in items
+    ):
+        allowed = "true or false" if kind is bool else "numbers" if several else "a number"
+        raise ValueError(f"{name}: got {value!r}, allowed {allowed}")

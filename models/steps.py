@@ -1,13 +1,16 @@
 """The steps that front-ends are composed of. A front-end is a list of them, in order; so is a row of the family table.
 
-Each step changes `x` (B, L, width). Sizes of 0 are filled in from a checkpoint's tensors; `weight` and `bias` name the
-tensors there, the current spelling first.
+Each step changes `x` (B, L, width). Sizes of 0 are filled in from a checkpoint's tensors; `weight`, `columns` and
+`bias` name the tensors there, the current spelling first.
 
-Letters: B batch, L length, V vocabulary, M maximum length.
+Letters: B batch, L length, V vocabulary, M maximum length, H rows and W columns of a grid.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
+
+from incipit.models.sinusoids import POSITIONS, RECIPES
 
 Keys = tuple[str, ...]
 
@@ -33,11 +36,33 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class Segments:
-    """x = x + table[token_type_ids]."""
+    """x = x + table[index] * by, where the index of each token is an input of its own; 0 where it is left out.
+
+    Args:
+        rows: of the table; an index is 0 to rows - 1.
+        input: name of the input.
+        table: "own", or "tokens" for the table of the tokens.
+        by: factor on the row, and a rounding of its own, as a scale is; 1 by default.
+
+    """
 
     kind: ClassVar[str] = "segments"
     rows: int = 0
+    input: str = "token_type_ids"
+    table: Literal["own", "tokens"] = "own"
+    by: float = 1.0
     weight: Keys = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Levels:
+    """x = x + (the vectors of all levels, which are added first, in their order): hierarchical positions.
+
+    Each level has an input of its own, as segments have: paragraph, sentence, word; or year, month, day, hour.
+    """
+
+    kind: ClassVar[str] = "levels"
+    levels: tuple[Segments, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +70,17 @@ class Positions:
     """x = x + table[row], where the row follows from what `counts`.
 
     Args:
-        table: "learned", or the name of a sinusoid recipe, whose table has `rows` and is derived, not stored.
+        table: "learned"; "exact" for sinusoids; "hybrid" for learned rows and, from their end on, sinusoids;
+            "factorised" for a learned table of the grid's rows and one of its columns, added; or the name of a
+            sinusoid recipe, whose table has `rows` and is derived, not stored.
         counts: "slots": every slot advances the position, and row = first + position index;
             "ids": slots that hold another id than padding do; "mask": slots where `attention_mask` is 1 do. In either,
             other slots take the row before `first`.
         first: row of the first real token.
         zero_row: row of a sinusoid table that is zero; None for none.
+        grid: (H, W): the positions are the cells of a grid, row by row. Exact sinusoids are then two, side by side:
+            that of the row and that of the column.
+        columns: names the factorised table of the columns, as `weight` that of the rows.
 
     """
 
@@ -60,7 +90,54 @@ class Positions:
     counts: Literal["slots", "ids", "mask"] = "slots"
     first: int = 0
     zero_row: int | None = None
+    grid: tuple[int, int] | None = None
     weight: Keys = ()
+    columns: Keys = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what is no grid."""
+        grid: Any = self.grid
+        if grid is not None and (
+            not isinstance(grid, tuple) or len(grid) != 2 or not all(type(size) is int and size > 0 for size in grid)
+        ):
+            raise ValueError(f"grid: got {grid!r}, allowed two numbers of 1 or more, rows and columns")
+
+    @property
+    def cells(self) -> int:
+        """Of its grid; 0 without one."""
+        return self.grid[0] * self.grid[1] if self.grid else 0
+
+    @property
+    def limit(self) -> int:
+        """The largest max_len: the rows of a table, or the range in which computed sinusoids are exact."""
+        computed = self.table == "hybrid" or not self.rows
+        return self.cells or (POSITIONS if computed else self.rows) - self.first
+
+    def check(self) -> None:
+        """Raise ValueError unless the fields, sizes among them, go together."""
+        tables = ("learned", "exact", "hybrid", "factorised", *RECIPES)
+        if self.table not in tables:
+            raise ValueError(f"table: got {self.table!r}, allowed {', '.join(tables)}")
+        if self.counts not in ("slots", "ids", "mask"):
+            raise ValueError(f"counts: got {self.counts!r}, allowed slots, ids, mask")
+        lowest = 0 if self.counts == "slots" else 1  # the row before the first is that of padding
+        if self.first < lowest:
+            raise ValueError(f"first: got {self.first}, allowed {lowest} or more with counts {self.counts!r}")
+        if (self.grid or self.table == "hybrid") and (self.counts, self.first) != ("slots", 0):
+            raise ValueError(
+                f"counts and first: got {self.counts!r} and {self.first}, allowed 'slots' and 0 for a grid and for a "
+                "hybrid table"
+            )
+        if self.table == "hybrid" and self.rows < 1:
+            raise ValueError(f"rows: got {self.rows}, allowed 1 or more for a table 'hybrid'")
+        if self.grid is None:
+            if self.table == "factorised":
+                raise ValueError("grid: got none, allowed rows and columns for a table 'factorised'")
+            return
+        if self.table not in ("learned", "exact", "factorised"):
+            raise ValueError(f"grid: got {self.grid}, allowed none for a table {self.table!r}")
+        if self.rows != self.cells and (self.rows or self.table == "learned"):
+            raise ValueError(f"rows: got {self.rows}, allowed {self.cells}, the cells of the grid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,19 +167,58 @@ class Mask:
     kind: ClassVar[str] = "mask"
 
 
-Step = Tokens | Scale | Segments | Positions | Norm | Project | Mask
-KINDS: dict[str, type[Step]] = {step.kind: step for step in (Tokens, Scale, Segments, Positions, Norm, Project, Mask)}
+Step = Tokens | Scale | Segments | Levels | Positions | Norm | Project | Mask
+KINDS: dict[str, type[Step]] = {
+    step.kind: step for step in (Tokens, Scale, Segments, Levels, Positions, Norm, Project, Mask)
+}
+NUMBERS = {"rows": int, "width": int, "first": int, "by": float | int, "eps": float | int}
+
+
+def parameters(step: Step) -> dict[str, Keys]:
+    """Return the names that a checkpoint may give to the parameters of a step, by their names in its module."""
+    match step:
+        case Segments(table="tokens"):
+            return {}
+        case Levels():
+            own = {str(place): level for place, level in enumerate(step.levels) if level.table == "own"}
+            return {f"{place}.weight": level.weight for place, level in own.items()}
+        case Positions(table="factorised"):
+            return {"rows.weight": step.weight, "columns.weight": step.columns}
+        case Norm() | Project():
+            return {"weight": step.weight} | ({} if step.bias is None else {"bias": step.bias})
+        case Tokens() | Segments() | Positions():
+            return {"weight": step.weight}
+        case _:
+            return {}
+
+
+def indexed(steps: tuple[Step, ...]) -> list[Segments]:
+    """Return what takes an index of its own for each token, in order: segments, and the levels of levels."""
+    return [
+        part
+        for step in steps
+        if isinstance(step, Segments | Levels)
+        for part in (step.levels if isinstance(step, Levels) else [step])
+    ]
 
 
 def to_document(step: Step) -> dict[str, Any]:
     """Return a step as plain values, without the names of tensors in a checkpoint."""
-    values = {name: value for name, value in asdict(step).items() if name != "weight"}
-    if isinstance(values.get("bias"), tuple):
-        values["bias"] = []
-    return {"kind": step.kind, **values}
+    return {"kind": step.kind, **_without_names(asdict(step))}
 
 
-def from_document(document: dict[str, Any]) -> Step:
+def _without_names(values: dict[str, Any]) -> dict[str, Any]:
+    plain = {name: value for name, value in values.items() if name not in ("weight", "columns")}
+    if isinstance(plain.get("bias"), tuple):
+        plain["bias"] = []
+    if plain.get("grid"):
+        plain["grid"] = list(plain["grid"])
+    if "levels" in plain:
+        plain["levels"] = [_without_names(level) for level in plain["levels"]]
+    return plain
+
+
+def from_document(document: Mapping[str, Any]) -> Step:
     """Return the step that `to_document` wrote.
 
     Raises:
@@ -115,10 +231,19 @@ def from_document(document: dict[str, Any]) -> Step:
     kind = values.pop("kind", None)
     if kind not in KINDS:
         raise ValueError(f"kind: got {kind!r}, allowed {', '.join(KINDS)}")
-    for name, kinds in {"rows": int, "width": int, "first": int, "by": float | int, "eps": float | int}.items():
+    for name, kinds in NUMBERS.items():
         if name in values and (not isinstance(values[name], kinds) or isinstance(values[name], bool)):
             raise ValueError(f"{kind}.{name}: got {values[name]!r}, allowed a number")
     try:
+        if "levels" in values:
+            values["levels"] = tuple(map(_level, values["levels"]))
         return KINDS[kind](**values)
     except TypeError as error:
         raise ValueError(f"{kind}: {error}") from error
+
+
+def _level(document: Any) -> Segments:
+    level = from_document({"kind": "segments", **document}) if isinstance(document, Mapping) else None
+    if not isinstance(level, Segments):
+        raise ValueError(f"levels: got {document!r}, allowed tables with the fields of segments")
+    return level

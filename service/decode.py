@@ -7,7 +7,7 @@ import numpy as np
 
 from incipit.service.engine import Engine
 from incipit.service.errors import IncipitError, Invalid
-from incipit.service.messages import DTYPES, Answer, Request, Rows
+from incipit.service.messages import DTYPES, Request, Rows, TokenAnswer
 from incipit.service.repository import Model
 
 
@@ -45,7 +45,7 @@ class DecodeStream:
             self.offset = before
             raise
 
-    async def step(self, input_ids: Rows, token_type_ids: Rows | None = None) -> Answer:
+    async def step(self, input_ids: Rows, token_type_ids: Rows | None = None) -> TokenAnswer:
         """Return the vectors of the next tokens, one row of them, and advance the offset.
 
         Raises:

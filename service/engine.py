@@ -6,19 +6,30 @@ unequal length, masks and explicit positions all run as T rows of length 1 whose
 Letters: B batch, L length, T tokens of all rows, D output width.
 """
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.service.batching import Scheduler
+from incipit.service.batching import SMALL, Scheduler
 from incipit.service.errors import Invalid
-from incipit.service.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS, Manifest
-from incipit.service.messages import DTYPES, Answer, Int64, Request
+from incipit.service.manifest import (
+    BIAS_GRAPH,
+    EMBEDDINGS,
+    GRAPH,
+    TOKEN_EMBEDDINGS,
+    Artifact,
+    Manifest,
+    StemManifest,
+    Tensor,
+)
+from incipit.service.messages import DTYPES, Answer, AnyRequest, BiasRequest, Int64, Request, StemRequest, TokenAnswer
 from incipit.service.metrics import Metrics
 from incipit.service.positions import count_real, graph_counts, position_index, real_tokens
-from incipit.service.repository import Model, Repository
-from incipit.service.validation import check
+from incipit.service.repository import Model, Repository, Stem
+from incipit.service.validation import check, check_bias, check_stem
 
 
 @dataclass(frozen=True)
@@ -47,7 +58,18 @@ class Engine:
         self.max_tokens = max_tokens
         self.ready = False
 
-    async def embed(self, model: Model, request: Request) -> Answer:
+    async def answer(self, model: Model | Stem, request: AnyRequest) -> Answer:
+        """Return what `request`, of a kind that `model` takes, asks for; raises as the methods for each kind."""
+        match model, request:
+            case Model(), Request():
+                return await self.embed(model, request)
+            case Model(), BiasRequest():
+                return await self.bias(model, request)
+            case Stem(), StemRequest():
+                return await self.stem(model, request)
+        raise TypeError(f"{type(model).__name__} takes no {type(request).__name__}")
+
+    async def embed(self, model: Model, request: Request) -> TokenAnswer:
         """Return the vectors of `request`.
 
         Raises:
@@ -61,7 +83,7 @@ class Engine:
         size = tokens * sum(model.manifest.widths[output] for output in request.outputs)
         tensors = await self.scheduler.run(size, lambda: _run(model, request, call))
         self.metrics.tokens(model.name, tokens)
-        return Answer(
+        return TokenAnswer(
             model=model.name,
             version=model.version,
             dtype=request.dtype,
@@ -70,12 +92,54 @@ class Engine:
             next_offset=call.next_offset,
         )
 
+    async def bias(self, model: Model, request: BiasRequest) -> Answer:
+        """Return what the attention of `model` adds for the distance between a query and a key.
+
+        Raises:
+            ClientFault: the request is not allowed.
+            Unavailable: too much work waits.
+
+        """
+        shape = check_bias(request, model.manifest, self.max_tokens)
+        lengths = (request.query_offset or 0, request.query_length, request.key_length)
+        feeds = dict(zip(("query_offset", "query_length", "key_length"), map(_single, lengths), strict=True))
+        found = await self.scheduler.run(math.prod(shape), lambda: model.sessions[BIAS_GRAPH].run(feeds))
+        tensors = {name: cast(tensor, request.dtype) for name, tensor in found.items()}
+        return Answer(model=model.name, version=model.version, dtype=request.dtype, tensors=tensors)
+
+    async def stem(self, stem: Stem, request: StemRequest) -> Answer:
+        """Return the vectors that enter block 0 of an encoder of images or spectrograms.
+
+        Raises:
+            ClientFault: the request is not allowed.
+            Unavailable: too much work waits.
+
+        """
+        check_stem(request, stem.manifest, self.max_tokens)
+        feeds = {request.input: request.values}
+        # A convolution is never small.
+        found = await self.scheduler.run(SMALL + 1, lambda: stem.sessions[GRAPH].run(feeds))
+        tensors = {name: cast(tensor, request.dtype) for name, tensor in found.items()}
+        self.metrics.tokens(stem.name, math.prod(found[EMBEDDINGS].shape[:2]))
+        return Answer(model=stem.name, version=stem.version, dtype=request.dtype, tensors=tensors)
+
     def warm_up(self) -> None:
         """Run every graph once; the engine is ready afterwards."""
         for model in self.repository.all():
             for session in model.sessions.values():
-                session.run({tensor.name: np.zeros((1,) * len(tensor.shape), np.int64) for tensor in session.inputs})
+                session.run({tensor.name: _least(tensor, model.manifest) for tensor in session.inputs})
         self.ready = True
+
+
+def _single(value: int) -> Int64:
+    return np.array([value], np.int64)
+
+
+def _least(tensor: Tensor, manifest: Artifact) -> NDArray[Any]:
+    """Return the smallest input that is legal: one of everything, and of an image one patch."""
+    one = manifest.patch_size or 1 if isinstance(manifest, StemManifest) else 1
+    shape = [size if isinstance(size, int) else one if axis > 1 else 1 for axis, size in enumerate(tensor.shape)]
+    return np.zeros(shape, tensor.dtype)
 
 
 def _run(model: Model, request: Request, call: Call) -> dict[str, NDArray[np.generic]]:

@@ -31,7 +31,7 @@ PARITY = "parity.json"
 EMBEDDINGS = "embeddings"
 TOKEN_EMBEDDINGS = "token_embeddings"
 MOST_BYTES = 4 * 2**20
-"""Of a manifest or a parity report; a hundred times what the longest known has."""
+"""Of a manifest or a parity report; more than ten times what the longest known has."""
 
 FileName = Annotated[str, Field(pattern=r"^[a-z][a-z.]*$")]
 
@@ -118,24 +118,15 @@ class Rotary(Schema):
     max_len: PositiveInt | None
 
 
-class Manifest(Schema):
-    """What an artifact is.
+class Artifact(Schema):
+    """What every artifact is, whatever it takes.
 
     Args:
         schema_version: of this schema.
         family: the row of the family table that the front-end follows.
-        vocab_size: V; legal ids are 0 to V - 1.
         width: D, of an output vector.
-        max_len: the largest legal offset + real tokens; None where nothing limits it.
-        indices: further inputs, one integer per token -> how many values are legal, from 0 on; such as segments.
-        counts: what advances the position in the graph: every slot, ids other than padding, or the mask.
-        padding_id: id of padding; None where the family has none.
-        refused_ids: ids whose vectors would depend on other tokens.
         dtype: of the stored tables.
         graphs: by file. Those of tokens give vectors of the same bits for the same output.
-        token_embeddings: the model's own lookup; None where it is not known.
-        rotary: outputs for the attention of each kind of layer; none for a family without them.
-        resized: how max_len came to differ from the source's; None where it does not.
         front_end: the configuration from which the PyTorch module is built again; None for a module of the user's.
         files: every other file of the artifact, except the parity report.
         source: where the front-end came from.
@@ -145,22 +136,65 @@ class Manifest(Schema):
 
     schema_version: Literal[1] = 1
     family: str
-    vocab_size: PositiveInt
     width: PositiveInt
+    dtype: Literal["float32"]
+    graphs: dict[FileName, Graph]
+    front_end: dict[str, JsonValue] | None
+    files: dict[FileName, File]
+    source: Source
+    versions: dict[str, str]
+
+
+class StemManifest(Artifact):
+    """What an artifact is whose input is no token ids: an image, or a spectrogram.
+
+    Args:
+        input: the only input.
+        tokens: vectors of one input; None where its size decides.
+        image_size: native height and width; None for no image.
+        patch_size: of which height and width are multiples where they are not native; None for no image.
+
+    """
+
+    kind: Literal["stem"] = "stem"
+    input: Tensor
+    tokens: PositiveInt | None
+    image_size: PositiveInt | None
+    patch_size: PositiveInt | None
+
+    def length(self, shape: tuple[int, ...]) -> int:
+        """Return how many vectors an input of `shape` has in each row."""
+        if self.tokens is not None or self.patch_size is None:
+            return self.tokens or 0
+        return 1 + (shape[2] // self.patch_size) * (shape[3] // self.patch_size)
+
+
+class Manifest(Artifact):
+    """What an artifact is whose input is token ids.
+
+    Args:
+        vocab_size: V; legal ids are 0 to V - 1.
+        max_len: the largest legal offset + real tokens; None where nothing limits it.
+        indices: further inputs, one integer per token -> how many values are legal, from 0 on; such as segments.
+        counts: what advances the position in the graph: every slot, ids other than padding, or the mask.
+        padding_id: id of padding; None where the family has none.
+        refused_ids: ids whose vectors would depend on other tokens.
+        token_embeddings: the model's own lookup; None where it is not known.
+        rotary: outputs for the attention of each kind of layer; none for a family without them.
+        resized: how max_len came to differ from the source's; None where it does not.
+
+    """
+
+    kind: Literal["tokens"] = "tokens"
+    vocab_size: PositiveInt
     max_len: PositiveInt | None
     indices: dict[str, PositiveInt]
     counts: Literal["slots", "ids", "mask"]
     padding_id: int | None
     refused_ids: tuple[int, ...]
-    dtype: Literal["float32"]
-    graphs: dict[FileName, Graph]
     token_embeddings: TokenEmbeddings | None
     rotary: tuple[Rotary, ...] = ()
     resized: Resized | None
-    front_end: dict[str, JsonValue] | None
-    files: dict[FileName, File]
-    source: Source
-    versions: dict[str, str]
 
     @property
     def limit(self) -> int:
@@ -197,27 +231,27 @@ class Manifest(Schema):
             chosen.setdefault(graph, []).append(output)
         return chosen
 
+    @property
+    def bias(self) -> Tensor | None:
+        """What attention adds for the distance between a query and a key; None where the family has nothing such."""
+        return self.graphs[BIAS_GRAPH].outputs[0] if BIAS_GRAPH in self.graphs else None
+
 
 class ParityCase(Schema):
     """One comparison: the arguments, and the largest difference over all output values.
 
-    `max_ulp` counts units in the last place of the largest value of the row that the difference stands in.
+    `max_ulp` counts units in the last place of the largest value of the row that the difference stands in; of cosines
+    and sines, of the largest that there is.
     """
 
-    batch: int
-    length: int
-    offset: tuple[int, ...]
-    segments: bool
-    padding: Literal["none", "left", "right"]
+    arguments: dict[str, JsonValue]
     max_abs: float
     max_ulp: float
 
 
-class Parity(Schema):
-    """The comparison of the graph on one provider with its PyTorch module."""
+class OutputParity(Schema):
+    """The comparison of one output with that of its PyTorch module."""
 
-    onnxruntime: str
-    torch: str
     allowed_ulp: float
     max_abs: float
     max_ulp: float
@@ -229,13 +263,51 @@ class Parity(Schema):
         return f"{len(self.cases)} cases {found}"
 
 
+class Parity(Schema):
+    """The comparison of the graphs on one provider with their PyTorch module, by output."""
+
+    onnxruntime: str
+    torch: str
+    outputs: dict[str, OutputParity]
+
+    def summary(self) -> str:
+        """Return the comparison in one line."""
+        return "; ".join(f"{name}: {parity.summary()}" for name, parity in self.outputs.items())
+
+
 class ParityReport(Schema):
     """One section for each provider, by its onnxruntime name."""
 
     providers: dict[str, Parity]
 
 
-S = TypeVar("S", bound=Schema)
+S = TypeVar("S", bound=BaseModel)
+
+
+class _Kind(BaseModel):
+    kind: Literal["tokens", "stem"] = "tokens"
+
+
+def read_manifest(folder: Path) -> Manifest | StemManifest:
+    """Read the manifest of the artifact in `folder`; raises as `read`."""
+    return read_with_identity(folder)[0]
+
+
+def read_with_identity(folder: Path) -> tuple[Manifest | StemManifest, str]:
+    """Return the manifest of the artifact in `folder`, and the artifact's identity; raises as `read`.
+
+    The identity is the SHA-256 of the manifest as JSON without white space and with sorted keys. The manifest holds
+    the hashes of all files but the parity report; so artifacts of one identity are the same, whoever exported them.
+    """
+    file = folder / MANIFEST
+    content = read_file(file, MOST_BYTES)
+    stem = _parse(_Kind, file, content).kind == "stem"
+    manifest = _parse(StemManifest, file, content) if stem else _parse(Manifest, file, content)
+    try:
+        canonical = json.dumps(json.loads(content), sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError) as error:  # numbers and depths that pydantic reads and Python does not
+        raise ArtifactError(MANIFEST, str(error), "ordinary JSON") from error
+    return manifest, hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
 def read(schema: type[S], file: Path) -> S:
@@ -246,25 +318,6 @@ def read(schema: type[S], file: Path) -> S:
 
     """
     return _parse(schema, file, read_file(file, MOST_BYTES))
-
-
-def read_manifest(folder: Path) -> tuple[Manifest, str]:
-    """Return the manifest of the artifact in `folder`, and the artifact's identity.
-
-    The identity is the SHA-256 of the manifest as JSON without white space and with sorted keys. The manifest holds
-    the hashes of all files but the parity report; so artifacts of one identity are the same, whoever exported them.
-
-    Raises:
-        ArtifactError: as `read`.
-
-    """
-    content = read_file(folder / MANIFEST, MOST_BYTES)
-    manifest = _parse(Manifest, folder / MANIFEST, content)
-    try:
-        canonical = json.dumps(json.loads(content), sort_keys=True, separators=(",", ":"))
-    except (ValueError, RecursionError) as error:  # numbers and depths that pydantic reads and Python does not
-        raise ArtifactError(MANIFEST, str(error), "ordinary JSON") from error
-    return manifest, hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
 def write(record: Schema, file: Path) -> None:
@@ -283,7 +336,7 @@ def sha256(stream: BufferedReader) -> str:
     return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def check_files(folder: Path, manifest: Manifest, digest: Callable[[BufferedReader], str] = sha256) -> dict[str, Stamp]:
+def check_files(folder: Path, manifest: Artifact, digest: Callable[[BufferedReader], str] = sha256) -> dict[str, Stamp]:
     """Compare every file of the artifact with its hash, and return the stamps of those that were checked.
 
     Args:

@@ -91,6 +91,43 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BiasRequest:
+    """Which queries meet which keys: Q queries from position `query_offset` on, and K keys from position 0 on.
+
+    Args:
+        query_length: Q.
+        key_length: K.
+        query_offset: keys that were fed before the first query; None where it is left out.
+        dtype: of the answer, a key of DTYPES.
+
+    """
+
+    query_length: int
+    key_length: int
+    query_offset: int | None = None
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StemRequest:
+    """An image or a spectrogram for each row.
+
+    Args:
+        input: name of the tensor.
+        values: float32, (B, …).
+        dtype: of the answer, a key of DTYPES.
+
+    """
+
+    input: str
+    values: NDArray[np.float32]
+    dtype: str = "float32"
+
+
+AnyRequest = Request | BiasRequest | StemRequest
+
+
+@dataclass(frozen=True, kw_only=True)
 class Answer:
     """The tensors that were asked for.
 
@@ -98,10 +135,7 @@ class Answer:
         model: name of the model that answered.
         version: its version.
         dtype: a key of DTYPES.
-        tensors: by output, in that type, C-contiguous: (B, L, width) where all rows have one length, else (T, width),
-            the rows of the request one after another.
-        lengths: int64 (B,), tokens of each row.
-        next_offset: int64 (B,), the offset that continues each row.
+        tensors: by output, in that type, C-contiguous.
 
     """
 
@@ -109,13 +143,25 @@ class Answer:
     version: int
     dtype: str
     tensors: Mapping[str, NDArray[np.generic]]
-    lengths: Int64
-    next_offset: Int64
 
     @property
     def size(self) -> int:
         """How many values it holds."""
         return sum(tensor.size for tensor in self.tensors.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenAnswer(Answer):
+    """The tensors of tokens: (B, L, width) where all rows have one length, else (T, width), the rows one after another.
+
+    Args:
+        lengths: int64 (B,), tokens of each row.
+        next_offset: int64 (B,), the offset that continues each row.
+
+    """
+
+    lengths: Int64
+    next_offset: Int64
 
     @property
     def ragged(self) -> bool:

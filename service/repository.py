@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from incipit.service.checksums import Checksums
-from incipit.service.errors import ArtifactError, NotFound
+from incipit.service.errors import ArtifactError, Invalid, NotFound
 from incipit.service.files import stamp_of
 from incipit.service.graphs.check import check_graphs
 from incipit.service.manifest import (
@@ -24,24 +24,24 @@ from incipit.service.manifest import (
     TOKEN_GRAPHS,
     Manifest,
     ParityReport,
+    StemManifest,
     Tensor,
     check_files,
     read,
-    read_manifest,
+    read_with_identity,
 )
 from incipit.service.runtime import CPU, Float32, Session
 
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
 
 
-@dataclass(frozen=True)
-class Model:
+@dataclass(frozen=True, kw_only=True)
+class Served:
     """One version of a model, ready to run; `sessions` are by graph, `identity` is that of the artifact."""
 
     name: str
     version: int
     identity: str
-    manifest: Manifest
     parity: ParityReport
     sessions: dict[str, Session]
 
@@ -49,6 +49,20 @@ class Model:
     def provider(self) -> str:
         """The onnxruntime provider that really runs."""
         return self.sessions[GRAPH].provider
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stem(Served):
+    """A model whose input is no token ids."""
+
+    manifest: StemManifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(Served):
+    """A model of token ids."""
+
+    manifest: Manifest
 
     def run(self, feeds: Mapping[str, NDArray[Any]], outputs: tuple[str, ...]) -> dict[str, Float32]:
         """Return outputs of tokens by name, each (B, L, width), or (1, L, width) where all rows have the same.
@@ -76,7 +90,7 @@ class Repository:
     """
 
     def __init__(self, root: Path, provider: str, threads: int, cache: Path | None = None) -> None:
-        self._models: dict[str, dict[int, Model]] = {}
+        self._models: dict[str, dict[int, Model | Stem]] = {}
         checksums = Checksums(cache)
         try:
             for name, version, folder in find_artifacts(root):
@@ -89,7 +103,21 @@ class Repository:
             checksums.save()
 
     def get(self, name: str, version: str | None = None) -> Model:
-        """Return a model: the version named, or its highest.
+        """Return a model of token ids: the version named, or its highest.
+
+        Raises:
+            NotFound: no such model or version.
+            Invalid: it takes something else.
+
+        """
+        found = self.find(name, version)
+        if isinstance(found, Stem):
+            allowed = f"one of token ids; this takes {found.manifest.input.name}, by the Open Inference Protocol"
+            raise Invalid("model", name, allowed)
+        return found
+
+    def find(self, name: str, version: str | None = None) -> Model | Stem:
+        """Return a model, whatever it takes: the version named, or its highest.
 
         Raises:
             NotFound: no such model or version.
@@ -108,11 +136,11 @@ class Repository:
         """Return the versions of the model `name`, ascending."""
         return sorted(self._models[name])
 
-    def newest(self) -> list[Model]:
+    def newest(self) -> list[Model | Stem]:
         """Return the highest version of each model, by name."""
         return [versions[max(versions)] for _, versions in sorted(self._models.items())]
 
-    def all(self) -> list[Model]:
+    def all(self) -> list[Model | Stem]:
         """Return every version of every model, by name and version."""
         return [model for _, versions in sorted(self._models.items()) for _, model in sorted(versions.items())]
 
@@ -139,8 +167,8 @@ def find_artifacts(root: Path) -> list[tuple[str, int, Path]]:
     return sorted(found)
 
 
-def _open(name: str, version: int, folder: Path, provider: str, threads: int, checksums: Checksums) -> Model:
-    manifest, identity = read_manifest(folder)
+def _open(name: str, version: int, folder: Path, provider: str, threads: int, checksums: Checksums) -> Model | Stem:
+    manifest, identity = read_with_identity(folder)
     parity = read(ParityReport, folder / PARITY)
     if GRAPH not in manifest.graphs:
         raise ArtifactError(f"{MANIFEST} graphs", ", ".join(manifest.graphs), f"at least {GRAPH}")
@@ -150,35 +178,53 @@ def _open(name: str, version: int, folder: Path, provider: str, threads: int, ch
     for graph, declared in manifest.graphs.items():
         _compare(graph, "inputs", declared.inputs, sessions[graph].inputs)
         _compare(graph, "outputs", declared.outputs, sessions[graph].outputs)
-    _check_signature(manifest)
-    for graph in filter(sessions.__contains__, TOKEN_GRAPHS):
-        _probe(graph, manifest, sessions[graph] if provider == CPU else Session(folder, CPU, 1, graph))
+    _check_widths(manifest)
+    if isinstance(manifest, StemManifest):
+        _compare(GRAPH, "inputs", (manifest.input,), sessions[GRAPH].inputs)
+    else:
+        _check_inputs(manifest)
+        for graph in filter(sessions.__contains__, TOKEN_GRAPHS):
+            _probe(graph, manifest, sessions[graph] if provider == CPU else Session(folder, CPU, 1, graph))
     for file, stamp in stamps.items():
         if stamp_of(os.lstat(folder / file)) != stamp:
             raise ArtifactError(file, "a change while it was opened", "the file that was checked")
-    return Model(name, version, identity, manifest, parity, sessions)
+    opened: dict[str, Any] = {
+        "name": name,
+        "version": version,
+        "identity": identity,
+        "parity": parity,
+        "sessions": sessions,
+    }
+    if isinstance(manifest, StemManifest):
+        return Stem(manifest=manifest, **opened)
+    return Model(manifest=manifest, **opened)
 
 
-def _check_signature(manifest: Manifest) -> None:
-    """Compare names of inputs, and widths of outputs, with those that the manifest promises."""
-    inputs = {tensor.name for tensor in manifest.graphs[GRAPH].inputs}
-    if missing := {"input_ids", *manifest.indices} - inputs:
-        raise ArtifactError(f"{MANIFEST} indices", ", ".join(sorted(missing)), f"inputs of {GRAPH}")
-    known = {"input_ids", "offset", "attention_mask", *manifest.indices}
-    widths: dict[str, int | str | None] = {}
-    for graph in filter(manifest.graphs.__contains__, TOKEN_GRAPHS):
-        if unknown := {tensor.name for tensor in manifest.graphs[graph].inputs} - known:
-            raise ArtifactError(f"{graph} inputs", ", ".join(sorted(unknown)), ", ".join(sorted(known)))
-        widths |= {tensor.name: (None, *tensor.shape)[-1] for tensor in manifest.graphs[graph].outputs}
+def _check_widths(manifest: Manifest | StemManifest) -> None:
+    """Compare the widths of outputs with those that the manifest promises."""
+    graphs = filter(manifest.graphs.__contains__, TOKEN_GRAPHS)
+    outputs = [tensor for graph in graphs for tensor in manifest.graphs[graph].outputs]
+    widths = {tensor.name: (None, *tensor.shape)[-1] for tensor in outputs}
     for name, width in widths.items():
         if not isinstance(width, int):
             raise ArtifactError(f"{MANIFEST} graphs {name}", width, "an output whose last dimension is a number")
-    if manifest.width != widths.get(EMBEDDINGS):
-        raise ArtifactError(f"{MANIFEST} width", manifest.width, f"{widths.get(EMBEDDINGS)}, that of {EMBEDDINGS}")
-    lookup = manifest.token_embeddings
-    if lookup and lookup.width != widths.get(lookup.output):
-        allowed = f"{widths.get(lookup.output)}, that of {lookup.output}"
-        raise ArtifactError(f"{MANIFEST} {TOKEN_EMBEDDINGS}.width", lookup.width, allowed)
+    promised = {"width": (manifest.width, EMBEDDINGS)}
+    if isinstance(manifest, Manifest) and manifest.token_embeddings:
+        lookup = manifest.token_embeddings
+        promised[f"{TOKEN_EMBEDDINGS}.width"] = (lookup.width, lookup.output)
+    for field, (told, output) in promised.items():
+        if told != widths.get(output):
+            raise ArtifactError(f"{MANIFEST} {field}", told, f"{widths.get(output)}, that of {output}")
+
+
+def _check_inputs(manifest: Manifest) -> None:
+    """Compare the inputs of the graphs of tokens with those that the manifest promises."""
+    if missing := {"input_ids", *manifest.indices} - {tensor.name for tensor in manifest.graphs[GRAPH].inputs}:
+        raise ArtifactError(f"{MANIFEST} indices", ", ".join(sorted(missing)), f"inputs of {GRAPH}")
+    known = {"input_ids", "offset", "attention_mask", *manifest.indices}
+    for graph in filter(manifest.graphs.__contains__, TOKEN_GRAPHS):
+        if unknown := {tensor.name for tensor in manifest.graphs[graph].inputs} - known:
+            raise ArtifactError(f"{graph} inputs", ", ".join(sorted(unknown)), ", ".join(sorted(known)))
 
 
 def _probe(graph: str, manifest: Manifest, session: Session) -> None:

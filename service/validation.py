@@ -3,11 +3,13 @@
 onnxruntime wraps negative ids without a word, and on CUDA reads rows of zeros for ids beyond the table.
 """
 
+import math
+
 import numpy as np
 
 from incipit.service.errors import Invalid, TooLarge
-from incipit.service.manifest import Manifest
-from incipit.service.messages import DTYPES, Int64, Request, Rows
+from incipit.service.manifest import BIAS_GRAPH, Manifest, StemManifest
+from incipit.service.messages import DTYPES, BiasRequest, Int64, Request, Rows, StemRequest
 from incipit.service.positions import count_real
 
 _WHAT = {"token_type_ids": "segments"}
@@ -55,6 +57,62 @@ def check(request: Request, manifest: Manifest, max_tokens: int) -> None:
         _check_range("position_ids", request.position_ids, limit)
     else:
         _check_offset(request, count_real(request, manifest), limit)
+
+
+def check_bias(request: BiasRequest, manifest: Manifest, max_tokens: int) -> tuple[int, ...]:
+    """Check the lengths of a bias and the output type, and return the shape of the answer.
+
+    Raises:
+        Invalid: the model has no bias, or a value is not allowed.
+        TooLarge: more values than `max_tokens` vectors of the model have.
+
+    """
+    if request.dtype not in DTYPES:
+        raise Invalid("dtype", request.dtype, ", ".join(DTYPES))
+    if manifest.bias is None:
+        raise Invalid("bias", "a request for it", "none, since the attention of this model adds nothing for distances")
+    takes_offset = any(tensor.name == "query_offset" for tensor in manifest.graphs[BIAS_GRAPH].inputs)
+    if request.query_offset is not None and not takes_offset:
+        raise Invalid("query_offset", request.query_offset, "nothing, since the last query is at the last key")
+    offset = request.query_offset or 0
+    if offset < 0:
+        raise Invalid("query_offset", offset, "0 or more")
+    for name, length, before in (("query", request.query_length, offset), ("key", request.key_length, 0)):
+        if not 1 <= length <= manifest.limit - before:
+            allowed = f"1 to {manifest.limit - before}" if manifest.max_len else "1 or more"
+            raise Invalid(f"{name}_length", length, allowed)
+    sizes = {"query_length": request.query_length, "key_length": request.key_length}
+    sizes["rows"] = sum(sizes.values())  # of a sinusoid, at most
+    shape = tuple(sizes[size] if isinstance(size, str) else size for size in manifest.bias.shape)
+    values, most = math.prod(shape), max_tokens * manifest.width
+    if values > most:
+        raise TooLarge("query_length and key_length", f"{values} values", f"at most {most}")
+    return shape
+
+
+def check_stem(request: StemRequest, manifest: StemManifest, max_tokens: int) -> None:
+    """Check the shape of the input and the output type.
+
+    Raises:
+        Invalid: the name, a size or the type is not allowed.
+        TooLarge: the answer would have more than `max_tokens` vectors.
+
+    """
+    if request.dtype not in DTYPES:
+        raise Invalid("dtype", request.dtype, ", ".join(DTYPES))
+    expected, shape = manifest.input, request.values.shape
+    if request.input != expected.name:
+        raise Invalid("inputs.name", request.input, expected.name)
+    fits = len(shape) == len(expected.shape) and all(
+        got == size if isinstance(size, int) else got > 0 for got, size in zip(shape, expected.shape, strict=True)
+    )
+    if not fits:
+        raise Invalid(f"{expected.name}.shape", list(shape), f"[{', '.join(map(str, expected.shape))}]")
+    native, patch = manifest.image_size, manifest.patch_size
+    if patch is not None and shape[2:] != (native, native) and (shape[2] % patch or shape[3] % patch):
+        raise Invalid(f"{expected.name}.shape", list(shape), f"multiples of {patch}, or {native} by {native}")
+    if (tokens := shape[0] * manifest.length(shape)) > max_tokens:
+        raise TooLarge(expected.name, f"{tokens} vectors", f"at most {max_tokens} vectors in an answer")
 
 
 def _limit(request: Request, manifest: Manifest) -> int:

@@ -14,14 +14,14 @@ from incipit.service import metrics
 from incipit.service.app import create_app, create_engine
 from incipit.service.errors import Invalid
 from incipit.service.log import LOGGING
-from incipit.service.repository import Model
+from incipit.service.repository import Model, Stem
 from incipit.service.settings import Settings
 
 BACKLOG = 2048
 GRACE_SECONDS = 20
 """Time that requests in flight have to finish after SIGTERM; those of gRPC have theirs after it."""
 
-Announce = Callable[[str, list[Model]], None]
+Announce = Callable[[str, list[Model | Stem]], None]
 
 
 def serve(settings: Settings, announce: Announce) -> None:

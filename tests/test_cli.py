@@ -56,7 +56,7 @@ def test_export_adds_a_version_and_says_how_it_was_proven(tmp_path: Path) -> Non
     done = run("export", tmp_path / "source", "--name", "tiny", "--repository", tmp_path / "made" / "here")
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "made" / "here" / "tiny" / "1"
-    assert re.fullmatch(rf"{folder}: \d+ cases bit for bit equal \(CPUExecutionProvider\)\n", done.stdout)
+    assert re.fullmatch(rf"{folder}: embeddings: \d+ cases bit for bit equal; .*\(CPUExecutionProvider\)\n", done.stdout)
     assert done.stderr.splitlines() == [
         f"tiny: reading {tmp_path / 'source'}",
         "tiny: writing the graph",
@@ -69,7 +69,7 @@ def test_verify_proves_the_newest_version(tiny_repository: Path) -> None:
     done = run("verify", "bert", "--repository", tiny_repository)
     assert done.returncode == 0, done.stderr
     folder = tiny_repository / "bert" / "2"
-    assert re.fullmatch(rf"{folder}: hashes agree, \d+ cases .*\(CPUExecutionProvider\)\n", done.stdout)
+    assert re.fullmatch(rf"{folder}: hashes agree, embeddings: \d+ cases .*\(CPUExecutionProvider\)\n", done.stdout)
     assert done.stderr.splitlines() == ["bert: checking the hashes", "bert: proving it equal"]
 
 
@@ -81,7 +81,7 @@ def test_inspect_shows_limits_parity_and_the_manifest(tiny_repository: Path) -> 
     assert limits == f"{folder}: gpt2, ids 0 to 6, max_len 6, width 4"
     canonical = json.dumps(json.loads(manifest), sort_keys=True, separators=(",", ":"))
     assert identity == f"identity: {hashlib.sha256(canonical.encode()).hexdigest()}"
-    assert re.fullmatch(r"parity on CPUExecutionProvider: \d+ cases bit for bit equal, worst 0", parity)
+    assert re.fullmatch(r"parity on CPUExecutionProvider: embeddings: \d+ cases bit for bit equal; .*", parity)
     assert Manifest.model_validate_json(manifest) == Manifest.model_validate_json(
         (folder / "manifest.json").read_bytes()
     )

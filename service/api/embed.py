@@ -6,24 +6,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from incipit.service.api import schemas
+from incipit.service.api.answer import respond
 from incipit.service.api.body import read_body
 from incipit.service.api.media import BYTES, JSON, NPY, answer_type, body_type
 from incipit.service.api.query import single_values
 from incipit.service.engine import Engine
 from incipit.service.errors import Invalid
-from incipit.service.messages import Answer
-from incipit.service.wire.native import (
-    Embed,
-    answer_json,
-    raw_bytes,
-    read_embed,
-    read_json,
-    read_npy,
-    read_query,
-    sole_output,
-    write_json,
-    write_npy,
-)
+from incipit.service.wire.native import Embed, read_embed, read_json, read_npy, read_query
 
 
 def router(engine: Engine, max_body_bytes: int) -> APIRouter:
@@ -44,7 +33,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             answer = await engine.embed(model, message.request)
             return await engine.scheduler.run(
                 answer.size,
-                lambda: _respond(answer, media, message.encoding),
+                lambda: respond(answer, media, message.encoding),
                 text=media == JSON and message.encoding == "float",
             )
 
@@ -70,18 +59,3 @@ def _read(body: bytes, kind: str, query: dict[str, str], indices: Collection[str
         if name in document:
             raise Invalid(name, "one in the query and one in the body", "one of them")
     return read_embed({**fields, **document}, indices=indices)
-
-
-def _respond(answer: Answer, media: str, encoding: str) -> Response:
-    if media == JSON:
-        return Response(write_json(answer_json(answer, encoding)), media_type=JSON)
-    name, tensor = sole_output(answer)
-    headers = {
-        "Incipit-Model": answer.model,
-        "Incipit-Version": str(answer.version),
-        "Incipit-Output": name,
-        "Incipit-Shape": ",".join(map(str, tensor.shape)),
-        "Incipit-Dtype": answer.dtype,
-    }
-    content = write_npy(tensor) if media == NPY else raw_bytes(tensor)
-    return Response(content, media_type=media, headers=headers)

@@ -4,21 +4,22 @@ from fastapi import APIRouter
 
 from incipit.service.api import schemas
 from incipit.service.engine import Engine
-from incipit.service.repository import Model
+from incipit.service.manifest import Manifest
+from incipit.service.repository import Model, Stem
 
 
 def router(engine: Engine) -> APIRouter:
     """Return the routes that describe models."""
     routes = APIRouter(tags=["models"])
 
-    def describe(model: Model) -> schemas.Model:
+    def describe(model: Model | Stem) -> schemas.Model:
         return schemas.Model(
             name=model.name,
             version=model.version,
             identity=model.identity,
             versions=engine.repository.versions(model.name),
             provider=model.provider,
-            max_len=model.manifest.max_len,
+            max_len=model.manifest.max_len if isinstance(model.manifest, Manifest) else None,
             max_tokens=engine.max_tokens,
             manifest=model.manifest,
             parity=model.parity,
@@ -32,11 +33,11 @@ def router(engine: Engine) -> APIRouter:
     @routes.get("/models/{name}", responses={404: schemas.PROBLEMS[404]})
     async def get_model(name: str) -> schemas.Model:
         """Return a model: manifest, limits, parity report, and the provider that really runs."""
-        return describe(engine.repository.get(name))
+        return describe(engine.repository.find(name))
 
     @routes.get("/models/{name}/versions/{version}", responses={404: schemas.PROBLEMS[404]})
     async def get_version(name: str, version: str) -> schemas.Model:
         """Return one version of a model."""
-        return describe(engine.repository.get(name, version))
+        return describe(engine.repository.find(name, version))
 
     return routes

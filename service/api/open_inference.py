@@ -34,7 +34,7 @@ def router(engine: Engine, version: str, max_body_bytes: int) -> APIRouter:
 
     async def infer(request: Request, name: str, model_version: str | None = None) -> Response:
         with engine.metrics.request("open-inference") as observation:
-            model = engine.repository.get(name, model_version)
+            model = engine.repository.find(name, model_version)
             observation.model = model.name
             body_type(request.headers.get("content-type"), (JSON, BYTES))
             body = await read_body(request, max_body_bytes)
@@ -43,7 +43,7 @@ def router(engine: Engine, version: str, max_body_bytes: int) -> APIRouter:
             message = await engine.scheduler.run(
                 len(body), lambda: read_infer(body, header_length, model.manifest), text
             )
-            answer = await engine.embed(model, message.request)
+            answer = await engine.answer(model, message.request)
 
             def write() -> tuple[bytes, int | None]:
                 parts, json_length = write_infer(answer, message)
@@ -75,7 +75,7 @@ def router(engine: Engine, version: str, max_body_bytes: int) -> APIRouter:
     @routes.get("/models/{name}/versions/{version}")
     async def metadata(name: str, version: str | None = None) -> dict[str, Any]:
         """Return inputs and outputs of a model."""
-        model = engine.repository.get(name, version)
+        model = engine.repository.find(name, version)
         versions = engine.repository.versions(name) if version is None else [model.version]
         return model_metadata(model.name, versions, model.manifest)
 
@@ -83,7 +83,7 @@ def router(engine: Engine, version: str, max_body_bytes: int) -> APIRouter:
     @routes.get("/models/{name}/versions/{version}/ready")
     async def model_ready(name: str, version: str | None = None) -> dict[str, Any]:
         """Answer 200 for a model that is served."""
-        return {"name": engine.repository.get(name, version).name, "ready": engine.ready}
+        return {"name": engine.repository.find(name, version).name, "ready": engine.ready}
 
     @routes.post("/models/{name}/infer", openapi_extra=INFER_BODY)
     @routes.post("/models/{name}/versions/{version}/infer", openapi_extra=INFER_BODY)

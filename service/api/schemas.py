@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 from incipit.service.api.media import BYTES, JSON, NPY
 from incipit.service.api.problems import MEDIA_TYPE
-from incipit.service.manifest import Manifest, ParityReport
+from incipit.service.manifest import Manifest, ParityReport, StemManifest
 
 Rows = list[list[int]] | list[int]
 
@@ -48,6 +48,28 @@ class EmbedAnswer(BaseModel):
     lengths: list[int] | None = Field(None, description="Tokens of each row, where they differ.")
 
 
+class BiasRequest(BaseModel):
+    """Which queries meet which keys: queries from a position on, keys from position 0 on."""
+
+    query_length: int
+    key_length: int
+    query_offset: int = Field(0, description="Keys that were fed before the first query.")
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    encoding: Literal["base64", "float"] = Field("base64", description="How JSON holds the values.")
+
+
+class BiasAnswer(BaseModel):
+    """What attention adds for each head, query and key; or the sinusoid of each distance."""
+
+    model: str
+    version: int
+    dtype: Literal["float32", "float16", "bfloat16"]
+    encoding: Literal["base64", "float"]
+    shape: list[int] = Field(description="[1, H, Q, K]; of a sinusoid [rows, D].")
+    bias: str | list[Any] | None = Field(None, description="Base64 of little-endian bytes, or nested lists.")
+    relative_positions: str | list[Any] | None = Field(None, description="The same of a sinusoid.")
+
+
 class Problem(BaseModel):
     """An error (RFC 9457)."""
 
@@ -70,7 +92,7 @@ class Model(BaseModel):
     provider: str = Field(description="The onnxruntime provider that really runs.")
     max_len: int | None = Field(description="The largest legal offset + real tokens; null where nothing limits it.")
     max_tokens: int = Field(description="Most tokens of one request.")
-    manifest: Manifest
+    manifest: Manifest | StemManifest
     parity: ParityReport
 
 
@@ -95,5 +117,11 @@ EMBED: dict[str, Any] = {
             "required": True,
             "content": {JSON: {"schema": EmbedRequest.model_json_schema()}, NPY: BINARY},
         }
+    },
+}
+BIAS: dict[str, Any] = {
+    "responses": {200: {"model": BiasAnswer, "content": {BYTES: BINARY, NPY: BINARY}}, **PROBLEMS},
+    "openapi_extra": {
+        "requestBody": {"required": True, "content": {JSON: {"schema": BiasRequest.model_json_schema()}}}
     },
 }

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from incipit.service.errors import ArtifactError
 from incipit.service.files import read_file
 from incipit.service.graphs.onnx_subset_pb2 import GraphProto, ModelProto, SparseTensorProto, TensorProto
-from incipit.service.manifest import DATA, MANIFEST, Manifest
+from incipit.service.manifest import DATA, MANIFEST, Artifact, Manifest
 
 MOST_BYTES = 16 * 2**20
 """Of a graph without its weights; a hundred times what the largest known front-end has."""
@@ -41,7 +41,7 @@ Extent = tuple[int, int]
 """Offset and end of a tensor in the data file."""
 
 
-def check_graphs(folder: Path, manifest: Manifest) -> None:
+def check_graphs(folder: Path, manifest: Artifact) -> None:
     """Check every graph of the artifact in `folder`.
 
     Raises:
@@ -65,7 +65,8 @@ def check_graphs(folder: Path, manifest: Manifest) -> None:
                 raise ArtifactError(field, f"the bytes of {here[extent]}", "bytes of its own")
             here[extent] = field
         everywhere = here | everywhere  # two graphs may share a tensor
-        _check_rows(graph, model.graph, manifest)
+        if isinstance(manifest, Manifest):
+            _check_rows(graph, model.graph, manifest)
     for ((_, end), before), ((begin, _), after) in pairwise(sorted(everywhere.items())):
         if begin < end:
             raise ArtifactError(after, f"offset {begin}, within {before}", "bytes of its own")

@@ -39,7 +39,7 @@ class InferenceService:
 
     async def ModelReady(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         """Say whether a model is served."""
-        self._engine.repository.get(request.name, request.version)
+        self._engine.repository.find(request.name, request.version)
         return pb.ModelReadyResponse(ready=self._engine.ready)
 
     async def ServerMetadata(self, _: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
@@ -48,18 +48,18 @@ class InferenceService:
 
     async def ModelMetadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
         """Return inputs and outputs of a model."""
-        model = self._engine.repository.get(request.name, request.version)
+        model = self._engine.repository.find(request.name, request.version)
         versions = [model.version] if request.version else self._engine.repository.versions(model.name)
         return write_metadata(model_metadata(model.name, versions, model.manifest))
 
     async def ModelInfer(self, request: pb.ModelInferRequest) -> bytes:
         """Return the outputs asked for, `embeddings` by default; inputs other than `input_ids` may be left out."""
         with self._engine.metrics.request("grpc") as observation:
-            model = self._engine.repository.get(request.model_name, request.model_version)
+            model = self._engine.repository.find(request.model_name, request.model_version)
             observation.model = model.name
             schedule = self._engine.scheduler.run
             embed = await schedule(request.ByteSize(), lambda: read_infer(request, model.manifest))
-            answer = await self._engine.embed(model, embed)
+            answer = await self._engine.answer(model, embed)
             return await schedule(answer.size, lambda: write_infer(answer, request.id).SerializeToString())
 
 

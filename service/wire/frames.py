@@ -25,7 +25,7 @@ import numpy as np
 
 from incipit.service.errors import Invalid, Malformed
 from incipit.service.manifest import EMBEDDINGS
-from incipit.service.messages import Answer, Rows
+from incipit.service.messages import Rows, TokenAnswer
 from incipit.service.wire.native import raw_bytes
 
 MAGIC, VERSION = b"INCP", 1
@@ -74,7 +74,7 @@ def step_number(frame: bytes) -> int:
     return int(HEADER.unpack_from(frame)[4]) if len(frame) >= HEADER.size else 0
 
 
-def write_vectors(answer: Answer, number: int) -> bytes:
+def write_vectors(answer: TokenAnswer, number: int) -> bytes:
     """Write the answer to a step."""
     vectors = answer.tensors[EMBEDDINGS]
     tokens, width = int(answer.lengths.sum()), vectors.shape[-1]

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from incipit.service.errors import Invalid, Malformed
 from incipit.service.manifest import EMBEDDINGS
-from incipit.service.messages import DTYPES, Answer, Request
-from incipit.service.wire.rows import offset_of_json, refuse_unknown, rows_of_array, rows_of_json
+from incipit.service.messages import DTYPES, Answer, BiasRequest, Request, TokenAnswer
+from incipit.service.wire.rows import integers, offset_of_json, refuse_unknown, rows_of_array, rows_of_json
 
 ENCODINGS = ("base64", "float")
 ROWS = ("input_ids", "position_ids", "attention_mask")
@@ -115,12 +115,25 @@ def read_embed(
         rows["input_ids"] = rows_of_array("input_ids", input_ids)
     if "input_ids" not in rows:
         raise Invalid("input_ids", "nothing", "rows of token ids")
-    encoding = fields.get("encoding", "base64")
-    if encoding not in ENCODINGS:
-        raise Invalid("encoding", encoding, ", ".join(ENCODINGS))
     offset = None if fields.get("offset") is None else offset_of_json(fields["offset"])
     outputs, dtype = read_outputs(fields.get("output", EMBEDDINGS)), read_dtype(fields)
-    return Embed(Request(offset=offset, indices=given, outputs=outputs, dtype=dtype, **rows), encoding)
+    return Embed(Request(offset=offset, indices=given, outputs=outputs, dtype=dtype, **rows), read_encoding(fields))
+
+
+def read_bias(fields: Mapping[str, Any]) -> tuple[BiasRequest, str]:
+    """Read the fields of a request for a bias, and how its values are written where the answer is JSON.
+
+    Raises:
+        Invalid: a field is missing, unknown, or of the wrong type.
+
+    """
+    refuse_unknown(fields, ("query_length", "key_length", "query_offset", "dtype", "encoding"))
+    query_length, key_length = (_integer(name, fields.get(name)) for name in ("query_length", "key_length"))
+    offset = None if fields.get("query_offset") is None else _integer("query_offset", fields["query_offset"])
+    request = BiasRequest(
+        query_length=query_length, key_length=key_length, query_offset=offset, dtype=read_dtype(fields)
+    )
+    return request, read_encoding(fields)
 
 
 def read_outputs(output: Any) -> tuple[str, ...]:
@@ -146,6 +159,19 @@ def read_dtype(fields: Mapping[str, Any]) -> str:
     return dtype
 
 
+def read_encoding(fields: Mapping[str, Any]) -> str:
+    """Read how JSON holds values, base64 where nothing is said."""
+    encoding = fields.get("encoding", ENCODINGS[0])
+    if encoding not in ENCODINGS:
+        raise Invalid("encoding", encoding, ", ".join(ENCODINGS))
+    return str(encoding)
+
+
+def _integer(field: str, value: Any) -> int:
+    """Return a 64-bit integer."""
+    return int(integers(field, [value], lambda _: "")[0])
+
+
 def answer_json(answer: Answer, encoding: str) -> dict[str, Any]:
     """Return the answer as a document for `write_json`: one output under its name, or several under `outputs`."""
     document: dict[str, Any] = {
@@ -164,9 +190,10 @@ def answer_json(answer: Answer, encoding: str) -> dict[str, Any]:
         document["outputs"] = {
             name: {"shape": answer.tensors[name].shape, "data": data} for name, data in written.items()
         }
-    document["next_offset"] = answer.next_offset
-    if answer.ragged:
-        document["lengths"] = answer.lengths
+    if isinstance(answer, TokenAnswer):
+        document["next_offset"] = answer.next_offset
+        if answer.ragged:
+            document["lengths"] = answer.lengths
     return document
 
 

@@ -11,18 +11,21 @@ from typing import Any
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from incipit.service.errors import Invalid, Malformed
-from incipit.service.manifest import EMBEDDINGS, Manifest
-from incipit.service.messages import Answer, Int64, Request, Rows
+from incipit.service.manifest import BIAS_GRAPH, GRAPH, Manifest, StemManifest, Tensor
+from incipit.service.messages import Answer, AnyRequest, BiasRequest, Request, Rows, StemRequest
 from incipit.service.wire.native import raw_bytes, read_json
-from incipit.service.wire.rows import integers
+from incipit.service.wire.rows import integers, numbers
 
 PLATFORM = "onnx_onnxv1"
 EXTENSIONS = ("binary_tensor_data",)
 DATATYPES = {"float32": "FP32", "int64": "INT64"}
-OWN = ("input_ids", "attention_mask", "position_ids", "offset")
-"""Inputs that have a field of a request each."""
+OWN = ("input_ids", "attention_mask", "position_ids")
+"""Inputs of rows that have a field of a request each."""
+SHAPES = {"offset": "[1] or [batch]", **dict.fromkeys((*OWN, "token_type_ids"), "[batch, length]")}
+NUMPY: dict[str, np.dtype[Any]] = {"INT64": np.dtype("<i8"), "FP32": np.dtype("<f4")}
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
@@ -40,32 +43,49 @@ class Input:
 class Infer:
     """A request, the caller's id for it, and which of its outputs are wanted as bytes."""
 
-    request: Request
+    request: AnyRequest
     id: str | None
     binary: Mapping[str, bool]
 
 
-def inputs_of(manifest: Manifest) -> dict[str, int]:
-    """Return the inputs of a model, by name, and the rank of each. All but `input_ids` may be left out."""
-    return dict.fromkeys(("input_ids", *manifest.indices, "attention_mask", "position_ids"), 2) | {"offset": 1}
+def inputs_of(manifest: Manifest | StemManifest) -> dict[str, tuple[str, list[int]]]:
+    """Return datatype and shape of every input, by name. Of tokens, all but `input_ids` may be left out."""
+    if isinstance(manifest, StemManifest):
+        return _describe((manifest.input,))
+    rows = dict.fromkeys(("input_ids", *manifest.indices, "attention_mask", "position_ids"), ("INT64", [-1, -1]))
+    bias = manifest.graphs[BIAS_GRAPH].inputs if manifest.bias else ()
+    return rows | {"offset": ("INT64", [-1])} | _describe(bias)
 
 
-def model_metadata(name: str, versions: list[int], manifest: Manifest) -> dict[str, Any]:
-    """Return what the protocol tells of a model. Where no outputs are asked for, `embeddings` is the one given."""
+def outputs_of(manifest: Manifest | StemManifest) -> dict[str, tuple[str, list[int]]]:
+    """Return datatype and shape of every output, by name; the first is the one given where none is asked for."""
+    if isinstance(manifest, StemManifest):
+        return _describe(manifest.graphs[GRAPH].outputs)
+    tokens = {name: ("FP32", [-1, -1, width]) for name, width in manifest.widths.items()}
+    return tokens | _describe((manifest.bias,) if manifest.bias else ())
+
+
+def _describe(tensors: Iterable[Tensor]) -> dict[str, tuple[str, list[int]]]:
+    return {
+        tensor.name: (DATATYPES[tensor.dtype], [size if isinstance(size, int) else -1 for size in tensor.shape])
+        for tensor in tensors
+    }
+
+
+def model_metadata(name: str, versions: list[int], manifest: Manifest | StemManifest) -> dict[str, Any]:
+    """Return what the protocol tells of a model."""
     return {
         "name": name,
         "versions": [str(version) for version in versions],
         "platform": PLATFORM,
-        "inputs": [
-            {"name": name_, "datatype": "INT64", "shape": [-1] * rank} for name_, rank in inputs_of(manifest).items()
-        ],
-        "outputs": [
-            {"name": name_, "datatype": "FP32", "shape": [-1, -1, width]} for name_, width in manifest.widths.items()
-        ],
+        **{
+            side: [{"name": tensor, "datatype": datatype, "shape": shape} for tensor, (datatype, shape) in all_.items()]
+            for side, all_ in (("inputs", inputs_of(manifest)), ("outputs", outputs_of(manifest)))
+        },
     }
 
 
-def read_infer(body: bytes, header_length: str | None, manifest: Manifest) -> Infer:
+def read_infer(body: bytes, header_length: str | None, manifest: Manifest | StemManifest) -> Infer:
     """Read an inference request; `header_length` is the header that says where the JSON ends, if there is one.
 
     Raises:
@@ -91,17 +111,18 @@ def read_infer(body: bytes, header_length: str | None, manifest: Manifest) -> In
     return Infer(to_request(inputs, outputs, manifest), id_, binary)
 
 
-def read_outputs(names: list[Any], manifest: Manifest) -> tuple[str, ...]:
-    """Read the names of the outputs that are asked for; none for `embeddings`.
+def read_outputs(names: list[Any], manifest: Manifest | StemManifest) -> tuple[str, ...]:
+    """Read the names of the outputs that are asked for; none for the first, `embeddings`.
 
     Raises:
         Invalid: a name is unknown or repeated.
 
     """
+    known = outputs_of(manifest)
     for index, name in enumerate(names):
-        if not isinstance(name, str) or name not in manifest.widths or name in names[:index]:
-            raise Invalid(f"outputs[{index}].name", name, f"{', '.join(manifest.widths)}, each once")
-    return tuple(names) or (EMBEDDINGS,)
+        if not isinstance(name, str) or name not in known or name in names[:index]:
+            raise Invalid(f"outputs[{index}].name", name, f"{', '.join(known)}, each once")
+    return tuple(names) or (next(iter(known)),)
 
 
 def refuse_sequences(parameters: Iterable[str]) -> None:
@@ -111,36 +132,54 @@ def refuse_sequences(parameters: Iterable[str]) -> None:
             raise Invalid("parameters", name, "the input offset, which says where a row goes on")
 
 
-def to_request(inputs: list[Input], outputs: tuple[str, ...], manifest: Manifest) -> Request:
+def to_request(inputs: list[Input], outputs: tuple[str, ...], manifest: Manifest | StemManifest) -> AnyRequest:
     """Turn tensors into a request; JSON and bytes, HTTP and gRPC alike.
 
     Raises:
-        Invalid: an unknown or repeated name, a missing `input_ids`, or a type or shape that is not allowed.
+        Invalid: an unknown or repeated name, a missing tensor, or a type or shape that is not allowed.
 
     """
+    if isinstance(manifest, StemManifest):
+        tensors = _read(inputs, inputs_of(manifest), manifest.input.name)
+        return StemRequest(input=manifest.input.name, values=tensors[manifest.input.name])
+    if manifest.bias and manifest.bias.name in outputs:
+        if len(outputs) > 1:
+            raise Invalid("outputs", list(outputs), f"{manifest.bias.name} alone, since it is not of tokens")
+        lengths = _describe(manifest.graphs[BIAS_GRAPH].inputs)
+        tensors = _read(inputs, lengths, *(name for name in lengths if name != "query_offset"))
+        values: dict[str, Any] = {name: int(tensor[0]) for name, tensor in tensors.items()}
+        return BiasRequest(**values)
     # Segments are known to every model, to be refused as what they are.
-    ranks = {**inputs_of(manifest), "token_type_ids": 2}
-    fields: dict[str, Any] = {}
+    known = inputs_of(manifest) | {"token_type_ids": ("INT64", [-1, -1])}
+    tensors = _read(inputs, known, "input_ids")
+    offset = tensors.pop("offset", None)
+    given = {name: Rows.of_array(tensor) for name, tensor in tensors.items()}
+    own: dict[str, Any] = {name: given.pop(name) for name in OWN if name in given}
+    return Request(**own, offset=offset, indices=given, outputs=outputs)
+
+
+def _read(inputs: list[Input], known: Mapping[str, tuple[str, list[int]]], *needed: str) -> dict[str, NDArray[Any]]:
+    """Return the tensors by name; sizes of `known` that are -1 are free."""
+    tensors: dict[str, NDArray[Any]] = {}
     for tensor in inputs:
-        if tensor.name not in ranks:
-            raise Invalid("inputs.name", tensor.name, ", ".join(inputs_of(manifest)))
-        if tensor.name in fields:
+        if tensor.name not in known:
+            raise Invalid("inputs.name", tensor.name, ", ".join(known))
+        if tensor.name in tensors:
             raise Invalid("inputs.name", f"{tensor.name} twice", "each name once")
-        rank = ranks[tensor.name]
-        if tensor.datatype != "INT64":
-            raise Invalid(f"{tensor.name}.datatype", tensor.datatype, "INT64")
-        if len(tensor.shape) != rank:
-            allowed = "[1] or [batch]" if rank == 1 else "[batch, length]"
-            raise Invalid(f"{tensor.name}.shape", list(tensor.shape), allowed)
+        datatype, shape = known[tensor.name]
+        if tensor.datatype != datatype:
+            raise Invalid(f"{tensor.name}.datatype", tensor.datatype, datatype)
+        if len(tensor.shape) != len(shape) or any(
+            size not in (-1, got) for size, got in zip(shape, tensor.shape, strict=True)
+        ):
+            raise Invalid(f"{tensor.name}.shape", list(tensor.shape), SHAPES.get(tensor.name, str(shape)))
         if 0 in tensor.shape:  # any number of empty rows fits in a few bytes
             raise Invalid(f"{tensor.name}.shape", list(tensor.shape), "sizes of 1 or more")
-        array = _array(tensor)
-        fields[tensor.name] = array if rank == 1 else Rows.of_array(array)
-    if "input_ids" not in fields:
-        raise Invalid("inputs", "no input_ids", "a tensor input_ids")
-    own = {name: value for name, value in fields.items() if name in OWN}
-    indices = {name: value for name, value in fields.items() if name not in OWN}
-    return Request(**own, indices=indices, outputs=outputs)
+        tensors[tensor.name] = _array(tensor)
+    for name in needed:
+        if name not in tensors:
+            raise Invalid("inputs", f"no {name}", f"a tensor {name}")
+    return tensors
 
 
 def write_infer(answer: Answer, infer: Infer) -> tuple[list[bytes | memoryview], int | None]:
@@ -198,23 +237,23 @@ def _read_inputs(documents: list[dict[str, Any]], binary: memoryview) -> list[In
     return inputs
 
 
-def _array(tensor: Input) -> Int64:
-    """Return the data of an INT64 tensor in its shape."""
+def _array(tensor: Input) -> NDArray[Any]:
+    """Return the data of a tensor in its shape."""
     # Python's integers: no product of declared sizes can wrap.
-    count = math.prod(tensor.shape)
+    count, dtype = math.prod(tensor.shape), NUMPY[tensor.datatype]
     if isinstance(tensor.data, memoryview):
-        if len(tensor.data) != 8 * count:
-            raise Malformed(
-                tensor.name, f"{len(tensor.data)} bytes", f"{8 * count} bytes for shape {list(tensor.shape)}"
-            )
+        if len(tensor.data) != dtype.itemsize * count:
+            declared = f"{dtype.itemsize * count} bytes for shape {list(tensor.shape)}"
+            raise Malformed(tensor.name, f"{len(tensor.data)} bytes", declared)
         # Bytes behind a JSON header begin anywhere; onnxruntime wants them aligned.
-        values = np.require(np.frombuffer(tensor.data, "<i8"), np.int64, "A")
+        values: NDArray[Any] = np.require(np.frombuffer(tensor.data, dtype), requirements="A")
     else:
         if len(tensor.data) != count:
             raise Invalid(
                 f"{tensor.name}.data", f"{len(tensor.data)} values", f"{count} for shape {list(tensor.shape)}"
             )
-        values = integers(f"{tensor.name}.data", tensor.data)
+        read = integers if tensor.datatype == "INT64" else numbers
+        values = read(f"{tensor.name}.data", tensor.data)
     return values.reshape(tensor.shape)
 
 

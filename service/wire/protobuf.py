@@ -5,8 +5,8 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from incipit.service.errors import Invalid, Malformed
-from incipit.service.manifest import Manifest
-from incipit.service.messages import Answer, Request
+from incipit.service.manifest import Manifest, StemManifest
+from incipit.service.messages import Answer, AnyRequest
 from incipit.service.wire import open_inference_pb2 as pb
 from incipit.service.wire.native import raw_bytes
 from incipit.service.wire.open_inference import DATATYPES, Input, read_outputs, refuse_sequences, to_request
@@ -25,7 +25,7 @@ def read(kind: Any, message: bytes) -> Any:
         raise Malformed("message", f"{len(message)} bytes", f"a message {kind.DESCRIPTOR.full_name}") from error
 
 
-def read_infer(message: pb.ModelInferRequest, manifest: Manifest) -> Request:
+def read_infer(message: pb.ModelInferRequest, manifest: Manifest | StemManifest) -> AnyRequest:
     """Read an inference request; all inputs are raw bytes, or none is.
 
     Raises:
@@ -43,7 +43,8 @@ def read_infer(message: pb.ModelInferRequest, manifest: Manifest) -> Request:
             raise Invalid(f"inputs[{index}].shape", list(tensor.shape), "a list of sizes")
         if raw and tensor.HasField("contents"):
             raise Invalid(f"inputs[{index}]", "contents and raw_input_contents", "one of them")
-        data = memoryview(raw[index]) if raw else list(tensor.contents.int64_contents)
+        typed = tensor.contents.fp32_contents if tensor.datatype == "FP32" else tensor.contents.int64_contents
+        data = memoryview(raw[index]) if raw else list(typed)
         inputs.append(Input(tensor.name, tensor.datatype, tuple(tensor.shape), data))
     outputs = read_outputs([output.name for output in message.outputs], manifest)
     return to_request(inputs, outputs, manifest)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from incipit.service.errors import Invalid
 from incipit.service.messages import Int64, Rows
 
+FLOAT32 = float(np.finfo(np.float32).max)
 INTEGER = "a 64-bit integer"
 LISTS = "a list of integers, or a list of such rows"
 
@@ -44,6 +45,17 @@ def integers(field: str, values: list[Any], place: Callable[[int], str] = lambda
             pass
     index = next(i for i, value in enumerate(values) if not _fits(value))
     raise Invalid(field + place(index), _shown(values[index]), INTEGER)
+
+
+def numbers(field: str, values: list[Any]) -> NDArray[np.float32]:
+    """Return a list of Python numbers as float32, rounded to nearest."""
+    if set(map(type, values)) <= {int, float}:
+        with np.errstate(over="ignore"):
+            array = np.array(values, np.float64).astype(np.float32)
+        if np.isfinite(array).all():
+            return array
+    index = next(i for i, value in enumerate(values) if type(value) not in (int, float) or abs(value) > FLOAT32)
+    raise Invalid(f"{field}[{index}]", _shown(values[index]), "a number that float32 holds")
 
 
 def offset_of_json(value: Any) -> Int64:

@@ -21,8 +21,8 @@ from incipit.export.exporter import Exported, export, export_loaded, verify
 from incipit.export.source import LoadedSource
 from incipit.models.embeddings import gpt2_embedding
 from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.models.steps import Positions, Tokens
-from incipit.service.manifest import Resized, Source
+from incipit.models.steps import Norm, Positions, Project, Tokens
+from incipit.service.manifest import Manifest, Resized, Source
 from incipit.service.runtime import Session
 from tests.conftest import INCIPIT
 
@@ -118,8 +118,9 @@ def test_each_step_is_reported(tiny_checkpoint: Path, tmp_path: Path) -> None:
 def test_a_preset_is_exported_bit_for_bit(tmp_path: Path) -> None:
     exported = export("transformer-base", "m", tmp_path)
     assert exported.manifest.source == Source(kind="preset", name="transformer-base")
+    assert isinstance(exported.manifest, Manifest)
     assert (exported.manifest.vocab_size, exported.manifest.width, exported.manifest.max_len) == (32000, 512, 4096)
-    assert exported.parity.providers["CPUExecutionProvider"].max_abs == 0
+    assert [parity.max_abs for parity in exported.parity.providers["CPUExecutionProvider"].outputs.values()] == [0, 0]
 
 
 def test_minilm_equals_transformers_bert(checkpoint: Path, tmp_path: Path) -> None:
@@ -237,14 +238,16 @@ def test_positions_that_the_graph_computes_are_proven_to_the_last(tmp_path: Path
         max_len=2**31,
     )
     exported = export_loaded(LoadedSource(FrontEnd(config), Source(kind="module")), "m", tmp_path)
-    cases = exported.parity.providers["CPUExecutionProvider"].cases
-    assert max(case.length + max(case.offset) for case in cases) == 2**31
-    assert {case.max_abs for case in cases} == {0.0}
+    parity = exported.parity.providers["CPUExecutionProvider"].outputs["embeddings"]
+    cases: list[dict[str, Any]] = [case.arguments for case in parity.cases]
+    assert max(case["length"] + max(case["offset"]) for case in cases) == 2**31
+    assert parity.max_abs == 0
     assert verify(exported.folder) == exported.parity
 
 
 def test_a_resized_limit_is_recorded(tmp_path: Path) -> None:
     exported = export("gpt2-small", "m", tmp_path, max_len=1030, resizing="interpolate")
+    assert isinstance(exported.manifest, Manifest)
     assert exported.manifest.max_len == 1030
     assert exported.manifest.resized == Resized(from_max_len=1024, method="interpolate")
     assert verify(exported.folder) == exported.parity
@@ -281,5 +284,15 @@ def test_verify_finds_a_lookup_that_computes_something_else(copy: Path) -> None:
     content = (copy / "token.onnx").read_bytes()
     manifest["files"]["token.onnx"] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ExportError, match="the graph of token_embeddings differs"):
+    with pytest.raises(ExportError, match="token_embeddings of the graph differs"):
         verify(copy)
+
+
+def test_weights_that_are_equal_are_all_kept(tmp_path: Path) -> None:
+    steps = (Tokens(rows=30, width=8), Norm(eps=1e-5), Project(width=8), Project(width=8))
+    frontend = FrontEnd(FrontEndConfig(family="twins", steps=steps, max_len=20))
+    for name in ("norm.bias", "project.bias", "project2.bias"):
+        torch.nn.init.zeros_(frontend.get_parameter(name))
+    frontend.get_parameter("project2.weight").data = frontend.get_parameter("project.weight").data.clone()
+    exported = export_loaded(LoadedSource(frontend, Source(kind="module")), "m", tmp_path)
+    assert verify(exported.folder) == exported.parity

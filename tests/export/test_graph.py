@@ -39,7 +39,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def feeds(frontend: FrontEnd, batch: int, length: int, offset: list[int]) -> dict[str, NDArray[np.int64]]:
     generator = np.random.Generator(np.random.PCG64([batch, length]))
     values = {"input_ids": generator.integers(0, V, (batch, length)), "offset": np.array(offset, np.int64)}
-    if frontend.config.segments:
+    if frontend.config.indices:
         values["token_type_ids"] = generator.integers(0, 2, (batch, length))
     return values
 
@@ -84,7 +84,7 @@ def test_ids_and_segments_are_two_inputs(graphs: dict[str, Path]) -> None:
 def test_axes_are_dynamic_and_named(graphs: dict[str, Path], kind: str) -> None:
     graph = describe_graph(graphs[kind] / "model.onnx")
     expected = [("input_ids", "int64", ("batch", "length")), ("offset", "int64", ("offsets",))]
-    if FRONTENDS[kind].config.segments:
+    if FRONTENDS[kind].config.indices:
         expected.append(("token_type_ids", "int64", ("batch", "length")))
     assert [(spec.name, spec.dtype, spec.shape) for spec in graph.inputs] == expected
     assert [(spec.name, spec.dtype, spec.shape) for spec in graph.outputs] == [

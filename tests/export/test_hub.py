@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from transformers import BertModel
 
 from incipit.export.exporter import export
 from incipit.service.manifest import Manifest, Source, read
@@ -138,6 +139,44 @@ def test_every_revision_is_recorded_as_its_commit_and_downloaded_once(hub: Hub, 
     done = run(hub, tmp_path / "home", sys.executable, "-c", LOAD, *sources)
     assert done.stdout.splitlines() == [COMMIT] * 4, done.stderr
     assert hub.downloads() == ["config.json", "model.safetensors", "tokenizer.json"]
+
+
+def shard(hub: Hub) -> dict[str, str]:
+    """Put the weights of the hub into several files, and return which holds which."""
+    BertModel.from_pretrained(hub.folder).save_pretrained(hub.folder, max_shard_size="1KB")
+    (hub.folder / "model.safetensors").unlink()
+    files: dict[str, str] = json.loads((hub.folder / "model.safetensors.index.json").read_text())["weight_map"]
+    return files
+
+
+def test_of_a_model_in_shards_only_those_of_the_front_end_are_downloaded(hub: Hub, tmp_path: Path) -> None:
+    files = shard(hub)
+    needed = {file for name, file in files.items() if name.startswith("embeddings.")}
+    assert needed < set(files.values())
+    done = run(hub, tmp_path / "home", sys.executable, "-c", LOAD, f"hf:{REPOSITORY}")
+    assert done.stdout.splitlines() == [COMMIT], done.stderr
+    assert hub.downloads() == sorted(
+        ["config.json", "model.safetensors.index.json", "tokenizer.json", *needed],
+    )
+
+
+def test_of_a_description_only_the_files_that_it_names_are_downloaded(hub: Hub, tmp_path: Path) -> None:
+    files = shard(hub)
+    weight = "encoder.layer.0.attention.self.query.weight"
+    (hub.folder / "frontend.toml").write_text(f'[[steps]]\nkind = "tokens"\nweight = "{weight}"\n')
+    done = run(hub, tmp_path / "home", sys.executable, "-c", LOAD, f"hf:{REPOSITORY}")
+    assert done.stdout.splitlines() == [COMMIT], done.stderr
+    assert hub.downloads() == sorted(
+        ["config.json", "frontend.toml", "model.safetensors.index.json", "tokenizer.json", files[weight]]
+    )
+
+
+def test_of_a_model_that_is_not_understood_no_weights_are_downloaded(hub: Hub, tmp_path: Path) -> None:
+    config = json.loads((hub.folder / "config.json").read_text())
+    (hub.folder / "config.json").write_text(json.dumps(config | {"model_type": "other"}))
+    done = run(hub, tmp_path / "home", sys.executable, "-c", LOAD, f"hf:{REPOSITORY}")
+    assert "model_type is 'other', known are" in done.stderr.splitlines()[-1]
+    assert hub.downloads() == ["config.json", "tokenizer.json"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from incipit.export.exporter import Exported, export_module, verify
 from incipit.service.batching import Scheduler
 from incipit.service.engine import Engine
 from incipit.service.errors import Invalid
+from incipit.service.manifest import Manifest
 from incipit.service.messages import Request, Rows
 from incipit.service.metrics import Metrics
 from incipit.service.repository import Repository
@@ -48,10 +50,11 @@ def exported(mine: Mine, tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 
 def test_its_grid_is_proven(exported: Exported) -> None:
-    cases = exported.parity.providers[CPU].cases
-    assert {(case.batch, case.length) for case in cases} == {(b, n) for b in (1, 2, 5) for n in (1, 2, M)}
-    assert max(len(case.offset) for case in cases) == 5
-    assert exported.parity.providers[CPU].max_ulp <= 8
+    parity = exported.parity.providers[CPU].outputs["embeddings"]
+    cases: list[dict[str, Any]] = [case.arguments for case in parity.cases]
+    assert {(case["batch"], case["length"]) for case in cases} == {(b, n) for b in (1, 2, 5) for n in (1, 2, M)}
+    assert max(len(case["offset"]) for case in cases) == 5
+    assert parity.max_ulp <= 8
 
 
 def test_it_is_served(mine: Mine, exported: Exported) -> None:
@@ -69,6 +72,7 @@ def test_it_is_served(mine: Mine, exported: Exported) -> None:
 
 
 def test_what_cannot_be_built_again_is_said(exported: Exported) -> None:
+    assert isinstance(exported.manifest, Manifest)
     assert (exported.manifest.front_end, exported.manifest.token_embeddings) == (None, None)
     with pytest.raises(ExportError, match="the hashes agree; the module that it came from alone can prove it"):
         verify(exported.folder)

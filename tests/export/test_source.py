@@ -9,6 +9,7 @@ import torch
 from incipit.export.errors import ExportError
 from incipit.export.source import HUB, load_source
 from incipit.models.checkpoint import read_frontend
+from incipit.models.frontend import FrontEnd
 from incipit.service.manifest import Source
 
 
@@ -24,6 +25,7 @@ def test_a_preset_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
     loaded = load_source("transformer-base")
     assert loaded.record == Source(kind="preset", name="transformer-base")
+    assert isinstance(loaded.frontend, FrontEnd)
     assert loaded.frontend.signature.vocab_size == 32000
     assert loaded.tokenizer is None
 
@@ -35,6 +37,7 @@ def test_a_folder_comes_before_a_preset_of_its_name(
     (tmp_path / "gpt2-small").symlink_to(tiny_checkpoint)
     loaded = load_source("gpt2-small")
     assert loaded.record.kind == "folder"
+    assert isinstance(loaded.frontend, FrontEnd)
     assert loaded.frontend.signature.vocab_size == 40
 
 
@@ -82,4 +85,14 @@ def test_a_hub_source_names_a_repository_and_perhaps_a_revision(source: str, nam
 @pytest.mark.parametrize(("side", "arithmetic"), [("encoder", "float32"), (None, "source")])
 def test_a_preset_leaves_no_choice(side: str | None, arithmetic: Literal["float32", "source"]) -> None:
     with pytest.raises(ExportError, match=r"--(side|arithmetic): got '(encoder|source)', allowed"):
-        load_source("gpt2-small", side, arithmetic)
+        load_source("gpt2-small", side=side, arithmetic=arithmetic)
+
+
+def test_a_preset_has_no_segments_to_choose() -> None:
+    with pytest.raises(ExportError, match="--segments: got True, allowed only for published checkpoints"):
+        load_source("gpt2-small", segments=True)
+
+
+def test_a_checkpoint_whose_segments_are_no_choice_says_so(tiny_checkpoint: Path) -> None:
+    with pytest.raises(ExportError, match="--segments: got 'bert', allowed for"):
+        load_source(str(tiny_checkpoint), segments=True)

@@ -27,16 +27,37 @@ class Difference:
 def compare(model: Model, artifact: Path, config: FrontEndConfig) -> Iterator[Difference]:
     """Yield plain, left-padded and right-padded rows, rows with segments, and rows continued after 9 tokens by 5."""
     session = onnxruntime.InferenceSession(artifact / "model.onnx", providers=["CPUExecutionProvider"])
-    for case in ("plain", "left", "right", *(["segments"] if config.segments else []), "continued"):
+    for case in ("plain", "left", "right", *(["segments"] if config.indices else []), "continued"):
         ids, mask = _ids(config, case)
-        segments = None
-        if config.segments:
-            segments = np.random.default_rng(1).integers(0, config.segments, ids.shape) * (case == "segments")
+        random = np.random.default_rng(1)
+        indices = {
+            name: random.integers(0, count, ids.shape) * (case == "segments") for name, count in config.indices.items()
+        }
         given = mask if config.needs_mask else None
-        expected = model.first_block_input(ids, given, segments if case == "segments" else None)
+        expected = model.first_block_input(ids, given, **(indices if case == "segments" else {}))
         chunks = [(0, FED), (FED, FED + NEXT)] if case == "continued" else [(0, FED + NEXT)]
-        found = [_run(session, ids, mask, segments, config, begin, end) for begin, end in chunks]
+        found = [_run(session, ids, mask, indices, config, begin, end) for begin, end in chunks]
         yield Difference(case, *difference(np.concatenate(found, axis=1), expected))
+
+
+def compare_rotary(model: Model, artifact: Path) -> Iterator[Difference]:
+    """Yield the largest difference, in ULP of 1, of each rotary output: in one pass, and after 9 tokens for 5 more."""
+    session = onnxruntime.InferenceSession(artifact / "model.onnx", providers=["CPUExecutionProvider"])
+    inputs = {node.name for node in session.get_inputs()}
+    names = [node.name for node in session.get_outputs()][1:]
+    ids = np.random.default_rng(0).integers(3, VOCABULARY - 1, (BATCH, FED + NEXT))
+    expected = model.rotary(ids)
+    assert sorted(expected) == sorted(names)
+    for case, chunks in (("plain", [(0, FED + NEXT)]), ("continued", [(0, FED), (FED, FED + NEXT)])):
+        found: list[list[NDArray[np.float32]]] = []
+        for begin, end in chunks:
+            chunk = ids[:, begin:end]
+            feeds = {"input_ids": chunk, "offset": np.array([begin])}
+            feeds |= {"token_type_ids": chunk * 0, "attention_mask": chunk * 0 + 1}
+            found.append(session.run(names, {name: feeds[name] for name in inputs}))
+        for name, *parts in zip(names, *found, strict=True):
+            max_abs = float(np.abs(np.concatenate(parts, axis=1) - expected[name]).max())
+            yield Difference(f"{name}, {case}", max_abs, max_abs / float(np.spacing(np.float32(1))))
 
 
 def _ids(config: FrontEndConfig, case: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -57,7 +78,7 @@ def _run(
     session: onnxruntime.InferenceSession,
     ids: NDArray[np.int64],
     mask: NDArray[np.int64],
-    segments: NDArray[np.int64] | None,
+    indices: dict[str, NDArray[np.int64]],
     config: FrontEndConfig,
     begin: int,
     end: int,
@@ -66,8 +87,7 @@ def _run(
     skips = config.counts != "slots"
     offset = mask[:, :begin].sum(1) if skips else np.full(len(ids), begin)
     feeds = {"input_ids": ids[:, begin:end], "offset": offset}
-    if segments is not None:
-        feeds["token_type_ids"] = segments[:, begin:end]
+    feeds |= {name: index[:, begin:end] for name, index in indices.items()}
     if config.needs_mask:
         feeds["attention_mask"] = mask[:, begin:end]
     vectors: NDArray[np.float32] = session.run(None, feeds)[0]

@@ -15,11 +15,15 @@ VOCABULARY, WIDTH, LONGEST = 99, 32, 64
 
 @dataclass(frozen=True)
 class Published:
-    """A class of transformers, the configuration of a tiny model, and where its first block is."""
+    """A class of transformers, the configuration of a tiny model, and where its first block is.
+
+    `rotary` is its rotary module, or the table of sines and cosines that its attention reads.
+    """
 
     model: str
     config: dict[str, Any]
     block: str
+    rotary: str = ""
 
 
 _ENCODER: dict[str, Any] = {
@@ -62,7 +66,9 @@ def _sides(family: str, model: str, config: dict[str, Any], block: str = "layers
     return {f"{family}/{side}": Published(model, config, f"{side}.{block}") for side in ("encoder", "decoder")}
 
 
-LAYER = "encoder.layer.0"
+LAYER, MODULE = "encoder.layer.0", "rotary_emb"
+SIDES = {"text": "text_model"}
+"""Modules that are not called what their side is."""
 PUBLISHED: dict[str, Published] = {
     "bert": Published("BertModel", _ENCODER, LAYER),
     "roberta": Published("RobertaModel", _ENCODER, LAYER),
@@ -98,12 +104,13 @@ PUBLISHED: dict[str, Published] = {
         _ENCODER | {"pad_token_id": 1, "mask_token_id": 98, "token_dropout": True, "emb_layer_norm_before": True},
         LAYER,
     ),
-    "roformer": Published("RoFormerModel", _ENCODER | {"embedding_size": 16}, LAYER),
-    "nomic_bert": Published("NomicBertModel", _ENCODER, "layers.0"),
+    "roformer": Published("RoFormerModel", _ENCODER | {"embedding_size": 16}, LAYER, "encoder.embed_positions.weight"),
+    "nomic_bert": Published("NomicBertModel", _ENCODER, "layers.0", MODULE),
     "modernbert": Published(
         "ModernBertModel",
         _ENCODER | {f"{name}_token_id": 1 for name in ("pad", "bos", "eos", "cls", "sep")},
         "layers.0",
+        MODULE,
     ),
     "funnel": Published(
         "FunnelBaseModel",
@@ -121,6 +128,15 @@ PUBLISHED: dict[str, Published] = {
     "clip_text_model": Published(
         "CLIPTextModel", _ENCODER | {"bos_token_id": 1, "eos_token_id": 2}, "encoder.layers.0"
     ),
+    "clip/text": Published(
+        "CLIPModel",
+        {
+            "text_config": _ENCODER | {"bos_token_id": 1, "eos_token_id": 2},
+            "vision_config": {key: value for key, value in _ENCODER.items() if key != "vocab_size"}
+            | {"image_size": 8, "patch_size": 4},
+        },
+        "text_model.encoder.layers.0",
+    ),
     "gpt2": Published("GPT2Model", _GPT, "h.0"),
     "gpt_neo": Published(
         "GPTNeoModel",
@@ -137,8 +153,8 @@ PUBLISHED: dict[str, Published] = {
         "h.0",
     ),
     "openai-gpt": Published("OpenAIGPTModel", _GPT, "h.0"),
-    "gptj": Published("GPTJModel", _GPT | {"rotary_dim": 4}, "h.0"),
-    "codegen": Published("CodeGenModel", _GPT | {"rotary_dim": 4}, "h.0"),
+    "gptj": Published("GPTJModel", _GPT | {"rotary_dim": 4}, "h.0", "h.0.attn.embed_positions"),
+    "codegen": Published("CodeGenModel", _GPT | {"rotary_dim": 4}, "h.0", "h.0.attn.embed_positions"),
     "ctrl": Published("CTRLModel", _GPT | {"dff": 37}, "h.0"),
     "opt": Published("OPTModel", _ENCODER | {"ffn_dim": 37, "word_embed_proj_dim": 16}, "decoder.layers.0"),
     "biogpt": Published("BioGptModel", _ENCODER, "layers.0"),
@@ -181,18 +197,24 @@ PUBLISHED: dict[str, Published] = {
             "eos_token_id": 2,
         },
         "h.0",
+        MODULE,
     ),
-    "llama": Published("LlamaModel", _ROTARY, "layers.0"),
-    "mistral": Published("MistralModel", _ROTARY, "layers.0"),
-    "qwen2": Published("Qwen2Model", _ROTARY, "layers.0"),
-    "qwen3": Published("Qwen3Model", _ROTARY, "layers.0"),
-    "phi": Published("PhiModel", _ROTARY, "layers.0"),
-    "phi3": Published("Phi3Model", _ROTARY | {"bos_token_id": 1, "eos_token_id": 2}, "layers.0"),
-    "gpt_neox": Published("GPTNeoXModel", _ENCODER, "layers.0"),
-    "granite": Published("GraniteModel", _ROTARY | {"embedding_multiplier": 12.5}, "layers.0"),
-    "gemma": Published("GemmaModel", _ROTARY | {"head_dim": 8}, "layers.0"),
-    "gemma2": Published("Gemma2Model", _ROTARY | {"head_dim": 8}, "layers.0"),
-    "gemma3_text": Published("Gemma3TextModel", _ROTARY | {"head_dim": 8}, "layers.0"),
+    "llama": Published("LlamaModel", _ROTARY, "layers.0", MODULE),
+    "mistral": Published("MistralModel", _ROTARY, "layers.0", MODULE),
+    "qwen2": Published("Qwen2Model", _ROTARY, "layers.0", MODULE),
+    "qwen3": Published("Qwen3Model", _ROTARY, "layers.0", MODULE),
+    "phi": Published("PhiModel", _ROTARY, "layers.0", MODULE),
+    "phi3": Published("Phi3Model", _ROTARY | {"bos_token_id": 1, "eos_token_id": 2}, "layers.0", MODULE),
+    "gpt_neox": Published("GPTNeoXModel", _ENCODER, "layers.0", MODULE),
+    "granite": Published("GraniteModel", _ROTARY | {"embedding_multiplier": 12.5}, "layers.0", MODULE),
+    "gemma": Published("GemmaModel", _ROTARY | {"head_dim": 8}, "layers.0", MODULE),
+    "gemma2": Published("Gemma2Model", _ROTARY | {"head_dim": 8}, "layers.0", MODULE),
+    "gemma3_text": Published(
+        "Gemma3TextModel",
+        _ROTARY | {"head_dim": 8, "layer_types": ["sliding_attention", "full_attention"]},
+        "layers.0",
+        MODULE,
+    ),
     **_sides("bart", "BartModel", _SEQUENCES),
     **_sides("mbart", "MBartModel", _SEQUENCES),
     **_sides("blenderbot", "BlenderbotModel", _SEQUENCES),
@@ -221,14 +243,18 @@ PUBLISHED: dict[str, Published] = {
 
 
 def save(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Save a tiny model of the family, in which every weight is random: zeros would hide what is left out."""
+    """Save a tiny model of the family, in which every weight is random: zeros would hide what is left out.
+
+    Only a table of sines and cosines stays what it is.
+    """
     published = PUBLISHED[name]
     kind = getattr(transformers, published.model)
     torch.manual_seed(0)
     model = kind(kind.config_class(**published.config))
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.02)
+        for key, parameter in model.named_parameters():
+            if key != published.rotary:
+                parameter.add_(torch.randn_like(parameter) * 0.02)
     model.to(dtype).save_pretrained(folder)
 
 
@@ -248,7 +274,7 @@ class Model:
         self,
         input_ids: NDArray[np.int64],
         attention_mask: NDArray[np.int64] | None = None,
-        token_type_ids: NDArray[np.int64] | None = None,
+        **indices: NDArray[np.int64],
     ) -> NDArray[np.float32]:
         """Return what enters the first block, as a forward hook sees it."""
         seen: list[Tensor] = []
@@ -258,11 +284,34 @@ class Model:
 
         block = self.whole.get_submodule(PUBLISHED[self.name].block)
         handle = block.register_forward_pre_hook(hook, with_kwargs=True)
-        self._run(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
+        self._run(input_ids=input_ids, attention_mask=attention_mask, **indices)
         handle.remove()
         first = seen[0]
         vectors: NDArray[np.float32] = (first.transpose(0, 1) if self.name == "xlnet" else first).float().numpy()
         return vectors
+
+    def rotary(self, input_ids: NDArray[np.int64]) -> dict[str, NDArray[np.float32]]:
+        """Return the cosines and sines (1, L, R) that attention uses, as our outputs name and form them."""
+        length, place = input_ids.shape[1], self.whole.get_submodule("")
+        for part in PUBLISHED[self.name].rotary.split("."):
+            place = getattr(place, part)
+        seen: dict[str, tuple[Tensor, Tensor]] = {}
+        if isinstance(place, Tensor):
+            sin, cos = place[None, :length].chunk(2, dim=-1)
+            seen[""] = torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
+        else:
+
+            def hook(_: Any, arguments: tuple[Any, ...], output: Any) -> None:
+                seen[arguments[2] if len(arguments) > 2 else ""] = output
+
+            handle = place.register_forward_hook(hook)
+            self._run(input_ids=input_ids)
+            handle.remove()
+        return {
+            f"rotary_{part}{'_' * bool(name)}{name}": tensor.detach().numpy()
+            for name, tensors in seen.items()
+            for part, tensor in zip(("cos", "sin"), tensors, strict=True)
+        }
 
     def hidden_states(self, **inputs: NDArray[Any]) -> NDArray[np.float32]:
         """Return the last hidden states, given `input_ids` or `inputs_embeds`."""
@@ -297,4 +346,4 @@ class Model:
                 len(next(iter(given.values()))), 3, WIDTH, dtype=self.whole.dtype
             )
         with torch.inference_mode():
-            return (self.whole.get_submodule(side) if side else self.whole)(**given)
+            return (self.whole.get_submodule(SIDES.get(side, side)) if side else self.whole)(**given)

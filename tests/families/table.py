@@ -13,7 +13,7 @@ from incipit.models.families import FAMILIES
 from incipit.models.frontend import FrontEndConfig
 from incipit.service.manifest import MANIFEST, Manifest, read
 from tests.conftest import INCIPIT, ROOT
-from tests.families.parity import Difference, compare
+from tests.families.parity import Difference, compare, compare_rotary
 from tests.families.published import Model, save
 
 DOCUMENT = ROOT / "docs/parity.md"
@@ -23,12 +23,13 @@ Every family of the table in `models/families.py`, on a tiny random checkpoint: 
 `incipit export`, run in a bare onnxruntime, and compared with what enters the first block of the model itself. The
 cases: plain rows, rows padded on the left and on the right, rows with segments where the family has them, and rows fed
 in two chunks of 9 and 5 tokens. A difference is the largest of all cases; its ULP are those of the largest value of the
-row it stands in. Without a norm or a projection every bit is determined, and must be equal.
+row it stands in. Without a norm or a projection every bit is determined, and must be equal. Rotary outputs are compared
+with the cosines and sines that the model's attention uses, in one pass and in the two chunks.
 
 `make families` writes this page, with {versions}.
 
-| family | largest difference | ULP | the model's own lookup (`token_embeddings`) |
-|---|---|---|---|
+| family | largest difference | ULP | the model's own lookup (`token_embeddings`) | rotary outputs |
+|---|---|---|---|---|
 """
 
 
@@ -49,12 +50,15 @@ def measure(name: str) -> str:
         manifest = read(Manifest, artifact / MANIFEST)
         assert manifest.front_end is not None
         config = FrontEndConfig.from_document(manifest.front_end)
-        worst = max(compare(Model.load(name, checkpoint), artifact, config), key=_ulp)
+        model = Model.load(name, checkpoint)
+        worst = max(compare(model, artifact, config), key=_ulp)
+        farthest = max(compare_rotary(model, artifact), key=_ulp).max_abs if config.rotary else None
     found = f"{worst.max_abs:.1e} | {worst.max_ulp:.1f}" if worst.max_abs else "0 | 0"
+    rotary = "none" if farthest is None else f"{farthest:.1e}" if farthest else "0"
     tokens = manifest.token_embeddings
     assert tokens is not None
     lookup = "the same as `embeddings`" if tokens.output == "embeddings" else f"its own graph, width {tokens.width}"
-    return f"| `{name}` | {found} | {lookup}{'; the consumer scales' if tokens.consumer_scales else ''} |"
+    return f"| `{name}` | {found} | {lookup}{'; the consumer scales' if tokens.consumer_scales else ''} | {rotary} |"
 
 
 def _ulp(difference: Difference) -> float:

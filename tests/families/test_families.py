@@ -7,15 +7,17 @@ import onnxruntime
 import pytest
 
 from incipit.export.graph import export_graph
+from incipit.export.parity import ROTARY_ULP
 from incipit.models.checkpoint import read_frontend
+from incipit.models.companions import ROTARY
 from incipit.models.families import FAMILIES
-from tests.families.parity import compare
+from tests.families.parity import compare, compare_rotary
 from tests.families.published import PUBLISHED, Model, save
 from tests.families.table import DOCUMENT, versions
 
 # Its first block is no module, so that nothing can be put before it; and they take no `inputs_embeds`.
 NO_BLOCK = {"xlm"}
-NO_LOOKUP = {"xlm", "clip_text_model", "speech_to_text/decoder"}
+NO_LOOKUP = {"xlm", "clip_text_model", "clip/text", "speech_to_text/decoder"}
 
 
 def test_every_row_of_the_table_has_an_oracle() -> None:
@@ -40,11 +42,16 @@ def test_a_family_equals_transformers(name: str, tmp_path: Path) -> None:
     for difference in compare(model, artifact, frontend.config):
         assert difference.max_ulp <= allowed, difference
 
+    assert bool(frontend.config.rotary) == bool(PUBLISHED[name].rotary) == (name in ROTARY and name != "esm")
+    if frontend.config.rotary:
+        for difference in compare_rotary(model, artifact):
+            assert difference.max_ulp <= ROTARY_ULP, difference
+
     tolerance = 0.0 if frontend.config.exact else 2e-5  # two blocks carry the last bits of the norm further
     ids = np.random.default_rng(2).integers(3, 90, (2, 8))
     expected = model.hidden_states(input_ids=ids)
     feeds = {"input_ids": ids, "offset": np.zeros(1, np.int64)}
-    feeds |= {"token_type_ids": ids * 0} if frontend.config.segments else {}
+    feeds |= dict.fromkeys(frontend.config.indices, ids * 0)
     feeds |= {"attention_mask": ids * 0 + 1} if frontend.config.needs_mask else {}
     embeddings = onnxruntime.InferenceSession(artifact / "model.onnx").run(None, feeds)[0]
     if name not in NO_BLOCK:

@@ -1,7 +1,9 @@
 """ALiBi, against the paper and the modules of transformers that use it."""
 
+import math
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import mpmath  # type: ignore[import-untyped]
 import numpy as np
@@ -29,6 +31,12 @@ def bloom(heads: int, mask: Tensor) -> Tensor:
 def mpt(heads: int, key_length: int) -> Tensor:
     """What mpt adds for each key, float32 (H, 1, K)."""
     row: Tensor = build_mpt_alibi_tensor(heads, key_length)  # type: ignore[no-untyped-call]
+    return row
+
+
+def falcon(heads: int, mask: Tensor) -> Tensor:
+    """What falcon adds for each key before it divides the scores, float32 (H, 1, K)."""
+    row: Tensor = modeling_falcon.build_alibi_tensor(mask, heads, torch.float32)
     return row
 
 
@@ -70,30 +78,56 @@ def test_the_slopes_are_those_of_transformers_for_every_count(first: int) -> Non
 
 @HEADS
 def test_the_bias_is_the_slope_times_the_distance(heads: int) -> None:
-    bias, slopes = AlibiBias(heads)(3, 2, 6), alibi_slopes(heads)
+    bias, slopes = AlibiBias(heads)(3, 2, 6)[0], alibi_slopes(heads)
     distances = torch.tensor([[3, 2, 1, 0, -1, -2], [4, 3, 2, 1, 0, -1]])
     assert torch.equal(bias, torch.stack([-slope * distances for slope in slopes]))
 
 
 @HEADS
 def test_the_row_of_bloom_is_that_of_a_query_at_the_first_key(heads: int) -> None:
-    torch.testing.assert_close(AlibiBias(heads)(0, 1, 500), bloom(heads, ones(500)), rtol=BLOOM, atol=0)
+    torch.testing.assert_close(AlibiBias(heads)(0, 1, 500)[0], bloom(heads, ones(500)), rtol=BLOOM, atol=0)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4, 8])
 def test_the_row_of_bloom_is_equal_to_the_bit_where_the_slopes_are_powers_of_two(heads: int) -> None:
-    assert torch.equal(AlibiBias(heads)(0, 1, 500), bloom(heads, ones(500)))
+    assert torch.equal(AlibiBias(heads)(0, 1, 500)[0], bloom(heads, ones(500)))
 
 
 @HEADS
 def test_the_row_of_mpt_is_that_of_a_query_at_the_last_key(heads: int) -> None:
-    torch.testing.assert_close(AlibiBias(heads)(499, 1, 500), mpt(heads, 500), rtol=MPT, atol=0)
+    torch.testing.assert_close(AlibiBias(heads)(499, 1, 500)[0], mpt(heads, 500), rtol=MPT, atol=0)
 
 
 @HEADS
 def test_the_row_of_falcon_is_rounded_to_bfloat16(heads: int) -> None:
-    row = modeling_falcon.build_alibi_tensor(ones(200), heads, torch.float32)
-    torch.testing.assert_close(AlibiBias(heads)(0, 1, 200), row, rtol=2**-7, atol=0)
+    torch.testing.assert_close(AlibiBias(heads)(0, 1, 200)[0], falcon(heads, ones(200)), rtol=2**-7, atol=0)
+
+
+@HEADS
+def test_every_form_is_its_librarys_to_the_bit(heads: int) -> None:
+    forms = {
+        AlibiBias(heads, "first", "float32_powers"): bloom(heads, ones(1000)),
+        AlibiBias(heads, "last", "float32_reciprocals"): mpt(heads, 1000),
+        AlibiBias(heads, "first", "float32_powers", "bfloat16"): falcon(heads, ones(1000)),
+        AlibiBias(heads, "first", "float32_powers", "bfloat16", math.sqrt(80)): falcon(heads, ones(1000))
+        / math.sqrt(80),
+    }
+    for module, row in forms.items():
+        assert torch.equal(module(7, 2, 1000)[0], row.expand(-1, 2, -1))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"anchor": "key"}, "anchor: got 'key', allowed query, first, last"),
+        ({"recipe": "fast"}, "recipe: got 'fast', allowed exact, float32_powers, float32_reciprocals"),
+        ({"arithmetic": "float16"}, "arithmetic: got 'float16', allowed float32, bfloat16"),
+        ({"divisor": 0}, "divisor: got 0, allowed a number above 0"),
+    ],
+)
+def test_a_form_that_is_not_known_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AlibiBias(4, **values)
 
 
 @HEADS
@@ -103,7 +137,7 @@ def test_the_row_of_falcon_is_rounded_to_bfloat16(heads: int) -> None:
 def test_a_published_row_differs_by_a_constant_that_softmax_ignores(heads: int, row: Callable[[int], Tensor]) -> None:
     torch.manual_seed(0)
     published, scores = row(heads), torch.randn(heads, 30, 40)
-    bias = AlibiBias(heads)(10, 30, 40)
+    bias = AlibiBias(heads)(10, 30, 40)[0]
     difference = bias - published
     assert (difference.amax(-1) - difference.amin(-1)).max() < 1e-5
     assert difference.abs().max() > 2**-8
@@ -117,18 +151,18 @@ def test_padding_before_the_tokens_makes_no_difference_to_bloom() -> None:
     mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]])
     scores = torch.randn(12, 5, 5)
     expected = causal_weights(scores + bloom(12, mask)[..., 3:], 0)
-    torch.testing.assert_close(causal_weights(scores + AlibiBias(12)(3, 5, 8)[..., 3:], 0), expected)
+    torch.testing.assert_close(causal_weights(scores + AlibiBias(12)(3, 5, 8)[0, ..., 3:], 0), expected)
 
 
 def test_steps_with_past_keys_are_the_rows_of_the_whole() -> None:
     module = AlibiBias(12)
     steps = [module(start, 3, 12) for start in range(0, 12, 3)]
-    assert torch.equal(torch.cat(steps, dim=1), module(0, 12, 12))
+    assert torch.equal(torch.cat(steps, dim=2), module(0, 12, 12))
 
 
 def test_no_queries_and_no_keys_are_legal() -> None:
-    assert AlibiBias(3)(4, 0, 4).shape == (3, 0, 4)
-    assert AlibiBias(3)(4, 2, 0).shape == (3, 2, 0)
+    assert AlibiBias(3)(4, 0, 4).shape == (1, 3, 0, 4)
+    assert AlibiBias(3)(4, 2, 0).shape == (1, 3, 2, 0)
 
 
 def test_nothing_is_trained_or_saved() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
@@ -20,7 +21,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from incipit.models.checkpoint import CheckpointError, read_frontend
+from incipit.models.checkpoint import CheckpointError, files_needed, read_frontend
+from tests.families.published import PUBLISHED, save
 
 BERT = BertConfig(
     vocab_size=30,
@@ -231,6 +233,22 @@ def sharded(tmp_path: Path) -> Path:
     """The folder of a tiny BERT in several files."""
     build(BertModel).save_pretrained(tmp_path / "bert", max_shard_size="1KB")
     return tmp_path / "bert"
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "ctrl", "clip/text", "t5/encoder"])
+def test_the_files_that_are_needed_are_enough(name: str, tmp_path: Path) -> None:
+    save(name, tmp_path / "whole")
+    kind, side = getattr(transformers, PUBLISHED[name].model), name.partition("/")[2] or None
+    kind.from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "shards", max_shard_size="1KB")
+    needed, removed = files_needed(tmp_path / "shards", side), 0
+    for file in set((tmp_path / "shards").glob("model-*.safetensors")):
+        if file.name not in needed:
+            file.unlink()
+            removed += 1
+    assert removed > 3
+    found, expected = read_frontend(tmp_path / "shards", side), read_frontend(tmp_path / "whole", side)
+    assert found.config == expected.config
+    assert all(torch.equal(tensor, expected.state_dict()[key]) for key, tensor in found.state_dict().items())
 
 
 @pytest.mark.parametrize("place", ["../outside.safetensors", "/etc/passwd", "inner/../../outside.safetensors"])

@@ -1,5 +1,7 @@
 """A front-end described in TOML: the same as the family it describes, or refused by name."""
 
+import json
+import math
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,11 @@ from safetensors.torch import save_file
 from torch.nn import functional as F
 
 from incipit.models.checkpoint import CheckpointError
-from incipit.models.description import read_description
+from incipit.models.description import files_described, read_description
+from incipit.models.frontend import FrontEnd, FrontEndConfig
+from incipit.models.grid import SinusoidalGridPositions
+from incipit.models.sinusoids import sinusoid
+from incipit.models.steps import from_document, to_document
 
 TABLES = {
     "embed": torch.randn(11, 4, generator=torch.Generator().manual_seed(1)),
@@ -17,6 +23,7 @@ TABLES = {
     "gain": torch.randn(4, generator=torch.Generator().manual_seed(4)),
     "shift": torch.randn(4, generator=torch.Generator().manual_seed(5)),
     "widen": torch.randn(6, 4, generator=torch.Generator().manual_seed(6)),
+    "corner": torch.randn(3, 4, generator=torch.Generator().manual_seed(7)),
     "unused": torch.zeros(1),
 }
 TOKENS = '[[steps]]\nkind = "tokens"\nweight = "embed"\n'
@@ -78,9 +85,121 @@ def test_without_positions_nothing_limits_the_length(tmp_path: Path) -> None:
     assert read_description(describe(tmp_path, "max_len = 7\n" + TOKENS)).config.max_len == 7
 
 
+STEP = '\n[[steps]]\nkind = "{}"\n'
+LEVELS = (
+    TOKENS
+    + STEP.format("levels")
+    + """
+[[steps.levels]]
+input = "sentence"
+weight = "places"
+
+[[steps.levels]]
+input = "word"
+weight = "kinds"
+"""
+)
+
+
+def test_levels_have_an_input_each(tmp_path: Path) -> None:
+    frontend = read_description(describe(tmp_path, LEVELS)).eval()
+    assert frontend.config.indices == {"sentence": 9, "word": 2}
+    assert frontend.config.max_len is None
+    sentence, word = torch.tensor([[8, 0, 3]]), torch.tensor([[1, 1, 0]])
+    expected = TABLES["embed"][IDS] + (TABLES["places"][sentence] + TABLES["kinds"][word])
+    assert torch.equal(frontend(IDS, indices={"sentence": sentence, "word": word}), expected)
+
+
+def test_a_level_may_be_rows_of_the_token_table(tmp_path: Path) -> None:
+    text = LEVELS + '\n[[steps.levels]]\ninput = "topic"\ntable = "tokens"\n'
+    frontend = read_description(describe(tmp_path, text)).eval()
+    assert frontend.config.indices == {"sentence": 9, "word": 2, "topic": 11}
+    topic = torch.tensor([[10, 0, 3]])
+    expected = TABLES["embed"][IDS] + (TABLES["places"][0] + TABLES["kinds"][0] + TABLES["embed"][topic])
+    assert torch.equal(frontend(IDS, indices={"topic": topic}), expected)
+
+
+def test_segments_may_have_another_name_and_be_rows_of_the_token_table(tmp_path: Path) -> None:
+    text = TOKENS + STEP.format("segments") + 'input = "speaker"\nweight = "kinds"\n'
+    text += STEP.format("segments") + 'table = "tokens"\nby = 2.0\n'
+    frontend = read_description(describe(tmp_path, text)).eval()
+    assert frontend.config.indices == {"speaker": 2, "token_type_ids": 11}
+    types = torch.tensor([[10, 0, 3], [1, 2, 3]])
+    expected = TABLES["embed"][IDS] + TABLES["kinds"][types % 2] + TABLES["embed"][types] * 2.0
+    assert torch.equal(frontend(IDS, 0, types, indices={"speaker": types % 2}), expected)
+
+
+def test_hybrid_positions_are_limited_by_max_len_alone(tmp_path: Path) -> None:
+    text = TOKENS + STEP.format("positions") + 'table = "hybrid"\nweight = "places"\n'
+    frontend = read_description(describe(tmp_path, text)).eval()
+    assert frontend.config.max_len == 2**31
+    found = frontend(IDS, 8)
+    assert torch.equal(found[:, 0], TABLES["embed"][IDS[:, 0]] + TABLES["places"][8])
+    assert torch.equal(found[:, 1:], TABLES["embed"][IDS[:, 1:]] + sinusoid(torch.tensor([9, 10]), 4))
+    with pytest.raises(ValueError, match="exceeds the maximum length 20"):
+        read_description(describe(tmp_path, "max_len = 20\n" + text))(IDS, 18)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ('table = "exact"', SinusoidalGridPositions(4, 3, 3)(torch.zeros((1, 9), dtype=torch.int64))[0]),
+        ('weight = "places"', TABLES["places"]),
+        (
+            'table = "factorised"\nweight = "corner"\ncolumns = "corner"',
+            (TABLES["corner"].unsqueeze(1) + TABLES["corner"]).flatten(0, 1),
+        ),
+    ],
+)
+def test_positions_of_a_grid_are_those_of_its_cells(tmp_path: Path, fields: str, expected: torch.Tensor) -> None:
+    text = TOKENS + STEP.format("positions") + f"grid = [3, 3]\n{fields}\n"
+    frontend = read_description(describe(tmp_path, text)).eval()
+    assert frontend.config.max_len == 9
+    ids = torch.arange(9).reshape(1, 9)
+    assert torch.equal(frontend(ids), TABLES["embed"][ids] + expected)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        *(
+            (TOKENS + STEP.format(kind) + fields, message)
+            for kind, fields, message in (
+                ("positions", 'weight = "places"\ngrid = [3, 4]', "rows: got 9, allowed 12, the cells of the grid"),
+                ("positions", 'weight = "places"\ngrid = [0, 4]', "grid: got .0, 4., allowed two numbers"),
+                ("positions", 'weight = "places"\ngrid = 9', "grid: got 9, allowed two numbers"),
+                ("positions", 'table = "tensor2tensor"\nrows = 9\ngrid = [3, 3]', "allowed none for a table 'tensor"),
+                ("positions", 'table = "factorised"\nweight = "places"\ncolumns = "kinds"', "grid: got none"),
+                ("positions", 'table = "factorised"\nweight = "kinds"\ngrid = [2, 2]', "named by positions.columns"),
+                (
+                    "positions",
+                    'table = "factorised"\nweight = "places"\ncolumns = "kinds"\ngrid = [8, 2]',
+                    "size mismatch for positions.rows",
+                ),
+                ("positions", 'table = "hybrid"\nrows = 9', "is named by positions.weight"),
+                ("positions", 'table = "hybrid"\nweight = "places"\nfirst = 2', "counts and first: got 'slots' and 2"),
+                ("segments", 'table = "other"\nweight = "kinds"', "segments.table: got 'other', allowed own, tokens"),
+                ("segments", 'input = "offset"\nweight = "kinds"', "input: got 'offset', allowed small letters"),
+                ("segments", 'input = "dtype"\nweight = "kinds"', "input: got 'dtype', allowed small letters"),
+                ("segments", 'input = "A b"\nweight = "kinds"', "input: got 'A b', allowed small letters"),
+                ("levels", "", "levels: .*missing"),
+                ("levels", "levels = []", "levels: got none, allowed one or more"),
+                ("levels", "levels = [3]", "levels: got 3, allowed tables with the fields of segments"),
+                ("levels", "levels = 3", "levels: .*not iterable"),
+                ("levels", '[[steps.levels]]\nkind = "norm"\neps = 1.0', "levels: got .*, allowed tables"),
+                ("levels", '[[steps.levels]]\ninput = "word"', "no tensor is named by levels.0.weight"),
+                (
+                    "levels",
+                    '[[steps.levels]]\nweight = "kinds"\n[[steps.levels]]\nweight = "kinds"',
+                    "input: got 'token_type_ids' 2 times, allowed once",
+                ),
+                (
+                    "project",
+                    'weight = "widen"\n[[steps]]\nkind = "segments"\ntable = "tokens"',
+                    "segments.table: got 'tokens', allowed at a width of 4",
+                ),
+            )
+        ),
         ("steps = 3", "steps: allowed is a list of tables"),
         ("", "steps: allowed is a list of tables"),
         ("max_len = [", "frontend.toml"),
@@ -112,3 +231,94 @@ def test_without_positions_nothing_limits_the_length(tmp_path: Path) -> None:
 def test_what_is_not_understood_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         read_description(describe(tmp_path, text))
+
+
+def test_every_step_is_the_same_from_its_own_document(tmp_path: Path) -> None:
+    config = read_description(describe(tmp_path, LEVELS)).config
+    again = [from_document(json.loads(json.dumps(to_document(step)))) for step in config.steps]
+    assert [to_document(step) for step in again] == [to_document(step) for step in config.steps]
+    assert "places" not in json.dumps(config.to_document())
+    assert FrontEnd(type(config).from_document(config.to_document())).config.indices == config.indices
+
+
+def test_the_files_that_it_needs_are_those_of_its_tensors(tmp_path: Path) -> None:
+    (tmp_path / "frontend.toml").write_text(LEVELS)
+    assert files_described(tmp_path) == ["model.safetensors"]
+    files = {name: f"{place}.safetensors" for place, name in enumerate(TABLES)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    assert files_described(tmp_path) == ["0.safetensors", "1.safetensors", "2.safetensors"]
+    (tmp_path / "frontend.toml").write_text("steps = 3")
+    with pytest.raises(CheckpointError, match="steps: allowed is a list"):
+        files_described(tmp_path)
+
+
+ROTARY = (
+    TOKENS
+    + """
+[[rotary]]
+name = "near"
+dim = 4
+layout = "interleaved"
+
+[[rotary]]
+dim = 2
+theta = 500
+scaling = "longrope"
+factor = 4
+original_len = 8
+length = 16
+short_factor = [1]
+long_factor = [2.5]
+"""
+)
+
+
+def test_rotary_outputs_can_be_described(tmp_path: Path) -> None:
+    frontend = read_description(describe(tmp_path, ROTARY))
+    assert frontend.signature.rotary == {
+        "rotary_cos_near": 4,
+        "rotary_sin_near": 4,
+        "rotary_cos": 2,
+        "rotary_sin": 2,
+    }
+    assert frontend.signature.rotary_len == 16
+    assert [output.layout for output in frontend.config.rotary] == ["interleaved", "half"]
+    angle = torch.arange(3) / 2.5
+    cos, factor = frontend.rotary_outputs(IDS)["rotary_cos"], (1 + math.log(4) / math.log(8)) ** 0.5
+    torch.testing.assert_close(cos, (angle.cos() * factor).reshape(1, 3, 1).expand(1, 3, 2))
+    document = json.loads(json.dumps(frontend.config.to_document()))
+    assert FrontEndConfig.from_document(document).rotary == frontend.config.rotary
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dim = 3", "dim: got 3, allowed an even width"),
+        ("dim = 4.0", "dim: got 4.0, allowed a whole number"),
+        ("theta = 5.0", r"rotary.dim: got none"),
+        ('dim = 4\ntheta = "5"', r"rotary.theta: got '5', allowed a number"),
+        ("dim = 4\ntheta = true", r"rotary.theta: got True, allowed a number"),
+        ("dim = 4\ntruncate = 1", r"rotary.truncate: got 1, allowed true or false"),
+        ('dim = 4\nscaling = "given"\nfrequencies = 1.0', r"rotary.frequencies: got 1.0, allowed numbers"),
+        ('dim = 4\nscaling = "given"\nfrequencies = [1, "2"]', r"rotary.frequencies: got .*, allowed numbers"),
+        ('dim = 4\nlayout = "pairs"', r"rotary.layout: got 'pairs', allowed 'half', 'interleaved'"),
+        ('dim = 4\nangles = "bfloat16"', "angles: got 'bfloat16', allowed float32, float64"),
+        ('dim = 4\nname = "a-b"', r"rotary.name: got 'a-b', allowed lower-case"),
+        ("dim = 4\nbase = 3", r"rotary.base is not known, allowed are name, layout, dim, theta"),
+        ("dim = 4\n[[rotary]]\ndim = 4", r"rotary: got the names \['', ''\], allowed each once"),
+    ],
+)
+def test_a_rotary_output_that_is_not_understood_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_description(describe(tmp_path, f"{TOKENS}\n[[rotary]]\n{text}\n"))
+
+
+def test_rotary_is_a_list_of_tables(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"rotary: allowed is a list of tables, \[\[rotary\]\]"):
+        read_description(describe(tmp_path, f"{TOKENS}\n[rotary]\ndim = 4\n"))
+
+
+def test_rotary_and_positions_that_skip_do_not_go_together(tmp_path: Path) -> None:
+    positions = '[[steps]]\nkind = "positions"\nweight = "places"\ncounts = "mask"\nfirst = 1\n'
+    with pytest.raises(CheckpointError, match="rotary: got positions that count 'mask', allowed 'slots'"):
+        read_description(describe(tmp_path, f"{TOKENS}\n{positions}\n[[rotary]]\ndim = 4\n"))

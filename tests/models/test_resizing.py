@@ -1,5 +1,7 @@
 """Resized tables, against torch's and numpy's own interpolation."""
 
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
 
+from incipit.models.embeddings import grid_embedding, hybrid_embedding
 from incipit.models.hybrid import HybridPositions
 from incipit.models.positions import LearnedPositions
-from incipit.models.resizing import RESIZINGS, hybrid, interpolate, interpolate_positions, truncate
+from incipit.models.resizing import RESIZINGS, hybrid, interpolate, interpolate_positions, resized, truncate
 
 D, M = 6, 10
 LENGTHS = pytest.mark.parametrize("length", [M, M + 1, 2 * M - 1, 2 * M, 23, 1000])
@@ -146,3 +149,18 @@ def test_what_is_no_table_is_refused(name: str, shape: tuple[int, ...]) -> None:
 def test_hybrid_of_an_odd_width_is_refused() -> None:
     with pytest.raises(ValueError, match="d_model: got 7, allowed an even width"):
         hybrid(torch.zeros(M, 7), 20)
+
+
+def test_hybrid_positions_keep_their_rows_at_another_limit() -> None:
+    frontend = hybrid_embedding(11, D, M, max_len=20).eval()
+    longer, ids = resized(frontend, 30), torch.zeros((1, 30), dtype=torch.int64)
+    assert (longer.config.max_len, longer.state_dict()["positions.weight"].shape) == (30, (M, D))
+    assert torch.equal(longer.eval()(ids)[:, :20], frontend(ids[:, :20]))
+    with pytest.raises(ValueError, match="resize: got 'truncate', allowed only for a learned table"):
+        resized(frontend, 5, "truncate")
+
+
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "factorised"])
+def test_a_grid_is_not_resized_as_if_it_were_a_line(positions: Literal["learned", "sinusoidal", "factorised"]) -> None:
+    with pytest.raises(ValueError, match="max_len: got 12, allowed 6, the cells of a grid"):
+        resized(grid_embedding(11, 8, (2, 3), positions), 12, "interpolate")

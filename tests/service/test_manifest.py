@@ -17,6 +17,7 @@ from incipit.service.manifest import (
     PARITY,
     File,
     Manifest,
+    OutputParity,
     Parity,
     ParityReport,
     check_files,
@@ -121,5 +122,7 @@ def test_a_lost_file_is_refused_by_name(folder: Path, name: str) -> None:
     [(0.0, 0.0, "0 cases bit for bit equal"), (1.2e-7, 1.5, "0 cases within 1.2e-07 (1.5 ULP)")],
 )
 def test_a_comparison_has_a_summary(max_abs: float, max_ulp: float, summary: str) -> None:
-    parity = Parity(onnxruntime="1", torch="2", allowed_ulp=2, max_abs=max_abs, max_ulp=max_ulp, cases=())
+    parity = OutputParity(allowed_ulp=2, max_abs=max_abs, max_ulp=max_ulp, cases=())
     assert parity.summary() == summary
+    outputs = {"embeddings": parity, "bias": parity}
+    assert Parity(onnxruntime="1", torch="2", outputs=outputs).summary() == f"embeddings: {summary}; bias: {summary}"

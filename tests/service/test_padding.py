@@ -16,7 +16,7 @@ from incipit.service.batching import Scheduler
 from incipit.service.engine import Engine
 from incipit.service.errors import Invalid
 from incipit.service.manifest import Source
-from incipit.service.messages import Answer, Request, Rows
+from incipit.service.messages import Request, Rows, TokenAnswer
 from incipit.service.metrics import Metrics
 from incipit.service.repository import Repository
 
@@ -58,7 +58,7 @@ def tables() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
 
 def embed(
     engine: Engine, name: str, ids: NDArray[np.int64], mask: NDArray[np.int64] | None, offset: NDArray[np.int64]
-) -> Answer:
+) -> TokenAnswer:
     request = Request(
         input_ids=Rows.of_array(ids),
         attention_mask=None if mask is None else Rows.of_array(mask),

@@ -10,6 +10,8 @@ import pytest
 ROUTES = {
     "/models/{name}/embed": "post",
     "/models/{name}/versions/{version}/embed": "post",
+    "/models/{name}/bias": "post",
+    "/models/{name}/versions/{version}/bias": "post",
     "/models": "get",
     "/models/{name}": "get",
     "/models/{name}/versions/{version}": "get",

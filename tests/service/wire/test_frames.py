@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from incipit.service.errors import IncipitError
-from incipit.service.messages import Answer
+from incipit.service.messages import TokenAnswer
 from incipit.service.wire.frames import read_step, step_number, write_error, write_vectors
 
 
@@ -62,7 +62,7 @@ def test_the_number_of_a_broken_frame_is_read_where_there_is_one(frame: bytes, n
 
 def test_write_vectors_lays_out_what_the_docstring_says() -> None:
     vectors = np.arange(12, dtype=np.float16).reshape(3, 4)
-    answer = Answer(
+    answer = TokenAnswer(
         model="m",
         version=1,
         dtype="float16",

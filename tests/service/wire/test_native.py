@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from incipit.service.errors import Invalid, Malformed
-from incipit.service.messages import Answer
+from incipit.service.messages import TokenAnswer
 from incipit.service.wire.native import (
     answer_json,
     raw_bytes,
@@ -30,11 +30,11 @@ def saved(array: Any, version: tuple[int, int] | None = None) -> bytes:
     return stream.getvalue()
 
 
-def answer(embeddings: NDArray[Any], dtype: str = "float32", lengths: tuple[int, ...] = (2,)) -> Answer:
+def answer(embeddings: NDArray[Any], dtype: str = "float32", lengths: tuple[int, ...] = (2,)) -> TokenAnswer:
     """Return an answer of one rectangle or of ragged rows."""
     equal = len(set(lengths)) == 1
     shape = (len(lengths), lengths[0], -1) if equal else embeddings.shape
-    return Answer(
+    return TokenAnswer(
         model="m",
         version=3,
         dtype=dtype,

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from incipit.service.errors import Invalid
-from incipit.service.messages import Answer
+from incipit.service.messages import Request, TokenAnswer
 from incipit.service.wire.open_inference import Infer, read_infer, write_infer
 from tests.service.manifests import tiny_manifest
 
@@ -19,8 +19,8 @@ def body(padding: int = 0) -> tuple[bytes, str]:
     return header + np.arange(6, dtype="<i8").tobytes(), str(len(header))
 
 
-def answer(value: float = 0.5) -> Answer:
-    return Answer(
+def answer(value: float = 0.5) -> TokenAnswer:
+    return TokenAnswer(
         model="m",
         version=2,
         dtype="float32",
@@ -36,7 +36,9 @@ def infer(binary: bool) -> Infer:
 
 @pytest.mark.parametrize("padding", range(16))
 def test_ids_are_aligned_wherever_their_bytes_begin(padding: int) -> None:
-    ids = read_infer(*body(padding), tiny_manifest()).request.input_ids
+    request = read_infer(*body(padding), tiny_manifest()).request
+    assert isinstance(request, Request)
+    ids = request.input_ids
     assert ids.values.tolist() == [0, 1, 2, 3, 4, 5]
     assert ids.lengths.tolist() == [3, 3]
     assert ids.values.flags.aligned

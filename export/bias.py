@@ -1,0 +1,204 @@
+"""Writes the ONNX graph of a pairwise bias, and proves it equal to its PyTorch module.
+
+The graph is written by hand: lengths are values of its inputs, not axes, and the bucket of a distance is found by
+comparing whole numbers, where a logarithm would leave its last bit to the library.
+
+Letters: D model width, H heads, Q query length, K key length.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from incipit.export.errors import ParityError
+from incipit.export.graph import OPSET
+from incipit.export.parity import judge
+from incipit.models.alibi import AlibiBias
+from incipit.models.bias import Bias
+from incipit.models.relative import RelativeSinusoid, T5RelativeBias
+from incipit.service import runtime
+from incipit.service.manifest import BIAS_GRAPH, OutputParity, ParityCase
+
+Array = NDArray[Any]
+SINUSOID_ULP = 1.0
+"""Of 1, for the sine of one and the same float32 angle, which two libraries compute. Everything else must be equal to
+the bit."""
+LONG, FAR = 5000, 10**6
+GRID: tuple[tuple[int, int, int], ...] = (
+    *((0, length, length) for length in (0, 1, 2, 17, 256)),  # the whole at once
+    *((past, 1, past + 1) for past in (1, 17, 127, 128, LONG)),  # a step with a cache
+    *((5, 3, 8), (100, 28, 128), (LONG, 16, LONG + 16)),  # a chunk
+    *((0, 1, LONG), (0, 3, 40), (40, 3, 7), (FAR, 2, 40)),  # keys that end elsewhere
+    *((4, 0, 4), (4, 2, 0)),
+)
+"""query_offset, query_length and key_length of each case."""
+
+ANCHOR = {
+    "query": "anchor = Add (query_index, query_offset)",
+    "first": "anchor = Mul (query_index, zero)",
+    "last": "nothing = Mul (query_index, zero) last = Sub (key_length, one) anchor = Add (nothing, last)",
+}
+ROUND = {
+    "float32": "{0}_rounded = Identity ({0})",
+    "bfloat16": "{0}_short = Cast <to = 16> ({0}) {0}_rounded = Cast <to = 1> ({0}_short)",
+}
+
+
+def export_bias(bias: Bias, folder: Path) -> None:
+    """Write `bias.onnx` into `folder`.
+
+    Inputs are int64 `query_offset`, `query_length` and `key_length`, each of shape (1,); a sinusoid has no offset.
+    The output is float32 `bias` (1, H, Q, K), of a sinusoid `relative_positions` (rows, D). A trained table lies in
+    the graph itself: that of a published model is a few kilobytes, 32 buckets by at most 128 heads.
+    """
+    match bias:
+        case AlibiBias():
+            model = _alibi(bias)
+        case T5RelativeBias():
+            model = _t5(bias)
+        case RelativeSinusoid():
+            model = _sinusoid(bias)
+    onnx.save(model, folder / BIAS_GRAPH)
+    onnx.checker.check_model(folder / BIAS_GRAPH, full_check=True)
+
+
+def read_bias(folder: Path) -> dict[str, Tensor]:
+    """Return the trained weights of the bias that an artifact holds, under the names of `FrontEnd.state_dict()`."""
+    if not (folder / BIAS_GRAPH).is_file():
+        return {}
+    initializers = onnx.load(folder / BIAS_GRAPH).graph.initializer
+    weight = next((tensor for tensor in initializers if tensor.name == "weight"), None)
+    return {} if weight is None else {"bias.weight": torch.from_numpy(onnx.numpy_helper.to_array(weight).copy())}
+
+
+def prove_bias(bias: Bias, session: runtime.Session) -> OutputParity:
+    """Compare `session`, that of `bias.onnx`, with `bias` over the grid.
+
+    Raises:
+        ParityError: a case differs by more than is allowed, nothing but for sinusoids; the error names the worst.
+
+    """
+    cases = [_compare(bias, session, *case) for case in GRID]
+    return judge(session.outputs[0].name, cases, SINUSOID_ULP if isinstance(bias, RelativeSinusoid) else 0.0)
+
+
+def _compare(bias: Bias, session: runtime.Session, query_offset: int, query_length: int, key_length: int) -> ParityCase:
+    lengths = {"query_length": query_length, "key_length": key_length}
+    if not isinstance(bias, RelativeSinusoid):
+        lengths = {"query_offset": query_offset, **lengths}
+    with torch.inference_mode():
+        expected = bias(**lengths).numpy()
+    try:
+        (found,) = session.run({name: np.array([length]) for name, length in lengths.items()}).values()
+    except Exception as error:  # onnxruntime's own exceptions share no narrower parent
+        raise ParityError(f"{BIAS_GRAPH} fails at {lengths}: {' '.join(str(error).split())}") from error
+    same = found.shape == expected.shape and bool(np.isfinite(found).all())
+    max_abs = float(np.abs(found - expected).max(initial=0)) if same else np.inf
+    return ParityCase(arguments=dict(lengths), max_abs=max_abs, max_ulp=max_abs / float(np.spacing(np.float32(1))))
+
+
+def _alibi(bias: AlibiBias) -> onnx.ModelProto:
+    text = f"""
+      {ANCHOR[bias.anchor]}
+      relative = Sub (key_index, anchor)
+      number = Cast <to = 1> (relative)
+      {ROUND[bias.arithmetic].format("number")}
+      product = Mul (number_rounded, slopes)
+      {ROUND[bias.arithmetic].format("product")}
+      bias = Div (product_rounded, divisor)
+    """
+    slopes, divisor = bias.slopes.reshape(1, -1, 1, 1).numpy(), np.array(bias.divisor, np.float32)
+    return _pairwise(bias.heads, text, slopes=slopes, divisor=divisor)
+
+
+def _t5(bias: T5RelativeBias) -> onnx.ModelProto:
+    # A diagonal of the matrix is one distance: the buckets are those of Q + K - 1 distances, not of Q x K.
+    if bias.bidirectional:
+        distance = "distance = Abs (relative)"
+        bucket = """
+      after = Greater (relative, zero)
+      after_number = Cast <to = 7> (after)
+      first_bucket = Mul (after_number, one_way)
+      bucket = Add (first_bucket, count)
+        """
+    else:
+        distance = "before = Neg (relative) distance = Max (before, zero)"
+        bucket = "bucket = Identity (count)"
+    text = f"""
+      end = Add (query_offset, query_length)
+      lowest = Sub (one, end)
+      beyond = Sub (key_length, query_offset)
+      lowest_scalar = Squeeze (lowest)
+      beyond_scalar = Squeeze (beyond)
+      relative = Range (lowest_scalar, beyond_scalar, one)
+      {distance}
+      distance_column = Unsqueeze (distance, axis_1)
+      reached = GreaterOrEqual (distance_column, borders)
+      reached_number = Cast <to = 7> (reached)
+      count = ReduceSum <keepdims = 0> (reached_number, axis_1)
+      {bucket}
+      diagonals = Gather <axis = 0> (weight, bucket)
+      diagonals_by_head = Transpose <perm = [1, 0]> (diagonals)
+      last_query = Sub (query_length, one)
+      shifted_key_index = Add (key_index, last_query)
+      diagonal = Sub (shifted_key_index, query_index)
+      matrix = Gather <axis = 1> (diagonals_by_head, diagonal)
+      axis_0 = Constant <value_ints = [0]> ()
+      bias = Unsqueeze (matrix, axis_0)
+    """
+    weight = bias.weight.detach().numpy()
+    one_way = {"one_way": np.array(bias.one_way)} if bias.bidirectional else {}
+    return _pairwise(weight.shape[1], text, weight=weight, borders=np.array(bias.borders()), **one_way)
+
+
+def _sinusoid(bias: RelativeSinusoid) -> onnx.ModelProto:
+    limit = bias.clamp_len
+    text = f"""
+      rows = Add (key_length, {"query_length" if bias.bidirectional else "one"})
+      rows_scalar = Squeeze (rows)
+      index = Range (zero, rows_scalar, one)
+      distance = Sub (keys, index)
+      clamped = {"Identity (distance)" if limit is None else "Clip (distance, lower, upper)"}
+      number = Cast <to = 1> (clamped)
+      number_column = Unsqueeze (number, axis_1)
+      angle = Mul (number_column, frequencies)
+      sine = Sin (angle)
+      cosine = Cos (angle)
+      relative_positions = Concat <axis = -1> (sine, cosine)
+    """
+    limits = {} if limit is None else {"lower": np.array(-limit), "upper": np.array(limit)}
+    inputs, output = ("query_length", "key_length"), f"float[rows, {bias.d_model}] relative_positions"
+    return _model(inputs, output, text, frequencies=bias.frequencies.numpy(), **limits)
+
+
+def _pairwise(heads: int, body: str, **constants: Array) -> onnx.ModelProto:
+    """Return a graph whose `body` makes `bias` of `query_index` (Q, 1) and `key_index` (K,)."""
+    indices = """
+      queries = Squeeze (query_length)
+      query_range = Range (zero, queries, one)
+      query_index = Unsqueeze (query_range, axis_1)
+      key_index = Range (zero, keys, one)
+    """
+    output = f"float[1, {heads}, query_length, key_length] bias"
+    return _model(("query_offset", "query_length", "key_length"), output, indices + body, **constants)
+
+
+def _model(inputs: tuple[str, ...], output: str, body: str, **constants: Array) -> onnx.ModelProto:
+    """Return the model of a graph in onnx's own language, over the named arrays."""
+    model = onnx.parser.parse_model(f"""
+    <ir_version: 10, opset_import: ["" : {OPSET}]>
+    bias ({", ".join(f"int64[1] {name}" for name in inputs)}) => ({output}) {{
+      zero = Constant <value_int = 0> ()
+      one = Constant <value_int = 1> ()
+      axis_1 = Constant <value_ints = [1]> ()
+      keys = Squeeze (key_length)
+      {body}
+    }}
+    """)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in constants.items())
+    return model

@@ -1,0 +1,128 @@
+"""Writes the ONNX graph of a stem, and proves it: one graph for every batch and every legal size of image.
+
+Letters: B batch, D output width.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor
+
+from incipit.export.errors import ParityError
+from incipit.export.graph import OPSET, forget_machine, quiet_exporter, save_graph
+from incipit.export.parity import ALLOWED_ULP, BATCHES, difference, judge
+from incipit.models.signature import StemSignature
+from incipit.models.stems import Stem, StemConfig, without_storage
+from incipit.service import runtime
+from incipit.service.manifest import EMBEDDINGS, GRAPH, OutputParity, ParityCase
+
+GROWTH = 4.0
+"""ULP for each unit in which rounding grows: see `allowed_ulp`."""
+
+
+def export_stem(stem: Stem, folder: Path) -> None:
+    """Write the graph of `stem` (in evaluation mode) into `folder`, over one data file.
+
+    `model.onnx` has one float32 input, `pixel_values` (batch, C, height, width) or `input_features` (batch, C, frames),
+    and output float32 `embeddings` (batch, tokens, D). It does not check sizes: who runs it does.
+    """
+    signature = stem.signature
+    dynamic = {axis: torch.export.Dim(name) for axis, name in enumerate(signature.shape) if isinstance(name, str)}
+    sample = torch.zeros(_shape(signature, 2, *((side + 1) for side in _native(signature))))
+    with quiet_exporter():
+        program = torch.onnx.export(
+            stem.eval(),
+            (),
+            kwargs={signature.input: sample},
+            dynamo=True,
+            # The optimizer folds small tables into others, whose names are not those of weights.
+            optimize=False,
+            opset_version=OPSET,
+            input_names=[signature.input],
+            output_names=["embeddings"],
+            dynamic_shapes={signature.input: dynamic},
+            verbose=False,
+        )
+    assert program is not None
+    program.save(folder / GRAPH, external_data=True)
+    model = onnx.load(folder / GRAPH, load_external_data=False)
+    forget_machine(model)
+    if signature.patch_size:  # the exporter writes a formula of height and width
+        del model.graph.value_info[:]
+        model.graph.output[0].type.tensor_type.shape.dim[1].dim_param = "tokens"
+    save_graph(model, folder / GRAPH)
+
+
+def read_stem_weights(folder: Path, config: StemConfig) -> dict[str, Tensor]:
+    """Return the weights that an artifact of `config` holds, under the names of `state_dict()`."""
+    names = without_storage(config).state_dict().keys()
+    return {
+        tensor.name: torch.from_numpy(onnx.numpy_helper.to_array(tensor).copy())
+        for tensor in onnx.load(folder / GRAPH).graph.initializer
+        if tensor.name in names
+    }
+
+
+def allowed_ulp(signature: StemSignature) -> float:
+    """Return by how many ULP of the largest value of its row a vector may differ.
+
+    The rounding of a sum in two orders differs by about the root of its terms. A place between the patches of the
+    native grid is rounded to float32, or not, as the processor has it; that grows with the side of the grid.
+    """
+    return ALLOWED_ULP + GROWTH * (math.sqrt(signature.terms) + sum(_native(signature)[:1]))
+
+
+def prove_stem(
+    stem: Stem, session: runtime.Session, report: Callable[[int, int], None] = lambda *_: None
+) -> OutputParity:
+    """Compare `session` with `stem` over batches and sizes; `report` is told how many of how many are done.
+
+    Raises:
+        ParityError: a case differs by more than is allowed; the error names the worst.
+
+    """
+    stem.eval()
+    grid, cases = list(_grid(stem.signature)), []
+    for shape in grid:
+        cases.append(_compare(stem, session, shape))
+        report(len(cases), len(grid))
+    return judge(EMBEDDINGS, cases, allowed_ulp(stem.signature))
+
+
+def _native(signature: StemSignature) -> tuple[int, ...]:
+    """Return rows and columns of the native grid of patches; nothing for spectrograms."""
+    return (signature.image_size // signature.patch_size,) * 2 if signature.image_size and signature.patch_size else ()
+
+
+def _shape(signature: StemSignature, batch: int, *grid: int) -> tuple[int, ...]:
+    """Return the shape of an input, for images of the size of a grid of patches."""
+    fixed = [size for size in signature.shape if isinstance(size, int)]
+    return (batch, *fixed, *(patches * (signature.patch_size or 1) for patches in grid))
+
+
+def _grid(signature: StemSignature) -> Iterator[tuple[int, ...]]:
+    """Yield the shapes that are compared: the native size first, then smaller, larger, and oblong ones."""
+    for batch in BATCHES:
+        if not signature.image_size:
+            yield _shape(signature, batch)
+            continue
+        yield (*_shape(signature, batch), signature.image_size, signature.image_size)
+        side, _ = _native(signature)
+        for grid in ((side + 1, side + 1), (side, side + 3), (2 * side + 1, side + 1), (1, 2)):
+            yield _shape(signature, batch, *grid)
+
+
+def _compare(stem: Stem, session: runtime.Session, shape: tuple[int, ...]) -> ParityCase:
+    values = np.random.Generator(np.random.PCG64(shape)).standard_normal(shape, np.float32)
+    with torch.inference_mode():
+        expected = stem(torch.from_numpy(values)).numpy()
+    try:
+        found = session.run({stem.signature.input: values})[EMBEDDINGS]
+    except Exception as error:  # onnxruntime's own exceptions share no narrower parent
+        raise ParityError(f"the graph fails at shape {shape}: {' '.join(str(error).split())}") from error
+    max_abs, max_ulp = difference(found, expected)
+    return ParityCase(arguments={"shape": list(shape)}, max_abs=max_abs, max_ulp=max_ulp)

@@ -1,0 +1,41 @@
+"""The native door for pairwise biases: `POST /models/{name}/bias`."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from incipit.service.api import schemas
+from incipit.service.api.answer import respond
+from incipit.service.api.body import read_body
+from incipit.service.api.media import BYTES, JSON, NPY, answer_type, body_type
+from incipit.service.engine import Engine
+from incipit.service.wire.native import read_bias, read_json
+
+
+def router(engine: Engine, max_body_bytes: int) -> APIRouter:
+    """Return the routes of this door."""
+    routes = APIRouter(tags=["bias"])
+
+    async def bias(request: Request, name: str, version: str | None = None) -> Response:
+        with engine.metrics.request("bias") as observation:
+            model = engine.repository.get(name, version)
+            observation.model = model.name
+            media = answer_type(", ".join(request.headers.getlist("accept")), (JSON, BYTES, NPY))
+            body_type(request.headers.get("content-type"), (JSON,))
+            body = await read_body(request, max_body_bytes)
+            fields = await engine.scheduler.run(len(body), lambda: read_json(body), text=True)
+            message, encoding = read_bias(fields)
+            answer = await engine.bias(model, message)
+            text = media == JSON and encoding == "float"
+            return await engine.scheduler.run(answer.size, lambda: respond(answer, media, encoding), text)
+
+    @routes.post("/models/{name}/bias", **schemas.BIAS)
+    async def bias_newest(request: Request, name: str) -> Response:
+        """Return what attention adds for the distance between a query and a key, from the highest version."""
+        return await bias(request, name)
+
+    @routes.post("/models/{name}/versions/{version}/bias", **schemas.BIAS)
+    async def bias_version(request: Request, name: str, version: str) -> Response:
+        """Return what attention adds for the distance between a query and a key, from one version of the model."""
+        return await bias(request, name, version)
+
+    return routes

@@ -1,0 +1,169 @@
+"""The graph of a stem, in onnxruntime alone, and its proof."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from incipit.export.errors import ParityError
+from incipit.export.graph import describe_graph
+from incipit.export.stem import allowed_ulp, export_stem, prove_stem, read_stem_weights
+from incipit.models.stems import AudioConfig, AudioStem, PatchConfig, PatchStem, Stem, from_tensors
+from incipit.service.manifest import ParityCase
+from incipit.service.runtime import Session
+
+D = 8
+
+
+def filled(stem: Stem) -> Stem:
+    """With every parameter as large as another, so that each tells."""
+    torch.manual_seed(3)
+    for parameter in stem.parameters():
+        nn.init.normal_(parameter)
+    return stem.eval()
+
+
+STEMS: dict[str, Stem] = {
+    # 13 = 3 patches of 4 and a remainder.
+    "vit": filled(PatchStem(PatchConfig(family="vit", width=D, channels=3, image_size=13, patch_size=4))),
+    "clip": filled(
+        PatchStem(
+            PatchConfig(
+                family="clip/vision", width=D, channels=1, image_size=8, patch_size=2, bias=False, norm_eps=1e-5
+            )
+        )
+    ),
+    "one patch": filled(PatchStem(PatchConfig(family="vit", width=D, channels=3, image_size=4, patch_size=4))),
+    "whisper": filled(AudioStem(AudioConfig(family="whisper/encoder", width=D, channels=5, positions=6))),
+}
+KINDS = pytest.mark.parametrize("kind", STEMS)
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folder of each stem's graph."""
+    folders = {kind: tmp_path_factory.mktemp("graph") for kind in STEMS}
+    for kind, folder in folders.items():
+        export_stem(STEMS[kind], folder)
+    return folders
+
+
+def arguments(case: ParityCase) -> tuple[int, ...]:
+    shape: Any = case.arguments["shape"]
+    return tuple(shape)
+
+
+@KINDS
+def test_the_graph_equals_the_module_over_batches_and_sizes(graphs: dict[str, Path], kind: str) -> None:
+    seen: list[tuple[int, int]] = []
+    parity = prove_stem(STEMS[kind], Session(graphs[kind]), lambda done, of: seen.append((done, of)))
+    shapes = [arguments(case) for case in parity.cases]
+    assert {shape[0] for shape in shapes} == {1, 2, 5}
+    assert len(set(shapes)) == len(shapes)
+    assert seen == [(done, len(shapes)) for done in range(1, len(shapes) + 1)]
+    assert 0 < parity.max_ulp <= parity.allowed_ulp < 72
+    if kind == "vit":
+        sizes = {shape[2:] for shape in shapes}
+        assert sizes == {(13, 13), (16, 16), (12, 24), (28, 16), (4, 8)}
+
+
+def test_the_bound_is_that_of_the_document() -> None:
+    vit, whisper = (STEMS[kind].signature for kind in ("vit", "whisper"))
+    assert allowed_ulp(vit) == 8 + 4 * (48**0.5 + 3)
+    assert allowed_ulp(whisper) == 8 + 4 * 24**0.5
+
+
+def test_at_the_native_size_the_table_is_used_as_it_is(tmp_path: Path) -> None:
+    stem = STEMS["vit"]
+    tensors = {name: value.clone() for name, value in stem.state_dict().items()}
+    for name in tensors:
+        if name.startswith("patches"):
+            tensors[name].zero_()
+    config = stem.config
+    assert isinstance(config, PatchConfig)
+    alone = from_tensors(config, tensors)  # what is left is the class token and the table
+    assert isinstance(alone, PatchStem)
+    export_stem(alone, tmp_path)
+    size = config.image_size
+    found = Session(tmp_path).run({"pixel_values": np.ones((1, config.channels, size, size), np.float32)})["embeddings"]
+    expected = alone.positions.detach().clone()
+    expected[0] += alone.class_token.detach()
+    assert np.array_equal(found[0], expected.numpy())
+
+
+@KINDS
+def test_axes_are_dynamic_and_named(graphs: dict[str, Path], kind: str) -> None:
+    graph = describe_graph(graphs[kind] / "model.onnx")
+    (given,), (made,) = graph.inputs, graph.outputs
+    signature = STEMS[kind].signature
+    assert (given.name, given.dtype, given.shape) == (signature.input, "float32", signature.shape)
+    tokens = "tokens" if signature.patch_size else 6
+    assert (made.name, made.dtype, made.shape) == ("embeddings", "float32", ("batch", tokens, D))
+
+
+@KINDS
+def test_the_file_is_sound_and_of_the_chosen_opset(graphs: dict[str, Path], kind: str) -> None:
+    onnx.checker.check_model(graphs[kind] / "model.onnx", full_check=True)
+    model = onnx.load(graphs[kind] / "model.onnx", load_external_data=False)
+    assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 20)]
+    assert sorted(path.name for path in graphs[kind].iterdir()) == ["model.onnx", "model.onnx.data"]
+
+
+@KINDS
+def test_the_weights_are_read_back(graphs: dict[str, Path], kind: str) -> None:
+    stem = STEMS[kind]
+    again = from_tensors(stem.config, read_stem_weights(graphs[kind], stem.config))
+    assert all(torch.equal(again.state_dict()[name], value) for name, value in stem.state_dict().items())
+
+
+def test_weights_that_are_equal_are_read_back_too(tmp_path: Path) -> None:
+    stem = AudioStem(AudioConfig(family="own", width=D, channels=D, positions=3))
+    for parameter in stem.parameters():
+        nn.init.zeros_(parameter)
+    export_stem(stem, tmp_path)
+    assert read_stem_weights(tmp_path, stem.config).keys() == stem.state_dict().keys()
+
+
+@KINDS
+def test_nothing_of_this_machine_is_in_the_file(graphs: dict[str, Path], kind: str) -> None:
+    content = (graphs[kind] / "model.onnx").read_bytes()
+    machine = [Path.cwd(), Path.home(), Path(torch.__file__).parents[1], graphs[kind]]
+    for text in [*map(str, machine), "site-packages", ".py", "Traceback", "File "]:
+        assert text.encode() not in content, text
+
+
+@pytest.mark.parametrize("kind", ["vit", "whisper"])
+def test_the_same_stem_gives_the_same_bytes(graphs: dict[str, Path], kind: str, tmp_path: Path) -> None:
+    export_stem(STEMS[kind], tmp_path)
+    for name in ("model.onnx", "model.onnx.data"):
+        assert (tmp_path / name).read_bytes() == (graphs[kind] / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "place"),
+    [
+        ("vit", "class_token", (0,)),
+        ("vit", "positions", (0, 0)),
+        ("vit", "positions", (9, 7)),
+        ("vit", "patches.weight", (7, 2, 3, 3)),
+        ("vit", "patches.bias", (1,)),
+        ("clip", "norm.bias", (2,)),
+        ("whisper", "positions", (5, 0)),
+        ("whisper", "conv2.weight", (0, 0, 2)),
+    ],
+)
+def test_one_changed_number_is_found(graphs: dict[str, Path], kind: str, name: str, place: tuple[int, ...]) -> None:
+    stem = STEMS[kind]
+    tensors = {key: value.clone() for key, value in stem.state_dict().items()}
+    tensors[name][place] += 1e-3
+    with pytest.raises(ParityError, match=r"differs from its PyTorch module by .* ULP, allowed .*\) at shape \["):
+        prove_stem(from_tensors(stem.config, tensors), Session(graphs[kind]))
+
+
+def test_a_graph_that_fails_is_named_with_the_shape(graphs: dict[str, Path]) -> None:
+    with pytest.raises(ParityError, match=r"the graph fails at shape \(1, 3, 13, 13\): .*input_features"):
+        prove_stem(STEMS["vit"], Session(graphs["whisper"]))

@@ -1,0 +1,195 @@
+"""Every way of composing, exported for real, in a bare onnxruntime, against the position modules themselves."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor
+
+from incipit.export.exporter import Exported, export_loaded, verify
+from incipit.export.source import LoadedSource
+from incipit.models.embeddings import grid_embedding, hierarchical_embedding, hybrid_embedding
+from incipit.models.frontend import FrontEnd, FrontEndConfig
+from incipit.models.grid import FactorisedGridPositions, LearnedGridPositions, SinusoidalGridPositions, grid_ids
+from incipit.models.hierarchical import HierarchicalPositions
+from incipit.models.hybrid import HybridPositions
+from incipit.models.initialisers import seeded_
+from incipit.models.steps import Positions, Scale, Segments, Step, Tokens
+from incipit.service.manifest import Manifest, Source
+from incipit.service.runtime import CPU
+
+V, D, M, H, W = 23, 8, 4, 3, 5
+# In no alphabetical order, and called as nodes of a graph may be: neither changes what an input is.
+LEVELS = {"word": 7, "add": 3, "embedding": 5}
+TOKENS = Tokens(rows=V, width=D)
+
+
+def build(*steps: Step, max_len: int | None = None) -> FrontEnd:
+    return FrontEnd(FrontEndConfig(family="custom", steps=(TOKENS, *steps), max_len=max_len))
+
+
+FRONTENDS = {
+    "levels": hierarchical_embedding(V, D, LEVELS),
+    "segments": build(
+        Positions(rows=H * W),
+        Segments(rows=3, input="speaker"),
+        Segments(table="tokens", rows=V, by=2.5),
+        max_len=H * W,
+    ),
+    "hybrid": hybrid_embedding(V, D, M, max_len=2**31),
+    "sinusoidal grid": build(Scale(by=3.0), Positions(table="exact", grid=(H, W)), max_len=H * W),
+    "learned grid": grid_embedding(V, D, (H, W)),
+    "factorised grid": grid_embedding(V, D, (H, W), "factorised"),
+}
+EVERY = pytest.mark.parametrize("kind", FRONTENDS)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
+    """Every front-end through the real exporter, which proves it over the grid itself."""
+    root = tmp_path_factory.mktemp("repository")
+    for seed, frontend in enumerate(FRONTENDS.values()):
+        seeded_(frontend.eval(), seed)
+    return {
+        kind: export_loaded(LoadedSource(frontend, Source(kind="module")), kind.replace(" ", "-"), root)
+        for kind, frontend in FRONTENDS.items()
+    }
+
+
+def run(exported: Exported, ids: Tensor, offset: list[int], **indices: Tensor) -> Tensor:
+    session = onnxruntime.InferenceSession(exported.folder / "model.onnx", providers=["CPUExecutionProvider"])
+    feeds = {"input_ids": ids.numpy(), "offset": np.array(offset)}
+    return torch.from_numpy(session.run(None, feeds | {name: index.numpy() for name, index in indices.items()})[0])
+
+
+def random(count: int, *shape: int) -> Tensor:
+    return torch.randint(count, shape, generator=torch.Generator().manual_seed(count))
+
+
+def with_tables(module: Any, *tables: tuple[str, Tensor]) -> Any:
+    module.load_state_dict(dict(tables))
+    return module.eval()
+
+
+@EVERY
+def test_every_way_is_proven_bit_for_bit_and_again(kind: str, exported: dict[str, Exported]) -> None:
+    parity = verify(exported[kind].folder).providers[CPU].outputs["embeddings"]
+    assert parity.allowed_ulp == parity.max_ulp == parity.max_abs == 0
+    assert {case.arguments["segments"] for case in parity.cases} == (
+        {False, True} if FRONTENDS[kind].config.indices else {False}
+    )
+
+
+def test_levels_are_added_first_in_their_order(exported: dict[str, Exported]) -> None:
+    frontend, ids = FRONTENDS["levels"], random(V, 3, 6)
+    indices = {name: random(rows, 3, 6) for name, rows in LEVELS.items()}
+    module = with_tables(
+        HierarchicalPositions(D, LEVELS),
+        *((f"tables.{name}", frontend.get_parameter(f"levels.{place}.weight")) for place, name in enumerate(LEVELS)),
+    )
+    x = frontend.tokens(ids)
+    expected = module(x, torch.stack(list(indices.values()), dim=-1))
+    assert torch.equal(run(exported["levels"], ids, [0], **indices), expected)
+    # Added one by one to the token, the sum has other last bits, so that the order is seen.
+    one_by_one = x
+    for place, index in enumerate(indices.values()):
+        one_by_one = one_by_one + frontend.levels[str(place)](index)
+    assert not torch.equal(one_by_one, expected)
+    assert torch.equal(frontend(ids, indices=indices), expected)
+
+
+def test_levels_have_no_limit_and_are_inputs_of_their_names(exported: dict[str, Exported]) -> None:
+    manifest = exported["levels"].manifest
+    assert isinstance(manifest, Manifest)
+    assert [tensor.name for tensor in manifest.graphs["model.onnx"].inputs] == ["input_ids", "offset", *LEVELS]
+    assert manifest.max_len is None
+    assert manifest.indices == FRONTENDS["levels"].signature.indices == LEVELS
+
+
+def test_several_segments_stand_beside_each_other(exported: dict[str, Exported]) -> None:
+    frontend, ids, speaker, types = FRONTENDS["segments"], random(V, 2, 6), random(3, 2, 6), random(V - 1, 2, 6)
+    places = frontend.get_parameter("positions.weight")[4:10]
+    x = frontend.tokens.weight[ids] + places + frontend.segments.weight[speaker]
+    expected = x + frontend.tokens.weight[types] * 2.5
+    found = run(exported["segments"], ids, [4], speaker=speaker, token_type_ids=types)
+    assert torch.equal(found, expected)
+    assert torch.equal(frontend(ids, 4, types, indices={"speaker": speaker}), expected)
+    model = onnx.load(exported["segments"].folder / "model.onnx", load_external_data=False)
+    assert sum(tensor.dims == [V, D] for tensor in model.graph.initializer) == 1
+
+
+@pytest.mark.parametrize("offset", [[0], [M - 2], [M], [10**6], [2**31 - 6], [0, 10**9]])
+def test_hybrid_rows_are_learned_up_to_their_end_and_exact_sinusoids_beyond(
+    offset: list[int], exported: dict[str, Exported]
+) -> None:
+    frontend, ids = FRONTENDS["hybrid"], random(V, 2, 6)
+    module = with_tables(HybridPositions(D, M), ("weight", frontend.get_parameter("positions.weight")))
+    expected = module(frontend.tokens(ids), offset=torch.tensor(offset))
+    assert torch.equal(run(exported["hybrid"], ids, offset), expected)
+    assert torch.equal(frontend(ids, torch.tensor(offset)), expected)
+
+
+GRIDS: dict[str, Callable[[FrontEnd], Any]] = {
+    "sinusoidal grid": lambda _: SinusoidalGridPositions(D, H, W).eval(),
+    "learned grid": lambda frontend: with_tables(
+        LearnedGridPositions(D, H, W), ("weight", frontend.get_parameter("positions.weight"))
+    ),
+    "factorised grid": lambda frontend: with_tables(
+        FactorisedGridPositions(D, H, W),
+        ("axes.tables.row", frontend.get_parameter("positions.rows.weight")),
+        ("axes.tables.column", frontend.get_parameter("positions.columns.weight")),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", GRIDS)
+def test_a_grid_is_told_row_by_row_whole_or_in_chunks(kind: str, exported: dict[str, Exported]) -> None:
+    frontend, ids = FRONTENDS[kind], random(V, 2, H * W)
+    x = frontend.tokens(ids) * (3.0 if kind == "sinusoidal grid" else 1.0)
+    expected = GRIDS[kind](frontend)(x, grid_ids(H, W))
+    assert torch.equal(run(exported[kind], ids, [0]), expected)
+    chunks = [run(exported[kind], ids[:, start : start + 4], [start]) for start in range(0, H * W, 4)]
+    assert torch.equal(torch.cat(chunks, dim=1), expected)
+    assert torch.equal(frontend(ids), expected)
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal grid", "learned grid", "factorised grid"])
+def test_a_grid_has_as_many_positions_as_cells(kind: str) -> None:
+    with pytest.raises(ValueError, match=r"length 1 \+ offset 15 = 16 exceeds the maximum length 15"):
+        FRONTENDS[kind](random(V, 1, 1), H * W)
+
+
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [
+        ({"word": torch.tensor([[7]])}, "word: got 7, allowed 0 to 6"),
+        ({"add": torch.tensor([[-1]])}, "add: got -1, allowed 0 to 2"),
+        ({"word": torch.tensor([[1, 2]])}, r"word: got shape \(1, 2\), allowed \(1, 1\) or \(1, 1\)"),
+        (
+            {"day": torch.tensor([[0]])},
+            "day: the front-end 'hierarchical' has no such index, allowed word, add, em",
+        ),
+    ],
+)
+def test_an_index_that_is_not_allowed_is_refused(indices: dict[str, Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FRONTENDS["levels"](torch.tensor([[1]]), indices=indices)
+
+
+def test_segments_are_given_once() -> None:
+    types = torch.tensor([[0]])
+    with pytest.raises(ValueError, match="indices: got token_type_ids, allowed others"):
+        FRONTENDS["segments"](torch.tensor([[1]]), 0, types, indices={"token_type_ids": types})
+
+
+def test_every_level_has_its_own_table(exported: dict[str, Exported]) -> None:
+    ids, index = torch.tensor([[1]]), {name: torch.zeros((1, 1), dtype=torch.int64) for name in LEVELS}
+    plain = run(exported["levels"], ids, [0], **index)
+    for place, name in enumerate(LEVELS):
+        changed = run(exported["levels"], ids, [0], **index | {name: torch.tensor([[2]])})
+        table = FRONTENDS["levels"].get_parameter(f"levels.{place}.weight")
+        torch.testing.assert_close(changed - plain, (table[2] - table[0]).reshape(1, 1, D))

@@ -1,0 +1,166 @@
+"""Segments and languages that the library adds only when it is given them, against transformers itself."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, XLMConfig, XLMModel
+
+from incipit.export.graph import export_graph
+from incipit.export.parity import difference
+from incipit.models.checkpoint import CheckpointError, read_frontend
+from incipit.models.families import FAMILIES
+from tests.families.published import PUBLISHED, VOCABULARY, WIDTH, Model, save
+
+CACHED = ("gpt2", "gpt_neo", "gptj", "codegen", "ctrl")
+FED, LENGTH = 9, 14
+RANDOM = np.random.default_rng(0)
+IDS, TYPES = RANDOM.integers(3, VOCABULARY, (2, LENGTH)), RANDOM.integers(0, VOCABULARY, (2, LENGTH))
+
+
+def session_of(checkpoint: Path, folder: Path, **choices: Any) -> onnxruntime.InferenceSession:
+    """Export the front-end with segments."""
+    folder.mkdir()
+    export_graph(read_frontend(checkpoint, segments=True, **choices).eval(), folder)
+    return onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+
+
+def run(session: onnxruntime.InferenceSession, begin: int, end: int, **indices: NDArray[np.int64]) -> NDArray[Any]:
+    feeds = {"input_ids": IDS[:, begin:end], "offset": np.array([begin])}
+    vectors: NDArray[Any] = session.run(None, feeds | {name: index[:, begin:end] for name, index in indices.items()})[0]
+    return vectors
+
+
+def continued(model: Model) -> list[NDArray[Any]]:
+    """What enters the first block of the library's model: 9 tokens, and 5 more with the cache of those."""
+    seen: list[Tensor] = []
+
+    def hook(_: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        seen.append(arguments[0] if arguments else keywords["hidden_states"])
+
+    block = model.whole.get_submodule(PUBLISHED[model.name].block)
+    handle = block.register_forward_pre_hook(hook, with_kwargs=True)
+    cache = None
+    with torch.inference_mode():
+        for part in (slice(0, FED), slice(FED, LENGTH)):
+            given = {"input_ids": torch.from_numpy(IDS[:, part]), "token_type_ids": torch.from_numpy(TYPES[:, part])}
+            cache = model.whole(**given, past_key_values=cache, use_cache=True).past_key_values
+    handle.remove()
+    return [tensor.float().numpy() for tensor in seen]
+
+
+@pytest.mark.parametrize("name", [*CACHED, "openai-gpt"])
+def test_segments_are_rows_of_the_token_table(name: str, tmp_path: Path) -> None:
+    save(name, tmp_path / "checkpoint")
+    session = session_of(tmp_path / "checkpoint", tmp_path / "artifact")
+    model = Model.load(name, tmp_path / "checkpoint")
+    expected = model.first_block_input(IDS, token_type_ids=TYPES)
+    assert np.array_equal(run(session, 0, LENGTH, token_type_ids=TYPES), expected)
+    if name in CACHED:
+        for part, (begin, end) in zip(continued(model), ((0, FED), (FED, LENGTH)), strict=True):
+            assert np.array_equal(run(session, begin, end, token_type_ids=TYPES), part)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "ctrl"])
+def test_in_a_narrow_type_the_scale_of_a_segment_is_rounded_as_that_of_a_token(name: str, tmp_path: Path) -> None:
+    save(name, tmp_path / "checkpoint", torch.bfloat16)
+    session = session_of(tmp_path / "checkpoint", tmp_path / "artifact", arithmetic="source")
+    kind = getattr(transformers, PUBLISHED[name].model)
+    model = Model(name, kind.from_pretrained(tmp_path / "checkpoint", dtype=torch.bfloat16).eval())
+    expected = model.first_block_input(IDS, token_type_ids=TYPES)
+    assert np.array_equal(run(session, 0, LENGTH, token_type_ids=TYPES), expected)
+
+
+def test_without_the_choice_there_are_none(tmp_path: Path) -> None:
+    save("gpt2", tmp_path)
+    assert read_frontend(tmp_path).config.indices == {}
+    assert read_frontend(tmp_path, segments=True).config.indices == {"token_type_ids": VOCABULARY}
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt_neox", "biogpt"])
+def test_a_family_without_such_segments_refuses_the_choice(name: str, tmp_path: Path) -> None:
+    save(name, tmp_path)
+    allowed = ", ".join(sorted(("xlm", "openai-gpt", *CACHED), key=list(FAMILIES).index))
+    with pytest.raises(CheckpointError, match=f"--segments: got '{name}', allowed for {allowed}, whose"):
+        read_frontend(tmp_path, segments=True)
+
+
+def xlm(folder: Path, **values: Any) -> Model:
+    """A saved XLM of which every weight is random."""
+    torch.manual_seed(0)
+    model = XLMModel(XLMConfig(**PUBLISHED["xlm"].config, **values))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    model.save_pretrained(folder)
+    model.train(False)
+    return Model("xlm", model)
+
+
+@pytest.mark.parametrize("segments", [False, True])
+def test_the_languages_of_xlm_are_an_input(segments: bool, tmp_path: Path) -> None:
+    model = xlm(tmp_path / "checkpoint", n_langs=3)
+    frontend = read_frontend(tmp_path / "checkpoint", segments=segments).eval()
+    (tmp_path / "artifact").mkdir()
+    export_graph(frontend, tmp_path / "artifact")
+    indices = {"langs": TYPES % 3} | ({"token_type_ids": TYPES} if segments else {})
+    assert list(frontend.config.indices) == list(indices)
+    feeds = {"input_ids": IDS, "offset": np.zeros(1, np.int64), "attention_mask": IDS * 0 + 1, **indices}
+    session = onnxruntime.InferenceSession(tmp_path / "artifact/model.onnx")
+    assert [node.name for node in session.get_inputs()] == ["input_ids", "offset", *indices, "attention_mask"]
+    assert difference(session.run(None, feeds)[0], model.first_block_input(IDS, IDS * 0 + 1, **indices))[1] <= 8
+
+
+def test_an_xlm_of_many_languages_may_have_no_table_of_them(tmp_path: Path) -> None:
+    xlm(tmp_path, n_langs=3, use_lang_emb=False)
+    assert read_frontend(tmp_path).config.indices == {}
+
+
+@pytest.mark.parametrize(("kind", "prefix"), [(CLIPTextModel, ""), (CLIPTextModelWithProjection, "text_model.")])
+def test_a_text_model_of_clip_is_read_from_either_file(kind: Any, prefix: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = kind(CLIPTextConfig(**PUBLISHED["clip_text_model"].config)).eval()
+    model.save_pretrained(tmp_path)
+    assert f"{prefix}embeddings.token_embedding.weight" in load_file(tmp_path / "model.safetensors")
+    with torch.inference_mode():
+        expected = model.get_submodule(f"{prefix}embeddings")(torch.from_numpy(IDS))
+        assert torch.equal(read_frontend(tmp_path).eval()(torch.from_numpy(IDS)), expected)
+    assert expected.shape[-1] == WIDTH
+
+
+def change(folder: Path, **values: Any) -> None:
+    """Change keys of `config.json`."""
+    config = json.loads((folder / "config.json").read_text()) | values
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_the_text_side_of_clip_reads_its_own_part_of_the_config(tmp_path: Path) -> None:
+    save("clip/text", tmp_path)
+    with pytest.raises(CheckpointError, match="--side: got None, allowed for 'clip': text"):
+        read_frontend(tmp_path)
+    change(tmp_path, hidden_size=7)
+    expected = read_frontend(tmp_path, "text").config
+    change(tmp_path, text_config={"hidden_size": 7}, text_config_dict={"hidden_size": WIDTH, "pad_token_id": 1})
+    assert read_frontend(tmp_path, "text").config == expected
+    change(tmp_path, text_config_dict=None)
+    with pytest.raises(CheckpointError, match="hidden_size is 7, the tensors have 32"):
+        read_frontend(tmp_path, "text")
+    for value, got in (([7], r"is \[7\]"), (None, "is missing")):
+        change(tmp_path, text_config=value)
+        with pytest.raises(CheckpointError, match=f"text_config {got}, allowed an object"):
+            read_frontend(tmp_path, "text")
+
+
+def test_an_xlm_whose_languages_are_not_those_of_its_table_is_refused(tmp_path: Path) -> None:
+    xlm(tmp_path, n_langs=3)
+    change(tmp_path, n_langs=4)
+    with pytest.raises(CheckpointError, match="n_langs is 4, the tensors have 3"):
+        read_frontend(tmp_path)

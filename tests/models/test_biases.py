@@ -1,0 +1,180 @@
+"""The rows of pairwise biases, against what transformers saves and reads."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from incipit.models.alibi import AlibiBias
+from incipit.models.bias import (
+    AlibiConfig,
+    BiasConfig,
+    RelativeSinusoidConfig,
+    T5Config,
+    build_bias,
+    from_document,
+    to_document,
+)
+from incipit.models.checkpoint import CheckpointError, read_frontend
+from incipit.models.companions import BIASES, bias_of
+from incipit.models.families import FAMILIES
+from incipit.models.frontend import FrontEndConfig
+from tests.families.biased import BIASED, HEADS, save
+
+BUCKETS = "{}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+
+
+def t5(side: str) -> T5Config:
+    return T5Config(
+        heads=HEADS, buckets=32, max_distance=128, bidirectional=side == "encoder", weight=(BUCKETS.format(side),)
+    )
+
+
+EXPECTED: dict[str, BiasConfig] = {
+    "bloom": AlibiConfig(heads=HEADS, anchor="first", recipe="float32_powers"),
+    "mpt": AlibiConfig(heads=HEADS, anchor="last", recipe="float32_reciprocals"),
+    "falcon": AlibiConfig(
+        heads=HEADS, anchor="first", recipe="float32_powers", arithmetic="bfloat16", divisor=math.sqrt(8)
+    ),
+    "t5/encoder": t5("encoder"),
+    "t5/decoder": t5("decoder"),
+    "xlnet": RelativeSinusoidConfig(width=48, clamp_len=None, bidirectional=True),
+}
+
+
+def side_of(name: str) -> str | None:
+    return name.partition("/")[2] or None
+
+
+def change(folder: Path, **values: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def test_every_row_is_of_a_family_and_has_an_oracle() -> None:
+    assert set(BIASES) <= set(FAMILIES)
+    assert set(BIASES) == set(BIASED) == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_a_checkpoint_gives_its_bias(name: str, tmp_path: Path) -> None:
+    weights = dict(save(name, tmp_path).named_parameters())
+    frontend = read_frontend(tmp_path, side_of(name))
+    assert frontend.config.bias == EXPECTED[name]
+    state = frontend.state_dict()
+    assert ("bias.weight" in state) == name.startswith("t5/")
+    if name.startswith("t5/"):
+        assert torch.equal(state["bias.weight"], weights[BUCKETS.format(side_of(name))])
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_a_front_end_of_its_document_and_tensors_is_the_same(name: str, tmp_path: Path) -> None:
+    save(name, tmp_path)
+    frontend = read_frontend(tmp_path, side_of(name))
+    document = json.loads(json.dumps(frontend.config.to_document()))
+    assert "weight" not in document["bias"]
+    again = type(frontend).from_tensors(FrontEndConfig.from_document(document), frontend.state_dict())
+    assert again.config.bias == from_document(to_document(EXPECTED[name]))
+    lengths = (3, 4) if name == "xlnet" else (2, 3, 4)
+    assert torch.equal(again.bias(*lengths), frontend.bias(*lengths))
+
+
+def test_a_model_without_a_bias_has_none(tmp_path: Path) -> None:
+    save("falcon", tmp_path, alibi=False)
+    frontend = read_frontend(tmp_path)
+    assert frontend.config.bias is None
+    assert frontend.config.to_document()["bias"] is None
+    assert not hasattr(frontend, "bias")
+
+
+def test_what_a_config_leaves_out_is_the_default_of_transformers() -> None:
+    assert bias_of("bloom", {}) == AlibiConfig(heads=8, anchor="first", recipe="float32_powers")
+    assert bias_of("mpt", {"attn_config": None}) == AlibiConfig(heads=16, anchor="last", recipe="float32_reciprocals")
+    assert bias_of("falcon", {}) is None
+    assert bias_of("falcon", {"alibi": True}) == AlibiConfig(
+        heads=71, anchor="first", recipe="float32_powers", arithmetic="bfloat16", divisor=8.0
+    )
+    encoder = bias_of("t5/encoder", {})
+    assert isinstance(encoder, T5Config)
+    assert (encoder.heads, encoder.buckets, encoder.max_distance) == (8, 32, 128)
+    assert bias_of("xlnet", {}) == RelativeSinusoidConfig(width=1024, clamp_len=None, bidirectional=True)
+    assert bias_of("bert", {}) is None
+
+
+def test_a_count_may_go_by_its_other_name() -> None:
+    assert bias_of("bloom", {"num_attention_heads": 3, "n_head": 3}) == bias_of("bloom", {"num_attention_heads": 3})
+    assert bias_of("xlnet", {"hidden_size": 6}) == bias_of("xlnet", {"d_model": 6})
+
+
+def test_sinusoids_follow_the_config(tmp_path: Path) -> None:
+    save("xlnet", tmp_path, attn_type="uni", clamp_len=5)
+    assert read_frontend(tmp_path).config.bias == RelativeSinusoidConfig(width=48, clamp_len=5, bidirectional=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("mpt", {"attn_config": {"alibi": False}}, "attn_config.alibi is False, understood is True"),
+        ("mpt", {"attn_config": {"alibi_bias_max": 16}}, "attn_config.alibi_bias_max is 16, understood is 8"),
+        ("mpt", {"attn_config": 3}, "attn_config is 3, understood is an object"),
+        ("mpt", {"n_heads": 0}, "n_heads is 0, understood is 1 or more"),
+        ("bloom", {"num_attention_heads": 4}, "num_attention_heads is 4, understood is 6, as n_head"),
+        ("falcon", {"alibi": "yes"}, "alibi is 'yes', understood is True or False"),
+        ("falcon", {"num_attention_heads": 0}, "num_attention_heads is 0, understood is 1 or more"),
+        ("xlnet", {"bi_data": True}, "bi_data is True, understood is False"),
+        ("xlnet", {"attn_type": "other"}, "attn_type is 'other', understood is 'bi' or 'uni'"),
+        ("xlnet", {"clamp_len": 2.5}, "clamp_len: got 2.5, allowed 1 or more"),
+        ("t5/decoder", {"num_heads": 2.0}, "num_heads is 2.0, understood is 1 or more"),
+    ],
+)
+def test_a_value_that_is_not_understood_is_refused(
+    name: str, values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    save(name, tmp_path)
+    change(tmp_path, **values)
+    with pytest.raises(CheckpointError, match=f"config.json: {message}"):
+        read_frontend(tmp_path, side_of(name))
+
+
+@pytest.mark.parametrize("values", [{"num_heads": 3}, {"relative_attention_num_buckets": 16}])
+def test_a_table_of_another_size_than_the_config_says_is_refused(values: dict[str, int], tmp_path: Path) -> None:
+    save("t5/encoder", tmp_path)
+    change(tmp_path, **values)
+    with pytest.raises(CheckpointError, match=r"tensors and config\.json disagree: .*bias\.weight"):
+        read_frontend(tmp_path, "encoder")
+
+
+def test_a_table_that_is_missing_is_named(tmp_path: Path) -> None:
+    save("t5/decoder", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors[BUCKETS.format("decoder")]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"no tensor {BUCKETS.format('decoder')}"):
+        read_frontend(tmp_path, "decoder")
+    read_frontend(tmp_path, "encoder")
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"kind": "rotary"}, "kind: got 'rotary', allowed alibi, t5, relative_sinusoid"),
+        ({"kind": "alibi"}, "alibi: .*heads"),
+        ({"kind": "alibi", "heads": 4, "width": 4}, "alibi: .*width"),
+        ({"kind": "alibi", "heads": True}, "heads: got True, allowed 1 or more"),
+    ],
+)
+def test_a_document_that_is_not_known_is_refused(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_document(document)
+
+
+def test_the_module_holds_what_the_config_says() -> None:
+    module = build_bias(AlibiConfig(heads=3, anchor="last", recipe="exact", arithmetic="bfloat16", divisor=2.0))
+    assert isinstance(module, AlibiBias)
+    assert (module.heads, module.anchor, module.recipe) == (3, "last", "exact")
+    assert (module.arithmetic, module.divisor) == ("bfloat16", 2.0)

@@ -1,0 +1,245 @@
+"""What attention is given beside the vectors, as files of published models say it, against transformers itself."""
+
+import copy
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import CONFIG_MAPPING
+
+from incipit.models.checkpoint import CheckpointError, read_frontend
+from incipit.models.companions import ROTARY, find_rotary, read_rotary
+from incipit.models.frontend import FrontEnd, FrontEndConfig
+from incipit.models.rotary import RotaryConfig, RotaryPositions, rotate
+from tests.families.published import _ENCODER, VOCABULARY, save
+
+POSITIONS = torch.cat((torch.arange(100), torch.arange(100, 1536, 37))).unsqueeze(0)
+LINEAR = {"factor": 4.0, "rope_type": "linear"}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 8192}
+PER_LAYER = {"sliding_attention": {"rope_type": "default", "rope_theta": 5e3}, "full_attention": LINEAR}
+LONG = {"short_factor": [1.0 + i / 50 for i in range(48)], "long_factor": [1.0 + i for i in range(48)]}
+
+# What the library fills in where the file says nothing, and both spellings of what it may say.
+FILES: list[tuple[str, dict[str, Any]]] = [
+    *((family, {}) for family in ROTARY if family != "esm"),
+    ("llama", {"rope_theta": 5e5, "rope_scaling": LLAMA3}),
+    ("llama", {"rope_parameters": {"rope_theta": 5e5, **LLAMA3}, "head_dim": 64}),
+    ("llama", {"num_attention_heads": 16}),
+    ("mistral", {"rope_theta": 1e6, "head_dim": 128}),
+    ("qwen2", {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}),
+    ("qwen3", {"rope_theta": 1e6, "head_dim": 64}),
+    ("phi", {"partial_rotary_factor": 0.375}),
+    ("phi", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}}),
+    ("phi", {"rope_scaling": LINEAR, "partial_rotary_factor": 0.375}),
+    ("phi3", {"rope_scaling": {"type": "su", **LONG, "original_max_position_embeddings": 9}}),
+    ("phi3", {"rope_scaling": {"type": "yarn", **LONG}, "original_max_position_embeddings": 1000}),
+    ("phi3", {"rope_scaling": {"type": "longrope", **LONG, "original_max_position_embeddings": 99}}),
+    ("gpt_neox", {"rotary_pct": 0.5, "rotary_emb_base": 25000, "rope_theta": 7.0, "partial_rotary_factor": 0.7}),
+    ("gpt_neox", {"rope_scaling": LINEAR}),
+    ("granite", {"rope_theta": 1e7}),
+    ("gemma", {"head_dim": 64, "rope_theta": 2e4}),
+    ("gemma2", {"head_dim": 64}),
+    ("gemma3_text", {"rope_theta": 2e6, "rope_local_base_freq": 2e4, "rope_scaling": LINEAR}),
+    ("gemma3_text", {"rope_parameters": PER_LAYER, "rope_theta": 3e6}),
+    ("modernbert", {"global_rope_theta": 2e5, "local_rope_theta": 2e4, "rope_scaling": LINEAR}),
+    ("modernbert", {"rope_parameters": PER_LAYER}),
+    ("nomic_bert", {"rope_theta": 1e4}),
+    ("falcon", {"rope_theta": 5e5}),
+    ("gptj", {"rotary_dim": 32, "rope_theta": 7.0}),
+    ("codegen", {"rotary_dim": 32}),
+    ("roformer", {"hidden_size": 96}),
+    ("esm", {"position_embedding_type": "rotary"}),
+    ("esm", {"position_embedding_type": "rotary", "rope_theta": 500.0}),
+]
+
+
+def library(family: str, values: dict[str, Any]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return what attention in transformers uses, in the form of our outputs."""
+    config = CONFIG_MAPPING[family](**copy.deepcopy(values))  # transformers writes into the dictionaries it is given
+    package = "gemma3" if family == "gemma3_text" else family
+    modeling = importlib.import_module(f"transformers.models.{package}.modeling_{package}")
+    if family in ("gptj", "codegen"):
+        tables = modeling.create_sinusoidal_positions(config.n_positions, config.rotary_dim)
+    elif family == "roformer":
+        width = config.hidden_size // config.num_attention_heads
+        module = modeling.RoFormerSinusoidalPositionalEmbedding(config.max_position_embeddings, width)
+        tables = module.create_weight()
+    else:
+        (name,) = (name for name in dir(modeling) if name.endswith("RotaryEmbedding"))
+        module = getattr(modeling, name)(config)
+        layers = list(ROTARY[family].thetas)
+        return {layer: module(torch.zeros(1), POSITIONS, *([layer] if layer else [])) for layer in layers}
+    sin, cos = tables[POSITIONS].chunk(2, dim=-1)
+    return {"": (torch.cat((cos, cos), -1), torch.cat((sin, sin), -1))}
+
+
+@pytest.mark.parametrize(("family", "values"), FILES, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_file_means_what_it_means_to_transformers(family: str, values: dict[str, Any]) -> None:
+    config = CONFIG_MAPPING[family](**copy.deepcopy(values))
+    saved = json.loads(config.to_json_string())  # of transformers 5
+    for stated in (values, saved):
+        row = find_rotary(family, stated)
+        assert row is not None
+        outputs = read_rotary(row, stated, config.hidden_size, config.max_position_embeddings, 1536)
+        found = {output.name: RotaryPositions(output.config)(POSITIONS, position_ids=POSITIONS) for output in outputs}
+        expected = library(family, values)
+        assert found.keys() == expected.keys()
+        for name, (cos, sin) in expected.items():
+            assert torch.equal(found[name][0], cos)
+            assert torch.equal(found[name][1], sin)
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "message"),
+    [
+        ("phi3", {"rope_scaling": LINEAR}, "rope_type: got 'linear', allowed default, longrope"),
+        ("gptj", {"rope_scaling": LINEAR}, "rope_parameters: got .*, allowed none"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5, allowed 1"),
+        ("gemma3_text", {"rope_parameters": LINEAR}, "got the key 'factor', allowed full_attention, sliding_attention"),
+        ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 8.0}}, "type: got 'linear', allowed 'default'"),
+        (
+            "modernbert",
+            {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}},
+            "got the key 'truncate', not known",
+        ),
+    ],
+)
+def test_what_the_library_would_not_do_is_refused(family: str, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_rotary(ROTARY[family], values, 64, 2048, 100)
+
+
+def test_attention_that_is_not_rotary_has_no_outputs() -> None:
+    for family, values in (("falcon", {"alibi": True}), ("esm", {}), ("bert", {}), ("mpt", {})):
+        assert find_rotary(family, values) is None
+
+
+def tiny(folder: Path, model: str, **values: Any) -> Any:
+    """Save a tiny model, and return it as transformers loads it."""
+    kind = getattr(transformers, model)
+    torch.manual_seed(0)
+    sizes = {**_ENCODER, "max_position_embeddings": 64, **values}
+    kind(kind.config_class(**sizes)).save_pretrained(folder)
+    return kind.from_pretrained(folder).eval()
+
+
+def outputs_of(frontend: FrontEnd, length: int = 9, offset: int = 0) -> dict[str, Tensor]:
+    return frontend.rotary_outputs(torch.zeros((2, length), dtype=torch.int64), offset)
+
+
+ESM = {"position_embedding_type": "rotary", "pad_token_id": 1, "mask_token_id": 98, "token_dropout": True}
+
+
+def test_esm_counts_slots(tmp_path: Path) -> None:
+    model, seen = tiny(tmp_path, "EsmModel", **ESM), []
+    model.rotary_embeddings.register_forward_hook(lambda *arguments: seen.append(arguments[2]))
+    ids = torch.tensor([[1, 1, 5, 6], [7, 8, 9, 1]])
+    model(input_ids=ids, attention_mask=(ids != 1).long())
+    frontend = read_frontend(tmp_path)
+    assert frontend.config.needs_mask
+    ((cos, sin),) = seen
+    assert [torch.equal(a, b) for a, b in zip(outputs_of(frontend, 4).values(), (cos, sin), strict=True)] == [True] * 2
+
+
+@pytest.mark.parametrize("place", ["rotary_embeddings", "encoder.layer.0.attention.self.rotary_embeddings"])
+def test_frequencies_that_a_file_of_esm_holds_win(tmp_path: Path, place: str) -> None:
+    tiny(tmp_path, "EsmModel", **ESM)
+    file = tmp_path / "model.safetensors"
+    tensors = {key: tensor for key, tensor in load_file(file).items() if "inv_freq" not in key}
+    narrow = (1.0 / 10000 ** (torch.arange(0, 8, 2) / 8)).half()
+    save_file(tensors | {f"{place}.inv_freq": narrow}, file, metadata={"format": "pt"})
+    model = transformers.EsmModel.from_pretrained(tmp_path)
+    assert model.rotary_embeddings is not None
+    expected = model.rotary_embeddings(torch.zeros(1), torch.arange(9).unsqueeze(0))
+    frontend = read_frontend(tmp_path)
+    assert frontend.config.rotary[0].config.scaling == "given"
+    assert all(torch.equal(a, b) for a, b in zip(outputs_of(frontend).values(), expected, strict=True))
+    again = FrontEndConfig.from_document(json.loads(json.dumps(frontend.config.to_document())))
+    assert again.rotary == frontend.config.rotary
+
+    save_file(tensors | {f"{place}.inv_freq": narrow[:3].clone()}, file)
+    with pytest.raises(CheckpointError, match=r"frequencies: got .*, allowed 4 numbers"):
+        read_frontend(tmp_path)
+
+
+def test_a_table_of_roformer_that_is_another_is_not_passed_off(tmp_path: Path) -> None:
+    tiny(tmp_path, "RoFormerModel")
+    assert read_frontend(tmp_path).config.rotary
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["encoder.embed_positions.weight"] = tensors["encoder.embed_positions.weight"].half()
+    save_file(tensors, file)
+    config = read_frontend(tmp_path).config
+    assert config.rotary == ()
+    assert config.no_rotary is not None
+    assert "encoder.embed_positions.weight" in config.no_rotary
+
+
+@pytest.mark.parametrize("family", ["gptj", "codegen", "roformer", "llama", "nomic_bert"])
+def test_queries_turn_as_in_transformers_in_the_layout_of_the_row(family: str) -> None:
+    torch.manual_seed(0)
+    query, row = torch.randn(1, 2, 9, 16), ROTARY[family]
+    cos, sin = RotaryPositions(RotaryConfig(dim=16))(torch.zeros(1, 9, dtype=torch.int64))
+    modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    if row.layout == "half":
+        expected = modeling.apply_rotary_pos_emb(query, query, cos, sin)[0]
+    elif family == "roformer":
+        table = torch.cat((sin[..., :8], cos[..., :8]), -1)[:, None]
+        expected = modeling.RoFormerSelfAttention.apply_rotary_position_embeddings(table, query, query)[0]
+    else:
+        turned = modeling.apply_rotary_pos_emb(query.transpose(1, 2), sin[..., :8], cos[..., :8])
+        expected = turned.transpose(1, 2)
+    assert torch.equal(rotate(query, cos, sin, row.layout), expected)
+
+
+def test_angles_that_depend_on_the_length_need_one(tmp_path: Path) -> None:
+    model = tiny(tmp_path, "LlamaModel", rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4})
+    left_out = read_frontend(tmp_path)
+    assert (left_out.config.rotary, left_out.signature.rotary) == ((), {})
+    assert left_out.config.no_rotary == (
+        "rope_type 'dynamic' depends on the length of the whole sequence, and none was given"
+    )
+    assert FrontEndConfig.from_document(left_out.config.to_document()).no_rotary == left_out.config.no_rotary
+
+    frontend = read_frontend(tmp_path, rotary_length=200)
+    assert frontend.signature.rotary == {"rotary_cos": 8, "rotary_sin": 8}
+    assert (frontend.signature.rotary_len, frontend.signature.max_len) == (200, 64)
+    expected = model.rotary_emb(torch.zeros(1), torch.arange(200).unsqueeze(0))
+    for found, whole in zip(outputs_of(frontend, 5, 195).values(), expected, strict=True):
+        assert torch.equal(found, whole[:, 195:])
+    with pytest.raises(ValueError, match="position: got 200, allowed 0 to 199"):
+        outputs_of(frontend, 5, 196)
+
+
+def test_a_length_that_means_nothing_is_refused(tmp_path: Path) -> None:
+    save("llama", tmp_path / "llama")
+    save("bert", tmp_path / "bert")
+    for family, why in (("llama", "the angles of 'llama' here do not"), ("bert", "'bert' here has no rotary")):
+        with pytest.raises(CheckpointError, match=f"--rotary-length: got 100, allowed none: {why}"):
+            read_frontend(tmp_path / family, rotary_length=100)
+
+
+@pytest.mark.parametrize("length", [0, -1])
+def test_a_length_without_a_token_is_refused(tmp_path: Path, length: int) -> None:
+    tiny(tmp_path, "LlamaModel", rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4})
+    with pytest.raises(CheckpointError, match=f"length: got {length}, allowed more than 0"):
+        read_frontend(tmp_path, rotary_length=length)
+
+
+def test_layers_that_differ_have_outputs_of_their_own(tmp_path: Path) -> None:
+    save("modernbert", tmp_path)
+    frontend = read_frontend(tmp_path)
+    names = [f"rotary_{part}_{layer}_attention" for layer in ("full", "sliding") for part in ("cos", "sin")]
+    assert list(frontend.signature.rotary) == list(outputs_of(frontend)) == names
+    assert frontend.config.tokens.rows == VOCABULARY
+    per_row = frontend.rotary_outputs(torch.zeros((2, 9), dtype=torch.int64), torch.tensor([0, 30]))
+    assert {tuple(tensor.shape) for tensor in per_row.values()} == {(2, 9, 8)}
+    assert {tuple(tensor.shape) for tensor in outputs_of(frontend).values()} == {(1, 9, 8)}
+    assert {tensor.dtype for tensor in per_row.values()} == {torch.float32}

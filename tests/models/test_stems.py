@@ -1,0 +1,384 @@
+"""Stems, and the reader of their checkpoints, against what enters the first block of transformers' own models."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import (
+    CLIPConfig,
+    CLIPModel,
+    CLIPTextConfig,
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    CLIPVisionModelWithProjection,
+    PreTrainedModel,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTForMaskedImageModeling,
+    ViTModel,
+    WhisperConfig,
+    WhisperForAudioClassification,
+    WhisperForConditionalGeneration,
+    WhisperModel,
+)
+
+from incipit.models.checkpoint import CheckpointError
+from incipit.models.families import STEMS, Config
+from incipit.models.stem_checkpoint import is_stem, read_stem
+from incipit.models.stems import (
+    AudioConfig,
+    AudioStem,
+    PatchConfig,
+    PatchStem,
+    Stem,
+    from_document,
+    from_tensors,
+    to_document,
+    without_storage,
+)
+
+BLOCKS: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
+VIT = ViTConfig(**BLOCKS, image_size=30, patch_size=8, num_channels=2)
+CLIP_VISION = CLIPVisionConfig(**BLOCKS, image_size=24, patch_size=6, layer_norm_eps=1e-3)
+CLIP = CLIPConfig(vision_config=CLIP_VISION.to_dict(), text_config=CLIPTextConfig(**BLOCKS, vocab_size=20).to_dict())
+WHISPER = WhisperConfig(
+    d_model=16,
+    num_mel_bins=5,
+    max_source_positions=7,
+    max_target_positions=9,
+    vocab_size=30,
+    encoder_layers=1,
+    decoder_layers=1,
+    encoder_attention_heads=2,
+    decoder_attention_heads=2,
+    encoder_ffn_dim=16,
+    decoder_ffn_dim=16,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+    decoder_start_token_id=1,
+)
+MODELS: dict[str, tuple[type[PreTrainedModel], Any, str | None, str]] = {
+    # The class, its config, the side, and the first block.
+    "vit": (ViTModel, VIT, None, "layers.0"),
+    "vit head": (ViTForImageClassification, VIT, None, "vit.layers.0"),
+    "vit mask": (ViTForMaskedImageModeling, VIT, None, "vit.layers.0"),
+    "vision": (CLIPVisionModel, CLIP_VISION, None, "encoder.layers.0"),
+    "vision head": (CLIPVisionModelWithProjection, CLIP_VISION, None, "vision_model.encoder.layers.0"),
+    "clip": (CLIPModel, CLIP, "vision", "vision_model.encoder.layers.0"),
+    "whisper": (WhisperModel, WHISPER, "encoder", "encoder.layers.0"),
+    "whisper head": (WhisperForConditionalGeneration, WHISPER, "encoder", "model.encoder.layers.0"),
+    "whisper audio": (WhisperForAudioClassification, WHISPER, "encoder", "encoder.layers.0"),
+}
+EVERY = pytest.mark.parametrize("name", MODELS)
+IMAGES = pytest.mark.parametrize("name", ["vit", "clip"])
+
+
+def build(name: str) -> PreTrainedModel:
+    """A model whose every parameter tells: also class tokens and biases, which start at zero."""
+    kind, config, *_ = MODELS[name]
+    torch.manual_seed(1)
+    model: PreTrainedModel = kind(config)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    model.train(False)
+    return model
+
+
+def save(name: str, folder: Path, **options: Any) -> Path:
+    build(name).save_pretrained(folder, **options)
+    return folder
+
+
+class Seen(Exception):
+    """What enters the first block."""
+
+
+def entering_block_0(name: str, values: Tensor) -> Tensor:
+    """What enters the first block of transformers' own model; another size is interpolated."""
+    model = build(name)
+
+    def stop(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        raise Seen(args[0] if args else kwargs["hidden_states"])
+
+    model.get_submodule(MODELS[name][3]).register_forward_pre_hook(stop, with_kwargs=True)
+    inputs: dict[str, Any] = {"input_features": values}
+    if not name.startswith("whisper"):
+        inputs = {"pixel_values": values, "interpolate_pos_encoding": values.shape[-2:] != (size_of(name),) * 2}
+    if name == "clip":
+        inputs["input_ids"] = torch.zeros((1, 2), dtype=torch.int64)
+    with torch.inference_mode(), pytest.raises(Seen) as seen:
+        model(**inputs)
+    entering: Tensor = seen.value.args[0]
+    return entering
+
+
+def size_of(name: str) -> int:
+    return 30 if name.startswith("vit") else 24
+
+
+def sample(name: str, batch: int = 2, size: tuple[int, int] | None = None) -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    if name.startswith("whisper"):
+        return torch.randn(batch, 5, 14, generator=generator)
+    return torch.randn(batch, 2 if name.startswith("vit") else 3, *(size or (size_of(name),) * 2), generator=generator)
+
+
+def found(folder: Path, name: str, values: Tensor) -> Tensor:
+    with torch.inference_mode():
+        vectors: Tensor = read_stem(folder, MODELS[name][2]).eval()(values)
+    return vectors
+
+
+@EVERY
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_a_saved_model_gives_the_bits_that_enter_the_first_block(name: str, batch: int, tmp_path: Path) -> None:
+    values = sample(name, batch)
+    assert torch.equal(found(save(name, tmp_path), name, values), entering_block_0(name, values))
+
+
+@pytest.mark.parametrize("name", ["vit head", "clip", "whisper head"])
+def test_a_model_in_shards_is_read(name: str, tmp_path: Path) -> None:
+    folder, values = save(name, tmp_path, max_shard_size="2KB"), sample(name)
+    assert len(list(folder.glob("model-*-of-*.safetensors"))) > 2
+    assert torch.equal(found(folder, name, values), entering_block_0(name, values))
+
+
+@IMAGES
+@pytest.mark.parametrize("grid", [(1, 1), (3, 4), (4, 3), (5, 5), (2, 9), (11, 1)])
+def test_other_sizes_have_the_positions_that_transformers_interpolates(
+    name: str, grid: tuple[int, int], tmp_path: Path
+) -> None:
+    patch = 8 if name == "vit" else 6
+    values = sample(name, size=(grid[0] * patch, grid[1] * patch))
+    vectors = found(save(name, tmp_path), name, values)
+    assert vectors.shape == (2, 1 + grid[0] * grid[1], 16)
+    assert torch.equal(vectors, entering_block_0(name, values))
+
+
+def test_no_other_tensor_is_read(tmp_path: Path) -> None:
+    folder, values = save("clip", tmp_path), sample("clip")
+    expected = found(folder, "clip", values)
+    kept = ("vision_model.embeddings.", "vision_model.pre_layrnorm.")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({key: value for key, value in tensors.items() if key.startswith(kept)}, folder / "model.safetensors")
+    assert torch.equal(found(folder, "clip", values), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_weights_are_widened(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = build("vit")
+    nn.Module.to(model, dtype).save_pretrained(tmp_path)
+    stem = read_stem(tmp_path)
+    assert {tensor.dtype for tensor in stem.state_dict().values()} == {torch.float32}
+    expected = model.get_parameter("embeddings.position_embeddings")[0].float()
+    assert torch.equal(stem.positions, expected)
+
+
+def test_an_encoder_that_was_saved_alone_is_read(tmp_path: Path) -> None:
+    model, values = build("whisper"), sample("whisper")
+    model.get_submodule("encoder").save_pretrained(tmp_path)  # type: ignore[operator]
+    assert "conv1.weight" in load_file(tmp_path / "model.safetensors")
+    assert torch.equal(found(tmp_path, "whisper", values), entering_block_0("whisper", values))
+
+
+@pytest.mark.parametrize(
+    ("row", "kind", "config"),
+    [
+        ("vit", ViTModel, ViTConfig()),
+        ("clip_vision_model", CLIPVisionModel, CLIPVisionConfig()),
+        ("whisper/encoder", WhisperModel, WhisperConfig()),
+    ],
+)
+def test_keys_that_are_absent_have_the_librarys_defaults(row: str, kind: type[PreTrainedModel], config: Any) -> None:
+    with torch.device("meta"):
+        tensors = kind(config).state_dict()
+    family = STEMS[row]
+    stem = without_storage(family.config(row, Config({})))
+    prefix = "encoder." if row == "whisper/encoder" else ""
+    shapes = {name: tensors[prefix + family.keys[name]].shape for name in stem.state_dict()}
+    assert {name: [n for n in shape if n > 1] for name, shape in shapes.items()} == {
+        name: list(tensor.shape) for name, tensor in stem.state_dict().items()
+    }
+    if row == "clip_vision_model":
+        assert isinstance(stem.config, PatchConfig)
+        assert stem.config.norm_eps == config.layer_norm_eps
+
+
+def change(folder: Path, section: str | None = None, /, **values: Any) -> None:
+    """Change keys of `config.json`, or of a part of it; `...` removes one."""
+    config = json.loads((folder / "config.json").read_text())
+    part = config if section is None else config[section]
+    part |= values
+    for key in [key for key, value in part.items() if value is ...]:
+        del part[key]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_the_old_second_part_of_a_clip_config_wins(tmp_path: Path) -> None:
+    folder, values = save("clip", tmp_path), sample("clip")
+    part = json.loads((folder / "config.json").read_text())["vision_config"]
+    change(folder, vision_config_dict=part | {"layer_norm_eps": 0.5})
+    stem = read_stem(folder, "vision")
+    assert isinstance(stem.config, PatchConfig)
+    loaded: Any = CLIPModel.from_pretrained(folder)
+    assert stem.config.norm_eps == loaded.config.vision_config.layer_norm_eps == 0.5
+    change(folder, vision_config_dict=None)
+    assert torch.equal(found(folder, "clip", values), entering_block_0("clip", values))
+
+
+def test_a_square_that_is_given_by_two_numbers_is_read(tmp_path: Path) -> None:
+    folder, values = save("vit", tmp_path), sample("vit")
+    change(folder, image_size=[30, 30], patch_size=[8, 8])
+    assert torch.equal(found(folder, "vit", values), entering_block_0("vit", values))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("vit", {"image_size": [30, 40]}, r"config\.json: image_size: got \[30, 40\], allowed one number"),
+        ("vit", {"patch_size": [8, 4]}, r"config\.json: patch_size: got \[8, 4\]"),
+        ("vit", {"patch_size": 31}, r"patch_size: got 31, allowed 1 to 30"),
+        ("vit", {"patch_size": "8"}, r"patch_size: got '8'"),
+        ("vit", {"image_size": 0}, r"image_size: got 0"),
+        ("vit", {"image_size": 64}, r"disagree: .*positions.*\[10, 16\].*\[65, 16\]"),
+        ("vit", {"num_channels": 3}, r"disagree: .*patches\.weight"),
+        ("vit", {"hidden_size": 8}, r"disagree"),
+        ("vit", {"model_type": "deit"}, r"model_type is 'deit'.*known are vit, clip_vision_model"),
+        ("vision", {"layer_norm_eps": -1.0}, r"norm_eps: got -1\.0"),
+        ("whisper", {"num_mel_bins": 80}, r"disagree: .*conv1\.weight"),
+        ("whisper", {"max_source_positions": 1500}, r"disagree: .*positions"),
+        ("whisper", {"d_model": 2.5}, r"width: got 2\.5"),
+        ("clip", {"vision_config": ...}, r"vision_config is missing"),
+        ("clip", {"vision_config": [1]}, r"vision_config is \[1\]"),
+    ],
+)
+def test_values_that_are_not_understood_are_refused_by_name(
+    name: str, values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = save(name, tmp_path)
+    change(folder, **values)
+    with pytest.raises(CheckpointError, match=message):
+        read_stem(folder, MODELS[name][2])
+
+
+@pytest.mark.parametrize(
+    ("name", "side"), [("vit", "vision"), ("clip", None), ("clip", "text"), ("whisper", "decoder")]
+)
+def test_a_side_that_is_no_stem_is_refused(name: str, side: str | None, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"side {side!r}, known are"):
+        read_stem(save(name, tmp_path), side)
+
+
+@EVERY
+def test_a_config_leads_to_its_row(name: str, tmp_path: Path) -> None:
+    _, config, side, _ = MODELS[name]
+    row = f"{config.model_type}/{side}" if side else config.model_type
+    assert row in STEMS
+    config.save_pretrained(tmp_path)
+    assert is_stem(tmp_path, side)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("vit", "embeddings.cls_token"), ("vit", "embeddings.position_embeddings"), ("vision", "pre_layrnorm.bias")],
+)
+def test_a_missing_tensor_is_named(name: str, key: str, tmp_path: Path) -> None:
+    folder = save(name, tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    missing = next(stored for stored in tensors if stored.endswith(key))
+    save_file({stored: value for stored, value in tensors.items() if stored != missing}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"no tensor {missing}"):
+        read_stem(folder)
+
+
+# The modules.
+
+PATCHES = PatchConfig(family="own", width=8, channels=3, image_size=12, patch_size=4, norm_eps=1e-5)
+AUDIO = AudioConfig(family="own", width=8, channels=4, positions=6)
+STEM_OF: dict[str, Stem] = {"patches": PatchStem(PATCHES), "audio": AudioStem(AUDIO)}
+
+
+@pytest.mark.parametrize("kind", STEM_OF)
+def test_every_parameter_learns(kind: str) -> None:
+    torch.manual_seed(0)
+    stem = STEM_OF[kind]
+    # An oblong image: its positions are interpolated, and the table behind them still learns.
+    x = torch.randn(2, 3, 12, 20) if kind == "patches" else torch.randn(2, 4, 12)
+    target = torch.randn_like(stem(x))
+    optimizer = torch.optim.Adam(stem.parameters(), lr=0.05)
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = (stem(x) - target).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert all(parameter.grad is not None and parameter.grad.abs().max() > 0 for parameter in stem.parameters())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("config", [PATCHES, AUDIO, replace(PATCHES, norm_eps=None, bias=False)])
+def test_a_config_survives_its_document(config: PatchConfig | AudioConfig) -> None:
+    assert from_document(json.loads(json.dumps(to_document(config)))) == config
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"kind": "text"}, "kind: got 'text', allowed patches, audio"),
+        ({"kind": "audio", "family": "a", "width": 1, "channels": 1}, "audio: .*positions"),
+        (to_document(AUDIO) | {"color": 1}, "audio: .*color"),
+        (to_document(AUDIO) | {"positions": True}, "positions: got True"),
+        (to_document(PATCHES) | {"bias": 1}, "bias: got 1"),
+    ],
+)
+def test_a_document_that_is_not_understood_is_refused(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_document(document)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "message"),
+    [
+        ("patches", (1, 4, 12, 12), r"pixel_values: got shape \(1, 4, 12, 12\), allowed \(batch, 3, height, width\)"),
+        ("patches", (3, 12, 12), r"pixel_values: got shape"),
+        ("patches", (1, 3, 14, 12), r"pixel_values: got height 14 and width 12, allowed multiples of 4"),
+        ("patches", (1, 3, 12, 3), r"got height 12 and width 3"),
+        ("patches", (1, 3, 0, 12), r"got height 0 and width 12"),
+        ("audio", (1, 5, 12), r"input_features: got shape \(1, 5, 12\), allowed \(batch, 4, 12\)"),
+        ("audio", (1, 4, 13), r"input_features: got shape"),
+        ("audio", (1, 4, 11), r"input_features: got shape"),
+    ],
+)
+def test_other_shapes_are_refused(kind: str, shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        STEM_OF[kind](torch.zeros(shape))
+
+
+@EVERY
+def test_the_signature_says_what_comes_out(name: str, tmp_path: Path) -> None:
+    stem, values = read_stem(save(name, tmp_path), MODELS[name][2]), sample(name)
+    signature = stem.signature
+    signature.check(values.shape)
+    assert stem(values).shape == (2, signature.length(*values.shape[2:]), signature.width)
+    assert signature.input == ("input_features" if name.startswith("whisper") else "pixel_values")
+    assert not signature.exact
+
+
+def test_the_tensors_are_not_copied() -> None:
+    tensors = STEM_OF["patches"].state_dict()
+    stem = from_tensors(PATCHES, tensors)
+    assert all(value.data_ptr() == tensors[name].data_ptr() for name, value in stem.state_dict().items())
+    with pytest.raises(RuntimeError, match="class_token"):
+        from_tensors(PATCHES, {name: value for name, value in tensors.items() if name != "class_token"})
