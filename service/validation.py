@@ -46,6 +46,9 @@ def check(request: Request, manifest: Manifest, max_tokens: int) -> None:
             raise Invalid(name, "a value", f"nothing, since this model has no {_WHAT.get(name, name)}")
         _check_like(name, rows, ids)
         _check_range(name, rows, manifest.indices[name])
+    for name in manifest.needed:
+        if name not in request.indices:
+            raise Invalid(name, "nothing", "one for each token, since none is not 0 for this model")
     if request.attention_mask is not None:
         _check_like("attention_mask", request.attention_mask, ids)
         _check_range("attention_mask", request.attention_mask, 2)
