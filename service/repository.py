@@ -9,21 +9,35 @@ from typing import Any
 from numpy.typing import NDArray
 
 from incipit.service.errors import ArtifactError, NotFound
-from incipit.service.manifest import GRAPH, MANIFEST, NAME, PARITY, Manifest, ParityReport, Tensor, read
+from incipit.service.manifest import GRAPH, MANIFEST, NAME, PARITY, TOKENIZER, Manifest, ParityReport, Tensor, read
 from incipit.service.runtime import Float32, Session
+from incipit.service.tokenizer import Tokenizer
 
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True)
 class Model:
-    """One version of a model, ready to run; `sessions` are by graph."""
+    """One version of a model, ready to run.
+
+    Args:
+        name: of the model.
+        version: of the model.
+        manifest: what it is.
+        parity: how it compares with its source.
+        sessions: by graph.
+        tokenizer: of the artifact; None where it has none.
+        created: when the artifact was written, in seconds since 1970.
+
+    """
 
     name: str
     version: int
     manifest: Manifest
     parity: ParityReport
     sessions: dict[str, Session]
+    tokenizer: Tokenizer | None
+    created: int
 
     @property
     def provider(self) -> str:
@@ -122,7 +136,8 @@ def _open(name: str, version: int, folder: Path, provider: str, threads: int) ->
     for graph, declared in manifest.graphs.items():
         _compare(graph, "inputs", declared.inputs, sessions[graph].inputs)
         _compare(graph, "outputs", declared.outputs, sessions[graph].outputs)
-    return Model(name, version, manifest, parity, sessions)
+    tokenizer = Tokenizer(folder / TOKENIZER) if TOKENIZER in manifest.files else None
+    return Model(name, version, manifest, parity, sessions, tokenizer, int((folder / MANIFEST).stat().st_mtime))
 
 
 def _compare(graph: str, side: str, declared: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> None:

@@ -9,21 +9,31 @@ from incipit.service.api.problems import MEDIA_TYPE
 from incipit.service.manifest import Manifest, ParityReport
 
 Rows = list[list[int]] | list[int]
+Texts = str | list[str]
+Truncate = Literal["left", "right"]
 
 
 class EmbedRequest(BaseModel):
     """Token ids and what belongs to them."""
 
-    input_ids: Rows = Field(description="Rows of token ids, which may differ in length; a flat list is one row.")
+    input_ids: Rows | None = Field(
+        None,
+        description="Rows of token ids, which may differ in length; a flat list is one row. Required without text.",
+    )
+    text: Texts | None = Field(
+        None, description="Instead of input_ids, for a model with a tokenizer: a text for each row."
+    )
     offset: int | list[int] = Field(0, description="Real tokens already fed: one number, or one for each row.")
     position_ids: Rows | None = Field(None, description="Position index of each token; excludes offset.")
     token_type_ids: Rows | None = Field(
         None, description="Segment of each token; default 0. Further inputs of a model stand beside it by name."
     )
     attention_mask: Rows | None = Field(None, description="1 for a real token, 0 for padding; default 1.")
+    truncate: Truncate | None = Field(None, description="Where a row that is too long is cut; default is an error.")
     output: str | list[str] = Field("embeddings", description="Which output, or several, where the answer is JSON.")
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     encoding: Literal["base64", "float"] = Field("base64", description="How JSON holds the vectors.")
+    return_tokens: bool = Field(False, description="Whether the answer says what the tokens of a text are.")
 
 
 class Output(BaseModel):
@@ -46,6 +56,11 @@ class EmbedAnswer(BaseModel):
     outputs: dict[str, Output] | None = Field(None, description="Where several were asked for: each by its name.")
     next_offset: list[int] = Field(description="For each row, the offset that continues it.")
     lengths: list[int] | None = Field(None, description="Tokens of each row, where they differ.")
+    truncated: list[int] | None = Field(None, description="Tokens cut of each row, where that was allowed.")
+    input_ids: list[list[int]] | None = Field(None, description="Of a text, where asked for: its tokens.")
+    spans: list[list[tuple[int, int]]] | None = Field(
+        None, description="Of each token: its first character in the text, and the one after its last."
+    )
 
 
 class Problem(BaseModel):

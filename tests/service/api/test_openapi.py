@@ -82,9 +82,11 @@ def test_embed_describes_every_field_that_is_answered(tiny: httpx.Client, docume
         tiny.post("/models/gpt/embed", json={"input_ids": [[1], [2, 3]], "output": output}).json()
         for output in (*both, both)
     ]
+    text = {"text": "a", "truncate": "left", "return_tokens": True}
+    answers.append(tiny.post("/models/bert/embed", json=text).json())
     schemas = document["components"]["schemas"]
     assert set(schemas["EmbedAnswer"]["properties"]) == set().union(*answers)
-    assert set(schemas["Output"]["properties"]) == set(answers[-1]["outputs"]["embeddings"])
+    assert set(schemas["Output"]["properties"]) == set(answers[2]["outputs"]["embeddings"])
 
 
 def test_a_model_is_described_as_it_is_shown(tiny: httpx.Client, document: Any) -> None:
