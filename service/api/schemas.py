@@ -111,3 +111,86 @@ EMBED: dict[str, Any] = {
         }
     },
 }
+
+
+class EmbeddingsRequest(BaseModel):
+    """Inputs, as the API of OpenAI has them; `pooling` and `truncate` are additions to it."""
+
+    model: str = Field(description="`name`, or `name:version`.")
+    input: Texts | Rows
+    encoding_format: Literal["float", "base64"] = Field("float", description="How JSON holds the vectors.")
+    dimensions: int | None = Field(None, description="The width of the model, or nothing.")
+    user: str | None = Field(None, description="Not used.")
+    pooling: Literal["none", "mean", "first", "last"] = Field(
+        "mean", description="What becomes of the vectors of an input: one vector, or with none one for each token."
+    )
+    truncate: Truncate | None = Field(None, description="Where an input that is too long is cut; default is an error.")
+
+
+class Embedding(BaseModel):
+    """The vector of one input."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: str | list[Any] = Field(description="Numbers, or base64 of little-endian float32.")
+    shape: list[int] | None = Field(None, description="With the pooling none: [tokens, width].")
+
+
+class Usage(BaseModel):
+    """How many tokens were embedded."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsAnswer(BaseModel):
+    """The vectors of all inputs."""
+
+    object: Literal["list"]
+    model: str
+    version: int
+    data: list[Embedding]
+    usage: Usage
+    truncated: list[int] | None = Field(None, description="Tokens cut of each input, where that was allowed.")
+
+
+class OpenAIModel(BaseModel):
+    """A model, as the API of OpenAI lists it."""
+
+    id: str
+    object: Literal["model"]
+    created: int = Field(description="When its artifact was written, in seconds since 1970.")
+    owned_by: str
+
+
+class OpenAIModels(BaseModel):
+    """The models that are served."""
+
+    object: Literal["list"]
+    data: list[OpenAIModel]
+
+
+class OpenAIErrorDetails(BaseModel):
+    """What is wrong."""
+
+    message: str
+    type: Literal["invalid_request_error", "server_error"]
+    param: str | None = Field(description="The field.")
+    code: str | None = Field(description="The kind of error.")
+
+
+class OpenAIError(BaseModel):
+    """An error, as the API of OpenAI has it."""
+
+    error: OpenAIErrorDetails
+
+
+OPENAI_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": OpenAIError, "description": problem["description"]} for status, problem in PROBLEMS.items()
+}
+EMBEDDINGS: dict[str, Any] = {
+    "responses": {200: {"model": EmbeddingsAnswer}, **OPENAI_ERRORS},
+    "openapi_extra": {
+        "requestBody": {"required": True, "content": {JSON: {"schema": EmbeddingsRequest.model_json_schema()}}}
+    },
+}
