@@ -14,6 +14,7 @@ from incipit.service.manifest import (
     MANIFEST,
     NAME,
     PARITY,
+    TOKENIZER,
     Manifest,
     ParityReport,
     StemManifest,
@@ -22,18 +23,29 @@ from incipit.service.manifest import (
     read_manifest,
 )
 from incipit.service.runtime import Float32, Session
+from incipit.service.tokenizer import Tokenizer
 
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """One version of a model, ready to run; `sessions` are by graph."""
+    """One version of a model, ready to run.
+
+    Args:
+        name: of the model.
+        version: of the model.
+        parity: how it compares with its source.
+        sessions: by graph.
+        created: when the artifact was written, in seconds since 1970.
+
+    """
 
     name: str
     version: int
     parity: ParityReport
     sessions: dict[str, Session]
+    created: int
 
     @property
     def provider(self) -> str:
@@ -50,9 +62,10 @@ class Stem(Served):
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Served):
-    """A model of token ids."""
+    """A model of token ids, and the tokenizer of its artifact, if there is one."""
 
     manifest: Manifest
+    tokenizer: Tokenizer | None
 
     def run(self, feeds: Mapping[str, NDArray[Any]], outputs: tuple[str, ...]) -> dict[str, Float32]:
         """Return outputs of tokens by name, each (B, L, width), or (1, L, width) where all rows have the same.
@@ -160,10 +173,17 @@ def _open(name: str, version: int, folder: Path, provider: str, threads: int) ->
     for graph, declared in manifest.graphs.items():
         _compare(graph, "inputs", declared.inputs, sessions[graph].inputs)
         _compare(graph, "outputs", declared.outputs, sessions[graph].outputs)
-    opened: dict[str, Any] = {"name": name, "version": version, "parity": parity, "sessions": sessions}
+    opened: dict[str, Any] = {
+        "name": name,
+        "version": version,
+        "parity": parity,
+        "sessions": sessions,
+        "created": int((folder / MANIFEST).stat().st_mtime),
+    }
     if isinstance(manifest, StemManifest):
         return Stem(manifest=manifest, **opened)
-    return Model(manifest=manifest, **opened)
+    tokenizer = Tokenizer(folder / TOKENIZER) if TOKENIZER in manifest.files else None
+    return Model(manifest=manifest, tokenizer=tokenizer, **opened)
 
 
 def _compare(graph: str, side: str, declared: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> None:
