@@ -267,6 +267,7 @@ def _describe_tokens(
         vocab_size=signature.vocab_size,
         max_len=signature.max_len,
         indices=dict(signature.indices),
+        needed=signature.needed,
         counts=signature.counts,
         padding_id=signature.padding_idx,
         refused_ids=signature.refused_ids,

@@ -150,7 +150,7 @@ def _grid(signature: Signature) -> Iterator[Arguments]:
             if batch > 1:
                 offsets.append(tuple(int(offset) for offset in np.linspace(0, last, batch)))
             for offset in offsets:
-                for segments in (False, True) if signature.indices else (False,):
+                for segments in (False,) if not signature.indices else (True,) if signature.needed else (False, True):
                     for padding in PADDINGS if signature.counts == "ids" or signature.needs_mask else PADDINGS[:1]:
                         yield Arguments(batch, length, offset, segments, padding)
 

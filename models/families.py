@@ -92,7 +92,7 @@ def _segments(name: str) -> Segments:
 
 def _chosen_segments(c: Config, by: float = 1.0) -> list[Step]:
     """Segments that are rows of the token table, where the caller chose them."""
-    return [Segments(table="tokens", by=by)] if c.segments else []
+    return [Segments(table="tokens", by=by, needed=True)] if c.segments else []
 
 
 def _learned(*names: str, first: int = 0) -> Positions:
@@ -325,7 +325,7 @@ FAMILIES: dict[str, Family] = {
             _tokens("embeddings"),
             _learned("position_embeddings"),
             *(
-                [Segments(input="langs", weight=_keys("lang_embeddings"))]
+                [Segments(input="langs", needed=True, weight=_keys("lang_embeddings"))]
                 if c("n_langs", 1) > 1 and c("use_lang_emb", True)
                 else []
             ),

@@ -173,6 +173,11 @@ class FrontEndConfig:
         return {part.input: self.tokens.rows if part.table == "tokens" else part.rows for part in indexed(self.steps)}
 
     @property
+    def needed(self) -> tuple[str, ...]:
+        """Names of the indices that must be given."""
+        return tuple(part.input for part in indexed(self.steps) if part.needed)
+
+    @property
     def counts(self) -> Literal["slots", "ids", "mask"]:
         """What advances the position."""
         return self.positions.counts if self.positions else "slots"
@@ -265,7 +270,8 @@ class FrontEnd(nn.Module):
             attention_mask: int64 (B, L), 1 for a real token, of the tokens given; default all 1. Only a front-end that
                 uses it takes it.
             position_ids: int64 (1 or B, L), position index of each token; excludes `offset`.
-            indices: further indices of each token, by the names in `config.indices`: int64 (1 or B, L); default all 0.
+            indices: further indices of each token, by the names in `config.indices`: int64 (1 or B, L). What is left
+                out is all 0, except the names in `config.needed`, which must be given.
                 Segments may be among them, unless they are given as `token_type_ids`.
 
         Raises:
@@ -292,6 +298,7 @@ class FrontEnd(nn.Module):
             rows=(config.positions.cells or config.positions.rows) if config.positions else 0,
             exact=config.exact,
             indices=config.indices,
+            needed=config.needed,
             counts=config.counts,
             needs_mask=config.needs_mask,
             padding_idx=config.padding_idx,
@@ -339,6 +346,9 @@ class FrontEnd(nn.Module):
         """Run the first steps only, as `forward` runs all of them; dropout follows the last."""
         given = indices or {}
         self._check_given(input_ids, given)
+        for part in indexed(steps):
+            if part.needed and part.input not in given:
+                raise ValueError(f"{part.input}: got none, allowed one for each token")
         if attention_mask is not None and not self.config.needs_mask:
             raise ValueError(
                 f"attention_mask: the front-end {self.config.family!r} does not use one; pass position_ids"

@@ -37,6 +37,7 @@ class Signature:
     rows: int
     exact: bool
     indices: Mapping[str, int] = field(default_factory=dict)
+    needed: tuple[str, ...] = ()
     counts: Literal["slots", "ids", "mask"] = "slots"
     needs_mask: bool = False
     padding_idx: int | None = None

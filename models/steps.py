@@ -36,13 +36,14 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class Segments:
-    """x = x + table[index] * by, where the index of each token is an input of its own; 0 where it is left out.
+    """x = x + table[index] * by, where the index of each token is an input of its own.
 
     Args:
         rows: of the table; an index is 0 to rows - 1.
         input: name of the input.
         table: "own", or "tokens" for the table of the tokens.
         by: factor on the row, and a rounding of its own, as a scale is; 1 by default.
+        needed: it must be given, since the model adds nothing where it is given none; by default none is 0.
 
     """
 
@@ -51,6 +52,7 @@ class Segments:
     input: str = "token_type_ids"
     table: Literal["own", "tokens"] = "own"
     by: float = 1.0
+    needed: bool = False
     weight: Keys = ()
 
 

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
-from incipit.service.api import bias, decode, embed, health, models, open_inference, problems
+from incipit.service.api import bias, decode, embed, health, models, open_inference, openai, problems
 from incipit.service.batching import Scheduler
 from incipit.service.engine import Engine
 from incipit.service.metrics import Metrics
@@ -69,5 +69,6 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(models.router(engine))
     app.include_router(decode.router(engine))
     app.include_router(open_inference.router(engine, VERSION, settings.max_body_bytes))
+    app.include_router(openai.router(engine, settings.max_body_bytes))
     app.include_router(health.router(engine))
     return app

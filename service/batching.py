@@ -13,6 +13,8 @@ SMALL = 2**19
 """Values of an array, and bytes that are only copied, that are handled in a few tenths of a millisecond."""
 TEXT_COST = 32
 """A byte of JSON that is read, or a number that is written as text, takes as long as this many values."""
+TOKENIZER_COST = 2**11
+"""A character of text that becomes token ids takes as long as this many values."""
 
 
 class Scheduler:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.service.batching import SMALL, Scheduler
+from incipit.service.batching import SMALL, TOKENIZER_COST, Scheduler
 from incipit.service.errors import Invalid
 from incipit.service.manifest import (
     BIAS_GRAPH,
@@ -25,10 +25,22 @@ from incipit.service.manifest import (
     StemManifest,
     Tensor,
 )
-from incipit.service.messages import DTYPES, Answer, AnyRequest, BiasRequest, Int64, Request, StemRequest, TokenAnswer
+from incipit.service.messages import (
+    DTYPES,
+    Answer,
+    AnyRequest,
+    BiasRequest,
+    Int64,
+    Request,
+    StemRequest,
+    TextRequest,
+    TokenAnswer,
+)
 from incipit.service.metrics import Metrics
+from incipit.service.pooling import pool
 from incipit.service.positions import count_real, graph_counts, position_index, real_tokens
 from incipit.service.repository import Model, Repository, Stem
+from incipit.service.truncation import truncate
 from incipit.service.validation import check, check_bias, check_stem
 
 
@@ -69,15 +81,18 @@ class Engine:
                 return await self.stem(model, request)
         raise TypeError(f"{type(model).__name__} takes no {type(request).__name__}")
 
-    async def embed(self, model: Model, request: Request) -> TokenAnswer:
-        """Return the vectors of `request`.
+    async def embed(self, model: Model, wanted: Request | TextRequest) -> TokenAnswer:
+        """Return the vectors of ids, or of text.
 
         Raises:
             ClientFault: the request is not allowed.
+            ArtifactError: of text, the tokenizer is broken.
             Unavailable: too much work waits.
 
         """
-        check(request, model.manifest, self.max_tokens)
+        sent = await self._tokenize(model, wanted) if isinstance(wanted, TextRequest) else wanted
+        check(sent, model.manifest, self.max_tokens)
+        request = truncate(sent, model.manifest)
         call = plan(request, model.manifest)
         tokens = len(request.input_ids.values)
         size = tokens * sum(model.manifest.widths[output] for output in request.outputs)
@@ -90,6 +105,29 @@ class Engine:
             tensors=tensors,
             lengths=request.input_ids.lengths,
             next_offset=call.next_offset,
+            truncated=sent.input_ids.lengths - request.input_ids.lengths if request.truncate else None,
+            input_ids=None if request.spans is None else request.input_ids,
+            spans=request.spans,
+        )
+
+    async def _tokenize(self, model: Model, request: TextRequest) -> Request:
+        """Return the request of ids that a text is, by the model's tokenizer."""
+        tokenizer, text = model.tokenizer, request.text
+        if tokenizer is None:
+            raise Invalid("text", repr(text[0]), "token ids, since this model has no tokenizer")
+        size = TOKENIZER_COST * (sum(map(len, text)) + len(text)) if tokenizer.opened else SMALL + 1
+        tokens = await self.scheduler.run(size, lambda: tokenizer.encode(text, self.max_tokens, request.spans))
+        segments = {"token_type_ids": tokens.token_type_ids}
+        return Request(
+            input_ids=tokens.input_ids,
+            indices={name: rows for name, rows in segments.items() if name in model.manifest.indices},
+            special=tokens.special,
+            spans=tokens.spans,
+            offset=request.offset,
+            truncate=request.truncate,
+            pooling=request.pooling,
+            outputs=request.outputs,
+            dtype=request.dtype,
         )
 
     async def bias(self, model: Model, request: BiasRequest) -> Answer:
@@ -156,7 +194,12 @@ def _run(model: Model, request: Request, call: Call) -> dict[str, NDArray[np.gen
         vectors = found[name]
         if vectors.shape[0] != called[0]:  # rotary angles, computed once for rows that begin at one offset
             vectors = np.ascontiguousarray(np.broadcast_to(vectors, (*called, vectors.shape[-1])))
-        tensors[output] = cast(vectors, request.dtype).reshape(*shape, vectors.shape[-1])
+        width = vectors.shape[-1]
+        if request.pooling == "none":
+            tensors[output] = cast(vectors, request.dtype).reshape(*shape, width)
+        else:
+            pooled = pool(vectors.reshape(-1, width), rows, real_tokens(request, manifest), request.pooling)
+            tensors[output] = cast(pooled, request.dtype)
     return tensors
 
 

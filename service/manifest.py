@@ -176,6 +176,7 @@ class Manifest(Artifact):
         vocab_size: V; legal ids are 0 to V - 1.
         max_len: the largest legal offset + real tokens; None where nothing limits it.
         indices: further inputs, one integer per token -> how many values are legal, from 0 on; such as segments.
+        needed: those of them that must be given; what is left out of the others is 0.
         counts: what advances the position in the graph: every slot, ids other than padding, or the mask.
         padding_id: id of padding; None where the family has none.
         refused_ids: ids whose vectors would depend on other tokens.
@@ -189,6 +190,7 @@ class Manifest(Artifact):
     vocab_size: PositiveInt
     max_len: PositiveInt | None
     indices: dict[str, PositiveInt]
+    needed: tuple[str, ...]
     counts: Literal["slots", "ids", "mask"]
     padding_id: int | None
     refused_ids: tuple[int, ...]

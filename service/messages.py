@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Int64 = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 DTYPES: dict[str, np.dtype[np.generic]] = {
     "float32": np.dtype(np.float32),
@@ -58,6 +59,10 @@ class Rows:
         """Repeat a value per row, (1,) or (B,), for each token: int64 (T,)."""
         return np.repeat(np.broadcast_to(per_row, self.lengths.shape), self.lengths)
 
+    def kept(self, keep: Bools) -> "Rows":
+        """Return the rows without the values where `keep`, bool (T,), is false; each has at least one before."""
+        return Rows(self.values[keep], np.add.reduceat(keep, self.starts, dtype=np.int64), self.flat)
+
     def place(self, index: int) -> str:
         """Return where `values[index]` stands, as `[row][column]`, or `[column]` of a flat list."""
         if self.flat:
@@ -67,27 +72,72 @@ class Rows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """Token ids and what belongs to them, whichever door they came through.
+class Wanted:
+    """What is asked for, be it of token ids or of text.
 
     Args:
-        input_ids: T ids in B rows.
         offset: int64 (1,) or (B,), the number of real tokens already fed; None for 0 or with `position_ids`.
-        position_ids: position index of each token; excludes `offset`.
-        attention_mask: 1 for a real token, 0 for padding, of the tokens sent; None where all are real.
-        indices: further integers per token, by input, such as the segments `token_type_ids`; 0 where left out.
+        truncate: where a row that is too long is cut, "left" or "right"; None refuses it.
+        pooling: what becomes of the vectors of a row: "none", or one vector, its "mean", "first" or "last".
         outputs: which tensors are wanted, by name; default `embeddings`.
         dtype: of the answer, a key of DTYPES.
 
     """
 
-    input_ids: Rows
     offset: Int64 | None = None
+    truncate: str | None = None
+    pooling: str = "none"
+    outputs: tuple[str, ...] = ("embeddings",)
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(Wanted):
+    """Token ids and what belongs to them, whichever door they came through.
+
+    Args:
+        input_ids: T ids in B rows.
+        position_ids: position index of each token; excludes `offset`.
+        attention_mask: 1 for a real token, 0 for padding, of the tokens sent; None where all are real.
+        indices: further integers per token, by input, such as the segments `token_type_ids`; 0 where left out.
+        special: bool (T,), the tokens that a tokenizer put around a text, which no cut takes; None without a text.
+        spans: int64 (T, 2), as in `Tokens`; None where nobody asked.
+
+    """
+
+    input_ids: Rows
     position_ids: Rows | None = None
     attention_mask: Rows | None = None
     indices: Mapping[str, Rows] = field(default_factory=dict)
-    outputs: tuple[str, ...] = ("embeddings",)
-    dtype: str = "float32"
+    special: Bools | None = None
+    spans: Int64 | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRequest(Wanted):
+    """Texts, one for each row; `spans` says whether the answer tells which characters each token stands for."""
+
+    text: tuple[str, ...]
+    spans: bool = False
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What a tokenizer made of texts.
+
+    Args:
+        input_ids: the ids, a row for each text.
+        token_type_ids: the segment of each.
+        special: bool (T,), whether the tokenizer put it around the text.
+        spans: int64 (T, 2), the first character of the text that each stands for, and the one after the last; a special
+            token stands for none. None where nobody asked.
+
+    """
+
+    input_ids: Rows
+    token_type_ids: Rows
+    special: Bools
+    spans: Int64 | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,14 +204,22 @@ class Answer:
 class TokenAnswer(Answer):
     """The tensors of tokens: (B, L, width) where all rows have one length, else (T, width), the rows one after another.
 
+    Where each row was pooled they are (B, width).
+
     Args:
         lengths: int64 (B,), tokens of each row.
         next_offset: int64 (B,), the offset that continues each row.
+        truncated: int64 (B,), how many tokens of each row were cut; None where the request did not allow it.
+        input_ids: what was embedded; None where the request had no `spans`.
+        spans: int64 (T, 2), which characters each token stands for; None where nobody asked.
 
     """
 
     lengths: Int64
     next_offset: Int64
+    truncated: Int64 | None = None
+    input_ids: Rows | None = None
+    spans: Int64 | None = None
 
     @property
     def ragged(self) -> bool:

@@ -30,6 +30,12 @@ def count_real(request: Request, manifest: Manifest) -> Int64:
     return counts
 
 
+def position_limit(request: Request, manifest: Manifest) -> int:
+    """Return the largest legal offset + real tokens for the outputs that are wanted."""
+    wanted = [rotary for rotary in manifest.rotary if {rotary.cos, rotary.sin}.intersection(request.outputs)]
+    return min([manifest.limit, *(rotary.max_len for rotary in wanted if rotary.max_len)])
+
+
 def position_index(request: Request, manifest: Manifest, offset: Int64) -> Int64:
     """Return the position index of every token: int64 (T,); 0 for one that is not real.
 

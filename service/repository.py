@@ -22,6 +22,7 @@ from incipit.service.manifest import (
     PARITY,
     TOKEN_EMBEDDINGS,
     TOKEN_GRAPHS,
+    TOKENIZER,
     Manifest,
     ParityReport,
     StemManifest,
@@ -31,19 +32,31 @@ from incipit.service.manifest import (
     read_with_identity,
 )
 from incipit.service.runtime import CPU, Float32, Session
+from incipit.service.tokenizer import Tokenizer
 
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """One version of a model, ready to run; `sessions` are by graph, `identity` is that of the artifact."""
+    """One version of a model, ready to run.
+
+    Args:
+        name: of the model.
+        version: of the model.
+        identity: of the artifact.
+        parity: how it compares with its source.
+        sessions: by graph.
+        created: when the artifact was written, in seconds since 1970.
+
+    """
 
     name: str
     version: int
     identity: str
     parity: ParityReport
     sessions: dict[str, Session]
+    created: int
 
     @property
     def provider(self) -> str:
@@ -60,9 +73,10 @@ class Stem(Served):
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Served):
-    """A model of token ids."""
+    """A model of token ids, and the tokenizer of its artifact, if there is one."""
 
     manifest: Manifest
+    tokenizer: Tokenizer | None
 
     def run(self, feeds: Mapping[str, NDArray[Any]], outputs: tuple[str, ...]) -> dict[str, Float32]:
         """Return outputs of tokens by name, each (B, L, width), or (1, L, width) where all rows have the same.
@@ -194,10 +208,12 @@ def _open(name: str, version: int, folder: Path, provider: str, threads: int, ch
         "identity": identity,
         "parity": parity,
         "sessions": sessions,
+        "created": int((folder / MANIFEST).stat().st_mtime),
     }
     if isinstance(manifest, StemManifest):
         return Stem(manifest=manifest, **opened)
-    return Model(manifest=manifest, **opened)
+    tokenizer = Tokenizer(folder / TOKENIZER) if TOKENIZER in manifest.files else None
+    return Model(manifest=manifest, tokenizer=tokenizer, **opened)
 
 
 def _check_widths(manifest: Manifest | StemManifest) -> None:

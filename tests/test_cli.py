@@ -56,7 +56,9 @@ def test_export_adds_a_version_and_says_how_it_was_proven(tmp_path: Path) -> Non
     done = run("export", tmp_path / "source", "--name", "tiny", "--repository", tmp_path / "made" / "here")
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "made" / "here" / "tiny" / "1"
-    assert re.fullmatch(rf"{folder}: embeddings: \d+ cases bit for bit equal; .*\(CPUExecutionProvider\)\n", done.stdout)
+    assert re.fullmatch(
+        rf"{folder}: embeddings: \d+ cases bit for bit equal; .*\(CPUExecutionProvider\)\n", done.stdout
+    )
     assert done.stderr.splitlines() == [
         f"tiny: reading {tmp_path / 'source'}",
         "tiny: writing the graph",

@@ -11,7 +11,7 @@ from incipit.service.api.body import read_body
 from incipit.service.api.media import BYTES, JSON, NPY, answer_type, body_type
 from incipit.service.api.query import single_values
 from incipit.service.engine import Engine
-from incipit.service.errors import Invalid
+from incipit.service.errors import Invalid, NotAcceptable
 from incipit.service.wire.native import Embed, read_embed, read_json, read_npy, read_query
 
 
@@ -30,6 +30,8 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             message = await engine.scheduler.run(
                 len(body), lambda: _read(body, kind, query, model.manifest.indices), text=kind == JSON
             )
+            if media != JSON and message.only_json:
+                raise NotAcceptable("Accept", media, f"{JSON} with text or truncate, to say how long the rows are")
             answer = await engine.embed(model, message.request)
             return await engine.scheduler.run(
                 answer.size,

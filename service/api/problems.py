@@ -1,11 +1,14 @@
 """Errors as HTTP answers: the one place where kinds of error meet status codes."""
 
+from typing import Any
+
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from incipit.service import errors
+from incipit.service.wire.openai import error_document, refusal
 
 STATUS: dict[type[errors.IncipitError], int] = {
     errors.Malformed: 400,
@@ -21,6 +24,8 @@ STATUS: dict[type[errors.IncipitError], int] = {
 MEDIA_TYPE = "application/problem+json"
 OPEN_INFERENCE = "/v2"
 """Paths below answer errors in the form of the Open Inference Protocol: `{"error": "…"}`."""
+OPENAI = "/v1"
+"""Paths below answer errors in the form of OpenAI's API: `{"error": {"message": "…", …}}`."""
 
 
 def problem(error: errors.IncipitError) -> bytes:
@@ -42,7 +47,9 @@ def problem(error: errors.IncipitError) -> bytes:
 def respond(error: errors.IncipitError, path: str) -> Response:
     """Return the error in the form that the protocol of `path` has."""
     if path.startswith(OPEN_INFERENCE):
-        return _open_inference(STATUS[type(error)], str(error))
+        return _json({"error": str(error)}, STATUS[type(error)])
+    if path.startswith(OPENAI):
+        return _json(error_document(error, STATUS[type(error)]), STATUS[type(error)])
     return Response(problem(error), STATUS[type(error)], media_type=MEDIA_TYPE)
 
 
@@ -57,7 +64,9 @@ def install(app: FastAPI) -> None:
     async def http_error(request: Request, error: HTTPException) -> Response:
         detail = f"{request.method} {request.url.path}: {error.detail}"
         if request.url.path.startswith(OPEN_INFERENCE):
-            response = _open_inference(error.status_code, detail)
+            response = _json({"error": detail}, error.status_code)
+        elif request.url.path.startswith(OPENAI):
+            response = _json(refusal(detail, error.status_code), error.status_code)
         else:
             document = {
                 "type": "about:blank",
@@ -72,10 +81,12 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:  # noqa: ARG001 - it is logged above us
         if request.url.path.startswith(OPEN_INFERENCE):
-            return _open_inference(500, errors.UNFORESEEN)
+            return _json({"error": errors.UNFORESEEN}, 500)
+        if request.url.path.startswith(OPENAI):
+            return _json(refusal(errors.UNFORESEEN, 500), 500)
         document = {"type": "about:blank", "title": "Internal Server Error", "status": 500, "detail": errors.UNFORESEEN}
         return Response(orjson.dumps(document), 500, media_type=MEDIA_TYPE)
 
 
-def _open_inference(status: int, message: str) -> Response:
-    return Response(orjson.dumps({"error": message}), status, media_type="application/json")
+def _json(document: dict[str, Any], status: int) -> Response:
+    return Response(orjson.dumps(document), status, media_type="application/json")

@@ -9,21 +9,31 @@ from incipit.service.api.problems import MEDIA_TYPE
 from incipit.service.manifest import Manifest, ParityReport, StemManifest
 
 Rows = list[list[int]] | list[int]
+Texts = str | list[str]
+Truncate = Literal["left", "right"]
 
 
 class EmbedRequest(BaseModel):
     """Token ids and what belongs to them."""
 
-    input_ids: Rows = Field(description="Rows of token ids, which may differ in length; a flat list is one row.")
+    input_ids: Rows | None = Field(
+        None,
+        description="Rows of token ids, which may differ in length; a flat list is one row. Required without text.",
+    )
+    text: Texts | None = Field(
+        None, description="Instead of input_ids, for a model with a tokenizer: a text for each row."
+    )
     offset: int | list[int] = Field(0, description="Real tokens already fed: one number, or one for each row.")
     position_ids: Rows | None = Field(None, description="Position index of each token; excludes offset.")
     token_type_ids: Rows | None = Field(
         None, description="Segment of each token; default 0. Further inputs of a model stand beside it by name."
     )
     attention_mask: Rows | None = Field(None, description="1 for a real token, 0 for padding; default 1.")
+    truncate: Truncate | None = Field(None, description="Where a row that is too long is cut; default is an error.")
     output: str | list[str] = Field("embeddings", description="Which output, or several, where the answer is JSON.")
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     encoding: Literal["base64", "float"] = Field("base64", description="How JSON holds the vectors.")
+    return_tokens: bool = Field(False, description="Whether the answer says what the tokens of a text are.")
 
 
 class Output(BaseModel):
@@ -46,6 +56,11 @@ class EmbedAnswer(BaseModel):
     outputs: dict[str, Output] | None = Field(None, description="Where several were asked for: each by its name.")
     next_offset: list[int] = Field(description="For each row, the offset that continues it.")
     lengths: list[int] | None = Field(None, description="Tokens of each row, where they differ.")
+    truncated: list[int] | None = Field(None, description="Tokens cut of each row, where that was allowed.")
+    input_ids: list[list[int]] | None = Field(None, description="Of a text, where asked for: its tokens.")
+    spans: list[list[tuple[int, int]]] | None = Field(
+        None, description="Of each token: its first character in the text, and the one after its last."
+    )
 
 
 class BiasRequest(BaseModel):
@@ -123,5 +138,88 @@ BIAS: dict[str, Any] = {
     "responses": {200: {"model": BiasAnswer, "content": {BYTES: BINARY, NPY: BINARY}}, **PROBLEMS},
     "openapi_extra": {
         "requestBody": {"required": True, "content": {JSON: {"schema": BiasRequest.model_json_schema()}}}
+    },
+}
+
+
+class EmbeddingsRequest(BaseModel):
+    """Inputs, as the API of OpenAI has them; `pooling` and `truncate` are additions to it."""
+
+    model: str = Field(description="`name`, or `name:version`.")
+    input: Texts | Rows
+    encoding_format: Literal["float", "base64"] = Field("float", description="How JSON holds the vectors.")
+    dimensions: int | None = Field(None, description="The width of the model, or nothing.")
+    user: str | None = Field(None, description="Not used.")
+    pooling: Literal["none", "mean", "first", "last"] = Field(
+        "mean", description="What becomes of the vectors of an input: one vector, or with none one for each token."
+    )
+    truncate: Truncate | None = Field(None, description="Where an input that is too long is cut; default is an error.")
+
+
+class Embedding(BaseModel):
+    """The vector of one input."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: str | list[Any] = Field(description="Numbers, or base64 of little-endian float32.")
+    shape: list[int] | None = Field(None, description="With the pooling none: [tokens, width].")
+
+
+class Usage(BaseModel):
+    """How many tokens were embedded."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsAnswer(BaseModel):
+    """The vectors of all inputs."""
+
+    object: Literal["list"]
+    model: str
+    version: int
+    data: list[Embedding]
+    usage: Usage
+    truncated: list[int] | None = Field(None, description="Tokens cut of each input, where that was allowed.")
+
+
+class OpenAIModel(BaseModel):
+    """A model, as the API of OpenAI lists it."""
+
+    id: str
+    object: Literal["model"]
+    created: int = Field(description="When its artifact was written, in seconds since 1970.")
+    owned_by: str
+
+
+class OpenAIModels(BaseModel):
+    """The models that are served."""
+
+    object: Literal["list"]
+    data: list[OpenAIModel]
+
+
+class OpenAIErrorDetails(BaseModel):
+    """What is wrong."""
+
+    message: str
+    type: Literal["invalid_request_error", "server_error"]
+    param: str | None = Field(description="The field.")
+    code: str | None = Field(description="The kind of error.")
+
+
+class OpenAIError(BaseModel):
+    """An error, as the API of OpenAI has it."""
+
+    error: OpenAIErrorDetails
+
+
+OPENAI_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": OpenAIError, "description": problem["description"]} for status, problem in PROBLEMS.items()
+}
+EMBEDDINGS: dict[str, Any] = {
+    "responses": {200: {"model": EmbeddingsAnswer}, **OPENAI_ERRORS},
+    "openapi_extra": {
+        "requestBody": {"required": True, "content": {JSON: {"schema": EmbeddingsRequest.model_json_schema()}}}
     },
 }

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from incipit.service.errors import Invalid, Malformed
 from incipit.service.manifest import EMBEDDINGS
-from incipit.service.messages import DTYPES, Answer, BiasRequest, Request, TokenAnswer
-from incipit.service.wire.rows import integers, offset_of_json, refuse_unknown, rows_of_array, rows_of_json
+from incipit.service.messages import DTYPES, Answer, BiasRequest, Request, TextRequest, TokenAnswer
+from incipit.service.wire.rows import integers, offset_of_json, refuse_unknown, rows_of_array, rows_of_json, shown
 
 ENCODINGS = ("base64", "float")
 ROWS = ("input_ids", "position_ids", "attention_mask")
-OPTIONS = ("offset", "output", "dtype", "encoding")
-NAMES = ("output", "dtype", "encoding")
+OPTIONS = ("offset", "truncate", "output", "dtype", "encoding", "return_tokens")
+NAMES = ("truncate", "output", "dtype", "encoding")
 """Fields whose value in a query is a name, and no JSON."""
 
 
@@ -26,8 +26,13 @@ NAMES = ("output", "dtype", "encoding")
 class Embed:
     """A request, and how its vectors are written where the answer is JSON."""
 
-    request: Request
+    request: Request | TextRequest
     encoding: str
+
+    @property
+    def only_json(self) -> bool:
+        """Whether the client cannot know how long the rows of the answer are, which only JSON tells."""
+        return isinstance(self.request, TextRequest) or self.request.truncate is not None
 
 
 def read_json(body: bytes) -> dict[str, Any]:
@@ -104,7 +109,7 @@ def read_embed(
     """
     # Segments are known to every model, to be refused as what they are.
     further = tuple(dict.fromkeys(("token_type_ids", *indices)))
-    refuse_unknown(fields, (*ROWS, *further, *OPTIONS))
+    refuse_unknown(fields, (*ROWS, *further, "text", *OPTIONS))
     rows, given = (
         {name: rows_of_json(name, fields[name]) for name in names if fields.get(name) is not None}
         for names in (ROWS, further)
@@ -113,11 +118,41 @@ def read_embed(
         if "input_ids" in rows:
             raise Invalid("input_ids", "one in the query and one in the body", "one of them")
         rows["input_ids"] = rows_of_array("input_ids", input_ids)
-    if "input_ids" not in rows:
-        raise Invalid("input_ids", "nothing", "rows of token ids")
-    offset = None if fields.get("offset") is None else offset_of_json(fields["offset"])
-    outputs, dtype = read_outputs(fields.get("output", EMBEDDINGS)), read_dtype(fields)
-    return Embed(Request(offset=offset, indices=given, outputs=outputs, dtype=dtype, **rows), read_encoding(fields))
+    text, spans = fields.get("text"), fields.get("return_tokens", False)
+    if text is None and "input_ids" not in rows:
+        raise Invalid("input_ids", "nothing", "rows of token ids, or text")
+    if text is not None and (rows or given):
+        name = next(iter(rows | given))
+        raise Invalid(name, f"text and {name}", "one of them: the tokenizer says what the tokens of a text are")
+    if type(spans) is not bool or (spans and text is None):
+        raise Invalid("return_tokens", spans, "true or false, beside text")
+    encoding = read_encoding(fields)
+    wanted: dict[str, Any] = {
+        "offset": None if fields.get("offset") is None else offset_of_json(fields["offset"]),
+        "truncate": fields.get("truncate"),
+        "outputs": read_outputs(fields.get("output", EMBEDDINGS)),
+        "dtype": read_dtype(fields),
+    }
+    if text is None:
+        return Embed(Request(**wanted | rows, indices=given), encoding)
+    return Embed(TextRequest(text=read_text("text", text), spans=spans, **wanted), encoding)
+
+
+def read_text(field: str, value: Any) -> tuple[str, ...]:
+    """Read a text, or a list of texts.
+
+    Raises:
+        Invalid: something else, or a text without a character.
+
+    """
+    texts = tuple(value) if isinstance(value, list) else (value,)
+    if not texts:
+        raise Invalid(field, "[]", "at least one text")
+    for row, text in enumerate(texts):
+        if not isinstance(text, str) or not text:
+            place = f"{field}[{row}]" if isinstance(value, list) else field
+            raise Invalid(place, shown(text), "a text of at least one character")
+    return texts
 
 
 def read_bias(fields: Mapping[str, Any]) -> tuple[BiasRequest, str]:
@@ -181,7 +216,8 @@ def answer_json(answer: Answer, encoding: str) -> dict[str, Any]:
         "encoding": encoding,
     }
     written = {
-        name: _base64(tensor) if encoding == "base64" else _floats(tensor) for name, tensor in answer.tensors.items()
+        name: base64_of(tensor) if encoding == "base64" else floats_of(tensor)
+        for name, tensor in answer.tensors.items()
     }
     if len(written) == 1:
         name, tensor = sole_output(answer)
@@ -194,6 +230,11 @@ def answer_json(answer: Answer, encoding: str) -> dict[str, Any]:
         document["next_offset"] = answer.next_offset
         if answer.ragged:
             document["lengths"] = answer.lengths
+        if answer.truncated is not None:
+            document["truncated"] = answer.truncated
+        if answer.input_ids is not None and answer.spans is not None:
+            ends = answer.input_ids.starts[1:]
+            document |= {"input_ids": np.split(answer.input_ids.values, ends), "spans": np.split(answer.spans, ends)}
     return document
 
 
@@ -233,12 +274,18 @@ def write_npy(tensor: NDArray[np.generic]) -> bytes:
     return stream.getvalue()
 
 
-def _base64(tensor: NDArray[np.generic]) -> orjson.Fragment:
+def base64_of(tensor: NDArray[np.generic]) -> orjson.Fragment:
+    """Return the values as a JSON string: base64 of little-endian bytes."""
     return orjson.Fragment(b'"' + pybase64.b64encode(raw_bytes(tensor)) + b'"')
 
 
-def _floats(tensor: NDArray[np.generic]) -> NDArray[np.float32]:
-    """Return the values as float32, which holds the narrower types exactly."""
+def floats_of(tensor: NDArray[np.generic]) -> NDArray[np.float32]:
+    """Return the values as float32, which holds the narrower types exactly.
+
+    Raises:
+        Invalid: one is infinite or no number.
+
+    """
     floats = tensor.astype(np.float32, copy=False)
     if not np.isfinite(floats).all():
         raise Invalid("encoding", "float", "base64, since a value is infinite or no number, which JSON cannot hold")

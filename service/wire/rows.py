@@ -23,14 +23,14 @@ def rows_of_json(field: str, value: Any) -> Rows:
 
     """
     if not isinstance(value, list):
-        raise Invalid(field, _shown(value), LISTS)
+        raise Invalid(field, shown(value), LISTS)
     if not value:
         raise Invalid(field, "[]", "at least one row of at least one integer")
     if not isinstance(value[0], list):
         return Rows(integers(field, value), np.array([len(value)]), flat=True)
     for index, row in enumerate(value):
         if not isinstance(row, list) or not row:
-            raise Invalid(f"{field}[{index}]", _shown(row), "a row of at least one integer")
+            raise Invalid(f"{field}[{index}]", shown(row), "a row of at least one integer")
     lengths = np.fromiter(map(len, value), np.int64, len(value))
     values = list(chain.from_iterable(value))
     return Rows(integers(field, values, lambda index: Rows(np.empty(0, np.int64), lengths).place(index)), lengths)
@@ -44,7 +44,7 @@ def integers(field: str, values: list[Any], place: Callable[[int], str] = lambda
         except OverflowError:
             pass
     index = next(i for i, value in enumerate(values) if not _fits(value))
-    raise Invalid(field + place(index), _shown(values[index]), INTEGER)
+    raise Invalid(field + place(index), shown(values[index]), INTEGER)
 
 
 def numbers(field: str, values: list[Any]) -> NDArray[np.float32]:
@@ -55,7 +55,7 @@ def numbers(field: str, values: list[Any]) -> NDArray[np.float32]:
         if np.isfinite(array).all():
             return array
     index = next(i for i, value in enumerate(values) if type(value) not in (int, float) or abs(value) > FLOAT32)
-    raise Invalid(f"{field}[{index}]", _shown(values[index]), "a number that float32 holds")
+    raise Invalid(f"{field}[{index}]", shown(values[index]), "a number that float32 holds")
 
 
 def offset_of_json(value: Any) -> Int64:
@@ -63,7 +63,7 @@ def offset_of_json(value: Any) -> Int64:
     if isinstance(value, list) and value:
         return integers("offset", value)
     if not _fits(value):
-        raise Invalid("offset", _shown(value), f"{INTEGER}, or a list with one for each row")
+        raise Invalid("offset", shown(value), f"{INTEGER}, or a list with one for each row")
     return np.array([value], np.int64)
 
 
@@ -98,6 +98,6 @@ def _fits(value: Any) -> bool:
     return type(value) is int and -(2**63) <= value < 2**63
 
 
-def _shown(value: Any) -> Any:
+def shown(value: Any) -> Any:
     """Return a value as a message shows it: a string in quotes, so that "5" does not look like 5."""
     return repr(value) if isinstance(value, str) else value

@@ -144,7 +144,7 @@ def change(folder: Path, **values: Any) -> None:
 
 def test_the_text_side_of_clip_reads_its_own_part_of_the_config(tmp_path: Path) -> None:
     save("clip/text", tmp_path)
-    with pytest.raises(CheckpointError, match="--side: got None, allowed for 'clip': text"):
+    with pytest.raises(CheckpointError, match="--side: got None, allowed for 'clip': vision, text"):
         read_frontend(tmp_path)
     change(tmp_path, hidden_size=7)
     expected = read_frontend(tmp_path, "text").config

@@ -92,6 +92,14 @@ def native_npy(clients: Clients, model: str, fields: Fields) -> Vectors:
     return vectors.reshape(-1, vectors.shape[-1])
 
 
+def openai_base64(clients: Clients, model: str, fields: Fields) -> Vectors:
+    """Ask for a vector for each token."""
+    document = {"model": model, "input": fields["input_ids"], "encoding_format": "base64", "pooling": "none"}
+    data = _accepted(clients.http.post("/v1/embeddings", json=document)).json()["data"]
+    rows = [np.frombuffer(base64.b64decode(item["embedding"]), "<f4").reshape(item["shape"]) for item in data]
+    return np.concatenate(rows)
+
+
 def open_inference_json(clients: Clients, model: str, fields: Fields) -> Vectors:
     inputs = [
         {"name": name, "datatype": "INT64", "shape": shape_of(name, value), "data": value}
@@ -224,6 +232,10 @@ def _accepted(response: httpx.Response) -> httpx.Response:
         assert response.headers["Content-Type"] == "application/json"
         assert set(document) == {"error"}
         raise Refused(response.status_code, document["error"])
+    if response.request.url.path.startswith("/v1"):
+        assert response.headers["Content-Type"] == "application/json"
+        assert set(document["error"]) == {"message", "type", "param", "code"}
+        raise Refused(response.status_code, document["error"]["message"])
     assert response.headers["Content-Type"] == "application/problem+json"
     assert document["status"] == response.status_code
     raise Refused(response.status_code, document["detail"])

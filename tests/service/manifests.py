@@ -13,6 +13,7 @@ def tiny_manifest(segments: int = 2, rotary: tuple[Rotary, ...] = ()) -> Manifes
         width=4,
         max_len=8,
         indices={"token_type_ids": segments} if segments else {},
+        needed=(),
         counts="slots",
         padding_id=None,
         refused_ids=(),

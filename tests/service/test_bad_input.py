@@ -29,6 +29,7 @@ from tests.service.doors import (
     native_npy,
     open_inference_binary,
     open_inference_json,
+    openai_base64,
 )
 
 BINARY = (native_npy, *TENSORS)
@@ -405,7 +406,7 @@ def test_an_exact_fit_is_answered(tiny_clients: Clients, tables: dict[str, NDArr
     assert vectors.tobytes() == (tables["tokens"][[1, 2]] + tables["positions"][[4, 5]]).tobytes()
 
 
-@pytest.mark.parametrize("door", [*TENSOR, *STREAMS])
+@pytest.mark.parametrize("door", [*TENSOR, *STREAMS, openai_base64])
 def test_an_unknown_model_is_refused(tiny_clients: Clients, door: Door) -> None:
     with pytest.raises(Refused) as refused:
         door(tiny_clients, "nope", {"input_ids": [[1]]})
@@ -482,11 +483,12 @@ def nested(depth: int) -> bytes:
             422,
             id="1000-lists-shape",
         ),
+        pytest.param(b'{"input": ' + nested(1000) + b', "model": "gpt"}', 422, id="1000-lists-input"),
         pytest.param(b"{" * 1_000_000, 400, id="braces"),
         pytest.param(b'{"a":' * 1_000_000, 400, id="objects"),
     ],
 )
-@pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer"])
+@pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer", "/v1/embeddings"])
 def test_deep_nesting_is_refused(
     tiny_clients: Clients, tables: dict[str, NDArray[np.float32]], path: str, body: bytes, status: int
 ) -> None:
@@ -513,14 +515,14 @@ def test_deep_nesting_is_refused(
         bytes(100),
     ],
 )
-@pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer"])
+@pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer", "/v1/embeddings"])
 def test_what_is_no_json_object_is_refused(tiny: httpx.Client, path: str, body: bytes) -> None:
     response = tiny.post(path, content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == 400
     assert ", allowed a JSON object" in response.text
 
 
-@pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer"])
+@pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer", "/v1/embeddings"])
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_over_the_limit_is_refused(
     tiny_clients: Clients, tables: dict[str, NDArray[np.float32]], path: str, chunked: bool

@@ -17,6 +17,7 @@ from tests.service.doors import (
     native_bytes,
     native_json,
     native_npy,
+    openai_base64,
 )
 from tests.service.random_requests import positions_of, random_request, random_rows
 
@@ -33,6 +34,8 @@ def doors_for(fields: Fields) -> list[Door]:
     doors = list(NATIVE)
     if len({len(row) for row in fields["input_ids"]}) == 1:
         doors += [native_npy, *TENSORS]
+    if set(fields) == {"input_ids"}:
+        doors.append(openai_base64)
     if len(fields["input_ids"]) == 1 and not isinstance(fields.get("offset"), list):
         if set(fields) <= {"input_ids", "offset", "token_type_ids"}:
             doors.append(decode_json)

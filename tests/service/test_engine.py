@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from incipit.service.batching import Scheduler
-from incipit.service.engine import Engine, cast, plan
+from incipit.service.engine import Call, Engine, cast, plan
 from incipit.service.errors import Invalid, TooLarge
 from incipit.service.manifest import Manifest
+from incipit.service.messages import Request
 from incipit.service.metrics import Metrics
 from incipit.service.repository import Repository
 from incipit.service.runtime import CPU
 from incipit.service.wire.native import read_embed
+from tests.service.doors import Fields
 from tests.service.random_requests import positions_of, random_request
 
 TORCH_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -39,8 +41,14 @@ def gpt(engine: Engine) -> Manifest:
     return engine.repository.get("gpt").manifest
 
 
+def planned(fields: Fields, manifest: Manifest) -> Call:
+    request = read_embed(fields).request
+    assert isinstance(request, Request)
+    return plan(request, manifest)
+
+
 def feeds_of(manifest: Manifest, **fields: Any) -> dict[str, Any]:
-    return plan(read_embed(fields).request, manifest).feeds
+    return planned(fields, manifest).feeds
 
 
 def test_equal_rows_run_as_one_rectangle_with_one_offset(bert: Manifest) -> None:
@@ -82,7 +90,7 @@ def test_positions_of_random_requests_are_those_counted_one_by_one(bert: Manifes
     random = np.random.default_rng(0)
     for _ in range(300):
         fields = random_request(random, "bert")
-        call = plan(read_embed(fields).request, bert)
+        call = planned(fields, bert)
         shape = call.feeds["input_ids"].shape
         found = np.broadcast_to(call.feeds["offset"][:, None], shape) + np.arange(shape[1])
         assert found.ravel().tolist() == np.concatenate(positions_of(fields)).tolist(), fields
@@ -99,11 +107,11 @@ def test_next_offset_of_random_requests_counts_real_tokens(gpt: Manifest) -> Non
             mask = fields["attention_mask"][index] if "attention_mask" in fields else [1] * len(row)
             after = [position + 1 for position, real in zip(row, mask, strict=True) if real]
             expected.append(max(after, default=starts[index]))
-        assert plan(read_embed(fields).request, gpt).next_offset.tolist() == expected, fields
+        assert planned(fields, gpt).next_offset.tolist() == expected, fields
 
 
 def test_a_graph_without_segments_gets_none(gpt: Manifest) -> None:
-    assert "token_type_ids" not in plan(read_embed({"input_ids": [1]}).request, gpt).feeds
+    assert "token_type_ids" not in feeds_of(gpt, input_ids=[1])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -1,6 +1,7 @@
 """Padded rows, in families that count positions in each of the three ways: one pass, and token by token."""
 
 import asyncio
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -148,3 +149,35 @@ def test_the_limit_counts_real_tokens(engine: Engine) -> None:
 def test_an_id_that_changes_other_tokens_is_refused(engine: Engine) -> None:
     with pytest.raises(Invalid, match=r"input_ids\[0\]\[1\]: got 7"):
         embed(engine, "masked", np.array([[4, 7]]), None, np.array([0]))
+
+
+@pytest.mark.parametrize(
+    ("name", "mask", "real"),
+    [
+        ("ids", None, [[0, 2], [4]]),
+        ("slots", None, [[0, 1, 2], [3, 4]]),
+        ("slots", [0, 1, 1, 0, 1], [[1, 2], [4]]),
+        ("ids", [0, 1, 1, 1, 1], [[2], [4]]),
+    ],
+)
+def test_what_is_not_real_is_no_part_of_a_mean(
+    engine: Engine, name: str, mask: list[int] | None, real: list[list[int]]
+) -> None:
+    lengths = np.array([3, 2])
+    request = Request(
+        input_ids=Rows(np.array([5, PAD, 6, PAD, 8]), lengths),
+        attention_mask=None if mask is None else Rows(np.array(mask), lengths),
+    )
+    model = engine.repository.get(name)
+    vectors = asyncio.run(engine.embed(model, request)).tensors["embeddings"]
+    mean = asyncio.run(engine.embed(model, replace(request, pooling="mean"))).tensors["embeddings"]
+    expected = np.stack([vectors[row].astype(np.float64).sum(0) / len(row) for row in real])
+    assert mean.tobytes() == expected.astype(np.float32).tobytes()
+
+
+def test_a_row_of_padding_has_no_mean(engine: Engine) -> None:
+    request = Request(input_ids=Rows(np.array([5, PAD]), np.array([1, 1])), pooling="mean")
+    with pytest.raises(
+        Invalid, match=r"input_ids\[1\]: got no real token, allowed at least one, of which to take the mean"
+    ):
+        asyncio.run(engine.embed(engine.repository.get("ids"), request))

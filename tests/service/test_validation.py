@@ -15,7 +15,9 @@ LARGEST, SMALLEST = 2**63 - 1, -(2**63)
 
 
 def request(**fields: Any) -> Request:
-    return read_embed(fields).request
+    read = read_embed(fields).request
+    assert isinstance(read, Request)
+    return read
 
 
 @pytest.mark.parametrize(

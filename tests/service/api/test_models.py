@@ -46,7 +46,7 @@ def test_a_model_shows_its_limits_and_where_it_runs(
     assert model["provider"] == "CPUExecutionProvider"
     manifest = model["manifest"]
     assert (manifest["indices"], manifest["vocab_size"], manifest["width"]) == (indices, vocab_size, width)
-    assert model["parity"]["providers"]["CPUExecutionProvider"]["cases"]
+    assert model["parity"]["providers"]["CPUExecutionProvider"]["outputs"]["embeddings"]["cases"]
 
 
 def test_a_model_is_listed_as_it_is_shown(tiny: httpx.Client) -> None:

@@ -24,6 +24,9 @@ ROUTES = {
     "/v2/models/{name}/versions/{version}/ready": "get",
     "/v2/models/{name}/infer": "post",
     "/v2/models/{name}/versions/{version}/infer": "post",
+    "/v1/embeddings": "post",
+    "/v1/models": "get",
+    "/v1/models/{model}": "get",
     "/livez": "get",
     "/readyz": "get",
     "/metrics": "get",
@@ -84,9 +87,28 @@ def test_embed_describes_every_field_that_is_answered(tiny: httpx.Client, docume
         tiny.post("/models/gpt/embed", json={"input_ids": [[1], [2, 3]], "output": output}).json()
         for output in (*both, both)
     ]
+    text = {"text": "a", "truncate": "left", "return_tokens": True}
+    answers.append(tiny.post("/models/bert/embed", json=text).json())
     schemas = document["components"]["schemas"]
     assert set(schemas["EmbedAnswer"]["properties"]) == set().union(*answers)
-    assert set(schemas["Output"]["properties"]) == set(answers[-1]["outputs"]["embeddings"])
+    assert set(schemas["Output"]["properties"]) == set(answers[2]["outputs"]["embeddings"])
+
+
+def test_embeddings_describes_every_field_that_is_read_and_answered(tiny: httpx.Client, document: Any) -> None:
+    described = document["paths"]["/v1/embeddings"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    refused = tiny.post("/v1/embeddings", json={"nope": 1}).json()
+    assert sorted(described["properties"]) == sorted(refused["error"]["message"].partition("allowed ")[2].split(", "))
+    fields = {"model": "gpt", "input": [1], "pooling": "none", "truncate": "left"}
+    answer = tiny.post("/v1/embeddings", json=fields).json()
+    shown = {
+        "EmbeddingsAnswer": answer,
+        "Embedding": answer["data"][0],
+        "Usage": answer["usage"],
+        "OpenAIError": refused,
+        "OpenAIErrorDetails": refused["error"],
+    }
+    schemas = document["components"]["schemas"]
+    assert {name: set(schemas[name]["properties"]) for name in shown} == {name: set(shown[name]) for name in shown}
 
 
 def test_a_model_is_described_as_it_is_shown(tiny: httpx.Client, document: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from incipit.service.errors import Invalid, Malformed
-from incipit.service.messages import TokenAnswer
+from incipit.service.messages import Request, TokenAnswer
 from incipit.service.wire.native import (
     answer_json,
     raw_bytes,
@@ -106,6 +106,7 @@ def test_read_embed_has_the_documented_defaults() -> None:
     embed = read_embed({"input_ids": [1]})
     assert (embed.encoding, embed.request.dtype) == ("base64", "float32")
     request = embed.request
+    assert isinstance(request, Request)
     assert [request.offset, request.position_ids, request.attention_mask] == [None] * 3
     assert (request.indices, request.outputs) == ({}, ("embeddings",))
 

@@ -1,0 +1,63 @@
+"""The door of the OpenAI API: `/v1/embeddings` and `/v1/models`."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from incipit.service.api import schemas
+from incipit.service.api.body import read_body
+from incipit.service.api.media import JSON, body_type
+from incipit.service.engine import Engine
+from incipit.service.repository import Model
+from incipit.service.wire.native import read_json
+from incipit.service.wire.openai import (
+    Embeddings,
+    model_document,
+    models_document,
+    read_embeddings,
+    read_model,
+    split_identifier,
+    write_embeddings,
+)
+
+
+def router(engine: Engine, max_body_bytes: int) -> APIRouter:
+    """Return the routes of this door."""
+    routes = APIRouter(prefix="/v1", tags=["OpenAI"])
+
+    @routes.post("/embeddings", **schemas.EMBEDDINGS)
+    async def embeddings(request: Request) -> Response:
+        """Return a vector for each input: the mean of the vectors that enter block 0, or as `pooling` says."""
+        with engine.metrics.request("openai") as observation:
+            body_type(request.headers.get("content-type"), (JSON,))
+            body = await read_body(request, max_body_bytes)
+
+            def read() -> tuple[Model, Embeddings]:
+                document = read_json(body)
+                model = engine.repository.get(*read_model(document))
+                observation.model = model.name
+                return model, read_embeddings(document, model.manifest.width)
+
+            model, message = await engine.scheduler.run(len(body), read, text=True)
+            answer = await engine.embed(model, message.request)
+            content = await engine.scheduler.run(
+                answer.size, lambda: write_embeddings(answer, message), text=message.encoding == "float"
+            )
+            return Response(content, media_type=JSON)
+
+    @routes.get("/models", response_model=schemas.OpenAIModels)
+    async def list_models() -> dict[str, Any]:
+        """Return every model."""
+        return models_document(
+            model_document(model.name, model.created)
+            for model in engine.repository.newest()
+            if isinstance(model, Model)
+        )
+
+    @routes.get("/models/{model}", response_model=schemas.OpenAIModel, responses={404: schemas.OPENAI_ERRORS[404]})
+    async def get_model(model: str) -> dict[str, Any]:
+        """Return a model, by `name` or `name:version`."""
+        return model_document(model, engine.repository.get(*split_identifier(model)).created)
+
+    return routes

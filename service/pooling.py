@@ -1,0 +1,34 @@
+"""One vector for each row.
+
+Letters: B batch, T tokens of all rows, D width.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from incipit.service.messages import Int64, Rows
+
+POOLINGS = ("none", "mean", "first", "last")
+
+
+def pool(vectors: NDArray[np.float32], rows: Rows, real: Int64 | None, pooling: str) -> NDArray[np.float32]:
+    """Return float32 (B, D): of the real tokens of each row the mean, the first or the last.
+
+    A mean is summed in float64, token after token, divided, and rounded once: its bits depend on its own row alone.
+
+    Args:
+        vectors: float32 (T, D).
+        rows: of the tokens.
+        real: 1 for a real token, at least one in each row; None where all are.
+        pooling: "mean", "first" or "last".
+
+    """
+    if real is not None:
+        keep = real.astype(np.bool_)
+        vectors, rows = vectors[keep], rows.kept(keep)
+    if pooling != "mean":
+        return vectors[rows.starts if pooling == "first" else rows.starts + rows.lengths - 1]
+    means = np.empty((len(rows.lengths), vectors.shape[1]), np.float32)
+    for row, (start, length) in enumerate(zip(rows.starts, rows.lengths, strict=True)):
+        means[row] = np.add.reduce(vectors[start : start + length], axis=0, dtype=np.float64) / length
+    return means

@@ -1,0 +1,69 @@
+"""One vector for each row. Oracles: exact sums, and sums of one row after another."""
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from incipit.service.messages import Rows
+from incipit.service.pooling import pool
+
+LENGTHS = np.array([3, 1, 700, 2, 64])
+
+
+@pytest.fixture(scope="module")
+def vectors() -> NDArray[np.float32]:
+    """Values of very different size, so that another order of a sum would show."""
+    random = np.random.default_rng(0)
+    scale = 10.0 ** random.integers(-6, 6, (int(LENGTHS.sum()), 5))
+    return (random.standard_normal(scale.shape) * scale).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def rows() -> Rows:
+    return Rows(np.zeros(int(LENGTHS.sum()), np.int64), LENGTHS)
+
+
+def parts_of(vectors: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+    return np.split(vectors, np.cumsum(LENGTHS)[:-1])
+
+
+def test_the_mean_is_the_exact_one_rounded_to_float32(vectors: NDArray[np.float32], rows: Rows) -> None:
+    exact = [[math.fsum(column) / len(part) for column in part.T.tolist()] for part in parts_of(vectors)]
+    np.testing.assert_array_max_ulp(pool(vectors, rows, None, "mean"), np.array(exact, np.float32), 1)
+
+
+def test_the_mean_is_summed_in_float64_token_after_token(vectors: NDArray[np.float32], rows: Rows) -> None:
+    expected = []
+    for part in parts_of(vectors):
+        total = np.zeros(part.shape[1])
+        for vector in part:
+            total += vector
+        expected.append((total / len(part)).astype(np.float32))
+    assert pool(vectors, rows, None, "mean").tobytes() == np.stack(expected).tobytes()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+@pytest.mark.parametrize("width", [1, 5])
+def test_a_row_alone_has_the_same_bits(vectors: NDArray[np.float32], rows: Rows, pooling: str, width: int) -> None:
+    narrow = np.ascontiguousarray(vectors[:, :width])
+    together = pool(narrow, rows, None, pooling)
+    for part, found in zip(parts_of(narrow), together, strict=True):
+        alone = pool(part, Rows.of_array(np.zeros((1, len(part)), np.int64)), None, pooling)
+        assert alone.tobytes() == found.tobytes()
+
+
+@pytest.mark.parametrize(("pooling", "index"), [("first", 0), ("last", -1)])
+def test_first_and_last_are_tokens_of_the_row(
+    vectors: NDArray[np.float32], rows: Rows, pooling: str, index: int
+) -> None:
+    expected = np.stack([part[index] for part in parts_of(vectors)])
+    assert pool(vectors, rows, None, pooling).tobytes() == expected.tobytes()
+
+
+def test_only_real_tokens_count() -> None:
+    vectors = np.arange(6, dtype=np.float32).reshape(6, 1)
+    rows, real = Rows(np.zeros(6, np.int64), np.array([4, 2])), np.array([0, 1, 1, 0, 1, 0])
+    found = {pooling: pool(vectors, rows, real, pooling).tolist() for pooling in ("mean", "first", "last")}
+    assert found == {"mean": [[1.5], [4]], "first": [[1], [4]], "last": [[2], [4]]}

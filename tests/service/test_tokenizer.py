@@ -1,0 +1,133 @@
+"""Text to ids. Oracle: transformers on the real checkpoint."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from incipit.service.batching import Scheduler
+from incipit.service.engine import Engine
+from incipit.service.errors import ArtifactError, Invalid, TooLarge
+from incipit.service.messages import Request, Rows, TextRequest
+from incipit.service.metrics import Metrics
+from incipit.service.repository import Repository
+from incipit.service.runtime import CPU
+from incipit.service.tokenizer import CHARACTERS, Tokenizer
+from tests.conftest import write_tokenizer
+
+TEXTS = ["Hello, world!", "Ünïcödé 😀 naïve\tcafé\n", "[SEP] is read as a token", "東京 2024", "word " * 300, " "]
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Tokenizer:
+    write_tokenizer(tmp_path / "tokenizer.json")
+    return Tokenizer(tmp_path / "tokenizer.json")
+
+
+def test_the_tokens_are_those_of_transformers(checkpoint: Path) -> None:
+    oracle: Any = AutoTokenizer.from_pretrained(checkpoint)(TEXTS, return_offsets_mapping=True, truncation=False)
+    tokens = Tokenizer(checkpoint / "tokenizer.json").encode(TEXTS, 65536, spans=True)
+    assert tokens.spans is not None
+    assert tokens.input_ids.values.tolist() == [value for row in oracle["input_ids"] for value in row]
+    assert tokens.input_ids.lengths.tolist() == [len(row) for row in oracle["input_ids"]]
+    assert tokens.token_type_ids.values.tolist() == [value for row in oracle["token_type_ids"] for value in row]
+    assert tokens.spans.tolist() == [list(span) for row in oracle["offset_mapping"] for span in row]
+
+
+def test_what_the_file_states_of_truncation_and_padding_is_switched_off(tiny: Tokenizer) -> None:
+    tokens = tiny.encode(["a b c d e f g", "a"], 100, spans=False)
+    assert tokens.input_ids.values.tolist() == [1, 4, 5, 6, 7, 8, 9, 10, 2, 1, 4, 2]
+    assert tokens.special.tolist() == [True, *[False] * 7, True, True, False, True]
+    assert tokens.spans is None
+
+
+def test_too_much_text_is_refused_with_the_numbers(tiny: Tokenizer) -> None:
+    with pytest.raises(TooLarge, match="text: got 9 tokens, allowed at most 8 tokens in a request"):
+        tiny.encode(["a b c d", "a"], 8, spans=False)
+    with pytest.raises(TooLarge, match=f"text: got 65 characters, allowed at most {4 * CHARACTERS} characters"):
+        tiny.encode(["a" * 64, "b"], 4, spans=False)
+    with pytest.raises(TooLarge, match="text: got 5 texts, allowed at most 4 tokens in a request"):
+        tiny.encode(["a"] * 5, 4, spans=False)
+
+
+def test_a_text_without_a_token_is_refused(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "tokenizer.json")
+    document = json.loads((tmp_path / "tokenizer.json").read_text()) | {"post_processor": None}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(Invalid, match=r"text\[1\]: got ' ', allowed text of at least one token"):
+        Tokenizer(tmp_path / "tokenizer.json").encode(["a", " "], 100, spans=False)
+
+
+def test_a_file_that_is_no_tokenizer_is_a_broken_artifact(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}')
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json")
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json: got "):
+        tokenizer.encode(["a"], 100, spans=False)
+    assert not tokenizer.opened
+
+
+def test_without_the_package_text_is_refused(tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(Invalid, match="allowed token ids, since the package tokenizers is not installed"):
+        tiny.encode(["a"], 100, spans=False)
+
+
+def test_start_up_does_not_import_the_package(tiny_repository: Path) -> None:
+    script = (
+        "import sys; from incipit.service.app import create_app; from incipit.service.settings import Settings; "
+        f"create_app(Settings(repository={str(tiny_repository)!r})); print('tokenizers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.fixture
+def engine(tiny_repository: Path) -> Iterator[Engine]:
+    scheduler = Scheduler(1, 8)
+    yield Engine(Repository(tiny_repository, CPU, 1), scheduler, Metrics(), 65536)
+    scheduler.close()
+
+
+def test_large_text_does_not_hold_the_event_loop(engine: Engine) -> None:
+    model = engine.repository.get("bert")
+
+    async def scenario() -> tuple[float, float]:
+        begin = last = time.perf_counter()
+        longest = 0.0
+        # Many more tokens than allowed: the tokenizer works for long, and nothing happens afterwards.
+        task = asyncio.create_task(engine.embed(model, TextRequest(text=("a " * 500_000,))))
+        while not task.done():
+            await asyncio.sleep(0.001)
+            now = time.perf_counter()
+            last, longest = now, max(longest, now - last)
+        with pytest.raises(TooLarge, match="500002 tokens"):
+            task.result()
+        return longest, last - begin
+
+    longest, whole = asyncio.run(scenario())
+    assert longest < whole / 2
+
+
+def test_segments_are_those_of_the_tokenizer(tmp_path: Path, engine: Engine) -> None:
+    model = engine.repository.get("bert")
+    file = tmp_path / "tokenizer.json"
+    write_tokenizer(file)
+    file.write_text(file.read_text().replace('"type_id": 0', '"type_id": 1').replace('"type_id":0', '"type_id":1'))
+    segments = Rows(np.ones(3, np.int64), np.array([3]))
+    request = Request(input_ids=Rows(np.array([1, 4, 2]), np.array([3])), indices={"token_type_ids": segments})
+    expected = asyncio.run(engine.embed(model, request)).tensors["embeddings"]
+    other = replace(model, tokenizer=Tokenizer(file))
+    assert (
+        asyncio.run(engine.embed(other, TextRequest(text=("a",)))).tensors["embeddings"].tobytes() == expected.tobytes()
+    )
+    own = asyncio.run(engine.embed(model, TextRequest(text=("a",)))).tensors["embeddings"]
+    assert own.tobytes() != expected.tobytes()
