@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from incipit.export.parity import difference
 from incipit.models.frontend import FrontEndConfig
+from tests.families import stems
 from tests.families.published import VOCABULARY, Model
 
 BATCH, FED, NEXT = 2, 9, 5
@@ -92,3 +93,18 @@ def _run(
         feeds["attention_mask"] = mask[:, begin:end]
     vectors: NDArray[np.float32] = session.run(None, feeds)[0]
     return vectors
+
+
+def compare_stem(name: str, artifact: Path) -> list[Difference]:
+    """Compare an artifact with what enters the first block of the model: its native size, and for images others."""
+    session = onnxruntime.InferenceSession(artifact / "model.onnx", providers=["CPUExecutionProvider"])
+    patch = {"vit": 8, "vision": 6, "clip": 6}.get(name, 0)
+    sizes = [None, *((3 * patch, 5 * patch), (6 * patch, 4 * patch))] if patch else [None]
+    differences = []
+    for size in sizes:
+        values = stems.sample(name, size=size)
+        (given,) = session.get_inputs()
+        found = session.run(None, {given.name: values.numpy()})[0]
+        label = "native" if size is None else f"{size[0]} by {size[1]}"
+        differences.append(Difference(label, *difference(found, stems.entering_block_0(name, values).numpy())))
+    return differences

@@ -13,7 +13,8 @@ from incipit.models.families import FAMILIES
 from incipit.models.frontend import FrontEndConfig
 from incipit.service.manifest import MANIFEST, Manifest, read
 from tests.conftest import INCIPIT, ROOT
-from tests.families.parity import Difference, compare, compare_rotary
+from tests.families import stems
+from tests.families.parity import Difference, compare, compare_rotary, compare_stem
 from tests.families.published import Model, save
 
 DOCUMENT = ROOT / "docs/parity.md"
@@ -30,6 +31,14 @@ with the cosines and sines that the model's attention uses, in one pass and in t
 
 | family | largest difference | ULP | the model's own lookup (`token_embeddings`) | rotary outputs |
 |---|---|---|---|---|
+"""
+
+STEM_HEAD = """
+Images and spectrograms are compared at the native size and, for images, at two others. How far a convolution may differ
+is said in [front-ends](front-ends.md#images-and-spectrograms).
+
+| row | largest difference | ULP |
+|---|---|---|
 """
 
 
@@ -61,6 +70,16 @@ def measure(name: str) -> str:
     return f"| `{name}` | {found} | {lookup}{'; the consumer scales' if tokens.consumer_scales else ''} | {rotary} |"
 
 
+def measure_stem(name: str) -> str:
+    """Export one stem through the command line, and return its line of the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint, side = stems.save(name, Path(folder) / "checkpoint"), stems.MODELS[name][2]
+        options = ["--name", "model", "--repository", folder, *(["--side", side] if side else [])]
+        subprocess.run([INCIPIT, "export", str(checkpoint), *options], check=True, capture_output=True)
+        worst = max(compare_stem(name, Path(folder) / "model/1"), key=_ulp)
+    return f"| `{stems.ROWS[name]}` | {worst.max_abs:.1e} | {worst.max_ulp:.1f} |"
+
+
 def _ulp(difference: Difference) -> float:
     return difference.max_ulp
 
@@ -71,7 +90,9 @@ def main() -> None:
     for name in FAMILIES:
         lines.append(measure(name))
         sys.stderr.write(f"{lines[-1]}\n")
-    DOCUMENT.write_text(HEAD.format(versions=versions()) + "\n".join(lines) + "\n", encoding="utf-8")
+    further = [measure_stem(name) for name in stems.ROWS]
+    text = HEAD.format(versions=versions()) + "\n".join(lines) + "\n" + STEM_HEAD + "\n".join(further) + "\n"
+    DOCUMENT.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from incipit.models.companions import ROTARY
 from incipit.models.families import FAMILIES
 from tests.families.parity import compare, compare_rotary
 from tests.families.published import PUBLISHED, Model, save
+from tests.families.stems import ROWS
 from tests.families.table import DOCUMENT, versions
 
 # Its first block is no module, so that nothing can be put before it; and they take no `inputs_embeds`.
@@ -26,7 +27,10 @@ def test_every_row_of_the_table_has_an_oracle() -> None:
 
 def test_the_document_is_of_this_table_and_these_versions() -> None:
     document = DOCUMENT.read_text(encoding="utf-8")
-    assert [line.split("`")[1] for line in document.splitlines() if line.startswith("| `")] == list(FAMILIES)
+    assert [line.split("`")[1] for line in document.splitlines() if line.startswith("| `")] == [
+        *FAMILIES,
+        *ROWS.values(),
+    ]
     assert versions() in document
 
 

@@ -1,0 +1,38 @@
+"""Every row of the table of stems, exported, run in a bare onnxruntime, and compared with transformers itself."""
+
+from pathlib import Path
+
+import pytest
+
+from incipit.export.exporter import export, verify
+from incipit.export.stem import allowed_ulp
+from incipit.models.families import STEMS
+from incipit.models.stem_checkpoint import read_stem, stem_files_needed
+from tests.families.parity import compare_stem
+from tests.families.stems import MODELS, ROWS, save
+
+
+def test_every_row_has_an_oracle() -> None:
+    assert sorted(ROWS.values()) == sorted(STEMS)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_stem_equals_transformers(name: str, tmp_path: Path) -> None:
+    checkpoint, side = save(name, tmp_path / "checkpoint"), MODELS[name][2]
+    exported = export(str(checkpoint), "stem", tmp_path / "repository", side=side)
+    allowed = allowed_ulp(read_stem(checkpoint, side).signature)
+    for difference in compare_stem(name, exported.folder):
+        assert difference.max_ulp <= allowed, difference
+    assert verify(exported.folder) == exported.parity
+
+
+def test_the_files_that_a_stem_needs_are_those_of_its_tensors(tmp_path: Path) -> None:
+    save("whisper", tmp_path / "whole")
+    assert stem_files_needed(tmp_path / "whole", "encoder") == ["model.safetensors"]
+    save("whisper", tmp_path / "shards", max_shard_size="2kB")
+    needed = stem_files_needed(tmp_path / "shards", "encoder")
+    assert 0 < len(needed) < len(list((tmp_path / "shards").glob("*.safetensors")))
+    for file in (tmp_path / "shards").glob("*.safetensors"):
+        if file.name not in needed:
+            file.unlink()
+    read_stem(tmp_path / "shards", "encoder")
