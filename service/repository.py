@@ -212,7 +212,7 @@ def _open(name: str, version: int, folder: Path, provider: str, threads: int, ch
     }
     if isinstance(manifest, StemManifest):
         return Stem(manifest=manifest, **opened)
-    tokenizer = Tokenizer(folder / TOKENIZER) if TOKENIZER in manifest.files else None
+    tokenizer = Tokenizer(folder / TOKENIZER, manifest.files[TOKENIZER]) if TOKENIZER in manifest.files else None
     return Model(manifest=manifest, tokenizer=tokenizer, **opened)
 
 

@@ -1,5 +1,6 @@
 """Text to token ids, by the tokenizer of an artifact: the only room that knows `tokenizers`."""
 
+import hashlib
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from incipit.service.errors import ArtifactError, Invalid, TooLarge
+from incipit.service.files import read_file
+from incipit.service.manifest import File
 from incipit.service.messages import Rows, Tokens
 
 if TYPE_CHECKING:
@@ -23,11 +26,12 @@ class Tokenizer:
 
     Args:
         file: in the format of the package `tokenizers`.
+        expected: what the manifest says of it; what is opened is compared with that, and not only what was there before.
 
     """
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, file: Path, expected: File) -> None:
+        self._file, self._expected = file, expected
 
     @property
     def opened(self) -> bool:
@@ -40,7 +44,7 @@ class Tokenizer:
         Raises:
             Invalid: a text without a token, or `tokenizers` is not installed.
             TooLarge: too many characters, or more than `max_tokens` tokens.
-            ArtifactError: the file is no tokenizer.
+            ArtifactError: the file is no tokenizer, or not the one of the manifest.
 
         """
         if len(text) > max_tokens:
@@ -74,8 +78,11 @@ class Tokenizer:
             import tokenizers
         except ImportError as error:
             raise Invalid("text", "text", "token ids, since the package tokenizers is not installed") from error
+        content = read_file(self._file, self._expected.bytes)
+        if (found := hashlib.sha256(content).hexdigest()) != self._expected.sha256:
+            raise ArtifactError(self._file.name, f"sha256 {found}", f"sha256 {self._expected.sha256}")
         try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(self._file))
+            tokenizer = tokenizers.Tokenizer.from_buffer(content)
         except Exception as error:  # the package has no kind of its own for a file that it cannot read
             raise ArtifactError(self._file.name, str(error), "a file of the package tokenizers") from error
         # The file may state both; a text is embedded whole, or cut where the caller says so.

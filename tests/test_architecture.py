@@ -23,7 +23,7 @@ SERVICE = {
     "truncation": {"positions", "manifest", "messages"},
     "pooling": {"messages"},
     "validation": {"truncation", "pooling", "positions", "manifest", "messages", "errors"},
-    "tokenizer": {"messages", "errors"},
+    "tokenizer": {"manifest", "messages", "files", "errors"},
     "batching": {"errors"},
     "repository": {"runtime", "graphs", "checksums", "tokenizer", "manifest", "files", "errors"},
     "metrics": {"errors"},

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 from incipit.service.batching import Scheduler
 from incipit.service.engine import Engine
 from incipit.service.errors import ArtifactError, Invalid, TooLarge
+from incipit.service.manifest import describe
 from incipit.service.messages import Request, Rows, TextRequest
 from incipit.service.metrics import Metrics
 from incipit.service.repository import Repository
@@ -27,15 +28,19 @@ from tests.conftest import write_tokenizer
 TEXTS = ["Hello, world!", "Ünïcödé 😀 naïve\tcafé\n", "[SEP] is read as a token", "東京 2024", "word " * 300, " "]
 
 
+def tokenizer_of(file: Path) -> Tokenizer:
+    return Tokenizer(file, describe(file))
+
+
 @pytest.fixture
 def tiny(tmp_path: Path) -> Tokenizer:
     write_tokenizer(tmp_path / "tokenizer.json")
-    return Tokenizer(tmp_path / "tokenizer.json")
+    return tokenizer_of(tmp_path / "tokenizer.json")
 
 
 def test_the_tokens_are_those_of_transformers(checkpoint: Path) -> None:
     oracle: Any = AutoTokenizer.from_pretrained(checkpoint)(TEXTS, return_offsets_mapping=True, truncation=False)
-    tokens = Tokenizer(checkpoint / "tokenizer.json").encode(TEXTS, 65536, spans=True)
+    tokens = tokenizer_of(checkpoint / "tokenizer.json").encode(TEXTS, 65536, spans=True)
     assert tokens.spans is not None
     assert tokens.input_ids.values.tolist() == [value for row in oracle["input_ids"] for value in row]
     assert tokens.input_ids.lengths.tolist() == [len(row) for row in oracle["input_ids"]]
@@ -64,12 +69,12 @@ def test_a_text_without_a_token_is_refused(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "tokenizer.json").read_text()) | {"post_processor": None}
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
     with pytest.raises(Invalid, match=r"text\[1\]: got ' ', allowed text of at least one token"):
-        Tokenizer(tmp_path / "tokenizer.json").encode(["a", " "], 100, spans=False)
+        tokenizer_of(tmp_path / "tokenizer.json").encode(["a", " "], 100, spans=False)
 
 
 def test_a_file_that_is_no_tokenizer_is_a_broken_artifact(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}')
-    tokenizer = Tokenizer(tmp_path / "tokenizer.json")
+    tokenizer = tokenizer_of(tmp_path / "tokenizer.json")
     with pytest.raises(ArtifactError, match=r"tokenizer\.json: got "):
         tokenizer.encode(["a"], 100, spans=False)
     assert not tokenizer.opened
@@ -125,9 +130,18 @@ def test_segments_are_those_of_the_tokenizer(tmp_path: Path, engine: Engine) -> 
     segments = Rows(np.ones(3, np.int64), np.array([3]))
     request = Request(input_ids=Rows(np.array([1, 4, 2]), np.array([3])), indices={"token_type_ids": segments})
     expected = asyncio.run(engine.embed(model, request)).tensors["embeddings"]
-    other = replace(model, tokenizer=Tokenizer(file))
+    other = replace(model, tokenizer=tokenizer_of(file))
     assert (
         asyncio.run(engine.embed(other, TextRequest(text=("a",)))).tensors["embeddings"].tobytes() == expected.tobytes()
     )
     own = asyncio.run(engine.embed(model, TextRequest(text=("a",)))).tensors["embeddings"]
     assert own.tobytes() != expected.tobytes()
+
+
+def test_a_file_that_changed_since_start_up_is_not_used(tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    write_tokenizer(file)
+    tokenizer = tokenizer_of(file)
+    file.write_text(file.read_text().replace('"type_id":0', '"type_id":1').replace('"type_id": 0', '"type_id": 1'))
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json: got sha256 .*, allowed sha256 "):
+        tokenizer.encode(["a"], 100, spans=False)
