@@ -26,7 +26,7 @@ class Tokenizer:
 
     Args:
         file: in the format of the package `tokenizers`.
-        expected: what the manifest says of it; what is opened is compared with that, and not only what was there before.
+        expected: what the manifest says of it, with which what is opened is compared once more.
 
     """
 
