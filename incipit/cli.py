@@ -127,6 +127,11 @@ def check(**options: Any) -> None:
 @click.option("--grpc-port", type=int, help="Port of gRPC; without it there is no gRPC.")
 @PROVIDER
 @click.option("--workers", type=int, help="Processes that serve; default 1.")
+@click.option(
+    "--model-control",
+    type=click.Choice(["none", "poll", "explicit"]),
+    help="What changes the models while they are served: nothing (default), the folder, or requests.",
+)
 def serve(**options: Any) -> None:
     """Serve every model of the repository. Every option is also a variable, such as INCIPIT_PORT."""
     _require("onnxruntime", "cpu")

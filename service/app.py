@@ -1,14 +1,17 @@
 """Wiring: settings become an engine, and the engine an application."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
 from incipit.service.api import bias, decode, embed, health, models, open_inference, openai, problems
 from incipit.service.batching import Scheduler
+from incipit.service.control import Control
 from incipit.service.engine import Engine
 from incipit.service.metrics import Metrics
 from incipit.service.repository import Repository
@@ -18,8 +21,8 @@ from incipit.service.settings import Settings
 VERSION = version("incipit")
 
 
-def create_engine(settings: Settings) -> Engine:
-    """Open every model and run it once.
+def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
+    """Open every model, each run once; several workers agree through the folder `shared`.
 
     Raises:
         ServerFault: the provider cannot be used, or an artifact is broken.
@@ -28,22 +31,22 @@ def create_engine(settings: Settings) -> Engine:
     provider = choose_provider(settings.provider)
     repository = Repository(settings.repository, provider, settings.threads, settings.cache)
     scheduler = Scheduler(usable_cores(), settings.max_waiting)
-    engine = Engine(repository, scheduler, Metrics(), settings.max_tokens)
-    engine.warm_up()
-    return engine
+    control = Control(repository, settings.model_control, settings.poll_seconds, shared)
+    return Engine(repository, scheduler, Metrics(), settings.max_tokens, control)
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings, shared: Path | None = None) -> FastAPI:
     """Build the application, its models opened and run once.
 
     Raises:
         ServerFault: as `create_engine`.
 
     """
-    engine = create_engine(settings)
+    engine = create_engine(settings, shared)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        following = asyncio.create_task(engine.control.run())
         if settings.grpc_port is None:
             yield
         else:
@@ -52,6 +55,7 @@ def create_app(settings: Settings) -> FastAPI:
 
             async with running(engine, VERSION, settings):
                 yield
+        following.cancel()
         engine.scheduler.close()
 
     app: FastAPI = FastAPIOffline(

@@ -8,22 +8,19 @@ Letters: B batch, L length, T tokens of all rows, D output width.
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from incipit.service.batching import SMALL, TOKENIZER_COST, Scheduler
+from incipit.service.control import Control
 from incipit.service.errors import Invalid
 from incipit.service.manifest import (
     BIAS_GRAPH,
     EMBEDDINGS,
     GRAPH,
     TOKEN_EMBEDDINGS,
-    Artifact,
     Manifest,
-    StemManifest,
-    Tensor,
 )
 from incipit.service.messages import (
     DTYPES,
@@ -60,15 +57,24 @@ class Engine:
         scheduler: runs what takes long.
         metrics: counts.
         max_tokens: most tokens of one request.
+        control: what changes the models; by default nothing does.
 
     """
 
-    def __init__(self, repository: Repository, scheduler: Scheduler, metrics: Metrics, max_tokens: int) -> None:
+    def __init__(
+        self,
+        repository: Repository,
+        scheduler: Scheduler,
+        metrics: Metrics,
+        max_tokens: int,
+        control: Control | None = None,
+    ) -> None:
         self.repository = repository
+        self.control = control or Control(repository, "none", 1)
         self.scheduler = scheduler
         self.metrics = metrics
         self.max_tokens = max_tokens
-        self.ready = False
+        self.ready = True
 
     async def answer(self, model: Model | Stem, request: AnyRequest) -> Answer:
         """Return what `request`, of a kind that `model` takes, asks for; raises as the methods for each kind."""
@@ -161,23 +167,9 @@ class Engine:
         self.metrics.tokens(stem.name, math.prod(found[EMBEDDINGS].shape[:2]))
         return Answer(model=stem.name, version=stem.version, dtype=request.dtype, tensors=tensors)
 
-    def warm_up(self) -> None:
-        """Run every graph once; the engine is ready afterwards."""
-        for model in self.repository.all():
-            for session in model.sessions.values():
-                session.run({tensor.name: _least(tensor, model.manifest) for tensor in session.inputs})
-        self.ready = True
-
 
 def _single(value: int) -> Int64:
     return np.array([value], np.int64)
-
-
-def _least(tensor: Tensor, manifest: Artifact) -> NDArray[Any]:
-    """Return the smallest input that is legal: one of everything, and of an image one patch."""
-    one = manifest.patch_size or 1 if isinstance(manifest, StemManifest) else 1
-    shape = [size if isinstance(size, int) else one if axis > 1 else 1 for axis, size in enumerate(tensor.shape)]
-    return np.zeros(shape, tensor.dtype)
 
 
 def _run(model: Model, request: Request, call: Call) -> dict[str, NDArray[np.generic]]:

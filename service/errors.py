@@ -5,6 +5,7 @@
     │   ├── Malformed           bytes that cannot be read as what they claim to be
     │   ├── Invalid             readable, but a value is not allowed
     │   ├── NotFound            no such model or version
+    │   ├── Forbidden           a change that the settings do not allow
     │   ├── TooLarge            over a limit of size
     │   ├── UnsupportedFormat   a request format that is not read
     │   └── NotAcceptable       an answer format that is not written
@@ -56,6 +57,10 @@ class Invalid(ClientFault):
 
 class NotFound(ClientFault):
     """No such model or version."""
+
+
+class Forbidden(ClientFault):
+    """A change that the settings do not allow."""
 
 
 class TooLarge(ClientFault):

@@ -2,17 +2,19 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from incipit.service.checksums import Checksums
 from incipit.service.errors import ArtifactError, Invalid, NotFound
-from incipit.service.files import stamp_of
+from incipit.service.files import Stamp, stamp_of
 from incipit.service.graphs.check import check_graphs
 from incipit.service.manifest import (
     EMBEDDINGS,
@@ -34,6 +36,7 @@ from incipit.service.manifest import (
 from incipit.service.runtime import CPU, Float32, Session
 from incipit.service.tokenizer import Tokenizer
 
+Fingerprint = tuple[tuple[str, Stamp], ...]
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
 
 
@@ -89,8 +92,18 @@ class Model(Served):
         return found
 
 
+@dataclass(frozen=True)
+class State:
+    """What has become of a version folder: "READY" to answer, "LOADING", or "UNAVAILABLE" for a reason."""
+
+    name: str
+    version: int
+    state: Literal["READY", "LOADING", "UNAVAILABLE"]
+    reason: str = ""
+
+
 class Repository:
-    """The models of a folder.
+    """The models of a folder, which can follow it as it changes.
 
     Args:
         root: the folder.
@@ -104,17 +117,68 @@ class Repository:
     """
 
     def __init__(self, root: Path, provider: str, threads: int, cache: Path | None = None) -> None:
+        self.root = root
+        self._opener = partial(_open, provider=provider, threads=threads)
+        self._cache = cache
+        # Whoever finds a model keeps it until it has answered: these are replaced as a whole, never changed.
         self._models: dict[str, dict[int, Model | Stem]] = {}
-        checksums = Checksums(cache)
+        self._states: dict[tuple[str, int], State] = {}
+        self._seen: dict[tuple[str, int], Fingerprint] = {}
+        self._one_at_a_time = Lock()
+        for state in self.refresh():
+            if state.state == "UNAVAILABLE":
+                raise self._broken[state.name, state.version]
+
+    def refresh(self, unloaded: Collection[str] = ()) -> list[State]:
+        """Open what is new or has changed in the folder, let go of what is gone or `unloaded`, and return the changes.
+
+        A version that cannot be opened leaves the others as they were, and, where it was ready before, itself. One that
+        is gone still answers the requests that have found it; its memory is returned after the last. This may take
+        long, and may run beside requests.
+
+        Raises:
+            ArtifactError: the folder cannot be read or has no model; nothing changes.
+
+        """
+        with self._one_at_a_time:
+            models: dict[str, dict[int, Model | Stem]] = {}
+            states: dict[tuple[str, int], State] = {}
+            self._broken: dict[tuple[str, int], ArtifactError] = {}
+            checksums = Checksums(self._cache)
+            try:
+                for name, version, folder in find_artifacts(self.root):
+                    if name in unloaded:
+                        states[name, version] = State(name, version, "UNAVAILABLE", "unloaded")
+                        self._seen.pop((name, version), None)
+                        continue
+                    model, states[name, version] = self._follow(name, version, folder, checksums)
+                    if model is not None:
+                        models.setdefault(name, {})[version] = model
+            finally:
+                checksums.save()
+            before, self._models, self._states = self._states, models, states
+            gone = [State(*key, "UNAVAILABLE", "gone") for key in before if key not in states]
+            self._seen = {key: seen for key, seen in self._seen.items() if key in states}
+            return [*gone, *(state for key, state in states.items() if before.get(key) != state)]
+
+    def _follow(self, name: str, version: int, folder: Path, checksums: Checksums) -> tuple[Model | Stem | None, State]:
+        """Return what a folder holds: as it was, if nothing in it has changed."""
+        key, seen = (name, version), _fingerprint(folder)
+        model, state = self._models.get(name, {}).get(version), self._states.get((name, version))
+        if state is not None and self._seen.get(key) == seen:
+            return model, state
+        self._seen[key] = seen
+        self._states = self._states | {key: State(name, version, "LOADING")}
         try:
-            for name, version, folder in find_artifacts(root):
-                try:
-                    model = _open(name, version, folder, provider, threads, checksums)
-                except ArtifactError as error:
-                    raise ArtifactError(f"{name}/{version}/{error.field}", error.got, error.allowed) from error
-                self._models.setdefault(name, {})[version] = model
-        finally:
-            checksums.save()
+            opened = self._opener(name, version, folder, checksums=checksums)
+        except ArtifactError as error:
+            self._broken[key] = ArtifactError(f"{name}/{version}/{error.field}", error.got, error.allowed)
+            return model, State(name, version, "UNAVAILABLE" if model is None else "READY", str(self._broken[key]))
+        return opened, State(name, version, "READY")
+
+    def index(self) -> list[State]:
+        """Return the state of every version folder, by name and version."""
+        return [state for _, state in sorted(self._states.items())]
 
     def get(self, name: str, version: str | None = None) -> Model:
         """Return a model of token ids: the version named, or its highest.
@@ -159,6 +223,14 @@ class Repository:
         return [model for _, versions in sorted(self._models.items()) for _, model in sorted(versions.items())]
 
 
+def _fingerprint(folder: Path) -> Fingerprint:
+    """Return what the file system tells of the files of an artifact; it changes when one of them does."""
+    try:
+        return tuple(sorted((file.name, stamp_of(file.lstat())) for file in folder.iterdir()))
+    except OSError:
+        return ()
+
+
 def find_artifacts(root: Path) -> list[tuple[str, int, Path]]:
     """Return name, version and folder of every artifact in `root`, by name and version.
 
@@ -182,6 +254,7 @@ def find_artifacts(root: Path) -> list[tuple[str, int, Path]]:
 
 
 def _open(name: str, version: int, folder: Path, provider: str, threads: int, checksums: Checksums) -> Model | Stem:
+    """Check the artifact in `folder`, open its graphs, and run each once."""
     manifest, identity = read_with_identity(folder)
     parity = read(ParityReport, folder / PARITY)
     if GRAPH not in manifest.graphs:
@@ -199,6 +272,8 @@ def _open(name: str, version: int, folder: Path, provider: str, threads: int, ch
         _check_inputs(manifest)
         for graph in filter(sessions.__contains__, TOKEN_GRAPHS):
             _probe(graph, manifest, sessions[graph] if provider == CPU else Session(folder, CPU, 1, graph))
+    for session in sessions.values():
+        session.run({tensor.name: _least(tensor, manifest) for tensor in session.inputs})
     for file, stamp in stamps.items():
         if stamp_of(os.lstat(folder / file)) != stamp:
             raise ArtifactError(file, "a change while it was opened", "the file that was checked")
@@ -214,6 +289,13 @@ def _open(name: str, version: int, folder: Path, provider: str, threads: int, ch
         return Stem(manifest=manifest, **opened)
     tokenizer = Tokenizer(folder / TOKENIZER, manifest.files[TOKENIZER]) if TOKENIZER in manifest.files else None
     return Model(manifest=manifest, tokenizer=tokenizer, **opened)
+
+
+def _least(tensor: Tensor, manifest: Manifest | StemManifest) -> NDArray[Any]:
+    """Return the smallest input that is legal: one of everything, and of an image one patch."""
+    one = manifest.patch_size or 1 if isinstance(manifest, StemManifest) else 1
+    shape = [size if isinstance(size, int) else one if axis > 1 else 1 for axis, size in enumerate(tensor.shape)]
+    return np.zeros(shape, tensor.dtype)
 
 
 def _check_widths(manifest: Manifest | StemManifest) -> None:

@@ -24,6 +24,9 @@ class Settings(BaseSettings):
         port: port of HTTP and WebSocket; 0 for a free one.
         grpc_port: port of gRPC; None for no gRPC.
         provider: execution provider; "auto" takes CUDA where it works and the CPU elsewhere.
+        model_control: what changes the models that are served: "none" nothing, "poll" the folder, which is looked at
+            again and again, "explicit" requests to load and unload.
+        poll_seconds: between two looks at the folder.
         workers: processes that serve.
         threads: threads of one session call.
         max_body_bytes: largest request body, in bytes.
@@ -40,6 +43,8 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535)
     grpc_port: int | None = Field(None, ge=1, le=65535)
     provider: Literal["auto", "cpu", "cuda"] = "auto"
+    model_control: Literal["none", "poll", "explicit"] = "none"
+    poll_seconds: float = Field(5.0, gt=0)
     workers: int = Field(1, ge=1)
     threads: int = Field(1, ge=1)
     max_body_bytes: int = Field(16 * 2**20, ge=1)

@@ -6,6 +6,7 @@ import socket
 import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import uvicorn
 from uvicorn.supervisors import Multiprocess
@@ -50,9 +51,12 @@ def serve(settings: Settings, announce: Announce) -> None:
         return
     # In this process first: what is broken is said once, before any worker starts.
     models = create_engine(settings).repository.newest()
-    with tempfile.TemporaryDirectory(prefix="incipit-metrics-") as folder:
-        os.environ[metrics.FOLDER] = folder
-        processes = Multiprocess(_configure(settings, partial(create_app, settings), factory=True), [listener])
+    with tempfile.TemporaryDirectory(prefix="incipit-") as folder:
+        counters, shared = Path(folder) / "metrics", Path(folder) / "control"
+        counters.mkdir()
+        shared.mkdir()
+        os.environ[metrics.FOLDER] = str(counters)
+        processes = Multiprocess(_configure(settings, partial(create_app, settings, shared), factory=True), [listener])
         announce(address, models)  # from now on it obeys signals
         processes.run()
 

@@ -25,6 +25,7 @@ SERVICE = {
     "validation": {"truncation", "pooling", "positions", "manifest", "messages", "errors"},
     "tokenizer": {"manifest", "messages", "files", "errors"},
     "batching": {"errors"},
+    "control": {"repository", "errors"},
     "repository": {"runtime", "graphs", "checksums", "tokenizer", "manifest", "files", "errors"},
     "metrics": {"errors"},
     "engine": {
@@ -34,6 +35,7 @@ SERVICE = {
         "positions",
         "batching",
         "repository",
+        "control",
         "metrics",
         "manifest",
         "messages",

@@ -14,6 +14,7 @@ STATUS: dict[type[errors.IncipitError], int] = {
     errors.Malformed: 400,
     errors.Invalid: 422,
     errors.NotFound: 404,
+    errors.Forbidden: 403,
     errors.TooLarge: 413,
     errors.UnsupportedFormat: 415,
     errors.NotAcceptable: 406,

@@ -92,6 +92,7 @@ def test_metrics_are_openmetrics_where_accept_names_it(tiny: httpx.Client) -> No
 
 def test_an_engine_that_has_not_run_its_models_is_not_ready(tiny_repository: Path) -> None:
     engine = Engine(Repository(tiny_repository, CPU, 1), Scheduler(1, 1), Metrics(), 8)
+    engine.ready = False
     app = FastAPI()
     problems.install(app)
     app.include_router(health.router(engine))
@@ -107,7 +108,7 @@ def test_an_engine_that_has_not_run_its_models_is_not_ready(tiny_repository: Pat
     assert open_inference_ready.status_code == 503
     assert open_inference_ready.json()["error"].startswith("server: got not ready")
     assert asyncio.run(ask("/v2/models/gpt/ready")).json() == {"name": "gpt", "ready": False}
-    engine.warm_up()
+    engine.ready = True
     assert asyncio.run(ask("/readyz")).status_code == 200
     assert asyncio.run(ask("/v2/health/ready")).json() == {"ready": True}
     engine.scheduler.close()

@@ -1,0 +1,188 @@
+"""Models that come, change and go while others are served."""
+
+import asyncio
+import gc
+import shutil
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from incipit.export.exporter import export_loaded
+from incipit.export.source import LoadedSource
+from incipit.models.embeddings import gpt2_embedding
+from incipit.models.initialisers import seeded_
+from incipit.service.control import Control
+from incipit.service.errors import ArtifactError, Forbidden, NotFound
+from incipit.service.manifest import GRAPH, Source
+from incipit.service.repository import Repository
+from incipit.service.runtime import CPU
+from tests.conftest import serving
+
+
+@pytest.fixture
+def root(tiny_repository: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(tiny_repository, tmp_path / "repository")
+
+
+def export_next(root: Path, name: str = "gpt", seed: int = 9) -> Path:
+    frontend = gpt2_embedding(7, 4, 6)
+    seeded_(frontend, seed)
+    return export_loaded(LoadedSource(frontend, Source(kind="module")), name, root).folder
+
+
+def states(repository: Repository) -> dict[tuple[str, int], str]:
+    return {(state.name, state.version): state.state for state in repository.index()}
+
+
+def test_a_new_version_is_opened_and_the_others_stay_what_they_are(root: Path) -> None:
+    repository = Repository(root, CPU, 1)
+    before = repository.get("gpt")
+    assert repository.refresh() == []
+    export_next(root)
+    (change,) = repository.refresh()
+    assert (change.name, change.version, change.state) == ("gpt", 2, "READY")
+    assert repository.get("gpt").version == 2
+    assert repository.get("gpt", "1") is before
+    assert states(repository) == dict.fromkeys([("bert", 1), ("bert", 2), ("gpt", 1), ("gpt", 2)], "READY")
+
+
+def test_a_new_version_that_is_broken_leaves_the_old_one_serving(root: Path) -> None:
+    repository = Repository(root, CPU, 1)
+    folder = export_next(root)
+    sound = (folder / GRAPH).read_bytes()
+    (folder / GRAPH).write_bytes(b"no graph")
+    (change,) = repository.refresh()
+    assert (change.state, change.reason[:17]) == ("UNAVAILABLE", "gpt/2/model.onnx:")
+    assert repository.get("gpt").version == 1
+    with pytest.raises(NotFound):
+        repository.get("gpt", "2")
+    assert repository.refresh() == []
+    (folder / GRAPH).write_bytes(sound)
+    assert [state.state for state in repository.refresh()] == ["READY"]
+    assert repository.get("gpt").version == 2
+
+
+def test_a_version_that_breaks_answers_as_before(root: Path) -> None:
+    repository = Repository(root, CPU, 1)
+    before = repository.get("gpt")
+    broken = root / "gpt/1" / GRAPH
+    broken.unlink()  # not changed in place: what is open is mapped
+    broken.write_bytes(b"no graph")
+    (change,) = repository.refresh()
+    assert (change.state, change.reason[:17]) == ("READY", "gpt/1/model.onnx:")
+    assert repository.get("gpt") is before
+
+
+def test_what_is_gone_is_let_go_of_after_its_last_request(root: Path) -> None:
+    repository = Repository(root, CPU, 1)
+    held = repository.get("bert", "1")
+    session = weakref.ref(held.sessions[GRAPH])
+    shutil.rmtree(root / "bert/1")
+    (change,) = repository.refresh()
+    assert (change.version, change.state, change.reason) == (1, "UNAVAILABLE", "gone")
+    with pytest.raises(NotFound, match="version: got 1, allowed 2"):
+        repository.get("bert", "1")
+    assert session() is not None
+    del held
+    gc.collect()
+    assert session() is None
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_folder_that_cannot_be_read_changes_nothing(root: Path, empty: bool) -> None:
+    repository = Repository(root, CPU, 1)
+    shutil.rmtree(root)
+    if empty:
+        root.mkdir()
+    with pytest.raises(ArtifactError):
+        repository.refresh()
+    assert repository.get("gpt").version == 1
+    assert set(states(repository).values()) == {"READY"}
+
+
+@pytest.mark.parametrize("mode", ["none", "poll"])
+def test_a_request_for_a_change_needs_the_mode_for_it(root: Path, mode: str) -> None:
+    control = Control(Repository(root, CPU, 1), mode, 1)  # type: ignore[arg-type]
+    with pytest.raises(Forbidden, match=f"model: got gpt, allowed changes by request .* it is {mode}"):
+        asyncio.run(control.unload("gpt"))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_models_are_unloaded_and_loaded_by_request(root: Path, tmp_path: Path, shared: bool) -> None:
+    repository = Repository(root, CPU, 1)
+    (tmp_path / "shared").mkdir()
+
+    async def change() -> None:
+        control = Control(repository, "explicit", 1, tmp_path / "shared" if shared else None)
+        following = asyncio.create_task(control.run())
+        await control.unload("gpt")
+        with pytest.raises(NotFound, match="model: got gpt, allowed bert"):
+            repository.get("gpt")
+        assert [state.reason for state in repository.index() if state.name == "gpt"] == ["unloaded"]
+        export_next(root)
+        await control.load("gpt")
+        assert repository.get("gpt").version == 2
+        (export_next(root) / GRAPH).write_bytes(b"no graph")
+        with pytest.raises(ArtifactError, match=r"gpt/3: got gpt/3/model\.onnx"):
+            await control.load("gpt")
+        assert repository.get("gpt").version == 2
+        for call in (control.load, control.unload):
+            with pytest.raises(NotFound, match="model: got nothing, allowed bert, gpt"):
+                await call("nothing")
+        following.cancel()
+
+    asyncio.run(change())
+
+
+@contextmanager
+def asking(address: str, versions: set[int], failures: list[str]) -> Iterator[None]:
+    """Ask for vectors all the while, from two threads."""
+    done = threading.Event()
+
+    def ask() -> None:
+        with httpx.Client(base_url=address) as client:
+            while not done.is_set():
+                try:
+                    answer = client.post("/models/gpt/embed", json={"input_ids": [1, 2]})
+                    answer.raise_for_status()
+                    versions.add(answer.json()["version"])
+                except httpx.HTTPError as error:
+                    failures.append(repr(error))
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    yield
+    done.set()
+    for thread in threads:
+        thread.join()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_server_follows_its_folder_without_a_failed_request(root: Path, workers: int) -> None:
+    options = {"INCIPIT_POLL_SECONDS": "0.1", "INCIPIT_WORKERS": str(workers)}
+    versions: set[int] = set()
+    failures: list[str] = []
+    with serving(root, "--model-control", "poll", **options) as server:
+        with asking(server.address, versions, failures):
+            wait_for(lambda: versions == {1})
+            folder = export_next(root)
+            wait_for(lambda: versions == {1, 2})
+            versions.clear()
+            shutil.rmtree(folder)
+            wait_for(lambda: 1 in versions)
+        assert failures == []
+        assert httpx.get(f"{server.address}/readyz").status_code == 200
