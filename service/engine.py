@@ -199,7 +199,7 @@ def plan(request: Request, manifest: Manifest) -> Call:
     """Choose the shape of the call for a request that was checked, and the positions in it."""
     rows = request.input_ids
     offset = np.zeros(1, np.int64) if request.offset is None else request.offset
-    next_offset: Int64 = np.broadcast_to(offset, rows.lengths.shape) + count_real(request, manifest)
+    next_offset: Int64 = offset + count_real(request, manifest)
     shape: tuple[int, int]
     if graph_counts(request, manifest):
         shape, positions = (len(rows.lengths), len(rows.values) // len(rows.lengths)), offset

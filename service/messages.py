@@ -41,7 +41,9 @@ class Rows:
     def of_array(cls, array: Int64) -> "Rows":
         """Return the rows of an int64 (B, L) array, without a copy of a contiguous one."""
         batch, length = array.shape
-        return cls(array.reshape(-1), np.full(batch, length, np.int64))
+        rows = cls(array.reshape(-1), np.full(batch, length, np.int64))
+        vars(rows)["length"] = length if batch else 0  # known, so that it need not be found out
+        return rows
 
     @cached_property
     def length(self) -> int | None:

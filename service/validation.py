@@ -14,6 +14,7 @@ from incipit.service.pooling import POOLINGS
 from incipit.service.positions import count_real, position_limit
 from incipit.service.truncation import SIDES, least_room
 
+ZERO = np.zeros(1, np.int64)
 _WHAT = {"token_type_ids": "segments"}
 
 
@@ -152,13 +153,14 @@ def _check_range(field: str, rows: Rows, limit: int) -> None:
 
 
 def _check_offset(request: Request, manifest: Manifest, limit: int) -> None:
-    batch = len(request.input_ids.lengths)
-    offset = np.zeros(1, np.int64) if request.offset is None else request.offset
-    if offset.shape not in ((1,), (batch,)):
-        raise Invalid("offset", f"{len(offset)} values", f"one value, or one for each of {batch} rows")
-    if offset.min() < 0:
-        row = int(np.flatnonzero(offset < 0)[0])
-        raise Invalid(f"offset[{row}]", int(offset[row]), "0 or more")
+    batch, offset = len(request.input_ids.lengths), ZERO
+    if request.offset is not None:
+        offset = request.offset
+        if offset.shape not in ((1,), (batch,)):
+            raise Invalid("offset", f"{len(offset)} values", f"one value, or one for each of {batch} rows")
+        if offset.min() < 0:
+            row = int(np.flatnonzero(offset < 0)[0])
+            raise Invalid(f"offset[{row}]", int(offset[row]), "0 or more")
     # Not offset + tokens > max_len: the sum of a large offset could wrap.
     beyond = np.flatnonzero(offset > limit - (least := least_room(request, manifest)))
     if len(beyond):
