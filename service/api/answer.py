@@ -1,17 +1,37 @@
 """Answers of the native door, in the format that was asked for."""
 
-from fastapi.responses import Response
+from collections.abc import AsyncIterator, Sequence
 
-from incipit.service.api.media import JSON, NPY
+from fastapi.responses import Response, StreamingResponse
+
+from incipit.service.api.media import BYTES, JSON, NPY, SAFETENSORS
 from incipit.service.messages import Answer
-from incipit.service.wire.native import answer_json, raw_bytes, sole_output, write_json, write_npy
+from incipit.service.wire.arrays import npy_header
+from incipit.service.wire.content import PACKET, Buffer, Part, joined, packets, raw_bytes
+from incipit.service.wire.native import answer_json, json_content
+from incipit.service.wire.safetensors import answer_safetensors
+
+TYPES = (JSON, BYTES, NPY, SAFETENSORS)
+
+
+def writable(dtype: str, outputs: Sequence[str] = (), tells_lengths: bool = False) -> tuple[tuple[str, ...], str]:
+    """Return the types that can hold an answer, and why the others cannot."""
+    if tells_lengths:
+        return (JSON, SAFETENSORS), "with text or truncate, to say how long the rows are"
+    if len(outputs) > 1:
+        return (JSON, SAFETENSORS), "for several outputs"
+    if dtype == "bfloat16":
+        return (JSON, BYTES, SAFETENSORS), "for bfloat16"
+    return TYPES, ""
 
 
 def respond(answer: Answer, media: str, encoding: str) -> Response:
     """Return `answer` in the type `media`; `encoding` is how JSON holds values."""
     if media == JSON:
-        return Response(write_json(answer_json(answer, encoding)), media_type=JSON)
-    name, tensor = sole_output(answer)
+        return send(json_content(answer_json(answer, encoding)), media, {})
+    if media == SAFETENSORS:
+        return send(answer_safetensors(answer), media, {})
+    ((name, tensor),) = answer.tensors.items()
     headers = {
         "Incipit-Model": answer.model,
         "Incipit-Version": str(answer.version),
@@ -19,5 +39,17 @@ def respond(answer: Answer, media: str, encoding: str) -> Response:
         "Incipit-Shape": ",".join(map(str, tensor.shape)),
         "Incipit-Dtype": answer.dtype,
     }
-    content = write_npy(tensor) if media == NPY else raw_bytes(tensor)
-    return Response(content, media_type=media, headers=headers)
+    return send([npy_header(tensor) if media == NPY else b"", raw_bytes(tensor)], media, headers)
+
+
+def send(parts: Sequence[Part], media: str, headers: dict[str, str]) -> Response:
+    """Return the parts as a response: at once where they are small, else as fast as the client takes them."""
+    length = sum(map(len, parts))
+    if length <= PACKET:
+        return Response(joined(parts), media_type=media, headers=headers)
+    return StreamingResponse(_stream(parts), media_type=media, headers=headers | {"Content-Length": str(length)})
+
+
+async def _stream(parts: Sequence[Part]) -> AsyncIterator[Buffer]:
+    for packet in packets(parts):
+        yield packet

@@ -4,9 +4,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from incipit.service.api import schemas
-from incipit.service.api.answer import respond
+from incipit.service.api.answer import TYPES, respond, writable
 from incipit.service.api.body import read_body
-from incipit.service.api.media import BYTES, JSON, NPY, answer_type, body_type
+from incipit.service.api.media import JSON, answer_type, body_type
 from incipit.service.engine import Engine
 from incipit.service.wire.native import read_bias, read_json
 
@@ -19,11 +19,13 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
         with engine.metrics.request("bias") as observation:
             model = engine.repository.get(name, version)
             observation.model = model.name
-            media = answer_type(", ".join(request.headers.getlist("accept")), (JSON, BYTES, NPY))
+            accept = ", ".join(request.headers.getlist("accept"))
+            answer_type(accept, TYPES)  # what no answer can follow is refused before the body is read
             body_type(request.headers.get("content-type"), (JSON,))
             body = await read_body(request, max_body_bytes)
             fields = await engine.scheduler.run(len(body), lambda: read_json(body), text=True)
             message, encoding = read_bias(fields)
+            media = answer_type(accept, *writable(message.dtype))
             answer = await engine.bias(model, message)
             text = media == JSON and encoding == "float"
             return await engine.scheduler.run(answer.size, lambda: respond(answer, media, encoding), text)

@@ -1,18 +1,21 @@
 """The native door: `POST /models/{name}/embed`."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from incipit.service.api import schemas
-from incipit.service.api.answer import respond
+from incipit.service.api.answer import TYPES, respond, writable
 from incipit.service.api.body import read_body
-from incipit.service.api.media import BYTES, JSON, NPY, answer_type, body_type
+from incipit.service.api.media import JSON, NPY, SAFETENSORS, answer_type, body_type
 from incipit.service.api.query import single_values
 from incipit.service.engine import Engine
-from incipit.service.errors import Invalid, NotAcceptable
-from incipit.service.wire.native import Embed, read_embed, read_json, read_npy, read_query
+from incipit.service.errors import Invalid
+from incipit.service.wire.arrays import read_npy, read_raw
+from incipit.service.wire.native import Embed, read_embed, read_json, read_query
+from incipit.service.wire.safetensors import read_safetensors
 
 
 def router(engine: Engine, max_body_bytes: int) -> APIRouter:
@@ -23,21 +26,19 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
         with engine.metrics.request("native") as observation:
             model = engine.repository.get(name, version)
             observation.model = model.name
-            media = answer_type(", ".join(request.headers.getlist("accept")), (JSON, BYTES, NPY))
-            kind = body_type(request.headers.get("content-type"), (JSON, NPY))
+            accept = ", ".join(request.headers.getlist("accept"))
+            answer_type(accept, TYPES)  # what no answer can follow is refused before the body is read
+            kind = body_type(request.headers.get("content-type"), TYPES)
             body = await read_body(request, max_body_bytes)
             query = single_values(request.query_params)
             message = await engine.scheduler.run(
                 len(body), lambda: _read(body, kind, query, model.manifest.indices), text=kind == JSON
             )
-            if media != JSON and message.only_json:
-                raise NotAcceptable("Accept", media, f"{JSON} with text or truncate, to say how long the rows are")
-            answer = await engine.embed(model, message.request)
-            return await engine.scheduler.run(
-                answer.size,
-                lambda: respond(answer, media, message.encoding),
-                text=media == JSON and message.encoding == "float",
-            )
+            wanted, encoding = message.request, message.encoding
+            media = answer_type(accept, *writable(wanted.dtype, wanted.outputs, message.tells_lengths))
+            answer = await engine.embed(model, wanted)
+            text = media == JSON and encoding == "float"
+            return await engine.scheduler.run(answer.size, lambda: respond(answer, media, encoding), text)
 
     @routes.post("/models/{name}/embed", **schemas.EMBED)
     async def embed_newest(request: Request, name: str) -> Response:
@@ -54,10 +55,14 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
 
 def _read(body: bytes, kind: str, query: dict[str, str], indices: Collection[str]) -> Embed:
     fields = read_query(query)
-    if kind == NPY:
-        return read_embed(fields, read_npy(body), indices)
-    document = read_json(body)
+    content: Mapping[str, Any]
+    if kind == JSON:
+        content = read_json(body)
+    elif kind == SAFETENSORS:
+        content = read_safetensors(body)
+    else:
+        content = {"input_ids": read_npy(body) if kind == NPY else read_raw(body, fields.pop("shape", None))}
     for name in fields:
-        if name in document:
+        if name in content:
             raise Invalid(name, "one in the query and one in the body", "one of them")
-    return read_embed({**fields, **document}, indices=indices)
+    return read_embed({**fields, **content}, indices)

@@ -8,6 +8,7 @@ from incipit.service.errors import NotAcceptable, UnsupportedFormat
 JSON = "application/json"
 BYTES = "application/octet-stream"
 NPY = "application/x-npy"
+SAFETENSORS = "application/x-safetensors"
 
 
 def body_type(content_type: str | None, readable: Sequence[str]) -> str:
@@ -25,8 +26,10 @@ def body_type(content_type: str | None, readable: Sequence[str]) -> str:
     return media
 
 
-def answer_type(accept: str | None, writable: Sequence[str]) -> str:
+def answer_type(accept: str | None, writable: Sequence[str], reason: str = "") -> str:
     """Return the type of `writable` that `accept` prefers; the first of `writable` where it has no opinion.
+
+    `reason` says why no other type is writable.
 
     Raises:
         NotAcceptable: `accept` rules all of them out.
@@ -37,7 +40,7 @@ def answer_type(accept: str | None, writable: Sequence[str]) -> str:
     qualities = _parse(accept)
     best = max(writable, key=lambda media: _quality(media, qualities))
     if _quality(best, qualities) == 0:
-        raise NotAcceptable("Accept", accept, " or ".join(writable))
+        raise NotAcceptable("Accept", accept, f"{' or '.join(writable)} {reason}".rstrip())
     return best
 
 

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from incipit.service.api.media import BYTES, JSON, NPY
+from incipit.service.api.media import BYTES, JSON, NPY, SAFETENSORS
 from incipit.service.api.problems import MEDIA_TYPE
 from incipit.service.manifest import Manifest, ParityReport, StemManifest
 
@@ -30,7 +30,7 @@ class EmbedRequest(BaseModel):
     )
     attention_mask: Rows | None = Field(None, description="1 for a real token, 0 for padding; default 1.")
     truncate: Truncate | None = Field(None, description="Where a row that is too long is cut; default is an error.")
-    output: str | list[str] = Field("embeddings", description="Which output, or several, where the answer is JSON.")
+    output: str | list[str] = Field("embeddings", description="Which output, or several, in JSON or safetensors.")
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     encoding: Literal["base64", "float"] = Field("base64", description="How JSON holds the vectors.")
     return_tokens: bool = Field(False, description="Whether the answer says what the tokens of a text are.")
@@ -122,20 +122,33 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     503: {"description": "Too busy; try again later.", **PROBLEM},
 }
 BINARY = {"schema": {"type": "string", "format": "binary"}}
+ARRAYS = {BYTES: BINARY, NPY: BINARY, SAFETENSORS: BINARY}
+BESIDE: list[dict[str, Any]] = [
+    {
+        "name": "shape",
+        "in": "query",
+        "description": "Of a body of raw int64: its sizes, such as 2,3; without it one row.",
+        "schema": {"type": "string"},
+    },
+    {
+        "name": "lengths",
+        "in": "query",
+        "description": "Of rows that stand one after another in a body of arrays: how long each is, such as [3,1].",
+        "schema": {"type": "string"},
+    },
+]
 EMBED: dict[str, Any] = {
     "responses": {
-        200: {"model": EmbedAnswer, "content": {BYTES: BINARY, NPY: BINARY}},
+        200: {"model": EmbedAnswer, "content": ARRAYS},
         **PROBLEMS,
     },
     "openapi_extra": {
-        "requestBody": {
-            "required": True,
-            "content": {JSON: {"schema": EmbedRequest.model_json_schema()}, NPY: BINARY},
-        }
+        "parameters": BESIDE,
+        "requestBody": {"required": True, "content": {JSON: {"schema": EmbedRequest.model_json_schema()}, **ARRAYS}},
     },
 }
 BIAS: dict[str, Any] = {
-    "responses": {200: {"model": BiasAnswer, "content": {BYTES: BINARY, NPY: BINARY}}, **PROBLEMS},
+    "responses": {200: {"model": BiasAnswer, "content": ARRAYS}, **PROBLEMS},
     "openapi_extra": {
         "requestBody": {"required": True, "content": {JSON: {"schema": BiasRequest.model_json_schema()}}}
     },

@@ -26,7 +26,7 @@ import numpy as np
 from incipit.service.errors import Invalid, Malformed
 from incipit.service.manifest import EMBEDDINGS
 from incipit.service.messages import Rows, TokenAnswer
-from incipit.service.wire.native import raw_bytes
+from incipit.service.wire.content import raw_bytes
 
 MAGIC, VERSION = b"INCP", 1
 HEADER = struct.Struct("<4sBBHIIIB3s")

@@ -1,25 +1,36 @@
-"""The native request and answer: JSON, raw bytes and .npy, little-endian."""
+"""The native request and answer: the fields, and JSON."""
 
-import io
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import orjson
-import pybase64
 from numpy.typing import NDArray
 
 from incipit.service.errors import Invalid, Malformed
 from incipit.service.manifest import EMBEDDINGS
-from incipit.service.messages import DTYPES, Answer, BiasRequest, Request, TextRequest, TokenAnswer
-from incipit.service.wire.rows import integers, offset_of_json, refuse_unknown, rows_of_array, rows_of_json, shown
+from incipit.service.messages import Answer, BiasRequest, Request, Rows, TextRequest, TokenAnswer
+from incipit.service.wire.content import Base64, Part, joined, raw_bytes
+from incipit.service.wire.rows import (
+    integers,
+    integers_of,
+    read_offset,
+    refuse_unknown,
+    rows_of_array,
+    rows_of_json,
+    shown,
+)
 
 ENCODINGS = ("base64", "float")
 ROWS = ("input_ids", "position_ids", "attention_mask")
 OPTIONS = ("offset", "truncate", "output", "dtype", "encoding", "return_tokens")
-NAMES = ("truncate", "output", "dtype", "encoding")
-"""Fields whose value in a query is a name, and no JSON."""
+TENSORS = ("offset", "lengths")
+"""What may stand beside the rows where they come as arrays; `lengths` tells them apart."""
+NAMES = ("truncate", "output", "dtype", "encoding", "shape")
+"""Fields whose value in a query is text as it is, and no JSON."""
+MARK = orjson.Fragment(b'"\0"')
+"""Stands for base64 in a document; JSON that is written holds no such byte."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +41,8 @@ class Embed:
     encoding: str
 
     @property
-    def only_json(self) -> bool:
-        """Whether the client cannot know how long the rows of the answer are, which only JSON tells."""
+    def tells_lengths(self) -> bool:
+        """Whether the client cannot know how long the rows of the answer are, unless it is told."""
         return isinstance(self.request, TextRequest) or self.request.truncate is not None
 
 
@@ -52,7 +63,7 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 
 def read_query(query: Mapping[str, str]) -> dict[str, Any]:
-    """Read fields of query parameters: names as they are, the others as JSON.
+    """Read fields of query parameters: names as they are, those of outputs with commas, the others as JSON.
 
     Raises:
         Malformed: a value is no JSON.
@@ -64,60 +75,34 @@ def read_query(query: Mapping[str, str]) -> dict[str, Any]:
             fields[name] = text if name in NAMES else orjson.loads(text)
         except orjson.JSONDecodeError as error:
             raise Malformed(name, text, "JSON, such as 5 or [[0,1]]") from error
+    if "output" in fields:
+        fields["output"] = fields["output"].split(",")
     return fields
 
 
-def read_npy(body: bytes) -> NDArray[Any]:
-    """Read an array in .npy format, without pickles (numpy.lib.format, versions 1 and 2).
+def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embed:
+    """Read the fields of an embed request, whose rows may be arrays; `indices` are the further inputs of the model.
 
     Raises:
-        Malformed: anything else, or another number of bytes than the header declares.
-
-    """
-    stream = io.BytesIO(body)
-    try:
-        version = np.lib.format.read_magic(stream)
-        read_header = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
-        shape, fortran, dtype = read_header(stream)
-        data = memoryview(body)[stream.tell() :]
-        if dtype.hasobject or any(type(size) is not int or size < 0 for size in shape):
-            raise ValueError("objects, or a shape that is none")
-        # Python's integers: no product of declared sizes can wrap.
-        declared = dtype.itemsize
-        for size in shape:
-            declared *= size
-        if declared != len(data):
-            raise ValueError(f"{len(data)} bytes of data, where the header declares {declared}")
-        return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
-    except Exception as error:  # the header is parsed as Python, which fails in every way that Python's parser knows
-        raise Malformed("body", f"no .npy: {error}", "an integer array in .npy format") from error
-
-
-def read_embed(
-    fields: Mapping[str, Any], input_ids: NDArray[Any] | None = None, indices: Collection[str] = ()
-) -> Embed:
-    """Read the fields of an embed request; `input_ids` may come beside them, as an array.
-
-    `indices` are the further inputs of the model.
-
-    Raises:
-        Invalid: a field is missing, unknown, given twice, or of the wrong type.
+        Invalid: a field is missing, unknown, or of the wrong type.
 
     """
     # Segments are known to every model, to be refused as what they are.
     further = tuple(dict.fromkeys(("token_type_ids", *indices)))
-    refuse_unknown(fields, (*ROWS, *further, "text", *OPTIONS))
+    arrays = [name for name, value in fields.items() if isinstance(value, np.ndarray)]
+    refuse_unknown(fields, (*ROWS, *further, "text", *OPTIONS, *(TENSORS[1:] if arrays else ())))
+    for name in arrays:
+        if name not in (*ROWS, *further, *TENSORS):
+            raise Invalid(name, "a tensor", "a query parameter")
+    lengths = None if fields.get("lengths") is None else integers_of("lengths", fields["lengths"])
+
+    def read_rows(name: str) -> Rows:
+        value = fields[name]
+        return rows_of_array(name, value, lengths) if name in arrays else rows_of_json(name, value)
+
     rows, given = (
-        {name: rows_of_json(name, fields[name]) for name in names if fields.get(name) is not None}
-        for names in (ROWS, further)
+        {name: read_rows(name) for name in names if fields.get(name) is not None} for names in (ROWS, further)
     )
-    if input_ids is not None:
-        if "input_ids" in rows:
-            raise Invalid("input_ids", "one in the query and one in the body", "one of them")
-        rows["input_ids"] = rows_of_array("input_ids", input_ids)
     text, spans = fields.get("text"), fields.get("return_tokens", False)
     if text is None and "input_ids" not in rows:
         raise Invalid("input_ids", "nothing", "rows of token ids, or text")
@@ -128,7 +113,7 @@ def read_embed(
         raise Invalid("return_tokens", spans, "true or false, beside text")
     encoding = read_encoding(fields)
     wanted: dict[str, Any] = {
-        "offset": None if fields.get("offset") is None else offset_of_json(fields["offset"]),
+        "offset": None if fields.get("offset") is None else read_offset(fields["offset"]),
         "truncate": fields.get("truncate"),
         "outputs": read_outputs(fields.get("output", EMBEDDINGS)),
         "dtype": read_dtype(fields),
@@ -220,7 +205,7 @@ def answer_json(answer: Answer, encoding: str) -> dict[str, Any]:
         for name, tensor in answer.tensors.items()
     }
     if len(written) == 1:
-        name, tensor = sole_output(answer)
+        ((name, tensor),) = answer.tensors.items()
         document |= {"shape": tensor.shape, name: written[name]}
     else:
         document["outputs"] = {
@@ -238,45 +223,29 @@ def answer_json(answer: Answer, encoding: str) -> dict[str, Any]:
     return document
 
 
-def sole_output(answer: Answer) -> tuple[str, NDArray[np.generic]]:
-    """Return name and values of the only output.
+def json_content(document: dict[str, Any]) -> list[Part]:
+    """Write a document, arrays included, in parts, so that base64 is made when it is sent."""
+    values: list[Base64] = []
 
-    Raises:
-        Invalid: there are several.
+    def mark(value: object) -> orjson.Fragment:
+        if not isinstance(value, Base64):
+            raise TypeError(type(value).__name__)
+        values.append(value)
+        return MARK
 
-    """
-    if len(answer.tensors) > 1:
-        raise Invalid("output", list(answer.tensors), "one output, or an answer in JSON")
-    return next(iter(answer.tensors.items()))
+    text = orjson.dumps(document, mark, orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS)
+    before, *others = text.split(b"\0")
+    return [before, *(part for pair in zip(values, others, strict=True) for part in pair)]
 
 
 def write_json(document: dict[str, Any]) -> bytes:
     """Write a document, arrays included."""
-    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    return joined(json_content(document))
 
 
-def raw_bytes(tensor: NDArray[np.generic]) -> memoryview:
-    """Return the values as little-endian bytes, without a copy."""
-    return tensor.reshape(-1).view(np.uint8).data
-
-
-def write_npy(tensor: NDArray[np.generic]) -> bytes:
-    """Write an array in .npy format.
-
-    Raises:
-        Invalid: bfloat16, which .npy does not have.
-
-    """
-    if tensor.dtype == DTYPES["bfloat16"]:
-        raise Invalid("dtype", "bfloat16", "float32 or float16 in .npy, or another format")
-    stream = io.BytesIO()
-    np.lib.format.write_array(stream, tensor, version=(1, 0), allow_pickle=False)
-    return stream.getvalue()
-
-
-def base64_of(tensor: NDArray[np.generic]) -> orjson.Fragment:
+def base64_of(tensor: NDArray[np.generic]) -> Base64:
     """Return the values as a JSON string: base64 of little-endian bytes."""
-    return orjson.Fragment(b'"' + pybase64.b64encode(raw_bytes(tensor)) + b'"')
+    return Base64((raw_bytes(tensor),))
 
 
 def floats_of(tensor: NDArray[np.generic]) -> NDArray[np.float32]:

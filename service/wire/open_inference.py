@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from incipit.service.errors import Invalid, Malformed
 from incipit.service.manifest import BIAS_GRAPH, GRAPH, Manifest, StemManifest, Tensor
 from incipit.service.messages import Answer, AnyRequest, BiasRequest, Request, Rows, StemRequest
-from incipit.service.wire.native import raw_bytes, read_json
+from incipit.service.wire.content import raw_bytes
+from incipit.service.wire.native import read_json
 from incipit.service.wire.rows import integers, numbers
 
 PLATFORM = "onnx_onnxv1"

@@ -8,7 +8,7 @@ from incipit.service.errors import Invalid, Malformed
 from incipit.service.manifest import Manifest, StemManifest
 from incipit.service.messages import Answer, AnyRequest
 from incipit.service.wire import open_inference_pb2 as pb
-from incipit.service.wire.native import raw_bytes
+from incipit.service.wire.content import raw_bytes
 from incipit.service.wire.open_inference import DATATYPES, Input, read_outputs, refuse_sequences, to_request
 
 

@@ -58,8 +58,10 @@ def numbers(field: str, values: list[Any]) -> NDArray[np.float32]:
     raise Invalid(f"{field}[{index}]", shown(values[index]), "a number that float32 holds")
 
 
-def offset_of_json(value: Any) -> Int64:
-    """Read one offset, or a list with one for each row: int64 (1,) or (B,)."""
+def read_offset(value: Any) -> Int64:
+    """Read one offset, or a list or an array with one for each row: int64 (1,) or (B,)."""
+    if isinstance(value, np.ndarray):
+        return integers_of("offset", np.atleast_1d(value))
     if isinstance(value, list) and value:
         return integers("offset", value)
     if not _fits(value):
@@ -67,24 +69,49 @@ def offset_of_json(value: Any) -> Int64:
     return np.array([value], np.int64)
 
 
-def rows_of_array(field: str, array: NDArray[Any]) -> Rows:
-    """Read an integer array (B, L), or (L,), which is one row.
+def rows_of_array(field: str, array: NDArray[Any], lengths: Int64 | None = None) -> Rows:
+    """Read an integer array (B, L), or (L,), which is one row; beside `lengths`, (T,), the rows one after another.
 
     Raises:
-        Invalid: another rank, another kind of type, or values beyond int64.
+        Invalid: another rank, another kind of type, values beyond int64, or lengths that do not sum to T.
 
     """
-    if array.dtype.kind not in "iu":
-        raise Invalid(f"{field} dtype", str(array.dtype), "an integer type")
     if array.ndim not in (1, 2):
         raise Invalid(f"{field} shape", str(array.shape), "(length,) or (batch, length)")
+    exact = _integers_of_array(field, array)
+    if lengths is None:
+        rows = Rows.of_array(np.atleast_2d(exact))
+        return Rows(rows.values, rows.lengths, flat=array.ndim == 1)
+    if array.ndim != 1:
+        raise Invalid(f"{field} shape", str(array.shape), "(tokens,) beside lengths")
+    wrong = np.flatnonzero((lengths < 1) | (lengths > len(exact)))
+    if len(wrong):
+        raise Invalid(f"lengths[{wrong[0]}]", int(lengths[wrong[0]]), f"1 to {len(exact)}, as many as {field} has")
+    if lengths.sum() != len(exact):
+        raise Invalid("lengths", f"{lengths.sum()} tokens in all", f"{len(exact)}, as many as {field} has")
+    return Rows(exact, lengths)
+
+
+def integers_of(field: str, value: Any) -> Int64:
+    """Read a list of integers, or an array of one dimension: int64 (N,)."""
+    if isinstance(value, np.ndarray):
+        if value.ndim != 1:
+            raise Invalid(f"{field} shape", str(value.shape), "one dimension")
+        return _integers_of_array(field, value)
+    if not isinstance(value, list) or not value:
+        raise Invalid(field, shown(value), "a list of integers")
+    return integers(field, value)
+
+
+def _integers_of_array(field: str, array: NDArray[Any]) -> Int64:
+    """Return an array with at least one value as int64, contiguous and aligned."""
+    if array.dtype.kind not in "iu":
+        raise Invalid(f"{field} dtype", str(array.dtype), "an integer type")
     if not array.size:  # any number of empty rows fits in a few bytes
         raise Invalid(f"{field} shape", str(array.shape), "at least one row of at least one integer")
     if array.dtype.kind == "u" and array.dtype.itemsize == 8 and int(array.max()) >= 2**63:
         raise Invalid(field, int(array.max()), INTEGER)
-    exact = np.ascontiguousarray(array, np.int64)
-    rows = Rows.of_array(np.atleast_2d(exact))
-    return Rows(rows.values, rows.lengths, flat=array.ndim == 1)
+    return np.require(array, np.int64, ("C", "A"))
 
 
 def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:

@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import tritonclient.grpc
 from numpy.typing import NDArray
+from safetensors.numpy import load, save
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 from websockets import InvalidStatus
@@ -89,6 +90,37 @@ def native_npy(clients: Clients, model: str, fields: Fields) -> Vectors:
         headers={"Accept": "application/x-npy", "Content-Type": "application/x-npy"},
     )
     vectors: Vectors = np.load(io.BytesIO(_accepted(answer).content), allow_pickle=False)
+    return vectors.reshape(-1, vectors.shape[-1])
+
+
+def native_raw(clients: Clients, model: str, fields: Fields) -> Vectors:
+    """Bytes in and out: the ids of all rows in the body, their lengths and the other fields in the query."""
+    rows = fields["input_ids"]
+    query = {name: value for name, value in fields.items() if name != "input_ids"} | {"lengths": list(map(len, rows))}
+    answer = clients.http.post(
+        f"/models/{model}/embed",
+        content=np.array([identifier for row in rows for identifier in row], "<i8").tobytes(),
+        params={name: json.dumps(value) for name, value in query.items()},
+        headers={"Accept": "application/octet-stream", "Content-Type": "application/octet-stream"},
+    )
+    width = int(_accepted(answer).headers["Incipit-Shape"].split(",")[-1])
+    return np.frombuffer(answer.content, "<f4").reshape(-1, width)
+
+
+def native_safetensors(clients: Clients, model: str, fields: Fields) -> Vectors:
+    """Tensors in and out; rows of several lengths stand one after another, and a tensor tells the lengths."""
+    lengths = [len(row) for row in fields["input_ids"]]
+    tensors = {name: np.array(value) for name, value in fields.items() if name == "offset" or len(set(lengths)) == 1}
+    if len(set(lengths)) > 1:
+        tensors |= {name: np.concatenate(value) for name, value in fields.items() if name != "offset"}
+        tensors["lengths"] = np.array(lengths)
+    kind = "application/x-safetensors"
+    answer = clients.http.post(
+        f"/models/{model}/embed", content=save(tensors), headers={"Accept": kind, "Content-Type": kind}
+    )
+    found = load(_accepted(answer).content)
+    assert found["lengths"].tolist() == lengths
+    vectors: Vectors = found["embeddings"]
     return vectors.reshape(-1, vectors.shape[-1])
 
 
@@ -214,7 +246,7 @@ def shape_of(name: str, value: Any) -> list[int]:
 TENSORS: tuple[Door, ...] = (open_inference_json, open_inference_binary, grpc_raw, grpc_typed)
 """Doors whose tensors are rectangular."""
 
-NATIVE: tuple[Door, ...] = (native_json, native_float, native_bytes)
+NATIVE: tuple[Door, ...] = (native_json, native_float, native_bytes, native_raw, native_safetensors)
 """Doors that express every request."""
 
 

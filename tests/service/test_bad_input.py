@@ -27,12 +27,14 @@ from tests.service.doors import (
     native_bytes,
     native_json,
     native_npy,
+    native_raw,
+    native_safetensors,
     open_inference_binary,
     open_inference_json,
     openai_base64,
 )
 
-BINARY = (native_npy, *TENSORS)
+BINARY = (native_npy, native_raw, native_safetensors, *TENSORS)
 TENSOR = (native_json, *BINARY)
 STREAMS = (decode_json, decode_frame)
 JSON = (native_json, open_inference_json, decode_json)

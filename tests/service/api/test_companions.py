@@ -16,6 +16,7 @@ import torch
 import tritonclient.grpc
 import tritonclient.http
 from numpy.typing import NDArray
+from safetensors.numpy import load, save
 
 from incipit.export.exporter import export_loaded
 from incipit.export.source import AnyFrontEnd, LoadedSource
@@ -169,6 +170,11 @@ def test_a_bias_comes_in_every_format(http: httpx.Client) -> None:
     assert raw.content == expected.tobytes()
     npy = http.post("/models/t5/versions/1/bias", json=fields, headers={"Accept": "application/x-npy"})
     assert np.array_equal(np.load(io.BytesIO(npy.content)), expected)
+    tensors = http.post("/models/t5/bias", json=fields, headers={"Accept": "application/x-safetensors"})
+    assert list(load(tensors.content)) == ["bias"]
+    assert np.array_equal(load(tensors.content)["bias"], expected)
+    narrow = http.post("/models/t5/bias", json=fields | {"dtype": "bfloat16"}, headers={"Accept": "application/x-npy"})
+    assert narrow.status_code == 406
     floats = http.post("/models/t5/bias", json=fields | {"encoding": "float"}).json()["bias"]
     assert np.array_equal(np.array(floats, np.float32), expected)
     half = http.post("/models/t5/bias", json=fields | {"dtype": "float16"}).json()
@@ -230,6 +236,10 @@ def test_levels_are_inputs_by_their_names(http: httpx.Client) -> None:
     expected = frontend_of("levels")(torch.tensor(IDS), indices=indices).detach().numpy()
     answer = http.post("/models/levels/embed", json={"input_ids": IDS, "sentence": sentence, "word": word}).json()
     assert decoded(answer, "embeddings").tobytes() == expected.tobytes()
+    named = {"input_ids": np.array(IDS), "word": np.array(word), "sentence": np.array(sentence)}
+    kind = {"Content-Type": "application/x-safetensors", "Accept": "application/x-safetensors"}
+    found = http.post("/models/levels/embed", content=save(named), headers=kind)
+    assert load(found.content)["embeddings"].tobytes() == expected.tobytes()
     tensors = [tensor("input_ids", IDS), tensor("word", word), tensor("sentence", sentence)]
     assert infer(http, "levels", tensors)["embeddings"].tobytes() == expected.tobytes()
 

@@ -20,6 +20,7 @@ from tests.service.doors import Clients, Door, native_bytes, native_float, nativ
 
 TORCH_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 JSON, BYTES, NPY = "application/json", "application/octet-stream", "application/x-npy"
+SAFETENSORS = "application/x-safetensors"
 
 
 def embed(client: httpx.Client, model: str, **fields: Any) -> dict[str, Any]:
@@ -150,8 +151,8 @@ def test_npy_holds_the_same_bits_as_bytes(clients: Clients, dtype: type[np.gener
 
 def test_npy_refuses_bfloat16(tiny: httpx.Client) -> None:
     response = ask_for(tiny, NPY, input_ids=[1], dtype="bfloat16")
-    assert response.status_code == 422
-    assert response.json()["detail"].startswith("dtype: got bfloat16, allowed float32 or float16 in .npy")
+    assert response.status_code == 406
+    assert response.json()["detail"] == f"Accept: got {NPY}, allowed {JSON} or {BYTES} or {SAFETENSORS} for bfloat16"
 
 
 @pytest.mark.parametrize("accept", [BYTES, NPY])
@@ -377,6 +378,9 @@ def test_a_bad_query_is_refused(tiny: httpx.Client, query: str, detail: str, kin
         (f"{JSON}; charset=utf-8", JSON),
         (f"{BYTES} ; q=1.0 , {NPY}\t;\tq=0.9", BYTES),
         ("*/*, text/html", JSON),
+        (SAFETENSORS, SAFETENSORS),
+        (f"{JSON};q=0.5, {SAFETENSORS}", SAFETENSORS),
+        (f"{JSON};q=0, {BYTES};q=0, {NPY};q=0, */*", SAFETENSORS),
     ],
 )
 def test_the_answer_follows_accept(tiny: httpx.Client, accept: str, answer: str) -> None:

@@ -32,6 +32,8 @@ ROUTES = {
     "/metrics": "get",
 }
 
+TYPES = [f"application/{kind}" for kind in ("json", "octet-stream", "x-npy", "x-safetensors")]
+
 
 @pytest.fixture(scope="module")
 def document(tiny: httpx.Client) -> Any:
@@ -78,7 +80,10 @@ def test_embed_describes_every_field_that_is_read(tiny: httpx.Client, document: 
     fields = list(content["application/json"]["schema"]["properties"])
     allowed = tiny.post("/models/gpt/embed", json={"nope": 1}).json()["allowed"].split(", ")
     assert sorted(fields) == sorted(allowed)
-    assert list(content) == ["application/json", "application/x-npy"]
+    assert list(content) == TYPES
+    described = document["paths"]["/models/{name}/embed"]["post"]
+    assert list(described["responses"]["200"]["content"]) == TYPES
+    assert [parameter["name"] for parameter in described["parameters"]] == ["name", "shape", "lengths"]
 
 
 def test_embed_describes_every_field_that_is_answered(tiny: httpx.Client, document: Any) -> None:

@@ -70,8 +70,9 @@ def test_an_output_that_is_not_there_is_refused_by_name(tiny: httpx.Client, outp
 @pytest.mark.parametrize("media", ["application/octet-stream", "application/x-npy"])
 def test_a_format_of_one_tensor_refuses_two(tiny: httpx.Client, media: str) -> None:
     answer = tiny.post("/models/gpt/embed", json={"input_ids": IDS, "output": BOTH}, headers={"Accept": media})
-    assert answer.status_code == 422
-    assert answer.json()["detail"] == f"output: got {BOTH}, allowed one output, or an answer in JSON"
+    assert answer.status_code == 406
+    allowed = "application/json or application/x-safetensors for several outputs"
+    assert answer.json()["detail"] == f"Accept: got {media}, allowed {allowed}"
 
 
 def test_open_inference_gives_the_outputs_asked_for_in_their_order(tiny: httpx.Client, tables: Tables) -> None:

@@ -154,10 +154,13 @@ def test_bad_text_and_bad_cuts_are_refused_by_name(
 
 @pytest.mark.parametrize("accept", ["application/octet-stream", "application/x-npy"])
 @pytest.mark.parametrize("fields", [{"text": "a"}, {"input_ids": [1], "truncate": "left"}])
-def test_a_binary_answer_could_not_say_the_lengths(tiny: httpx.Client, accept: str, fields: dict[str, Any]) -> None:
+def test_a_format_of_one_tensor_could_not_say_the_lengths(
+    tiny: httpx.Client, accept: str, fields: dict[str, Any]
+) -> None:
     status, detail = refusal(tiny, "bert", accept, **fields)
     assert status == 406
-    assert detail.startswith(f"Accept: got {accept}, allowed application/json with text or truncate")
+    allowed = "application/json or application/x-safetensors with text or truncate, to say how long the rows are"
+    assert detail == f"Accept: got {accept}, allowed {allowed}"
 
 
 def test_half_a_character_is_no_text(tiny: httpx.Client) -> None:

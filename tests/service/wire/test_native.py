@@ -1,7 +1,6 @@
-"""The native request and answer. Oracles: numpy's .npy files, Python's json and base64."""
+"""The native request and answer. Oracles: Python's json and base64."""
 
 import base64
-import io
 import json
 from typing import Any
 
@@ -14,20 +13,11 @@ from incipit.service.errors import Invalid, Malformed
 from incipit.service.messages import Request, TokenAnswer
 from incipit.service.wire.native import (
     answer_json,
-    raw_bytes,
     read_embed,
     read_json,
-    read_npy,
     read_query,
     write_json,
-    write_npy,
 )
-
-
-def saved(array: Any, version: tuple[int, int] | None = None) -> bytes:
-    stream = io.BytesIO()
-    np.lib.format.write_array(stream, array, version=version)
-    return stream.getvalue()
 
 
 def answer(embeddings: NDArray[Any], dtype: str = "float32", lengths: tuple[int, ...] = (2,)) -> TokenAnswer:
@@ -48,34 +38,6 @@ def random_vectors(tokens: int = 2) -> NDArray[np.float32]:
     bits = np.random.default_rng(0).integers(0, 2**32, tokens * 500, np.uint32)
     vectors = bits.view(np.float32)
     return vectors[np.isfinite(vectors)][: tokens * 300].reshape(tokens, 300)
-
-
-@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
-@pytest.mark.parametrize("dtype", ["<i8", ">i4", "u1", "<f4", "?"])
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_read_npy_reads_what_numpy_writes(version: tuple[int, int], dtype: str, order: Any) -> None:
-    array = np.arange(6).reshape(2, 3).astype(dtype, order=order)
-    found = read_npy(saved(array, version))
-    assert found.dtype == array.dtype
-    assert found.tolist() == array.tolist()
-
-
-def test_read_npy_does_not_copy() -> None:
-    body = saved(np.arange(6))
-    assert np.shares_memory(read_npy(body), np.frombuffer(body, np.uint8))
-
-
-def test_read_npy_reads_no_pickle() -> None:
-    with pytest.raises(Malformed, match=r"allowed an integer array in \.npy format"):
-        read_npy(saved(np.array([{}], dtype=object)))
-
-
-@pytest.mark.parametrize("cut", [0, 5, 6, 8, 9, 10, 40, 127, 128, 129, 175])
-def test_read_npy_refuses_every_cut(cut: int) -> None:
-    body = saved(np.arange(6))
-    assert len(body) == 176
-    with pytest.raises(Malformed, match=r"^body: got no \.npy"):
-        read_npy(body[:cut])
 
 
 @pytest.mark.parametrize(
@@ -109,11 +71,6 @@ def test_read_embed_has_the_documented_defaults() -> None:
     assert isinstance(request, Request)
     assert [request.offset, request.position_ids, request.attention_mask] == [None] * 3
     assert (request.indices, request.outputs) == ({}, ("embeddings",))
-
-
-def test_ids_may_not_come_twice() -> None:
-    with pytest.raises(Invalid, match="input_ids: got one in the query and one in the body"):
-        read_embed({"input_ids": [1]}, np.array([1]))
 
 
 def test_base64_holds_the_bytes() -> None:
@@ -150,22 +107,55 @@ def test_lengths_are_told_where_they_differ() -> None:
     assert "lengths" not in answer_json(answer(random_vectors(2), lengths=(1, 1)), "base64")
 
 
-def test_raw_bytes_are_the_array_itself() -> None:
-    vectors = random_vectors()
-    view = raw_bytes(vectors)
-    assert np.shares_memory(np.frombuffer(view, np.uint8), vectors)
-    assert bytes(view) == vectors.tobytes()
+ROW = np.array([[1, 2, 3]])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("lengths", [(1, 1), (2,), (1, 2)])
-def test_write_npy_is_read_by_numpy(dtype: str, lengths: tuple[int, ...]) -> None:
-    vectors = np.random.default_rng(0).standard_normal((sum(lengths), 5)).astype(dtype)
-    written = answer(vectors, dtype, lengths).tensors["embeddings"]
-    found = np.load(io.BytesIO(write_npy(written)), allow_pickle=False)
-    assert (found.dtype, found.shape, found.tobytes()) == (np.dtype(dtype), written.shape, vectors.tobytes())
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"lengths": [1]}, "field: got lengths, allowed input_ids, "),
+        ({"input_ids": [[1, 2]], "lengths": [2]}, "field: got lengths, allowed input_ids, "),
+        ({"input_ids": ROW, "lengths": [3]}, r"input_ids shape: got \(1, 3\), allowed \(tokens,\) beside lengths"),
+        ({"input_ids": ROW[0], "lengths": [1, 1]}, "lengths: got 2 tokens in all, allowed 3, as many as input_ids has"),
+        ({"input_ids": ROW[0], "lengths": [0, 3]}, r"lengths\[0\]: got 0, allowed 1 to 3, as many as input_ids has"),
+        ({"input_ids": ROW[0], "lengths": [4, -1]}, r"lengths\[0\]: got 4, allowed 1 to 3"),
+        ({"input_ids": ROW[0], "lengths": [3] * 2**10}, "lengths: got 3072 tokens in all, allowed 3"),
+        ({"input_ids": ROW[0], "lengths": [2**63]}, r"lengths\[0\]: got 9223372036854775808, allowed a 64-bit integer"),
+        ({"input_ids": ROW[0], "lengths": 3}, "lengths: got 3, allowed a list of integers"),
+        ({"input_ids": ROW[0], "lengths": []}, r"lengths: got \[\], allowed a list of integers"),
+        ({"input_ids": ROW[0], "lengths": ROW}, r"lengths shape: got \(1, 3\), allowed one dimension"),
+        ({"input_ids": ROW[0], "lengths": ROW[0] * 1.0}, "lengths dtype: got float64, allowed an integer type"),
+        ({"input_ids": ROW, "offset": ROW}, r"offset shape: got \(1, 3\), allowed one dimension"),
+        ({"input_ids": ROW, "offset": ROW[0] == 1}, "offset dtype: got bool, allowed an integer type"),
+        ({"input_ids": ROW, "dtype": ROW}, "dtype: got a tensor, allowed a query parameter"),
+        ({"input_ids": ROW, "encoding": ROW}, "encoding: got a tensor, allowed a query parameter"),
+        ({"input_ids": ROW, "nope": ROW}, "field: got nope, allowed input_ids, "),
+        ({"position_ids": ROW}, "input_ids: got nothing, allowed rows of token ids, or text"),
+    ],
+)
+def test_arrays_that_say_too_much_or_too_little_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Invalid, match=f"^{message}"):
+        read_embed(fields)
 
 
-def test_npy_has_no_bfloat16() -> None:
-    with pytest.raises(Invalid, match=r"dtype: got bfloat16, allowed float32 or float16 in \.npy"):
-        write_npy(np.zeros((2, 2), ml_dtypes.bfloat16))
+@pytest.mark.parametrize("dtype", ["<i8", "<u2", ">i4", "<u8"])
+def test_rows_one_after_another_are_told_apart_by_lengths(dtype: str) -> None:
+    values = np.arange(6).astype(dtype)
+    arrays = {"input_ids": values, "lengths": np.array([1, 3, 2], dtype), "offset": np.array(5, dtype)}
+    request = read_embed({**arrays, "position_ids": values}).request
+    assert isinstance(request, Request)
+    for rows in (request.input_ids, request.position_ids):
+        assert rows is not None
+        assert (rows.values.tolist(), rows.lengths.tolist(), rows.flat) == ([0, 1, 2, 3, 4, 5], [1, 3, 2], False)
+        assert rows.values.dtype == np.int64
+    assert request.offset is not None
+    assert request.offset.tolist() == [5]
+
+
+def test_values_at_an_odd_address_are_moved() -> None:
+    odd = np.frombuffer(bytes(1) + np.arange(3).tobytes(), "<i8", offset=1)
+    assert not odd.flags.aligned
+    request = read_embed({"input_ids": odd}).request
+    assert isinstance(request, Request)
+    assert request.input_ids.values.flags.aligned
+    assert request.input_ids.values.tolist() == [0, 1, 2]

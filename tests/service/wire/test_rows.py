@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from incipit.service.errors import Invalid
-from incipit.service.wire.rows import integers, offset_of_json, refuse_unknown, rows_of_array, rows_of_json
+from incipit.service.wire.rows import integers, read_offset, refuse_unknown, rows_of_array, rows_of_json
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_integers_are_exact_or_refused() -> None:
 
 @pytest.mark.parametrize(("value", "expected"), [(0, [0]), (-3, [-3]), ([1, 2], [1, 2]), ([5], [5])])
 def test_an_offset_is_one_or_a_list(value: Any, expected: list[int]) -> None:
-    offset = offset_of_json(value)
+    offset = read_offset(value)
     assert offset.dtype == np.int64
     assert offset.tolist() == expected
 
@@ -72,7 +72,7 @@ def test_an_offset_is_one_or_a_list(value: Any, expected: list[int]) -> None:
 @pytest.mark.parametrize("value", [None, [], True, 1.0, "1", {}, [[1]], [True], [1, None], 2**63, [2**63]])
 def test_an_offset_that_is_none_is_refused(value: Any) -> None:
     with pytest.raises(Invalid, match=r"^offset"):
-        offset_of_json(value)
+        read_offset(value)
 
 
 @pytest.mark.parametrize("dtype", ["i1", "u1", "<i2", ">i2", "<i4", "<u4", "<i8", ">i8", "<u8"])

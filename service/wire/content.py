@@ -1,0 +1,80 @@
+"""The content of an answer in parts: they are joined nowhere, and base64 is made while it is sent."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pybase64
+from numpy.typing import NDArray
+
+Buffer = bytes | memoryview
+
+CHUNK = 3 * 2**18
+"""Bytes that are handled at once: a multiple of 3, of which base64 makes four characters each."""
+PACKET = CHUNK // 3 * 4
+"""Bytes that are sent at once, at most: a chunk as base64."""
+
+
+@dataclass(frozen=True)
+class Base64:
+    """Bytes that are written as base64, one part after another; its length is that of the text."""
+
+    parts: tuple[Buffer, ...]
+
+    def __len__(self) -> int:
+        return -(-sum(map(len, self.parts)) // 3) * 4
+
+
+Part = Buffer | Base64
+
+
+def raw_bytes(tensor: NDArray[np.generic]) -> memoryview:
+    """Return the values as little-endian bytes, without a copy."""
+    return tensor.reshape(-1).view(np.uint8).data
+
+
+def joined(parts: Iterable[Part]) -> bytes:
+    """Return the whole content."""
+    return b"".join(_pieces(parts))
+
+
+def packets(parts: Iterable[Part]) -> Iterator[Buffer]:
+    """Yield the content as it is sent: what is large in slices, without a copy, and what is small put together."""
+    waiting: list[Buffer] = []
+    size = 0
+    for piece in _pieces(parts):
+        if size + len(piece) > PACKET:
+            yield waiting[0] if len(waiting) == 1 else b"".join(waiting)
+            waiting, size = [], 0
+        waiting.append(piece)
+        size += len(piece)
+    yield b"".join(waiting)
+
+
+def _pieces(parts: Iterable[Part]) -> Iterator[Buffer]:
+    for part in parts:
+        if isinstance(part, Base64):
+            yield from _encoded(part.parts)
+        else:
+            yield from _sliced(part)
+
+
+def _sliced(part: Buffer) -> Iterator[memoryview]:
+    view = memoryview(part)
+    return (view[start : start + CHUNK] for start in range(0, len(view), CHUNK))
+
+
+def _encoded(parts: Iterable[Buffer]) -> Iterator[bytes]:
+    """Yield base64 of the parts as if they were one."""
+    rest = b""
+    for part in parts:
+        for view in _sliced(part):
+            start = min(-len(rest) % 3, len(view))
+            rest += view[:start]
+            if len(rest) % 3:
+                continue
+            end = len(view) - (len(view) - start) % 3
+            yield pybase64.b64encode(rest) + pybase64.b64encode(view[start:end])
+            rest = bytes(view[end:])
+    if rest:
+        yield pybase64.b64encode(rest)
