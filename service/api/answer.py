@@ -9,13 +9,18 @@ from incipit.service.messages import Answer
 from incipit.service.wire.arrays import npy_header
 from incipit.service.wire.content import PACKET, Buffer, Part, joined, packets, raw_bytes
 from incipit.service.wire.native import answer_json, json_content
+from incipit.service.wire.prompt_embeds import PROMPT_EMBEDS
 from incipit.service.wire.safetensors import answer_safetensors
 
 TYPES = (JSON, BYTES, NPY, SAFETENSORS)
 
 
-def writable(dtype: str, outputs: Sequence[str] = (), tells_lengths: bool = False) -> tuple[tuple[str, ...], str]:
+def writable(
+    dtype: str, encoding: str = "", outputs: Sequence[str] = (), tells_lengths: bool = False
+) -> tuple[tuple[str, ...], str]:
     """Return the types that can hold an answer, and why the others cannot."""
+    if encoding == PROMPT_EMBEDS:
+        return (JSON,), f"with the encoding {PROMPT_EMBEDS}"
     if tells_lengths:
         return (JSON, SAFETENSORS), "with text or truncate, to say how long the rows are"
     if len(outputs) > 1:

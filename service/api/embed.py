@@ -15,6 +15,7 @@ from incipit.service.engine import Engine
 from incipit.service.errors import Invalid
 from incipit.service.wire.arrays import read_npy, read_raw
 from incipit.service.wire.native import Embed, read_embed, read_json, read_query
+from incipit.service.wire.prompt_embeds import PROMPT_EMBEDS, check_prompt_embeds
 from incipit.service.wire.safetensors import read_safetensors
 
 
@@ -35,9 +36,11 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
                 len(body), lambda: _read(body, kind, query, model.manifest.indices), text=kind == JSON
             )
             wanted, encoding = message.request, message.encoding
-            media = answer_type(accept, *writable(wanted.dtype, wanted.outputs, message.tells_lengths))
+            media = answer_type(accept, *writable(wanted.dtype, encoding, wanted.outputs, message.tells_lengths))
+            if encoding == PROMPT_EMBEDS:
+                check_prompt_embeds(wanted, model.manifest)
             answer = await engine.embed(model, wanted)
-            text = media == JSON and encoding == "float"
+            text = media == JSON and encoding != "base64"
             return await engine.scheduler.run(answer.size, lambda: respond(answer, media, encoding), text)
 
     @routes.post("/models/{name}/embed", **schemas.EMBED)

@@ -32,7 +32,9 @@ class EmbedRequest(BaseModel):
     truncate: Truncate | None = Field(None, description="Where a row that is too long is cut; default is an error.")
     output: str | list[str] = Field("embeddings", description="Which output, or several, in JSON or safetensors.")
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    encoding: Literal["base64", "float"] = Field("base64", description="How JSON holds the vectors.")
+    encoding: Literal["base64", "float", "prompt_embeds"] = Field(
+        "base64", description="How JSON holds the vectors; prompt_embeds is what vLLM takes, of token_embeddings alone."
+    )
     return_tokens: bool = Field(False, description="Whether the answer says what the tokens of a text are.")
 
 
@@ -49,10 +51,12 @@ class EmbedAnswer(BaseModel):
     model: str
     version: int
     dtype: Literal["float32", "float16", "bfloat16"]
-    encoding: Literal["base64", "float"]
+    encoding: Literal["base64", "float", "prompt_embeds"]
     shape: list[int] | None = Field(None, description="[B, L, D] where all rows have one length, else [T, D].")
     embeddings: str | list[Any] | None = Field(None, description="Base64 of little-endian bytes, or nested lists.")
-    token_embeddings: str | list[Any] | None = Field(None, description="The same of the model's own lookup.")
+    token_embeddings: str | list[Any] | None = Field(
+        None, description="The same of the model's own lookup; as prompt_embeds a file for each row, in base64."
+    )
     outputs: dict[str, Output] | None = Field(None, description="Where several were asked for: each by its name.")
     next_offset: list[int] = Field(description="For each row, the offset that continues it.")
     lengths: list[int] | None = Field(None, description="Tokens of each row, where they differ.")

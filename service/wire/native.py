@@ -9,9 +9,10 @@ import orjson
 from numpy.typing import NDArray
 
 from incipit.service.errors import Invalid, Malformed
-from incipit.service.manifest import EMBEDDINGS
+from incipit.service.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
 from incipit.service.messages import Answer, BiasRequest, Request, Rows, TextRequest, TokenAnswer
 from incipit.service.wire.content import Base64, Part, joined, raw_bytes
+from incipit.service.wire.prompt_embeds import PROMPT_EMBEDS, write_prompt_embeds
 from incipit.service.wire.rows import (
     integers,
     integers_of,
@@ -111,11 +112,11 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
         raise Invalid(name, f"text and {name}", "one of them: the tokenizer says what the tokens of a text are")
     if type(spans) is not bool or (spans and text is None):
         raise Invalid("return_tokens", spans, "true or false, beside text")
-    encoding = read_encoding(fields)
+    encoding = read_encoding(fields, (*ENCODINGS, PROMPT_EMBEDS))
     wanted: dict[str, Any] = {
         "offset": None if fields.get("offset") is None else read_offset(fields["offset"]),
         "truncate": fields.get("truncate"),
-        "outputs": read_outputs(fields.get("output", EMBEDDINGS)),
+        "outputs": read_outputs(fields.get("output", TOKEN_EMBEDDINGS if encoding == PROMPT_EMBEDS else EMBEDDINGS)),
         "dtype": read_dtype(fields),
     }
     if text is None:
@@ -179,11 +180,11 @@ def read_dtype(fields: Mapping[str, Any]) -> str:
     return dtype
 
 
-def read_encoding(fields: Mapping[str, Any]) -> str:
+def read_encoding(fields: Mapping[str, Any], encodings: tuple[str, ...] = ENCODINGS) -> str:
     """Read how JSON holds values, base64 where nothing is said."""
-    encoding = fields.get("encoding", ENCODINGS[0])
-    if encoding not in ENCODINGS:
-        raise Invalid("encoding", encoding, ", ".join(ENCODINGS))
+    encoding = fields.get("encoding", encodings[0])
+    if encoding not in encodings:
+        raise Invalid("encoding", encoding, ", ".join(encodings))
     return str(encoding)
 
 
@@ -200,10 +201,7 @@ def answer_json(answer: Answer, encoding: str) -> dict[str, Any]:
         "dtype": answer.dtype,
         "encoding": encoding,
     }
-    written = {
-        name: base64_of(tensor) if encoding == "base64" else floats_of(tensor)
-        for name, tensor in answer.tensors.items()
-    }
+    written = {name: _written(answer, tensor, encoding) for name, tensor in answer.tensors.items()}
     if len(written) == 1:
         ((name, tensor),) = answer.tensors.items()
         document |= {"shape": tensor.shape, name: written[name]}
@@ -221,6 +219,12 @@ def answer_json(answer: Answer, encoding: str) -> dict[str, Any]:
             ends = answer.input_ids.starts[1:]
             document |= {"input_ids": np.split(answer.input_ids.values, ends), "spans": np.split(answer.spans, ends)}
     return document
+
+
+def _written(answer: Answer, tensor: NDArray[np.generic], encoding: str) -> Any:
+    if encoding == PROMPT_EMBEDS and isinstance(answer, TokenAnswer):
+        return write_prompt_embeds(tensor, answer.lengths)
+    return base64_of(tensor) if encoding == "base64" else floats_of(tensor)
 
 
 def json_content(document: dict[str, Any]) -> list[Part]:

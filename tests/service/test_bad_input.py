@@ -368,7 +368,7 @@ BAD: list[tuple[str, str, Fields, tuple[Door, ...], str]] = [
         "gpt",
         {"input_ids": [[1]], "encoding": "hex"},
         (native_json,),
-        "encoding: got hex, allowed base64, float",
+        "encoding: got hex, allowed base64, float, prompt_embeds",
     ),
 ]
 

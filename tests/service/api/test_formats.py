@@ -12,6 +12,7 @@ import pytest
 import safetensors.numpy
 import safetensors.torch
 import torch
+from transformers import AutoTokenizer, BertModel
 
 from incipit.service.api.answer import send
 from incipit.service.wire.content import PACKET, Base64
@@ -184,19 +185,84 @@ def test_the_answer_has_the_best_type_that_can_hold_it(
     assert (response.status_code, response.headers["Content-Type"]) == (200, media)
 
 
+@pytest.fixture(scope="module")
+def bert(checkpoint: Path) -> Any:
+    """transformers' BERT with the real checkpoint."""
+    model: Any = BertModel.from_pretrained(checkpoint, add_pooling_layer=False)
+    return model.eval()
+
+
+def prompt_of(text: str) -> torch.Tensor:
+    """Load a prompt as vLLM does."""
+    tensor = torch.load(io.BytesIO(base64.b64decode(text, validate=True)), weights_only=True, map_location="cpu")
+    assert isinstance(tensor, torch.Tensor)
+    return tensor
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_prompt_is_the_lookup_of_transformers_in_a_file_of_torch(
+    http: httpx.Client, bert: Any, checkpoint: Path, dtype: str
+) -> None:
+    answer = ask(http, "minilm", text="Hello, world!", encoding="prompt_embeds", dtype=dtype).json()
+    assert (answer["encoding"], answer["dtype"]) == ("prompt_embeds", dtype)
+    ids = AutoTokenizer.from_pretrained(checkpoint)("Hello, world!", return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        expected = bert.get_input_embeddings()(ids)[0].to(TYPES[dtype])
+    found = prompt_of(answer["token_embeddings"])
+    assert (found.dtype, list(found.shape)) == (TYPES[dtype], answer["shape"][1:])
+    assert torch.equal(found, expected)
+
+
+def test_several_prompts_are_a_list(http: httpx.Client, bert: Any) -> None:
+    rows = [[101, 7592, 102], [101, 102], [7592]]
+    answer = ask(http, "minilm", input_ids=rows, encoding="prompt_embeds", output="token_embeddings").json()
+    assert answer["lengths"] == [3, 2, 1]
+    table = bert.get_input_embeddings().weight
+    for text, row in zip(answer["token_embeddings"], rows, strict=True):
+        assert torch.equal(prompt_of(text), table[row])
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "accept", "status", "detail"),
+    [
+        ("gpt2-small", {}, JSON, 422, "encoding: got prompt_embeds, allowed base64, float, since it is not known what"),
+        (
+            "minilm",
+            {"output": "embeddings"},
+            JSON,
+            422,
+            "output: got ['embeddings'], allowed token_embeddings with the",
+        ),
+        ("minilm", {"output": ["token_embeddings", "embeddings"]}, JSON, 422, "output: got ['token_embeddings', 'embe"),
+        ("minilm", {"attention_mask": [[1]]}, JSON, 422, "attention_mask: got a value, allowed nothing with the encod"),
+        ("minilm", {}, BYTES, 406, f"Accept: got {BYTES}, allowed {JSON} with the encoding prompt_embeds"),
+        ("minilm", {}, SAFETENSORS, 406, f"Accept: got {SAFETENSORS}, allowed {JSON} with the encoding prompt_embeds"),
+    ],
+)
+def test_what_could_mislead_a_consumer_is_refused(
+    http: httpx.Client, model: str, fields: dict[str, Any], accept: str, status: int, detail: str
+) -> None:
+    fields = {"input_ids": [[101]], "encoding": "prompt_embeds", **fields}
+    response = http.post(f"/models/{model}/embed", json=fields, headers={"Accept": accept})
+    found = refusal(response)
+    assert (found[0], found[1][: len(detail)]) == (status, detail)
+
+
 def test_large_answers_are_whole_in_every_format(http: httpx.Client) -> None:
     rows = np.random.default_rng(0).integers(0, 30522, (7, 300)).tolist()
     fields: dict[str, Any] = {"input_ids": rows, "output": "token_embeddings"}
     raw = ask(http, "minilm", BYTES, **fields)
     assert len(raw.content) == 7 * 300 * 384 * 4 > 3 * PACKET
     npy, tensors = ask(http, "minilm", NPY, **fields), ask(http, "minilm", SAFETENSORS, **fields)
-    encoded, floats = ask(http, "minilm", **fields), ask(http, "minilm", encoding="float", **fields)
-    for response in (raw, npy, tensors, encoded, floats):
+    encoded, prompts = ask(http, "minilm", **fields), ask(http, "minilm", encoding="prompt_embeds", **fields)
+    floats = ask(http, "minilm", encoding="float", **fields)
+    for response in (raw, npy, tensors, encoded, prompts, floats):
         assert int(response.headers["Content-Length"]) == len(response.content)
         assert "Transfer-Encoding" not in response.headers
     assert np.load(io.BytesIO(npy.content)).tobytes() == raw.content
     assert octets(safetensors.torch.load(tensors.content)["token_embeddings"]) == raw.content
     assert base64.b64decode(encoded.json()["token_embeddings"], validate=True) == raw.content
+    assert b"".join(octets(prompt_of(text)) for text in prompts.json()["token_embeddings"]) == raw.content
     assert np.array(floats.json()["token_embeddings"], np.float32).tobytes() == raw.content
 
 
