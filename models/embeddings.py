@@ -43,13 +43,13 @@ def bert_embedding(
     if segments:
         steps.append(Segments(rows=segments))
     steps += [Positions(rows=max_len), Norm(eps=norm_eps)]
-    return _build("bert", steps, max_len, padding_idx=padding_idx, dropout=dropout)
+    return _build("bert", steps, max_len, padding_idx=padding_idx, consumer_scales=False, dropout=dropout)
 
 
 def gpt2_embedding(vocab_size: int, d_model: int, max_len: int, dropout: float = 0.1) -> FrontEnd:
     """Tokens + learned positions, no norm (Radford et al. 2019)."""
     steps = [Tokens(rows=vocab_size, width=d_model), Positions(rows=max_len)]
-    return _build("gpt2", steps, max_len, dropout=dropout)
+    return _build("gpt2", steps, max_len, consumer_scales=False, dropout=dropout)
 
 
 def hybrid_embedding(vocab_size: int, d_model: int, rows: int, max_len: int, dropout: float = 0.1) -> FrontEnd:
