@@ -225,7 +225,13 @@ def test_several_prompts_are_a_list(http: httpx.Client, bert: Any) -> None:
 @pytest.mark.parametrize(
     ("model", "fields", "accept", "status", "detail"),
     [
-        ("gpt2-small", {}, JSON, 422, "encoding: got prompt_embeds, allowed base64, float, since it is not known what"),
+        (
+            "transformer-base",
+            {},
+            JSON,
+            422,
+            "encoding: got prompt_embeds, allowed base64, float, since it is not known what",
+        ),
         (
             "minilm",
             {"output": "embeddings"},
