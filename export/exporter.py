@@ -14,15 +14,16 @@ from incipit import __version__
 from incipit.export.artifact import check_name, draft, publish
 from incipit.export.bias import export_bias, prove_bias, read_bias
 from incipit.export.errors import ExportError
+from incipit.export.formats import Format, find_format
 from incipit.export.graph import describe_graph, export_graph, read_initializers
 from incipit.export.parity import prove, prove_lookup, prove_rotary
 from incipit.export.source import AnyFrontEnd, Choices, LoadedSource, load_source
 from incipit.export.stem import export_stem, prove_stem, read_stem_weights
+from incipit.export.storage import Stored, read_format, read_tables, round_tables, write_tables
 from incipit.models import stems
 from incipit.models.custom import CustomFrontEnd
 from incipit.models.frontend import FrontEnd, FrontEndConfig
 from incipit.models.resizing import resized
-from incipit.models.signature import Signature
 from incipit.models.stems import Stem
 from incipit.service import runtime
 from incipit.service.errors import IncipitError
@@ -76,19 +77,23 @@ def export(
     report: Report = lambda _: None,
     max_len: int | None = None,
     resizing: str | None = None,
+    dtype: str = "float32",
+    scale: str | None = None,
     **choices: Unpack[Choices],
 ) -> Exported:
     """Export the front-end that `source` names as the next version of `name` in `repository`.
 
     `max_len` sets another limit than the source's, `resizing` how a learned table is made to fit, as in `resized`;
-    `choices` are those of `read_frontend`. `report` is told each step as it begins. An export that fails or is
-    interrupted leaves nothing to be seen.
+    `dtype` is the type that tables are stored in, and `scale` says what has a scale of its own in int8, as in
+    `find_format`; `choices` are those of `read_frontend`. `report` is told each step as it begins. An export that fails
+    or is interrupted leaves nothing to be seen.
 
     Raises:
         ExportError: the source cannot be read, the graph is not equal to its module, or the disk refuses.
 
     """
     check_name(name)
+    format_ = find_format(dtype, scale)
     report(f"reading {source}")
     loaded = load_source(source, **choices)
     if isinstance(loaded.frontend, FrontEnd) and loaded.frontend.config.no_rotary:
@@ -97,23 +102,42 @@ def export(
         loaded = _resize(loaded, max_len, resizing)
     elif resizing is not None:
         raise ExportError(f"--resize: got {resizing!r}, allowed only with --max-len")
-    return export_loaded(loaded, name, repository, report)
+    return export_loaded(loaded, name, repository, report, format_)
 
 
-def export_loaded(loaded: LoadedSource, name: str, repository: Path, report: Report = lambda _: None) -> Exported:
-    """Export a front-end that is in memory already; otherwise as `export`. It stays in the mode that it was in."""
-    training = loaded.frontend.training
-    loaded.frontend.eval()
+def export_loaded(
+    loaded: LoadedSource,
+    name: str,
+    repository: Path,
+    report: Report = lambda _: None,
+    format_: Format | None = None,
+) -> Exported:
+    """Export a front-end that is in memory already; otherwise as `export`. It stays in the mode that it was in.
+
+    Its tables are stored in `format_`; default None: in float32.
+    """
+    source = loaded.frontend
+    training = source.training
+    source.eval()
     try:
         with draft(repository, name) as folder:
+            stored = None
+            if format_:
+                report(f"rounding the tables to {format_.dtype}")
+                stored = _round(source, format_)
+                loaded = replace(loaded, frontend=stored.frontend)
             report("writing the graph")
             _write_graphs(loaded.frontend, folder)
+            if stored:
+                write_tables(stored, folder)
             if loaded.tokenizer:
                 shutil.copyfile(loaded.tokenizer, folder / TOKENIZER)
             manifest = _describe(loaded, folder)
             write(manifest, folder / MANIFEST)
             check_graphs(folder, manifest)
             parity = _prove(loaded.frontend, folder, report)
+            if stored:
+                parity = parity.model_copy(update={"storage": stored.errors})
             write(parity, folder / PARITY)
             version = publish(folder)
             return Exported(repository / name / str(version), manifest, parity)
@@ -122,7 +146,7 @@ def export_loaded(loaded: LoadedSource, name: str, repository: Path, report: Rep
     except IncipitError as error:
         raise ExportError(str(error)) from error
     finally:
-        loaded.frontend.train(training)
+        source.train(training)
 
 
 def export_module(
@@ -191,6 +215,13 @@ def _resize(loaded: LoadedSource, max_len: int, resizing: str | None) -> LoadedS
     return replace(loaded, frontend=frontend, resized=record)
 
 
+def _round(frontend: AnyFrontEnd, format_: Format) -> Stored:
+    if not isinstance(frontend, FrontEnd):
+        what = "a stem" if isinstance(frontend, Stem) else "a module of one's own"
+        raise ExportError(f"--dtype: got {format_.dtype!r}, allowed only float32 for {what}")
+    return round_tables(frontend, format_)
+
+
 def _write_graphs(frontend: AnyFrontEnd, folder: Path) -> None:
     if isinstance(frontend, Stem):
         export_stem(frontend, folder)
@@ -206,7 +237,7 @@ def _build_again(manifest: Artifact, document: dict[str, Any], folder: Path) -> 
         stem_config = stems.from_document(document)
         return stems.from_tensors(stem_config, read_stem_weights(folder, stem_config))
     config = FrontEndConfig.from_document(document)
-    return FrontEnd.from_tensors(config, read_initializers(folder) | read_bias(folder))
+    return FrontEnd.from_tensors(config, read_initializers(folder) | read_tables(folder) | read_bias(folder))
 
 
 def _prove(frontend: AnyFrontEnd, folder: Path, report: Report) -> ParityReport:
@@ -240,7 +271,6 @@ def _describe(loaded: LoadedSource, folder: Path) -> Manifest | StemManifest:
     common: dict[str, Any] = {
         "family": signature.family,
         "width": signature.width,
-        "dtype": "float32",
         "graphs": {name: describe_graph(folder / name) for name in graphs},
         "files": {name: describe(folder / name) for name in files},
         "source": loaded.record,
@@ -249,6 +279,7 @@ def _describe(loaded: LoadedSource, folder: Path) -> Manifest | StemManifest:
     if isinstance(frontend, Stem):
         own = frontend.signature
         return StemManifest(
+            dtype="float32",
             input=Tensor(name=own.input, dtype="float32", shape=own.shape),
             tokens=None if own.patch_size else own.rows,
             image_size=own.image_size,
@@ -256,14 +287,17 @@ def _describe(loaded: LoadedSource, folder: Path) -> Manifest | StemManifest:
             front_end=stems.to_document(frontend.config),
             **common,
         )
-    return _describe_tokens(loaded, frontend, frontend.signature, common)
+    return _describe_tokens(loaded, frontend, read_format(folder), common)
 
 
 def _describe_tokens(
-    loaded: LoadedSource, frontend: FrontEnd | CustomFrontEnd, signature: Signature, common: dict[str, Any]
+    loaded: LoadedSource, frontend: FrontEnd | CustomFrontEnd, format_: Format | None, common: dict[str, Any]
 ) -> Manifest:
-    known = isinstance(frontend, FrontEnd)
+    known, signature = isinstance(frontend, FrontEnd), frontend.signature
     return Manifest(
+        dtype=format_.dtype if format_ else "float32",
+        scale=format_.scale if format_ else None,
+        block=format_.block if format_ else None,
         vocab_size=signature.vocab_size,
         max_len=signature.max_len,
         indices=dict(signature.indices),

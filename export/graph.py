@@ -179,7 +179,7 @@ def describe_graph(graph: Path) -> Graph:
 
 
 def read_initializers(folder: Path) -> dict[str, Tensor]:
-    """Return the trained weights that an artifact holds, under the names of `FrontEnd.state_dict()`.
+    """Return the trained weights that an artifact holds in float32, under the names of `FrontEnd.state_dict()`.
 
     What is derived (sinusoids) is left out: who builds the module again derives it again.
     """
@@ -187,7 +187,7 @@ def read_initializers(folder: Path) -> dict[str, Tensor]:
     weights = {}
     for initializer in model.graph.initializer:
         name = initializer.name.removesuffix(TRANSPOSED)
-        if name.startswith(MODULE) and name.endswith(TRAINED):
+        if name.startswith(MODULE) and name.endswith(TRAINED) and initializer.data_type == onnx.TensorProto.FLOAT:
             values = onnx.numpy_helper.to_array(initializer)
             values = values if name == initializer.name else values.T
             weights[name.removeprefix(MODULE)] = torch.from_numpy(values.copy())

@@ -60,6 +60,17 @@ def app(debug: bool) -> None:
     type=click.Choice(["truncate", "interpolate", "interpolate_positions", "hybrid"]),
     help="With --max-len: how a learned table of positions is made to fit.",
 )
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float16", "bfloat16", "int8", "int4"]),
+    default="float32",
+    help="Type that the tables are stored in; vectors are computed in float32 whatever it is.",
+)
+@click.option(
+    "--scale",
+    type=click.Choice(["row", "tensor"]),
+    help="With --dtype int8: what has a scale of its own; default row.",
+)
 def export(source: str, name: str, repository: Path | None, resize: str | None, **options: Any) -> None:
     """Export the front-end of SOURCE as the next version of a model, and prove it equal.
 
@@ -74,6 +85,8 @@ def export(source: str, name: str, repository: Path | None, resize: str | None, 
         exported = run(source, name, _settings(repository=repository).repository, progress, **options, resizing=resize)
     for provider, parity in exported.parity.providers.items():
         click.echo(f"{exported.folder}: {parity.summary()} ({provider})")
+    if exported.parity.storage:
+        click.echo(f"{exported.folder}: {_storage(exported.manifest, exported.parity)}")
 
 
 @app.command()
@@ -105,6 +118,10 @@ def inspect(name: str, repository: Path | None) -> None:
     click.echo(f"identity: {identity}")
     for provider, parity in report.providers.items():
         click.echo(f"parity on {provider}: {parity.summary()}")
+    if report.storage:
+        click.echo(_storage(manifest, report))
+    for table, stored in report.storage.items():
+        click.echo(f"  {table}: {stored.summary()}")
     click.echo(manifest.model_dump_json(indent=2))
 
 
@@ -227,6 +244,10 @@ def _limits(manifest: Any) -> str:
         f"{manifest.family}, ids 0 to {manifest.vocab_size - 1}{indices}, "
         f"max_len {manifest.max_len or 'unlimited'}, width {manifest.width}"
     )
+
+
+def _storage(manifest: Any, report: Any) -> str:
+    return f"stored as {manifest.stored_as}: {report.storage_summary()}"
 
 
 class _Progress:

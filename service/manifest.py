@@ -33,6 +33,7 @@ TOKEN_EMBEDDINGS = "token_embeddings"
 MOST_BYTES = 4 * 2**20
 """Of a manifest or a parity report; more than ten times what the longest known has."""
 
+DType = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 FileName = Annotated[str, Field(pattern=r"^[a-z][a-z.]*$")]
 
 
@@ -125,7 +126,6 @@ class Artifact(Schema):
         schema_version: of this schema.
         family: the row of the family table that the front-end follows.
         width: D, of an output vector.
-        dtype: of the stored tables.
         graphs: by file. Those of tokens give vectors of the same bits for the same output.
         front_end: the configuration from which the PyTorch module is built again; None for a module of the user's.
         files: every other file of the artifact, except the parity report.
@@ -137,7 +137,6 @@ class Artifact(Schema):
     schema_version: Literal[1] = 1
     family: str
     width: PositiveInt
-    dtype: Literal["float32"]
     graphs: dict[FileName, Graph]
     front_end: dict[str, JsonValue] | None
     files: dict[FileName, File]
@@ -149,6 +148,7 @@ class StemManifest(Artifact):
     """What an artifact is whose input is no token ids: an image, or a spectrogram.
 
     Args:
+        dtype: of the stored weights.
         input: the only input.
         tokens: vectors of one input; None where its size decides.
         image_size: native height and width; None for no image.
@@ -157,6 +157,7 @@ class StemManifest(Artifact):
     """
 
     kind: Literal["stem"] = "stem"
+    dtype: Literal["float32"]
     input: Tensor
     tokens: PositiveInt | None
     image_size: PositiveInt | None
@@ -173,6 +174,9 @@ class Manifest(Artifact):
     """What an artifact is whose input is token ids.
 
     Args:
+        dtype: of the stored tables; what is computed from their rows is float32.
+        scale: what has a scale of its own in a table of whole numbers; None for other types.
+        block: columns of a block, of which each has a scale; None where that is another.
         vocab_size: V; legal ids are 0 to V - 1.
         max_len: the largest legal offset + real tokens; None where nothing limits it.
         indices: further inputs, one integer per token -> how many values are legal, from 0 on; such as segments.
@@ -187,6 +191,9 @@ class Manifest(Artifact):
     """
 
     kind: Literal["tokens"] = "tokens"
+    dtype: DType
+    scale: Literal["row", "tensor", "block"] | None = None
+    block: PositiveInt | None = None
     vocab_size: PositiveInt
     max_len: PositiveInt | None
     indices: dict[str, PositiveInt]
@@ -216,6 +223,14 @@ class Manifest(Artifact):
         if self.token_embeddings:
             widths[TOKEN_EMBEDDINGS] = self.token_embeddings.width
         return widths
+
+    @property
+    def stored_as(self) -> str:
+        """The type of the stored tables in words."""
+        if self.scale is None:
+            return self.dtype
+        columns = "" if self.block is None else f" of {self.block} columns"
+        return f"{self.dtype} with a scale for each {self.scale}{columns}"
 
     def graphs_for(self, outputs: tuple[str, ...]) -> dict[str, list[str]]:
         """Return which graph gives which of `outputs`: one that has all, or for each the one that has the fewest more.
@@ -277,10 +292,53 @@ class Parity(Schema):
         return "; ".join(f"{name}: {parity.summary()}" for name, parity in self.outputs.items())
 
 
+class StoredTable(Schema):
+    """A table that is stored in another type than float32, against what it was in float32.
+
+    Args:
+        rows: of the table.
+        width: of a row.
+        max_abs: largest difference of a value.
+        mean_abs: mean difference.
+        min_cosine: of the angle between a row and what became of it, where that is worst.
+        bytes: that it takes, scales included.
+        saved: how many bytes more it took.
+
+    """
+
+    rows: PositiveInt
+    width: PositiveInt
+    max_abs: float
+    mean_abs: float
+    min_cosine: float
+    bytes: int
+    saved: int
+
+    def summary(self) -> str:
+        """Return the comparison in one line."""
+        return (
+            f"{self.rows} x {self.width}, error at most {self.max_abs:.2g}, mean {self.mean_abs:.2g}, "
+            f"worst cosine {self.min_cosine:.8f}, {self.bytes:,} bytes, {self.saved:,} saved"
+        )
+
+
 class ParityReport(Schema):
-    """One section for each provider, by its onnxruntime name."""
+    """One section for each provider, by its onnxruntime name; and the tables that are not stored in float32, by name.
+
+    The graphs are compared with a module of the tables as they are stored, the tables themselves with those before.
+    """
 
     providers: dict[str, Parity]
+    storage: dict[str, StoredTable] = {}
+
+    def storage_summary(self) -> str:
+        """Return in one line how all tables are stored."""
+        tables = self.storage.values()
+        return (
+            f"{len(tables)} tables, error at most {max(table.max_abs for table in tables):.2g}, "
+            f"worst cosine {min(table.min_cosine for table in tables):.8f}, "
+            f"{sum(table.bytes for table in tables):,} bytes, {sum(table.saved for table in tables):,} saved"
+        )
 
 
 S = TypeVar("S", bound=BaseModel)

@@ -67,6 +67,7 @@ def check_graphs(folder: Path, manifest: Artifact) -> None:
         everywhere = here | everywhere  # two graphs may share a tensor
         if isinstance(manifest, Manifest):
             _check_rows(graph, model.graph, manifest)
+            _check_type(graph, model.graph, manifest)
     for ((_, end), before), ((begin, _), after) in pairwise(sorted(everywhere.items())):
         if begin < end:
             raise ArtifactError(after, f"offset {begin}, within {before}", "bytes of its own")
@@ -138,14 +139,8 @@ def _check_tensor(field: str, tensor: TensorProto, data_bytes: int) -> Extent | 
 
 def _check_rows(name: str, graph: GraphProto, manifest: Manifest) -> None:
     """Compare the tables that inputs index with the indices that the manifest allows."""
-    shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
     for index, limit in {"input_ids": manifest.vocab_size, **manifest.indices}.items():
-        rows = {
-            node.input[0]: shapes[node.input[0]][0]
-            for node in graph.node
-            if node.op_type == "Gather" and len(node.input) == 2 and node.input[1] == index
-            if shapes.get(node.input[0]) and not any(entry.i for entry in node.attribute if entry.name == "axis")
-        }
+        rows = {table.name: table.dims[0] for table in _tables(graph, index)}
         if not rows:
             continue
         smallest = min(rows, key=rows.__getitem__)
@@ -154,6 +149,26 @@ def _check_rows(name: str, graph: GraphProto, manifest: Manifest) -> None:
             field = f"{MANIFEST} {'vocab_size' if index == 'input_ids' else f'indices.{index}'}"
             table = f"{name} {_printable(smallest)}"
             raise ArtifactError(field, limit, f"{rows[smallest]}, the rows of {table}")
+
+
+def _check_type(name: str, graph: GraphProto, manifest: Manifest) -> None:
+    """Compare the type of the first table that ids look up, another than that of its scales, with the manifest's."""
+    stored = {"int4": "uint8"}.get(manifest.dtype, manifest.dtype)  # two numbers in a byte
+    for table in _tables(graph, "input_ids")[:1] if manifest.front_end is not None else ():
+        if TYPES[table.data_type][0] != stored:
+            allowed = f"that of {name} {_printable(table.name)}, {TYPES[table.data_type][0]}"
+            raise ArtifactError(f"{MANIFEST} dtype", manifest.dtype, allowed)
+
+
+def _tables(graph: GraphProto, index: str) -> list[TensorProto]:
+    """Return the tables from which `graph` gathers the rows that the input `index` names."""
+    tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.dims}
+    return [
+        tensors[node.input[0]]
+        for node in graph.node
+        if node.op_type == "Gather" and len(node.input) == 2 and node.input[1] == index
+        if node.input[0] in tensors and not any(entry.i for entry in node.attribute if entry.name == "axis")
+    ]
 
 
 def _number(field: str, text: str) -> int:

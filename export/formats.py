@@ -1,0 +1,197 @@
+"""The types that tables are stored in: how values are rounded to them, and how a graph widens the rows that it gathers.
+
+Letters: B batch, L length, V rows and D width of a table, n any number of rows.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from incipit.export.errors import ExportError
+
+BLOCK = 32
+"""Columns of a row that share a scale, in int4."""
+
+CODES, SCALE, WIDTH = "", ".scale", ".width"
+Parts = dict[str, Tensor]
+"""What a table is stored as, by what ends the names of its initializers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """One way of storing a table.
+
+    Args:
+        dtype: what it is called.
+        scale: what has a scale of its own; None for a type that needs none.
+        block: columns of a block; None where no block has a scale.
+        codes: the type of what is stored for each value.
+        whole: table (V, D) -> the parts that are stored once.
+        narrow: rows (n, D) and those parts -> the parts that are stored for each row.
+        widen: all parts of n rows -> float32 (n, D), to the bit as `nodes` do it.
+        nodes: the same in onnx's own language, for the parts of one table: float32 `vectors` (B, L, D) of int64
+            `index` (B, L), from the initializers `codes`, `scale` and `width`.
+
+    """
+
+    dtype: Literal["float16", "bfloat16", "int8", "int4"]
+    scale: Literal["row", "tensor", "block"] | None = None
+    block: int | None = None
+    codes: torch.dtype
+    whole: Callable[[Tensor], Parts]
+    narrow: Callable[[Tensor, Parts], Parts]
+    widen: Callable[[Parts], Tensor]
+    nodes: Callable[[Parts], str]
+
+
+def find_format(dtype: str, scale: str | None = None) -> Format | None:
+    """Return the format that `--dtype` and `--scale` name; None for float32.
+
+    Raises:
+        ExportError: there is no such format.
+
+    """
+    if scale is not None and dtype != "int8":
+        raise ExportError(f"--scale: got {scale!r}, allowed only with --dtype int8")
+    if dtype == "float32":
+        return None
+    formats = [format_ for format_ in FORMATS if format_.dtype == dtype]
+    if not formats:
+        allowed = ", ".join(dict.fromkeys(format_.dtype for format_ in FORMATS))
+        raise ExportError(f"--dtype: got {dtype!r}, allowed float32, {allowed}")
+    found = next((format_ for format_ in formats if scale in (None, format_.scale)), None)
+    if found is None:
+        raise ExportError(f"--scale: got {scale!r}, allowed {', '.join(str(format_.scale) for format_ in formats)}")
+    return found
+
+
+def _once_nothing(_: Tensor) -> Parts:
+    return {}
+
+
+def _scale(largest: Tensor, levels: int) -> Tensor:
+    """Return the scale at which `largest` takes the last of `levels`; where that is nothing, any will do."""
+    scale = largest / levels
+    return torch.where(scale == 0, 1.0, scale)
+
+
+def _round(values: Tensor, scale: Tensor, levels: int) -> Tensor:
+    return (values / scale).round().clamp(-levels, levels)
+
+
+def _int8_rows(rows: Tensor, _: Parts) -> Parts:
+    scale = _scale(rows.abs().amax(1, keepdim=True), 127)
+    return {CODES: _round(rows, scale, 127).to(torch.int8), SCALE: scale}
+
+
+def _int8_whole(table: Tensor) -> Parts:
+    least, most = table.aminmax()
+    return {SCALE: _scale(torch.maximum(-least, most), 127)}
+
+
+def _int4_whole(table: Tensor) -> Parts:
+    return {WIDTH: torch.tensor([table.shape[1]])} if table.shape[1] % BLOCK else {}
+
+
+def _int4_rows(rows: Tensor, _: Parts) -> Parts:
+    # The last block is filled with zeros. A byte holds a column of the first half in its lower four bits, and one of
+    # the second half in its upper ones, so that unpacking is one concatenation.
+    blocks = F.pad(rows, (0, -rows.shape[1] % BLOCK)).reshape(len(rows), -1, BLOCK)
+    scale = _scale(blocks.abs().amax(2, keepdim=True), 7)
+    lower, upper = (_round(blocks, scale, 7) + 8).to(torch.uint8).flatten(1).chunk(2, dim=1)
+    return {CODES: lower | upper << 4, SCALE: scale}
+
+
+def _int4_widen(parts: Parts) -> Tensor:
+    numbers = torch.cat((parts[CODES] & 15, parts[CODES] >> 4), dim=1).to(torch.float32) - 8
+    rows = (numbers.reshape(len(numbers), -1, BLOCK) * parts[SCALE]).flatten(1)
+    return rows[:, : int(parts[WIDTH])] if WIDTH in parts else rows
+
+
+def _int4_nodes(parts: Parts) -> str:
+    blocks = parts[SCALE].shape[1]
+    # The type int4 cannot be gathered: ONNX has it for few operators.
+    unpacked = f"""
+      packed = Gather <axis = 0> (codes, index)
+      four_bits = Constant <value = uint8 {{15}}> ()
+      four = Constant <value = uint8 {{4}}> ()
+      lower = BitwiseAnd (packed, four_bits)
+      upper = BitShift <direction = "RIGHT"> (packed, four)
+      numbers = Concat <axis = -1> (lower, upper)
+      one = Constant <value = float {{1.0}}> ()
+      middle = Constant <value = uint8 {{8}}> ()
+      centred = DequantizeLinear (numbers, one, middle)
+      blocks_shape = Constant <value_ints = [0, 0, {blocks}, {BLOCK}]> ()
+      blocks = Reshape (centred, blocks_shape)
+      scales = Gather <axis = 0> (scale, index)
+      scaled = Mul (blocks, scales)
+      rows_shape = Constant <value_ints = [0, 0, {blocks * BLOCK}]> ()
+    """
+    if WIDTH not in parts:
+        return f"{unpacked} vectors = Reshape (scaled, rows_shape)"
+    return f"""{unpacked}
+      filled = Reshape (scaled, rows_shape)
+      first = Constant <value_ints = [0]> ()
+      last_axis = Constant <value_ints = [-1]> ()
+      vectors = Slice (filled, first, width, last_axis)
+    """
+
+
+FORMATS = (
+    Format(
+        dtype="float16",
+        codes=torch.float16,
+        whole=_once_nothing,
+        narrow=lambda rows, _: {CODES: rows.to(torch.float16)},
+        widen=lambda parts: parts[CODES].to(torch.float32),
+        nodes=lambda _: "short = Gather <axis = 0> (codes, index) vectors = Cast <to = 1> (short)",
+    ),
+    Format(
+        dtype="bfloat16",
+        codes=torch.bfloat16,
+        whole=_once_nothing,
+        narrow=lambda rows, _: {CODES: rows.to(torch.bfloat16)},
+        widen=lambda parts: parts[CODES].to(torch.float32),
+        nodes=lambda _: "short = Gather <axis = 0> (codes, index) vectors = Cast <to = 1> (short)",
+    ),
+    Format(
+        dtype="int8",
+        scale="row",
+        codes=torch.int8,
+        whole=_once_nothing,
+        narrow=_int8_rows,
+        widen=lambda parts: parts[CODES].to(torch.float32) * parts[SCALE],
+        nodes=lambda _: (
+            """
+          short = Gather <axis = 0> (codes, index)
+          numbers = Cast <to = 1> (short)
+          scales = Gather <axis = 0> (scale, index)
+          vectors = Mul (numbers, scales)
+        """
+        ),
+    ),
+    Format(
+        dtype="int8",
+        scale="tensor",
+        codes=torch.int8,
+        whole=_int8_whole,
+        narrow=lambda rows, whole: {CODES: _round(rows, whole[SCALE], 127).to(torch.int8)},
+        widen=lambda parts: parts[CODES].to(torch.float32) * parts[SCALE],
+        nodes=lambda _: "short = Gather <axis = 0> (codes, index) vectors = DequantizeLinear (short, scale)",
+    ),
+    Format(
+        dtype="int4",
+        scale="block",
+        block=BLOCK,
+        codes=torch.uint8,
+        whole=_int4_whole,
+        narrow=_int4_rows,
+        widen=_int4_widen,
+        nodes=_int4_nodes,
+    ),
+)
+"""Of a type that has two, the first is the default."""
