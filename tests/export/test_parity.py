@@ -1,6 +1,7 @@
 """The proof that a graph equals its module, and that it finds what does not."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,14 @@ def test_a_maximum_shorter_than_the_grid_is_respected(tmp_path: Path) -> None:
     parity = exported.parity.providers[CPU].outputs["embeddings"]
     found = {(case.length, case.offset) for case in map(arguments, parity.cases) if case.batch == 1}
     assert found == {(1, (0,)), (1, (1,)), (2, (0,))}
+
+
+@pytest.mark.parametrize(("arithmetic", "unit"), [("float16", 2**13), ("bfloat16", 2**16)])
+def test_a_norm_that_is_rounded_may_fall_on_the_neighbour(tmp_path: Path, arithmetic: Any, unit: int) -> None:
+    frontend = FrontEnd(replace(bert_embedding(500, 256, 512).config, arithmetic=arithmetic))
+    seeded_(frontend, 0)
+    exported = export_loaded(LoadedSource(frontend, Source(kind="module")), "m", tmp_path)
+    assert exported.parity.providers[CPU].outputs["embeddings"].max_ulp <= unit
 
 
 def test_every_case_went_through_the_session(artifacts: dict[str, Path]) -> None:
