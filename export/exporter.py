@@ -120,12 +120,12 @@ def export_loaded(
     training = source.training
     source.eval()
     try:
+        stored = None
+        if format_:
+            report(f"rounding the tables to {format_.dtype}")
+            stored = _round(source, format_)
+            loaded = replace(loaded, frontend=stored.frontend)
         with draft(repository, name) as folder:
-            stored = None
-            if format_:
-                report(f"rounding the tables to {format_.dtype}")
-                stored = _round(source, format_)
-                loaded = replace(loaded, frontend=stored.frontend)
             report("writing the graph")
             _write_graphs(loaded.frontend, folder)
             if stored:

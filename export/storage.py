@@ -28,8 +28,6 @@ ROWS = 4096
 """That are rounded at a time: the working memory stays small, however long a table is."""
 ALIGNMENT = 64
 """Of tensors in the data file, in bytes."""
-SMALL = 256
-"""Bytes below which a tensor lies in the graph, as the exporter has it."""
 TYPES = {
     torch.float32: onnx.TensorProto.FLOAT,
     torch.float16: onnx.TensorProto.FLOAT16,
@@ -198,9 +196,9 @@ def _widening(format_: Format, parts: Parts, gather: onnx.NodeProto) -> list[onn
 
 
 def _tensor(name: str, part: Tensor) -> onnx.TensorProto:
-    """Return the initializer for `part`; one that is not small is to be placed in the data file."""
+    """Return the initializer for `part`; what is stored for each row is to be placed in the data file."""
     tensor = onnx.TensorProto(name=name, data_type=TYPES[part.dtype], dims=part.shape)
-    if part.nbytes < SMALL:
+    if part.ndim < 2:
         tensor.raw_data = bytes(_bytes(part))
     else:
         tensor.data_location = onnx.TensorProto.EXTERNAL

@@ -67,6 +67,25 @@ def test_export_adds_a_version_and_says_how_it_was_proven(tmp_path: Path) -> Non
     assert (folder / "manifest.json").is_file()
 
 
+def test_a_stored_type_is_said_with_what_it_costs(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    config = {"model_type": "gpt2", "vocab_size": 7, "n_embd": 4, "n_positions": 6}
+    (tmp_path / "source" / "config.json").write_text(json.dumps(config))
+    save_file({"wte.weight": torch.eye(7, 4), "wpe.weight": torch.eye(6, 4)}, tmp_path / "source/model.safetensors")
+    options = ("--dtype", "int8", "--scale", "tensor")
+    done = run("export", tmp_path / "source", "--name", "tiny", "--repository", tmp_path, *options)
+    assert done.returncode == 0, done.stderr
+    # 1 is a step of a scale: nothing is lost. Each table has a scale of four bytes.
+    summary = (
+        "stored as int8 with a scale for each tensor: 2 tables, error at most 0, worst cosine 1.00000000, "
+        "60 bytes, 148 saved"
+    )
+    assert done.stdout.splitlines()[1] == f"{tmp_path / 'tiny' / '1'}: {summary}"
+    shown = run("inspect", "tiny", "--repository", tmp_path).stdout.splitlines()
+    assert summary in shown
+    assert "  tokens.weight: 7 x 4, error at most 0, mean 0, worst cosine 1.00000000, 32 bytes, 80 saved" in shown
+
+
 def test_verify_proves_the_newest_version(tiny_repository: Path) -> None:
     done = run("verify", "bert", "--repository", tiny_repository)
     assert done.returncode == 0, done.stderr

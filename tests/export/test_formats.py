@@ -1,0 +1,126 @@
+"""Rounding to stored types. Oracles: numpy's float16, ml-dtypes' bfloat16, and whole numbers counted one by one."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from incipit.export.errors import ExportError
+from incipit.export.formats import FORMATS, Format, find_format
+
+Float32 = NDArray[np.float32]
+HARD = np.array(
+    # Halves between two neighbours, either way to even; ends of the normal numbers; the smallest; zeros of both signs.
+    [[1 + 2**-11, 1 + 3 * 2**-11, 1 + 2**-8, 1 + 3 * 2**-8, 65504, 6.1e-5, 2**-14, 2**-24, 2**-25, 0, -0.0, 1e-30]],
+    np.float32,
+)
+
+
+def stored(values: Float32, dtype: str, scale: str | None = None) -> tuple[dict[str, NDArray[Any]], Float32]:
+    """Return the parts that a table is stored as, and what they are worth."""
+    format_ = find_format(dtype, scale)
+    assert format_ is not None
+    table = torch.from_numpy(values)
+    whole = format_.whole(table)
+    parts = whole | format_.narrow(table, whole)
+    widened: Float32 = format_.widen(parts).numpy()
+    assert widened.dtype == np.float32
+    return {name: part.numpy() for name, part in parts.items() if part.dtype != torch.bfloat16}, widened
+
+
+def table(rows: int, width: int) -> Float32:
+    values: Float32 = np.random.default_rng(0).standard_normal((rows, width), np.float32)
+    values *= np.logspace(-6, 3, rows, dtype=np.float32)[:, None]
+    return values
+
+
+@pytest.mark.parametrize(("dtype", "type_"), [("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)])
+@pytest.mark.parametrize("values", [HARD, -HARD, table(20, 9)], ids=["hard", "negative", "random"])
+def test_short_floats_are_rounded_to_nearest_even(dtype: str, type_: type, values: Float32) -> None:
+    _, widened = stored(values, dtype)
+    assert widened.tobytes() == values.astype(type_).astype(np.float32).tobytes()  # signs of zeros too
+
+
+@pytest.mark.parametrize("scale", ["row", "tensor"])
+def test_int8_is_the_nearest_of_255_steps(scale: str) -> None:
+    values = table(12, 40)
+    values[3] = 0
+    parts, widened = stored(values, "int8", scale)
+    assert parts[""].dtype == np.int8
+    assert parts[".scale"].shape == ((12, 1) if scale == "row" else ())
+    largest = np.abs(values).max(1, keepdims=True) if scale == "row" else np.abs(values).max()
+    step = np.where(largest == 0, np.float32(1), largest / np.float32(127))
+    assert np.array_equal(parts[".scale"], step)
+    for row, column in np.ndindex(values.shape):
+        unit = step[row, 0] if scale == "row" else step
+        steps = range(-127, 128)
+        nearest = min(abs(float(values[row, column]) - number * float(unit)) for number in steps)
+        error = abs(float(values[row, column]) - int(parts[""][row, column]) * float(unit))
+        assert error <= nearest * (1 + 1e-6) + 1e-12
+    assert np.array_equal(widened, parts[""].astype(np.float32) * parts[".scale"])
+    assert not widened[3].any()
+
+
+@pytest.mark.parametrize("width", [1, 31, 32, 33, 70, 96])
+def test_int4_has_two_columns_in_a_byte_and_a_scale_for_32(width: int) -> None:
+    values = table(5, width)
+    values[2, :32] = 0
+    parts, widened = stored(values, "int4")
+    blocks = -(-width // 32)
+    assert parts[""].dtype == np.uint8
+    assert parts[""].shape == (5, 16 * blocks)
+    assert parts[".scale"].shape == (5, blocks, 1)
+    for row, column in np.ndindex(values.shape):
+        block = values[row, column // 32 * 32 : column // 32 * 32 + 32]
+        step = np.abs(block).max() / np.float32(7) or np.float32(1)
+        byte, upper = column % (16 * blocks), column // (16 * blocks)
+        number = (int(parts[""][row, byte]) >> 4 * upper & 15) - 8
+        assert -7 <= number <= 7
+        assert widened[row, column] == np.float32(number) * step
+        assert abs(widened[row, column] - values[row, column]) <= step * (0.5 + 1e-6)
+
+
+@pytest.mark.parametrize("format_", FORMATS, ids=lambda format_: f"{format_.dtype}-{format_.scale}")
+def test_a_row_is_the_same_whatever_stands_beside_it(format_: Format) -> None:
+    rows = torch.from_numpy(table(9, 70))
+    whole = format_.whole(rows)
+    together = format_.narrow(rows, whole)
+    for row in range(9):
+        alone = format_.narrow(rows[row : row + 1], whole)
+        assert all(torch.equal(alone[name][0], part[row]) for name, part in together.items())
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [("int8", "row"), ("int8", "tensor"), ("int4", None)])
+def test_numbers_too_small_for_a_scale_stay_in_range(dtype: str, scale: str | None) -> None:
+    for value in (1e-45, 1.9e-43, 2e-38):
+        _, widened = stored(np.array([[value, -value]], np.float32), dtype, scale)
+        assert np.isfinite(widened).all()
+        assert np.abs(widened).max() <= 2 * value
+
+
+def test_every_format_has_a_name() -> None:
+    assert find_format("float32") is None
+    names = [(format_.dtype, format_.scale) for format_ in FORMATS]
+    assert names == [("float16", None), ("bfloat16", None), ("int8", "row"), ("int8", "tensor"), ("int4", "block")]
+    for dtype, scale in names:
+        found = find_format(dtype, scale if dtype == "int8" else None)
+        assert found is not None
+        assert (found.dtype, found.scale) == (dtype, scale)
+    assert find_format("int8") is find_format("int8", "row")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale", "message"),
+    [
+        ("float64", None, "--dtype: got 'float64', allowed float32, float16, bfloat16, int8, int4"),
+        ("int8", "column", "--scale: got 'column', allowed row, tensor"),
+        ("int4", "block", "--scale: got 'block', allowed only with --dtype int8"),
+        ("float32", "row", "--scale: got 'row', allowed only with --dtype int8"),
+    ],
+)
+def test_other_names_are_refused(dtype: str, scale: str | None, message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        find_format(dtype, scale)
