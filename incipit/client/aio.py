@@ -1,0 +1,89 @@
+"""The client that awaits, for one event loop. Its methods are those of the client that waits."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+
+import httpx
+
+from incipit.client import calls
+from incipit.client.calls import Call, Reply
+from incipit.client.errors import needed
+from incipit.client.retry import Outcome, pause, result_of
+from incipit.client.shell import like, options, socket_address
+
+if TYPE_CHECKING:
+    from incipit.client.streams import AsyncDecodeStream
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _sent(build: Callable[P, Call[T]]) -> Callable[Concatenate["AsyncClient", P], Coroutine[Any, Any, T]]:
+    """Return the method that sends what `build` returns."""
+
+    @like(build)
+    async def method(self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._send(build(*args, **kwargs))
+
+    return method
+
+
+class AsyncClient:
+    """A client of one server, for `async with`; its arguments are those of `Client`."""
+
+    def __init__(self, url: str, *, timeout: float = 30.0, retries: int = 3) -> None:
+        self._http = httpx.AsyncClient(**options(url, timeout))
+        self._timeout = timeout
+        self._retries = retries
+
+    embed = _sent(calls.embed)
+    text = _sent(calls.text)
+    prompt_embeds = _sent(calls.prompt_embeds)
+    bias = _sent(calls.bias)
+    models = _sent(calls.models)
+    model = _sent(calls.model)
+
+    def decode(
+        self, model: str, *, version: int | None = None, offset: int = 0, dtype: str = "float32"
+    ) -> AbstractAsyncContextManager["AsyncDecodeStream"]:
+        """Open a stream that is fed step by step, for an `async with` block; as `Client.decode`."""
+        with needed("a decode stream", "websockets"):
+            from incipit.client.streams import open_stream_async
+
+        address = socket_address(self._http.base_url, calls.decode_path(model, version, offset, dtype))
+        return open_stream_async(address, offset, self._timeout)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _send(self, call: Call[T]) -> T:
+        attempt = 0
+        while True:
+            outcome = await self._try(call)
+            seconds = pause(outcome, attempt, self._retries)
+            if seconds is None:
+                return result_of(call, outcome)
+            await asyncio.sleep(seconds)
+            attempt += 1
+
+    async def _try(self, call: Call[T]) -> Outcome:
+        body = bytearray()  # may be written to, as the arrays that share its memory may be
+        try:
+            async with self._http.stream(call.method, call.path, content=call.body, headers=call.headers) as response:
+                async for chunk in response.aiter_bytes():
+                    body += chunk
+        except httpx.HTTPError as error:
+            return error
+        return Reply(response.status_code, response.headers, body)

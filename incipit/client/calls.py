@@ -1,0 +1,297 @@
+"""What a client asks for: arguments become a request, and its answer a result. Nothing here opens a connection.
+
+Each public function is a method of both clients, which add their `self` and send what it returns; its docstring is
+the method's.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Generic, Protocol, TypeVar
+from urllib.parse import quote, urlencode
+
+import numpy as np
+from numpy.typing import NDArray
+
+from incipit.client.errors import ServerFault, invalid, of_problem
+from incipit.client.results import Embeddings, Model, Vectors
+from incipit.client.safetensors import read_safetensors, write_safetensors
+
+T = TypeVar("T")
+
+
+class Tensor(Protocol):
+    """What is taken of torch.Tensor, which need not be installed."""
+
+    def numpy(self, *, force: bool = False) -> NDArray[Any]:
+        """Return the values as an array."""
+        ...
+
+
+Row = Sequence[int] | NDArray[np.integer[Any]] | Tensor
+Rows = Row | Sequence[Row]
+
+JSON, SAFETENSORS = "application/json", "application/x-safetensors"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer as it came; the names of `headers` have no case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytearray
+
+
+@dataclass(frozen=True)
+class Call(Generic[T]):
+    """A request, and how its answer is read."""
+
+    method: str
+    path: str
+    read: Callable[[Reply], T]
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def result(self, reply: Reply) -> T:
+        """Return what the answer says.
+
+        Raises:
+            ServiceError: it is an error, or no answer of this service.
+
+        """
+        if reply.status != 200:
+            raise of_problem(reply.status, reply.body)
+        try:
+            return self.read(reply)
+        except (KeyError, TypeError, ValueError) as error:
+            detail = f"{self.path}: an answer that is none of Incipit's ({error!r})"
+            raise ServerFault({"status": reply.status, "detail": detail}) from error
+
+
+def embed(
+    ids: Rows,
+    *,
+    model: str,
+    version: int | None = None,
+    offset: int | Row | None = None,
+    position_ids: Rows | None = None,
+    attention_mask: Rows | None = None,
+    truncate: str | None = None,
+    output: str = "embeddings",
+    dtype: str = "float32",
+    **indices: Rows,
+) -> Call[Embeddings]:
+    """Return the vectors that enter block 0.
+
+    Args:
+        ids: rows of token ids, which may differ in length: lists, an integer array (B, L), tensors. What is flat is one
+            row. Arrays and tensors of one length travel fastest.
+        model: name of the model.
+        version: of the model; default the highest.
+        offset: real tokens fed before, one number or one for each row; default 0.
+        position_ids: position index of each token, like `ids`; excludes `offset`.
+        attention_mask: 1 for a real token, 0 for padding, like `ids`; default 1.
+        truncate: "left" or "right", where a row that is too long is cut; default is an error.
+        output: name of the output.
+        dtype: "float32", "float16" or "bfloat16".
+        indices: `token_type_ids` and further inputs of the model, like `ids`.
+
+    Raises:
+        ServiceError: the service refuses the request, or cannot answer it.
+        NoAnswer: no answer came.
+
+    """
+    rows = _given(
+        input_ids=ids,
+        offset=offset,
+        position_ids=position_ids,
+        attention_mask=attention_mask,
+        **indices,
+    )
+    names = _given(truncate=truncate, output=output, dtype=dtype)
+    path = _path(model, version, "embed")
+    if isinstance(offset, int) and isinstance(rows["input_ids"], np.ndarray):
+        rows["offset"] = np.array([offset])
+    if not all(isinstance(value, np.ndarray) for value in rows.values()):
+        return _post(path, rows | names, SAFETENSORS, lambda reply: _embeddings(reply, output))
+    headers = {"Accept": SAFETENSORS, "Content-Type": SAFETENSORS}
+    body = write_safetensors(rows)
+    return Call("POST", f"{path}?{urlencode(names)}", lambda reply: _embeddings(reply, output), body, headers)
+
+
+def text(
+    text: str | Sequence[str],
+    *,
+    model: str,
+    version: int | None = None,
+    offset: int | Row | None = None,
+    truncate: str | None = None,
+    output: str = "embeddings",
+    dtype: str = "float32",
+    return_tokens: bool = False,
+) -> Call[Embeddings]:
+    """Return the vectors of texts, for a model with a tokenizer.
+
+    Args:
+        text: one for each row; a text alone is one row.
+        model: name of the model.
+        version: of the model; default the highest.
+        offset: real tokens fed before, one number or one for each row; default 0.
+        truncate: "left" or "right", where a row that is too long is cut; default is an error.
+        output: name of the output.
+        dtype: "float32", "float16" or "bfloat16".
+        return_tokens: whether the result has `input_ids` and `spans`.
+
+    Raises:
+        ServiceError: the service refuses the request, or cannot answer it.
+        NoAnswer: no answer came.
+
+    """
+    options = _given(offset=offset, truncate=truncate, output=output, dtype=dtype, return_tokens=return_tokens)
+    fields = {"text": text, **options}
+    return _post(_path(model, version, "embed"), fields, SAFETENSORS, lambda reply: _embeddings(reply, output))
+
+
+def prompt_embeds(ids: Rows, *, model: str, version: int | None = None, dtype: str = "float32") -> Call[list[str]]:
+    """Return for each row what vLLM takes in its field `prompt_embeds`: base64 of what torch saves.
+
+    Args:
+        ids: rows of token ids, as for `embed`.
+        model: name of the model, of which it is known who applies the scale.
+        version: of the model; default the highest.
+        dtype: "float32", "float16" or "bfloat16".
+
+    Raises:
+        ServiceError: the service refuses the request, or cannot answer it.
+        NoAnswer: no answer came.
+
+    """
+    fields = {"input_ids": _plain(ids), "dtype": dtype, "encoding": "prompt_embeds"}
+    return _post(_path(model, version, "embed"), fields, JSON, _prompts)
+
+
+def bias(
+    query_length: int,
+    key_length: int,
+    *,
+    model: str,
+    version: int | None = None,
+    query_offset: int | None = None,
+    dtype: str = "float32",
+) -> Call[Vectors]:
+    """Return what attention adds for the distance between a query and a key: (1, heads, Q, K); of a sinusoid (rows, D).
+
+    Args:
+        query_length: queries, Q.
+        key_length: keys, K, which stand at positions 0 to K - 1.
+        model: name of the model, which has such a bias.
+        version: of the model; default the highest.
+        query_offset: keys that were fed before the first query; default 0.
+        dtype: "float32", "float16" or "bfloat16".
+
+    Raises:
+        ServiceError: the service refuses the request, or cannot answer it.
+        NoAnswer: no answer came.
+
+    """
+    lengths = {"query_length": query_length, "key_length": key_length}
+    options = _given(query_offset=query_offset, dtype=dtype)
+    return _post(_path(model, version, "bias"), lengths | options, SAFETENSORS, _only_tensor)
+
+
+def models() -> Call[list[Model]]:
+    """Return every model, in its highest version.
+
+    Raises:
+        ServiceError: the service cannot answer.
+        NoAnswer: no answer came.
+
+    """
+    return Call("GET", "/models", lambda reply: [_model(document) for document in json.loads(reply.body)])
+
+
+def model(name: str, version: int | None = None) -> Call[Model]:
+    """Return one model; default in its highest version.
+
+    Raises:
+        NotFound: there is none.
+        ServiceError: the service cannot answer.
+        NoAnswer: no answer came.
+
+    """
+    return Call("GET", _path(name, version), lambda reply: _model(json.loads(reply.body)))
+
+
+def decode_path(model: str, version: int | None, offset: int, dtype: str) -> str:
+    """Return the path and the query that open a decode stream."""
+    return f"{_path(model, version, 'decode')}?{urlencode({'offset': offset, 'dtype': dtype})}"
+
+
+def from_torch(value: Any) -> Any:
+    """Return a tensor as an array, and the rest as it is."""
+    return value.numpy(force=True) if hasattr(value, "detach") else value
+
+
+def _path(model: str, version: int | None, *action: str) -> str:
+    versions = () if version is None else ("versions", str(version))
+    return "/".join(("", "models", quote(model, safe=""), *versions, *action))
+
+
+def _post(path: str, document: Mapping[str, Any], accept: str, read: Callable[[Reply], T]) -> Call[T]:
+    return Call("POST", path, read, _json(document), {"Accept": accept, "Content-Type": JSON})
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Return the options that are not None, as `_plain` has them."""
+    return {name: _plain(value) for name, value in options.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    """Return a tensor as an array, an array of anything but integers as lists, and the rest as it is."""
+    value = from_torch(value)
+    return value.tolist() if isinstance(value, np.ndarray) and value.dtype.kind not in "iu" else value
+
+
+def _json(document: Any) -> bytes:
+    return json.dumps(document, default=_listed).encode()
+
+
+def _listed(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # an array, a tensor, or a number of theirs
+        return value.tolist()
+    raise invalid("request", f"a {type(value).__name__}", "numbers, and lists, arrays or tensors of them")
+
+
+def _embeddings(reply: Reply, output: str) -> Embeddings:
+    tensors, metadata = read_safetensors(reply.body)
+    lengths = tensors["lengths"]
+    input_ids, spans = (
+        np.split(tensors[name], np.cumsum(lengths)[:-1]) if name in tensors else None for name in ("input_ids", "spans")
+    )
+    return Embeddings(
+        model=metadata["model"],
+        version=int(metadata["version"]),
+        vectors=tensors[output],
+        lengths=lengths,
+        next_offset=tensors["next_offset"],
+        truncated=tensors.get("truncated"),
+        input_ids=input_ids,
+        spans=spans,
+    )
+
+
+def _only_tensor(reply: Reply) -> Vectors:
+    tensors, _ = read_safetensors(reply.body)
+    (tensor,) = tensors.values()
+    return tensor
+
+
+def _prompts(reply: Reply) -> list[str]:
+    prompts = json.loads(reply.body)["token_embeddings"]
+    return [prompts] if isinstance(prompts, str) else list(prompts)
+
+
+def _model(document: Mapping[str, Any]) -> Model:
+    """Read a model; later services may say more of it."""
+    return Model(**{known.name: document[known.name] for known in fields(Model)})

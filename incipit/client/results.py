@@ -1,0 +1,103 @@
+"""What a client returns. Letters: B rows, L tokens of a row, T tokens of all rows, D width of a vector."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from incipit.client.errors import needed
+
+if TYPE_CHECKING:
+    import torch
+
+Int64 = NDArray[np.int64]
+Vectors = NDArray[Any]
+
+LITTLE_ENDIAN: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "int64": np.dtype("<i8"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Embeddings:
+    """The vectors of some rows of tokens.
+
+    Args:
+        model: name of the model that answered.
+        version: its version.
+        vectors: (B, L, D) where all rows have one length, else (T, D), the rows one after another.
+        lengths: int64 (B,), tokens of each row.
+        next_offset: int64 (B,), the offset that continues each row.
+        truncated: int64 (B,), tokens cut of each row; None without `truncate`.
+        input_ids: of text, where asked for: the ids of each row.
+        spans: of text, where asked for: for each row int64 (L, 2), the first character of each token and the one after
+            its last.
+
+    """
+
+    model: str
+    version: int
+    vectors: Vectors
+    lengths: Int64
+    next_offset: Int64
+    truncated: Int64 | None = None
+    input_ids: list[Int64] | None = None
+    spans: list[Int64] | None = None
+
+    def rows(self) -> list[Vectors]:
+        """Return the vectors of each row, (L, D), without a copy."""
+        if self.vectors.ndim == 3:
+            return list(self.vectors)
+        return np.split(self.vectors, np.cumsum(self.lengths)[:-1])
+
+    def to_torch(self) -> "torch.Tensor":
+        """Return `vectors` as a tensor of the same memory."""
+        import torch
+
+        if self.vectors.dtype.name == "bfloat16":  # a type that torch does not take from numpy
+            return torch.from_numpy(self.vectors.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(self.vectors)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as it is served.
+
+    Args:
+        name: of the model.
+        version: that is described.
+        versions: all that are served.
+        provider: the onnxruntime provider that really runs.
+        max_len: the largest legal offset + real tokens; None where nothing limits it.
+        max_tokens: most tokens of one request.
+        manifest: of the artifact.
+        parity: how the artifact was proven.
+
+    """
+
+    name: str
+    version: int
+    versions: list[int]
+    provider: str
+    max_len: int | None
+    max_tokens: int
+    manifest: dict[str, Any]
+    parity: dict[str, Any]
+
+
+def array_of(data: bytearray | memoryview, dtype: str, shape: list[int]) -> Vectors:
+    """Return little-endian bytes as an array that shares, and may change, their memory."""
+    return np.frombuffer(data, _dtype(dtype)).reshape(shape)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        with needed("bfloat16", "ml_dtypes"):
+            import ml_dtypes
+
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+    return LITTLE_ENDIAN[name]

@@ -1,0 +1,67 @@
+"""When the same request is sent once more. Every call but a decode step is pure: asked twice, it is answered alike."""
+
+import random
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+import httpx
+
+from incipit.client.calls import Call, Reply, T
+from incipit.client.errors import ConnectionFailed, IncipitError, TimedOut
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
+"""Seconds. A service that asks for a longer pause in Retry-After is not asked again."""
+
+BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError)
+"""No connection, or one that ended before the answer did. What took too long is no such thing."""
+
+Outcome = Reply | httpx.HTTPError
+
+
+def pause(outcome: Outcome, attempt: int, retries: int) -> float | None:
+    """Return the seconds to wait before the request is sent again; None where it is not.
+
+    `attempt` counts from 0; at most `retries` follow the first.
+    """
+    if attempt >= retries:
+        return None
+    if isinstance(outcome, httpx.HTTPError):
+        asked = 0.0 if isinstance(outcome, BROKEN) else None
+    else:
+        asked = _retry_after(outcome.headers) if outcome.status == 503 else None
+    if asked is None or asked > LONGEST_PAUSE:
+        return None
+    # Jitter, so that clients who were refused together do not come back together.
+    return asked + random.uniform(0, min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE))
+
+
+def result_of(call: Call[T], outcome: Outcome) -> T:
+    """Return what the last answer says.
+
+    Raises:
+        ServiceError: it is an error.
+        NoAnswer: there is none.
+
+    """
+    if isinstance(outcome, Reply):
+        return call.result(outcome)
+    raise failure(outcome) from outcome
+
+
+def failure(error: Exception) -> IncipitError:
+    """Return the error for an answer that did not come."""
+    kind = TimedOut if isinstance(error, httpx.TimeoutException | TimeoutError) else ConnectionFailed
+    return kind(f"{type(error).__name__}: {error}")
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Return the seconds that Retry-After asks for (RFC 9110, section 10.2.3); 0 where it asks for nothing."""
+    text = headers.get("Retry-After", "0")
+    if text.isdecimal():
+        return float(text)
+    try:
+        date = parsedate_to_datetime(text)
+    except ValueError:
+        return 0.0
+    return max(0.0, (date.astimezone(UTC) - datetime.now(UTC)).total_seconds())

@@ -1,0 +1,48 @@
+"""Tensors by name in the safetensors format: the length of a header in 8 bytes, the header in JSON, and the values.
+
+It is written and read here because the library for it copies every tensor, and knows no bfloat16 without torch.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from incipit.client.results import array_of
+
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64"}
+METADATA = "__metadata__"
+
+
+def write_safetensors(tensors: Mapping[str, NDArray[np.integer[Any]]]) -> bytes:
+    """Write arrays of integers."""
+    header, parts, end = {}, [], 0
+    for name, tensor in tensors.items():
+        values = tensor.astype(tensor.dtype.newbyteorder("<"), copy=False).tobytes()
+        begin, end = end, end + len(values)
+        dtype = f"{tensor.dtype.kind.upper()}{8 * tensor.dtype.itemsize}"
+        header[name] = {"dtype": dtype, "shape": tensor.shape, "data_offsets": (begin, end)}
+        parts.append(values)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join((len(text).to_bytes(8, "little"), text, *parts))
+
+
+def read_safetensors(body: bytearray) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Return the tensors, which share the memory of `body`, and the metadata.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is no such file, or has other types than answers have.
+
+    """
+    start = 8 + int.from_bytes(body[:8], "little")
+    header = json.loads(body[8:start])
+    metadata = header.pop(METADATA)
+    data = memoryview(body)[start:]
+    tensors = {
+        name: array_of(data[slice(*entry["data_offsets"])], DTYPES[entry["dtype"]], entry["shape"])
+        for name, entry in header.items()
+    }
+    return tensors, metadata

@@ -1,0 +1,56 @@
+"""What both clients share: where they connect to, and how a call becomes a method."""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, get_args
+
+import httpx
+
+from incipit import __version__
+from incipit.client.errors import invalid
+
+M = TypeVar("M", bound=Callable[..., Any])
+
+
+def options(url: str, timeout: float) -> dict[str, Any]:
+    """Return the options of an httpx client.
+
+    Raises:
+        Invalid: `url` is no address of HTTP.
+
+    """
+    try:
+        address = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise invalid("url", url, f"http://… or https://… ({error})") from error
+    if address.scheme not in ("http", "https") or not address.host:
+        raise invalid("url", url, "http://… or https://…")
+    return {
+        "base_url": address,
+        # A request may wait for one of the client's own connections as long as the others take.
+        "timeout": httpx.Timeout(timeout, pool=None),
+        "headers": {"User-Agent": f"incipit/{__version__}", "Accept-Encoding": "identity"},
+    }
+
+
+def socket_address(base: httpx.URL, path: str) -> str:
+    """Return the WebSocket address of `path` at a server."""
+    scheme = "wss" if base.scheme == "https" else "ws"
+    return str(base.copy_with(scheme=scheme)).rstrip("/") + path
+
+
+def like(build: Callable[..., Any]) -> Callable[[M], M]:
+    """Give a method the name, the docstring and the signature of the call that it sends."""
+
+    def describe(method: M) -> M:
+        described = wraps(build)(method)
+        signature = inspect.signature(build)
+        me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        (result,) = get_args(signature.return_annotation)
+        described.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[me, *signature.parameters.values()], return_annotation=result
+        )
+        return described  # type: ignore[return-value]
+
+    return describe

@@ -1,0 +1,111 @@
+"""The client that waits. One may be shared by threads."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
+
+import httpx
+
+from incipit.client import calls
+from incipit.client.calls import Call, Reply
+from incipit.client.errors import needed
+from incipit.client.retry import Outcome, pause, result_of
+from incipit.client.shell import like, options, socket_address
+
+if TYPE_CHECKING:
+    from incipit.client.streams import DecodeStream
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _sent(build: Callable[P, Call[T]]) -> Callable[Concatenate["Client", P], T]:
+    """Return the method that sends what `build` returns."""
+
+    @like(build)
+    def method(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._send(build(*args, **kwargs))
+
+    return method
+
+
+class Client:
+    """A client of one server.
+
+    Args:
+        url: http://… or https://…, with the path under which the service is, if any.
+        timeout: seconds that connecting, and each read and write, may take.
+        retries: how often a call is sent again where the connection breaks, or the service is too busy.
+
+    Raises:
+        Invalid: `url` is none.
+
+    """
+
+    def __init__(self, url: str, *, timeout: float = 30.0, retries: int = 3) -> None:
+        self._http = httpx.Client(**options(url, timeout))
+        self._timeout = timeout
+        self._retries = retries
+
+    embed = _sent(calls.embed)
+    text = _sent(calls.text)
+    prompt_embeds = _sent(calls.prompt_embeds)
+    bias = _sent(calls.bias)
+    models = _sent(calls.models)
+    model = _sent(calls.model)
+
+    def decode(
+        self, model: str, *, version: int | None = None, offset: int = 0, dtype: str = "float32"
+    ) -> AbstractContextManager["DecodeStream"]:
+        """Open a stream that is fed step by step, for a `with` block.
+
+        Args:
+            model: name of the model, which needs no more than ids.
+            version: of the model; default the highest.
+            offset: real tokens fed before.
+            dtype: "float32", "float16" or "bfloat16".
+
+        Raises:
+            ServiceError: the service refuses the stream.
+            NoAnswer: no connection, or no answer in time.
+
+        """
+        with needed("a decode stream", "websockets"):
+            from incipit.client.streams import open_stream
+
+        address = socket_address(self._http.base_url, calls.decode_path(model, version, offset, dtype))
+        return open_stream(address, offset, self._timeout)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _send(self, call: Call[T]) -> T:
+        attempt = 0
+        while True:
+            outcome = self._try(call)
+            seconds = pause(outcome, attempt, self._retries)
+            if seconds is None:
+                return result_of(call, outcome)
+            time.sleep(seconds)
+            attempt += 1
+
+    def _try(self, call: Call[T]) -> Outcome:
+        body = bytearray()  # may be written to, as the arrays that share its memory may be
+        try:
+            with self._http.stream(call.method, call.path, content=call.body, headers=call.headers) as response:
+                for chunk in response.iter_bytes():
+                    body += chunk
+        except httpx.HTTPError as error:
+            return error
+        return Reply(response.status_code, response.headers, body)

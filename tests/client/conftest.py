@@ -1,0 +1,91 @@
+"""Both clients behind one face, so that every test runs with each."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+import incipit
+from tests.client.flaky import FlakyProxy
+from tests.conftest import Server
+
+Connect = Callable[..., Any]
+
+
+class Waiting:
+    """An `AsyncClient` whose methods wait, each in a run of one event loop."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self._runner = asyncio.Runner()
+        self._client = incipit.connect_async(url, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+        return lambda *args, **kwargs: self._runner.run(method(*args, **kwargs))
+
+    @contextmanager
+    def decode(self, model: str, **options: Any) -> Iterator["WaitingStream"]:
+        opening = self._client.decode(model, **options)
+
+        async def enter() -> Any:
+            return await opening.__aenter__()
+
+        async def leave(*error: Any) -> Any:
+            return await opening.__aexit__(*error)
+
+        stream = self._runner.run(enter())
+        try:
+            yield WaitingStream(self._runner, stream)
+        except BaseException:
+            self._runner.run(leave(*sys.exc_info()))
+            raise
+        self._runner.run(leave(None, None, None))
+
+    def close(self) -> None:
+        self._runner.run(self._client.aclose())
+        self._runner.close()
+
+
+class WaitingStream:
+    """An `AsyncDecodeStream` whose steps wait."""
+
+    def __init__(self, runner: asyncio.Runner, stream: Any) -> None:
+        self._runner = runner
+        self._stream = stream
+
+    @property
+    def offset(self) -> int:
+        return int(self._stream.offset)
+
+    def step(self, ids: Any) -> Any:
+        return self._runner.run(self._stream.step(ids))
+
+
+@pytest.fixture(params=["sync", "async"])
+def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    """`incipit.connect`, and `incipit.connect_async` that waits; what they return is closed."""
+    kind: Any = incipit.connect if request.param == "sync" else Waiting
+    with ExitStack() as stack:
+
+        def opened(url: str, **options: Any) -> Any:
+            client = kind(url, **options)
+            stack.callback(client.close)
+            return client
+
+        yield opened
+
+
+@pytest.fixture
+def tiny(connect: Connect, tiny_server: Server) -> Any:
+    """A client of the tiny models."""
+    return connect(tiny_server.address)
+
+
+@pytest.fixture
+def flaky(tiny_server: Server) -> Iterator[FlakyProxy]:
+    """A proxy before the tiny models that fails as it is told."""
+    with FlakyProxy(tiny_server.address) as proxy:
+        yield proxy

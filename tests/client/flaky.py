@@ -1,0 +1,108 @@
+"""A TCP proxy that fails as a test wants it to."""
+
+import socket
+import threading
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+DROP, SWALLOW, CUT, STALL, PASS = "drop", "swallow", "cut", "stall", "pass"
+
+
+def canned(status: str, body: bytes = b"", *headers: str) -> bytes:
+    """Write an answer of HTTP."""
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+class FlakyProxy:
+    """Handles each connection as `script` says, the later ones with `PASS`.
+
+    `DROP` closes it at once, `SWALLOW` when the request has come, `CUT` within the answer; `STALL` never answers; bytes
+    are an answer of their own; `PASS` carries everything.
+    """
+
+    def __init__(self, target: str) -> None:
+        parts = urlsplit(target)
+        self._target = (str(parts.hostname), int(parts.port or 0))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
+        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.script: list[str | bytes] = []
+        self.connections = 0
+        self._flowing = threading.Event()
+        self._flowing.set()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.release()
+        self.break_all()
+
+    def break_all(self) -> None:
+        """Break every connection there is."""
+        for connection in self._open:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+        self._open.clear()
+
+    def hold(self) -> None:
+        """Keep what the server answers, until `release`."""
+        self._flowing.clear()
+
+    def release(self) -> None:
+        """Let pass what was held."""
+        self._flowing.set()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            self._open.append(client)
+            act = self.script.pop(0) if self.script else PASS
+            threading.Thread(target=self._handle, args=(client, act), daemon=True).start()
+
+    def _handle(self, client: socket.socket, act: str | bytes) -> None:
+        try:
+            if act == DROP:
+                client.close()
+            elif act == STALL:
+                client.recv(2**16)
+            elif act in (PASS, CUT):
+                self._carry(client, cut=act == CUT)
+            else:
+                client.recv(2**16)
+                client.sendall(act if isinstance(act, bytes) else b"")
+                client.close()
+        except OSError:
+            client.close()
+
+    def _carry(self, client: socket.socket, cut: bool) -> None:
+        server = socket.create_connection(self._target)
+        self._open.append(server)
+        threading.Thread(target=_copy, args=(client, server), daemon=True).start()
+        if cut:
+            client.sendall(server.recv(2**16)[:-1])
+            client.shutdown(socket.SHUT_RDWR)
+        else:
+            _copy(server, client, self._flowing)
+
+
+def _copy(source: socket.socket, target: socket.socket, flowing: threading.Event | None = None) -> None:
+    with suppress(OSError):
+        while data := source.recv(2**16):
+            if flowing is not None:
+                flowing.wait()
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)

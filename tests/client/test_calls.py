@@ -1,0 +1,213 @@
+"""What the clients return, on a real server. Oracles: the native door's JSON, the module."""
+
+import asyncio
+import base64
+import io
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import incipit
+from incipit.client import Embeddings
+from incipit.export.exporter import export_loaded
+from incipit.export.source import LoadedSource
+from incipit.models.bias import AlibiConfig
+from incipit.models.frontend import FrontEnd, FrontEndConfig
+from incipit.models.initialisers import seeded_
+from incipit.models.steps import Levels, Segments, Tokens
+from incipit.service.manifest import Source
+from tests.client.conftest import Connect
+from tests.conftest import Server, serving
+
+ROWS = [[1, 2, 3], [4, 5, 6]]
+RAGGED = [[1, 2, 3], [4], [5, 6]]
+STEPS = (Tokens(rows=9, width=4), Levels(levels=(Segments(rows=3, input="sentence"), Segments(rows=3, input="word"))))
+ALIBI = FrontEnd(FrontEndConfig(family="alibi", steps=STEPS, max_len=50, bias=AlibiConfig(heads=3)))
+
+
+@pytest.fixture(scope="module")
+def companions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of `alibi`, which has a bias and further inputs."""
+    root = tmp_path_factory.mktemp("companions")
+    seeded_(ALIBI.eval(), 0)
+    export_loaded(LoadedSource(ALIBI, Source(kind="module")), "alibi", root)
+    with serving(root) as server:
+        yield server
+
+
+def native(server: Server, model: str, **fields: Any) -> dict[str, Any]:
+    """Return the JSON answer of the native door, with its vectors as bytes."""
+    answer: dict[str, Any] = httpx.post(f"{server.address}/models/{model}/embed", json=fields).raise_for_status().json()
+    return answer | {"data": base64.b64decode(answer[fields.get("output", "embeddings")])}
+
+
+def assert_equal(result: Embeddings, answer: dict[str, Any]) -> None:
+    """Compare all that an answer says, its vectors bit for bit."""
+    assert (result.model, result.version) == (answer["model"], answer["version"])
+    assert (result.vectors.dtype.name, list(result.vectors.shape)) == (answer["dtype"], answer["shape"])
+    assert result.vectors.tobytes() == answer["data"]
+    assert result.lengths.tolist() == answer.get("lengths", [answer["shape"][1]] * answer["shape"][0])
+    assert result.next_offset.tolist() == answer["next_offset"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "rows"),
+    [
+        ([1, 2, 3], [[1, 2, 3]]),
+        ((1, 2, 3), [[1, 2, 3]]),
+        (ROWS, ROWS),
+        (RAGGED, RAGGED),
+        ([np.array(row) for row in RAGGED], RAGGED),
+        ([torch.tensor(row) for row in RAGGED], RAGGED),
+        ([np.int32(1), np.int64(2)], [[1, 2]]),
+        (np.array([1, 2, 3]), [[1, 2, 3]]),
+        (np.array(ROWS, np.uint8), ROWS),
+        (np.array(ROWS, ">i4"), ROWS),
+        (np.asfortranarray(ROWS), ROWS),
+        (np.array(ROWS).repeat(2, 1)[:, ::2], ROWS),
+        (np.array(RAGGED, object), RAGGED),
+        (torch.tensor(ROWS), ROWS),
+        (torch.tensor(ROWS, dtype=torch.int32).T.contiguous().T, ROWS),
+    ],
+)
+def test_ids_of_every_form_are_those_ids(tiny: Any, tiny_server: Server, ids: Any, rows: list[list[int]]) -> None:
+    assert_equal(tiny.embed(ids, model="gpt"), native(tiny_server, "gpt", input_ids=rows))
+
+
+@pytest.mark.parametrize("ids", [ROWS, RAGGED, np.array(ROWS)], ids=["rows", "ragged", "array"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"offset": 2},
+        {"offset": "per row"},
+        {"dtype": "float16"},
+        {"dtype": "bfloat16"},
+        {"output": "token_embeddings"},
+        {"position_ids": "like ids"},
+        {"attention_mask": "like ids"},
+        {"token_type_ids": "like ids"},
+    ],
+    ids=str,
+)
+def test_every_option_means_what_it_means_at_the_native_door(
+    tiny: Any, tiny_server: Server, ids: Any, options: dict[str, Any]
+) -> None:
+    values = {"per row": list(range(len(ids))), "like ids": [[index % 2 for index in range(len(row))] for row in ids]}
+    fields = {name: values.get(value, value) for name, value in options.items()}
+    rows = [list(map(int, row)) for row in ids]
+    expected = native(tiny_server, "bert", input_ids=rows, **fields)
+    assert_equal(tiny.embed(ids, model="bert", **fields), expected)
+    if isinstance(ids, np.ndarray):
+        arrays = {name: np.array(value) if isinstance(value, list) else value for name, value in fields.items()}
+        assert_equal(tiny.embed(ids, model="bert", **arrays), expected)
+
+
+def test_a_version_is_chosen(tiny: Any, tiny_server: Server) -> None:
+    first, second = (tiny.embed(ROWS, model="bert", version=version) for version in (1, None))
+    assert (first.version, second.version) == (1, 2)
+    assert first.vectors.tobytes() != second.vectors.tobytes()
+    assert_equal(first, native(tiny_server, "bert/versions/1", input_ids=ROWS))
+
+
+def test_many_rows(tiny: Any, tiny_server: Server) -> None:
+    ids, offset = np.tile(np.arange(6), 5000).reshape(10000, 3), np.arange(10000) % 4
+    expected = native(tiny_server, "gpt", input_ids=ids.tolist(), offset=offset.tolist())
+    assert_equal(tiny.embed(ids, model="gpt", offset=offset), expected)
+    assert_equal(tiny.embed(ids, model="gpt", offset=offset.tolist()), expected)
+
+
+@pytest.mark.parametrize("ids", [ROWS, RAGGED])
+def test_rows_are_views_of_what_each_row_gives_alone(tiny: Any, ids: list[list[int]]) -> None:
+    result = tiny.embed(ids, model="gpt")
+    assert len(result.rows()) == len(ids)
+    for row, vectors in zip(ids, result.rows(), strict=True):
+        assert np.shares_memory(vectors, result.vectors)
+        assert np.array_equal(vectors, tiny.embed(row, model="gpt").vectors[0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_tensor_shares_the_memory_that_the_answer_came_in(tiny: Any, dtype: str) -> None:
+    result = tiny.embed(np.array(ROWS), model="gpt", dtype=dtype)
+    tensor = result.to_torch()
+    assert tensor.dtype == getattr(torch, dtype)
+    wide = tiny.embed(np.array(ROWS), model="gpt").to_torch()
+    assert torch.equal(tensor, wide.to(tensor.dtype))
+    tensor.zero_()
+    assert not result.vectors.any()
+
+
+def test_text_gives_what_its_ids_give(tiny: Any, tiny_server: Server) -> None:
+    result = tiny.text(["a b", "c"], model="bert", return_tokens=True, offset=1)
+    expected = native(tiny_server, "bert", text=["a b", "c"], offset=1, return_tokens=True)
+    assert_equal(result, expected)
+    assert [row.tolist() for row in result.input_ids] == [[1, 4, 5, 2], [1, 6, 2]] == expected["input_ids"]
+    assert [row.tolist() for row in result.spans] == expected["spans"]
+    again = tiny.embed(result.input_ids, model="bert", offset=1)
+    assert again.vectors.tobytes() == result.vectors.tobytes()
+    assert result.to_torch().shape == result.vectors.shape
+    plain = tiny.text("a b", model="bert", version=1, dtype="bfloat16", output="token_embeddings")
+    assert (plain.version, plain.vectors.dtype, plain.input_ids) == (1, ml_dtypes.bfloat16, None)
+
+
+@pytest.mark.parametrize("ids", [ROWS, RAGGED, np.array(ROWS), torch.tensor([1, 2])], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_prompt_embeds_are_what_torch_loads(server: Server, connect: Connect, ids: Any, dtype: str) -> None:
+    client = connect(server.address)
+    prompts = client.prompt_embeds(ids, model="minilm", dtype=dtype)
+    expected = client.embed(ids, model="minilm", dtype=dtype, output="token_embeddings")
+    for prompt, vectors in zip(prompts, expected.rows(), strict=True):
+        tensor = torch.load(io.BytesIO(base64.b64decode(prompt)), weights_only=True)
+        assert tensor.dtype == getattr(torch, dtype)
+        assert np.array_equal(tensor.float().numpy(), vectors.astype(np.float32))
+
+
+@pytest.mark.parametrize(("side", "kept"), [("left", [1, 2, 3, 4, 5, 6]), ("right", [0, 1, 2, 3, 4, 5])])
+def test_a_cut_is_told(tiny: Any, side: str, kept: list[int]) -> None:
+    ids = [[0, 1, 2, 3, 4, 5, 6], [1]]
+    result = tiny.embed(ids, model="gpt", truncate=side)
+    assert result.truncated.tolist() == [1, 0]
+    assert result.lengths.tolist() == [6, 1]
+    assert np.array_equal(result.rows()[0], tiny.embed(kept, model="gpt").vectors[0])
+
+
+def test_models_are_described(tiny: Any) -> None:
+    bert, gpt = sorted(tiny.models(), key=lambda model: str(model.name))
+    assert (bert.name, bert.version, bert.versions, bert.max_len) == ("bert", 2, [1, 2], 8)
+    assert (gpt.provider, gpt.manifest["family"]) == ("CPUExecutionProvider", "gpt2")
+    assert tiny.model("gpt") == gpt
+    assert tiny.model("bert", 1).version == 1
+
+
+def test_a_bias_and_further_inputs_are_those_of_the_module(connect: Connect, companions: Server) -> None:
+    client = connect(companions.address)
+    expected = ALIBI.bias(2, 3, 5).detach().numpy()
+    assert np.array_equal(client.bias(3, 5, model="alibi", query_offset=2), expected)
+    half = client.bias(3, 5, model="alibi", version=1, query_offset=2, dtype="float16")
+    assert np.array_equal(half, expected.astype(np.float16))
+    levels = {"sentence": [[0, 1, 2], [2, 1, 0]], "word": [[1, 1, 1], [2, 2, 0]]}
+    vectors = ALIBI(torch.tensor(ROWS), indices={name: torch.tensor(value) for name, value in levels.items()})
+    assert np.array_equal(client.embed(ROWS, model="alibi", **levels).vectors, vectors.detach().numpy())
+
+
+def test_threads_share_a_client(tiny_server: Server) -> None:
+    with incipit.connect(tiny_server.address) as client, ThreadPoolExecutor(16) as pool:
+        rows = [[index % 7, index % 5, index % 3] for index in range(200)]
+        found = list(pool.map(lambda row: client.embed(row, model="gpt").vectors, rows))
+        assert np.array_equal(np.concatenate(found), client.embed(rows, model="gpt").vectors)
+
+
+def test_tasks_share_a_client(tiny_server: Server) -> None:
+    async def embed() -> None:
+        async with incipit.connect_async(tiny_server.address) as client:
+            rows = [[index % 7, index % 5, index % 3] for index in range(200)]
+            found = await asyncio.gather(*(client.embed(row, model="gpt") for row in rows))
+            whole = await client.embed(rows, model="gpt")
+            assert np.array_equal(np.concatenate([result.vectors for result in found]), whole.vectors)
+
+    asyncio.run(embed())

@@ -1,0 +1,76 @@
+"""What the client shows, and what it imports."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import incipit
+from incipit import client
+from incipit.client import AsyncClient, Client, Embeddings, calls
+from tests.conftest import ROOT
+
+HEAVY = ("torch", "onnxruntime", "fastapi", "starlette", "orjson", "tokenizers", "ml_dtypes", "websockets")
+CALLS = ("embed", "text", "prompt_embeds", "bias", "models", "model")
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
+
+
+def test_the_names() -> None:
+    assert client.__all__ == ["AsyncClient", "Client", "Embeddings", "Model", "connect", "connect_async"]
+    assert (incipit.connect, incipit.connect_async) == (Client, AsyncClient)
+    with pytest.raises(AttributeError, match="no attribute 'conect'"):
+        _ = incipit.conect  # type: ignore[attr-defined]
+
+
+def test_incipit_alone_imports_nothing() -> None:
+    done = run("import sys, incipit; print([n for n in ('numpy', 'httpx', 'incipit.client') if n in sys.modules])")
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_the_client_imports_no_more_than_it_needs() -> None:
+    script = "import sys, incipit; incipit.connect; print([n for n in sys.modules if n.split('.')[0] in {!r}"
+    done = run(script.format(HEAVY) + " or n.startswith('incipit.') and not n.startswith('incipit.client')])")
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("missing", "script", "what"),
+    [
+        ("httpx", "incipit.connect", "incipit.client"),
+        ("websockets", "incipit.connect('http://h').decode('m')", "a decode stream"),
+        (
+            "ml_dtypes",
+            "from incipit.client import results; results.array_of(bytearray(2), 'bfloat16', [1])",
+            "bfloat16",
+        ),
+    ],
+)
+def test_what_is_missing_is_named(missing: str, script: str, what: str) -> None:
+    done = run(f"import sys; sys.modules[{missing!r}] = None; import incipit; {script}")
+    assert done.returncode == 1
+    assert f"ModuleNotFoundError: {what} needs {missing}: pip install 'incipit[client]'" in done.stderr
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_method_tells_what_its_call_does(kind: type, name: str) -> None:
+    method, call = getattr(kind, name), getattr(calls, name)
+    signature = inspect.signature(method)
+    assert (method.__name__, method.__doc__) == (name, call.__doc__)
+    assert list(signature.parameters) == ["self", *inspect.signature(call).parameters]
+    if name == "embed":
+        assert signature.return_annotation is Embeddings
+
+
+def test_the_document_names_every_method_and_error() -> None:
+    document = (ROOT / "docs/client.md").read_text(encoding="utf-8")
+    names = [*CALLS, "decode", *client.errors.KINDS, "ConnectionFailed", "TimedOut", "StreamClosed"]
+    assert [name for name in names if f"`{name}" not in document] == []
+
+
+def test_the_package_is_typed() -> None:
+    assert (ROOT / "incipit/py.typed").is_file()

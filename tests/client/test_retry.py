@@ -1,0 +1,136 @@
+"""What is sent again, and what is not, through a proxy that fails."""
+
+import asyncio
+import email.utils
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+import incipit
+from incipit.client import errors
+from incipit.client.calls import Reply
+from incipit.client.retry import LONGEST_PAUSE, pause
+from tests.client.conftest import Connect
+from tests.client.flaky import CUT, DROP, STALL, SWALLOW, FlakyProxy, canned
+from tests.conftest import free_port
+
+BUSY = canned("503 Service Unavailable", b'{"type":"urn:incipit:error:Unavailable","detail":"full"}')
+
+
+def busy(after: str | None = None) -> Reply:
+    headers = {} if after is None else {"Retry-After": after}
+    return Reply(503, httpx.Headers(headers), bytearray())
+
+
+@pytest.mark.parametrize("act", [DROP, SWALLOW, CUT, BUSY, canned("503 Service Unavailable")], ids=range(5))
+def test_a_call_is_sent_again_until_it_is_answered(connect: Connect, flaky: FlakyProxy, act: str | bytes) -> None:
+    flaky.script = [act, act]
+    result = connect(flaky.address, retries=2).embed([1, 2], model="gpt")
+    assert result.vectors.shape == (1, 2, 4)
+    assert flaky.connections == 3
+
+
+@pytest.mark.parametrize(
+    ("act", "kind"),
+    [
+        (DROP, errors.ConnectionFailed),
+        (SWALLOW, errors.ConnectionFailed),
+        (CUT, errors.ConnectionFailed),
+        (BUSY, errors.Unavailable),
+    ],
+)
+def test_retries_end(connect: Connect, flaky: FlakyProxy, act: str | bytes, kind: type[Exception]) -> None:
+    flaky.script = [act] * 3
+    with pytest.raises(kind):
+        connect(flaky.address, retries=1).models()
+    assert flaky.connections == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        canned("400 Bad Request", b'{"type":"urn:incipit:error:Malformed","detail":"x"}'),
+        canned("500 Internal Server Error", b'{"type":"about:blank","detail":"x"}'),
+        canned("502 Bad Gateway", b"<html>"),
+        canned("301 Moved Permanently", b"", "Location: http://127.0.0.1:1/"),
+        canned("200 OK", b"<html>hello</html>"),
+        canned("200 OK", b"[1]"),
+        canned("503 Service Unavailable", b"", "Retry-After: 31"),
+    ],
+    ids=range(7),
+)
+def test_any_other_answer_is_final(connect: Connect, flaky: FlakyProxy, answer: bytes) -> None:
+    flaky.script = [answer] * 2
+    with pytest.raises(errors.ServiceError) as raised:
+        connect(flaky.address).models()
+    assert isinstance(raised.value, errors.ClientFault) == answer.startswith(b"HTTP/1.1 4")
+    assert flaky.connections == 1
+
+
+def test_a_pause_that_is_asked_for_is_kept(connect: Connect, flaky: FlakyProxy) -> None:
+    flaky.script = [canned("503 Service Unavailable", b"", "Retry-After: 1")]
+    start = time.monotonic()
+    assert len(connect(flaky.address, retries=1).models()) == 2
+    assert time.monotonic() - start >= 1
+
+
+def test_what_takes_too_long_is_not_asked_again(connect: Connect, flaky: FlakyProxy) -> None:
+    flaky.script = [STALL] * 2
+    start = time.monotonic()
+    with pytest.raises(errors.TimedOut):
+        connect(flaky.address, timeout=0.2).embed([1], model="gpt")
+    assert time.monotonic() - start < 5
+    assert flaky.connections == 1
+
+
+def test_nobody_listens(connect: Connect) -> None:
+    with pytest.raises(errors.ConnectionFailed, match="ConnectError"):
+        connect(f"http://127.0.0.1:{free_port()}", retries=1).models()
+
+
+def test_a_cancelled_call_is_over(flaky: FlakyProxy) -> None:
+    async def cancel() -> None:
+        flaky.script = [STALL]
+        async with incipit.connect_async(flaky.address) as client:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.embed([1], model="gpt"), 0.2)
+            assert (await client.embed([1], model="gpt")).vectors.shape == (1, 1, 4)
+
+    asyncio.run(cancel())
+
+
+@pytest.mark.parametrize(
+    ("outcome", "least", "most"),
+    [
+        (busy(), 0, 0.25),
+        (busy("7"), 7, 7.25),
+        (busy("soon"), 0, 0.25),
+        (busy(email.utils.formatdate(time.time() + 3600, usegmt=True)), None, None),
+        (busy(email.utils.formatdate(time.time() - 3600, usegmt=True)), 0, 0.25),
+        (busy("31"), None, None),
+        (httpx.ConnectError("x"), 0, 0.25),
+        (httpx.ReadTimeout("x"), None, None),
+        (httpx.ConnectTimeout("x"), None, None),
+        (httpx.UnsupportedProtocol("x"), None, None),
+        (Reply(200, {}, bytearray()), None, None),
+        (Reply(500, {}, bytearray()), None, None),
+    ],
+)
+def test_pauses(outcome: Any, least: float | None, most: float | None) -> None:
+    found = [pause(outcome, 0, 3) for _ in range(100)]
+    assert pause(outcome, 3, 3) is None
+    if least is None or most is None:
+        assert set(found) == {None}
+    else:
+        pauses = [seconds for seconds in found if seconds is not None]
+        assert len(pauses) == 100
+        assert least <= min(pauses) < max(pauses) <= most
+        assert max(pauses) - min(pauses) > (most - least) / 2  # not all at once
+
+
+def test_pauses_grow_to_a_limit() -> None:
+    longest = [max(pause(busy(), attempt, 99) or 0 for _ in range(200)) for attempt in range(12)]
+    assert all(limit / 2 < seconds <= limit for limit, seconds in zip((0.25, 0.5, 1, 2, 4), longest, strict=False))
+    assert longest[-1] <= LONGEST_PAUSE
