@@ -7,7 +7,9 @@ Letters: B batch, L length, T tokens of all rows, D output width.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +35,7 @@ from incipit.service.messages import (
     TextRequest,
     TokenAnswer,
 )
-from incipit.service.metrics import Metrics
+from incipit.service.metrics import INFER, INPUT, OUTPUT, QUEUE, Execution, Metrics
 from incipit.service.pooling import pool
 from incipit.service.positions import count_real, graph_counts, position_index, real_tokens
 from incipit.service.repository import Model, Repository, Stem
@@ -96,13 +98,16 @@ class Engine:
             Unavailable: too much work waits.
 
         """
-        sent = await self._tokenize(model, wanted) if isinstance(wanted, TextRequest) else wanted
-        check(sent, model.manifest, self.max_tokens)
-        request = truncate(sent, model.manifest)
-        call = plan(request, model.manifest)
-        tokens = len(request.input_ids.values)
-        size = tokens * sum(model.manifest.widths[output] for output in request.outputs)
-        tensors = await self.scheduler.run(size, lambda: _run(model, request, call))
+        with self.metrics.execution(model.name, model.version) as execution:
+            sent = await self._tokenize(model, wanted) if isinstance(wanted, TextRequest) else wanted
+            check(sent, model.manifest, self.max_tokens)
+            request = truncate(sent, model.manifest)
+            call = plan(request, model.manifest)
+            tokens = len(request.input_ids.values)
+            size = tokens * sum(model.manifest.widths[output] for output in request.outputs)
+            execution.rows = len(request.input_ids.lengths)
+            execution.passed(INPUT)
+            tensors = await self.scheduler.run(size, lambda: _run(model, request, call, execution))
         self.metrics.tokens(model.name, tokens)
         return TokenAnswer(
             model=model.name,
@@ -144,11 +149,15 @@ class Engine:
             Unavailable: too much work waits.
 
         """
-        shape = check_bias(request, model.manifest, self.max_tokens)
-        lengths = (request.query_offset or 0, request.query_length, request.key_length)
-        feeds = dict(zip(("query_offset", "query_length", "key_length"), map(_single, lengths), strict=True))
-        found = await self.scheduler.run(math.prod(shape), lambda: model.sessions[BIAS_GRAPH].run(feeds))
-        tensors = {name: cast(tensor, request.dtype) for name, tensor in found.items()}
+        with self.metrics.execution(model.name, model.version) as execution:
+            shape = check_bias(request, model.manifest, self.max_tokens)
+            lengths = (request.query_offset or 0, request.query_length, request.key_length)
+            feeds = dict(zip(("query_offset", "query_length", "key_length"), map(_single, lengths), strict=True))
+            execution.rows = 1
+            execution.passed(INPUT)
+            tensors = await self.scheduler.run(
+                math.prod(shape), lambda: _run_graph(model, BIAS_GRAPH, feeds, request.dtype, execution)
+            )
         return Answer(model=model.name, version=model.version, dtype=request.dtype, tensors=tensors)
 
     async def stem(self, stem: Stem, request: StemRequest) -> Answer:
@@ -159,12 +168,16 @@ class Engine:
             Unavailable: too much work waits.
 
         """
-        check_stem(request, stem.manifest, self.max_tokens)
-        feeds = {request.input: request.values}
-        # A convolution is never small.
-        found = await self.scheduler.run(SMALL + 1, lambda: stem.sessions[GRAPH].run(feeds))
-        tensors = {name: cast(tensor, request.dtype) for name, tensor in found.items()}
-        self.metrics.tokens(stem.name, math.prod(found[EMBEDDINGS].shape[:2]))
+        with self.metrics.execution(stem.name, stem.version) as execution:
+            check_stem(request, stem.manifest, self.max_tokens)
+            feeds = {request.input: request.values}
+            execution.rows = len(request.values)
+            execution.passed(INPUT)
+            # A convolution is never small.
+            tensors = await self.scheduler.run(
+                SMALL + 1, lambda: _run_graph(stem, GRAPH, feeds, request.dtype, execution)
+            )
+        self.metrics.tokens(stem.name, math.prod(tensors[EMBEDDINGS].shape[:2]))
         return Answer(model=stem.name, version=stem.version, dtype=request.dtype, tensors=tensors)
 
 
@@ -172,13 +185,27 @@ def _single(value: int) -> Int64:
     return np.array([value], np.int64)
 
 
-def _run(model: Model, request: Request, call: Call) -> dict[str, NDArray[np.generic]]:
+def _run_graph(
+    model: Model | Stem, graph: str, feeds: Mapping[str, NDArray[Any]], dtype: str, execution: Execution
+) -> dict[str, NDArray[np.generic]]:
+    """Return every output of a graph, in the type `dtype`."""
+    execution.passed(QUEUE)
+    found = model.sessions[graph].run(feeds)
+    execution.passed(INFER)
+    tensors = {name: cast(tensor, dtype) for name, tensor in found.items()}
+    execution.passed(OUTPUT)
+    return tensors
+
+
+def _run(model: Model, request: Request, call: Call, execution: Execution) -> dict[str, NDArray[np.generic]]:
     """Return the outputs that `request` wants, in its type and shape."""
+    execution.passed(QUEUE)
     manifest, rows = model.manifest, request.input_ids
     # Where the model's own lookup is what enters block 0, it has no output of its own.
     same = manifest.token_embeddings is not None and manifest.token_embeddings.output == EMBEDDINGS
     names = {name: EMBEDDINGS if same and name == TOKEN_EMBEDDINGS else name for name in request.outputs}
     found = model.run(call.feeds, tuple(dict.fromkeys(names.values())))
+    execution.passed(INFER)
     called = call.feeds["input_ids"].shape
     shape = (len(rows.values),) if rows.length is None else (len(rows.lengths), rows.length)
     tensors: dict[str, NDArray[np.generic]] = {}
@@ -192,6 +219,7 @@ def _run(model: Model, request: Request, call: Call) -> dict[str, NDArray[np.gen
         else:
             pooled = pool(vectors.reshape(-1, width), rows, real_tokens(request, manifest), request.pooling)
             tensors[output] = cast(pooled, request.dtype)
+    execution.passed(OUTPUT)
     return tensors
 
 

@@ -7,11 +7,13 @@ sums over all of them.
 import os
 import re
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest, multiprocess
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
@@ -19,12 +21,56 @@ from incipit.service.errors import IncipitError
 
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+QUEUE, INPUT, INFER, OUTPUT = "queue", "compute_input", "compute_infer", "compute_output"
+"""The phases of an execution: what is asked for is checked, waits for a thread, runs, and is made what was wanted."""
+LARGEST_BATCH = 64
+"""Executions of more rows are counted together, so that nobody can add numbers without end."""
 
 
 class Observation:
     """What a door learns of a request while it answers it."""
 
     model: str = ""
+
+
+class Execution:
+    """The phases of one request to a model as they pass, and how many rows it has."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def passed(self, phase: str) -> None:
+        """Count the time since the last phase as one of `phase`."""
+        now = time.perf_counter()
+        self.seconds[phase], self._last = now - self._last, now
+
+
+@dataclass
+class Duration:
+    """How often something happened, and how many seconds it took in all."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Statistics:
+    """What happened to one version of a model since the service started.
+
+    Args:
+        last: when it was last asked, in seconds since 1970; 0 for never.
+        rows: answered.
+        outcomes: "success" and "fail".
+        phases: by the rows of the execution, None for more than `LARGEST_BATCH`, and the phase.
+
+    """
+
+    last: float = 0.0
+    rows: int = 0
+    outcomes: defaultdict[str, Duration] = field(default_factory=lambda: defaultdict(Duration))
+    phases: defaultdict[tuple[int | None, str], Duration] = field(default_factory=lambda: defaultdict(Duration))
 
 
 class Metrics:
@@ -52,6 +98,26 @@ class Metrics:
             registry=self._registry,
             multiprocess_mode="livesum",
         )
+        self._outcomes = Summary(
+            "incipit_model_request_seconds",
+            "Time of a request to a model, whichever door it came through, by outcome: 'success' or 'fail'.",
+            ["model", "version", "outcome"],
+            registry=self._registry,
+        )
+        self._phases = Summary(
+            "incipit_model_phase_seconds",
+            f"Time of each phase of an execution, by its rows: 1 to {LARGEST_BATCH}, or 'more'.",
+            ["model", "version", "rows", "phase"],
+            registry=self._registry,
+        )
+        self._rows = Counter("incipit_model_rows", "Rows answered.", ["model", "version"], registry=self._registry)
+        self._last = Gauge(
+            "incipit_model_last_request_timestamp_seconds",
+            "When a model was last asked, in seconds since 1970.",
+            ["model", "version"],
+            registry=self._registry,
+            multiprocess_mode="max",
+        )
 
     @contextmanager
     def request(self, door: str) -> Iterator[Observation]:
@@ -72,6 +138,22 @@ class Metrics:
             self._seconds.labels(door).observe(time.perf_counter() - begin)
             self._requests.labels(door, observation.model, outcome).inc()
 
+    @contextmanager
+    def execution(self, model: str, version: int) -> Iterator[Execution]:
+        """Count and time one request to a model; whatever leaves the block as an exception has failed."""
+        execution, outcome, begin = Execution(), "fail", time.perf_counter()
+        try:
+            yield execution
+            outcome = "success"
+        finally:
+            self._outcomes.labels(model, version, outcome).observe(time.perf_counter() - begin)
+            self._last.labels(model, version).set(time.time())
+            if outcome == "success":
+                self._rows.labels(model, version).inc(execution.rows)
+                rows = execution.rows if execution.rows <= LARGEST_BATCH else "more"
+                for phase, seconds in execution.seconds.items():
+                    self._phases.labels(model, version, rows, phase).observe(seconds)
+
     def tokens(self, model: str, count: int) -> None:
         """Count tokens that were embedded."""
         self._tokens.labels(model).inc(count)
@@ -87,14 +169,47 @@ class Metrics:
 
     def expose(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics in a Prometheus format, and its content type; OpenMetrics where `accept` names it."""
-        registry = self._registry
-        if folder := os.environ.get(FOLDER):
-            _forget_dead(Path(folder))
-            registry = CollectorRegistry()
-            multiprocess.MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
+        registry = self._all()
         if "application/openmetrics-text" in accept:
             return generate_openmetrics(registry), CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
         return generate_latest(registry), "text/plain; version=0.0.4; charset=utf-8"
+
+    def statistics(self) -> defaultdict[tuple[str, int], Statistics]:
+        """Return what happened to each model, by name and version."""
+        found: defaultdict[tuple[str, int], Statistics] = defaultdict(Statistics)
+        for sample in (sample for family in self._all().collect() for sample in family.samples):
+            if not sample.name.startswith("incipit_model_"):
+                continue
+            labels = sample.labels
+            model = found[labels["model"], int(labels["version"])]
+            match sample.name.removeprefix("incipit_model_"):
+                case "request_seconds_count":
+                    model.outcomes[labels["outcome"]].count = int(sample.value)
+                case "request_seconds_sum":
+                    model.outcomes[labels["outcome"]].seconds = sample.value
+                case "phase_seconds_count":
+                    model.phases[_rows(labels), labels["phase"]].count = int(sample.value)
+                case "phase_seconds_sum":
+                    model.phases[_rows(labels), labels["phase"]].seconds = sample.value
+                case "rows_total":
+                    model.rows = int(sample.value)
+                case "last_request_timestamp_seconds":
+                    model.last = sample.value
+        return found
+
+    def _all(self) -> CollectorRegistry:
+        """Return the metrics of every worker."""
+        folder = os.environ.get(FOLDER)
+        if folder is None:
+            return self._registry
+        _forget_dead(Path(folder))
+        registry = CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
+        return registry
+
+
+def _rows(labels: dict[str, str]) -> int | None:
+    return None if labels["rows"] == "more" else int(labels["rows"])
 
 
 def _forget_dead(folder: Path) -> None:

@@ -210,6 +210,18 @@ class Repository:
             raise NotFound("version", version, ", ".join(map(str, sorted(versions))))
         return versions[int(version)]
 
+    def select(self, name: str | None, version: str | None) -> list[Model | Stem]:
+        """Return the version named of a model, all its versions where none is, or all models where no name is given.
+
+        Raises:
+            NotFound: no such model or version.
+
+        """
+        if not name and not version:
+            return self.all()
+        found = self.find(name or "", version)
+        return [found] if version else [self._models[found.name][number] for number in self.versions(found.name)]
+
     def versions(self, name: str) -> list[int]:
         """Return the versions of the model `name`, ascending."""
         return sorted(self._models[name])

@@ -3,21 +3,23 @@
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
+from incipit.service.api.coding import CODINGS, EXPANSION, expand
+from incipit.service.engine import Engine
 from incipit.service.errors import Malformed, TooLarge, UnsupportedFormat
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """Return the whole body, of at most `limit` bytes.
+async def read_body(request: Request, engine: Engine, limit: int) -> bytes:
+    """Return the whole body, expanded where it is compressed, of at most `limit` bytes before and after.
 
     Raises:
         TooLarge: it is longer; a declared length is refused before anything is read.
-        Malformed: the declared length is no number, or the client left before the end.
-        UnsupportedFormat: it is compressed.
+        Malformed: the declared length is no number, the client left before the end, or it is not of its coding.
+        UnsupportedFormat: it is of a coding that is not read.
 
     """
     coding = request.headers.get("content-encoding", "identity").lower()
-    if coding != "identity":
-        raise UnsupportedFormat("Content-Encoding", coding, "identity")
+    if coding != "identity" and coding not in CODINGS:
+        raise UnsupportedFormat("Content-Encoding", coding, ", ".join(("identity", *CODINGS)))
     allowed = f"at most {limit} bytes"
     declared = request.headers.get("content-length")
     if declared is not None:
@@ -34,4 +36,7 @@ async def read_body(request: Request, limit: int) -> bytes:
             chunks.append(chunk)
     except ClientDisconnect as error:  # nobody reads the answer, but it is counted as what it is
         raise Malformed("body", f"{size} bytes and no end", "a whole body") from error
-    return b"".join(chunks)
+    body = b"".join(chunks)
+    if coding == "identity":
+        return body
+    return await engine.scheduler.run(EXPANSION * len(body), lambda: expand(body, coding, limit))

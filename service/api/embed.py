@@ -9,6 +9,7 @@ from fastapi.responses import Response
 from incipit.service.api import schemas
 from incipit.service.api.answer import TYPES, respond, writable
 from incipit.service.api.body import read_body
+from incipit.service.api.coding import encode
 from incipit.service.api.media import JSON, NPY, SAFETENSORS, answer_type, body_type
 from incipit.service.api.query import single_values
 from incipit.service.engine import Engine
@@ -30,7 +31,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             accept = ", ".join(request.headers.getlist("accept"))
             answer_type(accept, TYPES)  # what no answer can follow is refused before the body is read
             kind = body_type(request.headers.get("content-type"), TYPES)
-            body = await read_body(request, max_body_bytes)
+            body = await read_body(request, engine, max_body_bytes)
             query = single_values(request.query_params)
             message = await engine.scheduler.run(
                 len(body), lambda: _read(body, kind, query, model.manifest.indices), text=kind == JSON
@@ -41,7 +42,8 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
                 check_prompt_embeds(wanted, model.manifest)
             answer = await engine.embed(model, wanted)
             text = media == JSON and encoding != "base64"
-            return await engine.scheduler.run(answer.size, lambda: respond(answer, media, encoding), text)
+            response = await engine.scheduler.run(answer.size, lambda: respond(answer, media, encoding), text)
+            return await encode(response, request, engine, text=media == JSON and encoding == "float")
 
     @routes.post("/models/{name}/embed", **schemas.EMBED)
     async def embed_newest(request: Request, name: str) -> Response:

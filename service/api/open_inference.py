@@ -6,16 +6,21 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from incipit.service.api.body import read_body
+from incipit.service.api.coding import encode
 from incipit.service.api.media import BYTES, JSON, body_type
 from incipit.service.engine import Engine
-from incipit.service.errors import Unavailable
-from incipit.service.wire.open_inference import (
-    EXTENSIONS,
-    HEADER_LENGTH,
+from incipit.service.errors import Invalid, Unavailable
+from incipit.service.wire.native import read_json
+from incipit.service.wire.open_inference import HEADER_LENGTH, read_infer, write_infer
+from incipit.service.wire.open_inference_models import (
+    model_config,
     model_metadata,
-    read_infer,
-    write_infer,
+    model_statistics,
+    refuse_change,
+    repository_index,
+    server_metadata,
 )
+from incipit.service.wire.rows import refuse_unknown
 
 INFER_BODY: dict[str, Any] = {
     "requestBody": {
@@ -24,6 +29,12 @@ INFER_BODY: dict[str, Any] = {
             JSON: {"schema": {"type": "object"}},
             BYTES: {"schema": {"type": "string", "format": "binary"}},
         },
+    }
+}
+
+INDEX_BODY: dict[str, Any] = {
+    "requestBody": {
+        "content": {JSON: {"schema": {"type": "object", "properties": {"ready": {"type": "boolean"}}}}},
     }
 }
 
@@ -37,7 +48,7 @@ def router(engine: Engine, version: str, max_body_bytes: int) -> APIRouter:
             model = engine.repository.find(name, model_version)
             observation.model = model.name
             body_type(request.headers.get("content-type"), (JSON, BYTES))
-            body = await read_body(request, max_body_bytes)
+            body = await read_body(request, engine, max_body_bytes)
             header_length = request.headers.get(HEADER_LENGTH)
             text = header_length is None
             message = await engine.scheduler.run(
@@ -49,15 +60,18 @@ def router(engine: Engine, version: str, max_body_bytes: int) -> APIRouter:
                 parts, json_length = write_infer(answer, message)
                 return b"".join(parts), json_length
 
-            content, json_length = await engine.scheduler.run(answer.size, write, not all(message.binary.values()))
+            as_text = not all(message.binary.values())
+            content, json_length = await engine.scheduler.run(answer.size, write, as_text)
             if json_length is None:
-                return Response(content, media_type=JSON)
-            return Response(content, media_type=BYTES, headers={HEADER_LENGTH: str(json_length)})
+                response = Response(content, media_type=JSON)
+            else:
+                response = Response(content, media_type=BYTES, headers={HEADER_LENGTH: str(json_length)})
+            return await encode(response, request, engine, as_text)
 
     @routes.get("")
-    async def server_metadata() -> dict[str, Any]:
+    async def metadata_of_server() -> dict[str, Any]:
         """Return name, version and extensions of the server."""
-        return {"name": "incipit", "version": version, "extensions": EXTENSIONS}
+        return server_metadata(version)
 
     @routes.get("/health/live")
     async def server_live() -> dict[str, bool]:
@@ -70,6 +84,15 @@ def router(engine: Engine, version: str, max_body_bytes: int) -> APIRouter:
         if not engine.ready:
             raise Unavailable("server", "not ready", "a request after every model has run once")
         return {"ready": True}
+
+    # Before the path of a model, whose name it could be.
+    @routes.get("/models/stats")
+    @routes.get("/models/{name}/stats")
+    @routes.get("/models/{name}/versions/{version}/stats")
+    async def statistics(name: str | None = None, version: str | None = None) -> dict[str, Any]:
+        """Return what happened to one version of a model, to all of them, or to every model, as Triton tells it."""
+        models, found = engine.repository.select(name, version), engine.metrics.statistics()
+        return {"model_stats": [model_statistics(m.name, m.version, found[m.name, m.version]) for m in models]}
 
     @routes.get("/models/{name}")
     @routes.get("/models/{name}/versions/{version}")
@@ -85,10 +108,39 @@ def router(engine: Engine, version: str, max_body_bytes: int) -> APIRouter:
         """Answer 200 for a model that is served."""
         return {"name": engine.repository.find(name, version).name, "ready": engine.ready}
 
+    @routes.get("/models/{name}/config")
+    @routes.get("/models/{name}/versions/{version}/config")
+    async def config(name: str, version: str | None = None) -> dict[str, Any]:
+        """Return the configuration of a model, as Triton has it."""
+        model = engine.repository.find(name, version)
+        return model_config(model.name, model.manifest, model.provider)
+
     @routes.post("/models/{name}/infer", openapi_extra=INFER_BODY)
     @routes.post("/models/{name}/versions/{version}/infer", openapi_extra=INFER_BODY)
     async def model_infer(request: Request, name: str, version: str | None = None) -> Response:
         """Return the outputs asked for, `embeddings` by default; inputs other than `input_ids` may be left out."""
         return await infer(request, name, version)
+
+    @routes.post("/repository/index", openapi_extra=INDEX_BODY)
+    async def index(request: Request) -> list[dict[str, str]]:
+        """Return every version of every model; `ready` leaves out those that are not."""
+        body = await read_body(request, engine, max_body_bytes)
+        wishes = read_json(body) if body else {}
+        refuse_unknown(wishes, ("ready",))
+        only_ready = wishes.get("ready", False)
+        if not isinstance(only_ready, bool):
+            raise Invalid("ready", only_ready, "true or false")
+        models = ((model.name, model.version) for model in engine.repository.all())
+        return repository_index(models, engine.ready, only_ready)
+
+    @routes.post("/repository/models/{name}/load")
+    async def load(name: str) -> None:
+        """Refuse: what is served does not change while the server runs."""
+        refuse_change("load", name)
+
+    @routes.post("/repository/models/{name}/unload")
+    async def unload(name: str) -> None:
+        """Refuse: what is served does not change while the server runs."""
+        refuse_change("unload", name)
 
     return routes

@@ -7,6 +7,7 @@ from fastapi.responses import Response
 
 from incipit.service.api import schemas
 from incipit.service.api.body import read_body
+from incipit.service.api.coding import encode
 from incipit.service.api.media import JSON, body_type
 from incipit.service.engine import Engine
 from incipit.service.repository import Model
@@ -31,7 +32,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
         """Return a vector for each input: the mean of the vectors that enter block 0, or as `pooling` says."""
         with engine.metrics.request("openai") as observation:
             body_type(request.headers.get("content-type"), (JSON,))
-            body = await read_body(request, max_body_bytes)
+            body = await read_body(request, engine, max_body_bytes)
 
             def read() -> tuple[Model, Embeddings]:
                 document = read_json(body)
@@ -41,10 +42,9 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
 
             model, message = await engine.scheduler.run(len(body), read, text=True)
             answer = await engine.embed(model, message.request)
-            content = await engine.scheduler.run(
-                answer.size, lambda: write_embeddings(answer, message), text=message.encoding == "float"
-            )
-            return Response(content, media_type=JSON)
+            text = message.encoding == "float"
+            content = await engine.scheduler.run(answer.size, lambda: write_embeddings(answer, message), text)
+            return await encode(Response(content, media_type=JSON), request, engine, text)
 
     @routes.get("/models", response_model=schemas.OpenAIModels)
     async def list_models() -> dict[str, Any]:

@@ -4,7 +4,7 @@ Sources: KServe, "Open Inference Protocol", version 2; Triton, "Binary tensor da
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -14,15 +14,16 @@ import orjson
 from numpy.typing import NDArray
 
 from incipit.service.errors import Invalid, Malformed
-from incipit.service.manifest import BIAS_GRAPH, GRAPH, Manifest, StemManifest, Tensor
+from incipit.service.manifest import BIAS_GRAPH, StemManifest
 from incipit.service.messages import Answer, AnyRequest, BiasRequest, Request, Rows, StemRequest
 from incipit.service.wire.content import raw_bytes
 from incipit.service.wire.native import read_json
-from incipit.service.wire.rows import integers, numbers
+from incipit.service.wire.open_inference_models import DATATYPES, Manifests, describe, inputs_of
+from incipit.service.wire.open_inference_parameters import Wishes, check_input, read_wishes
+from incipit.service.wire.rows import integers, numbers, refuse_unknown
 
-PLATFORM = "onnx_onnxv1"
-EXTENSIONS = ("binary_tensor_data",)
-DATATYPES = {"float32": "FP32", "int64": "INT64"}
+FIELDS = ("id", "parameters", "inputs", "outputs", "model_name")
+"""Of a request; some clients repeat the name of the model, which its path says."""
 OWN = ("input_ids", "attention_mask", "position_ids")
 """Inputs of rows that have a field of a request each."""
 SHAPES = {"offset": "[1] or [batch]", **dict.fromkeys((*OWN, "token_type_ids"), "[batch, length]")}
@@ -49,44 +50,7 @@ class Infer:
     binary: Mapping[str, bool]
 
 
-def inputs_of(manifest: Manifest | StemManifest) -> dict[str, tuple[str, list[int]]]:
-    """Return datatype and shape of every input, by name. Of tokens, all but `input_ids` may be left out."""
-    if isinstance(manifest, StemManifest):
-        return _describe((manifest.input,))
-    rows = dict.fromkeys(("input_ids", *manifest.indices, "attention_mask", "position_ids"), ("INT64", [-1, -1]))
-    bias = manifest.graphs[BIAS_GRAPH].inputs if manifest.bias else ()
-    return rows | {"offset": ("INT64", [-1])} | _describe(bias)
-
-
-def outputs_of(manifest: Manifest | StemManifest) -> dict[str, tuple[str, list[int]]]:
-    """Return datatype and shape of every output, by name; the first is the one given where none is asked for."""
-    if isinstance(manifest, StemManifest):
-        return _describe(manifest.graphs[GRAPH].outputs)
-    tokens = {name: ("FP32", [-1, -1, width]) for name, width in manifest.widths.items()}
-    return tokens | _describe((manifest.bias,) if manifest.bias else ())
-
-
-def _describe(tensors: Iterable[Tensor]) -> dict[str, tuple[str, list[int]]]:
-    return {
-        tensor.name: (DATATYPES[tensor.dtype], [size if isinstance(size, int) else -1 for size in tensor.shape])
-        for tensor in tensors
-    }
-
-
-def model_metadata(name: str, versions: list[int], manifest: Manifest | StemManifest) -> dict[str, Any]:
-    """Return what the protocol tells of a model."""
-    return {
-        "name": name,
-        "versions": [str(version) for version in versions],
-        "platform": PLATFORM,
-        **{
-            side: [{"name": tensor, "datatype": datatype, "shape": shape} for tensor, (datatype, shape) in all_.items()]
-            for side, all_ in (("inputs", inputs_of(manifest)), ("outputs", outputs_of(manifest)))
-        },
-    }
-
-
-def read_infer(body: bytes, header_length: str | None, manifest: Manifest | StemManifest) -> Infer:
+def read_infer(body: bytes, header_length: str | None, manifest: Manifests) -> Infer:
     """Read an inference request; `header_length` is the header that says where the JSON ends, if there is one.
 
     Raises:
@@ -95,45 +59,48 @@ def read_infer(body: bytes, header_length: str | None, manifest: Manifest | Stem
 
     """
     end = len(body) if header_length is None else _header_length(header_length, len(body))
+    if end == 0 and header_length is not None:
+        return _read_raw(body, manifest)
     document = read_json(body[:end])
+    refuse_unknown(document, FIELDS)
     inputs = _read_inputs(_objects("inputs", document.get("inputs")), memoryview(body)[end:])
-    parameters = _parameters("parameters", document)
-    refuse_sequences(parameters)
     id_ = document.get("id")
     if id_ is not None and not isinstance(id_, str):
         raise Invalid("id", id_, "a string")
-    default = _flag("binary_data_output", parameters, default=False)
     asked = [] if document.get("outputs") is None else _objects("outputs", document["outputs"])
-    outputs = read_outputs([output.get("name") for output in asked], manifest)
-    binary = dict.fromkeys(outputs, default) | {
-        output["name"]: _flag("binary_data", _parameters(f"outputs[{index}].parameters", output), default)
-        for index, output in enumerate(asked)
-    }
-    return Infer(to_request(inputs, outputs, manifest), id_, binary)
+    wishes = read_wishes(
+        _parameters("parameters", document),
+        [
+            (output.get("name"), _parameters(f"outputs[{index}].parameters", output))
+            for index, output in enumerate(asked)
+        ],
+        manifest,
+    )
+    for name, binary in wishes.binary.items():
+        if wishes.dtype != "float32" and not binary:
+            datatype = DATATYPES[wishes.dtype]
+            raise Invalid(
+                f"outputs {name}", f"{datatype} as JSON", f"binary_data, since {datatype} has no form in JSON"
+            )
+    return Infer(to_request(inputs, wishes, manifest), id_, wishes.binary)
 
 
-def read_outputs(names: list[Any], manifest: Manifest | StemManifest) -> tuple[str, ...]:
-    """Read the names of the outputs that are asked for; none for the first, `embeddings`.
-
-    Raises:
-        Invalid: a name is unknown or repeated.
-
-    """
-    known = outputs_of(manifest)
-    for index, name in enumerate(names):
-        if not isinstance(name, str) or name not in known or name in names[:index]:
-            raise Invalid(f"outputs[{index}].name", name, f"{', '.join(known)}, each once")
-    return tuple(names) or (next(iter(known)),)
-
-
-def refuse_sequences(parameters: Iterable[str]) -> None:
-    """Raise Invalid for a parameter of Triton's sequences: ignored, it would put every step at position 0."""
-    for name in parameters:
-        if name.startswith("sequence_"):
-            raise Invalid("parameters", name, "the input offset, which says where a row goes on")
+def _read_raw(body: bytes, manifest: Manifests) -> Infer:
+    """Read a body that is the data of the one input that a model needs, as a batch of one; its answer is bytes."""
+    known = inputs_of(manifest)
+    name = manifest.input.name if isinstance(manifest, StemManifest) else "input_ids"
+    datatype, (_, *sizes) = known[name]
+    if sizes.count(-1) > 1:
+        raise Invalid(HEADER_LENGTH, 0, f"the length of a JSON header, since several sizes of {name} are free")
+    item = NUMPY[datatype].itemsize * math.prod(size for size in sizes if size != -1)
+    if not body or len(body) % item or (-1 not in sizes and len(body) != item):
+        raise Malformed("body", f"{len(body)} bytes", f"{name} of shape {[1, *sizes]}: {item} bytes for each")
+    shape = (1, *(len(body) // item if size == -1 else size for size in sizes))
+    wishes = read_wishes({"binary_data_output": True}, [], manifest)
+    return Infer(to_request([Input(name, datatype, shape, memoryview(body))], wishes, manifest), None, wishes.binary)
 
 
-def to_request(inputs: list[Input], outputs: tuple[str, ...], manifest: Manifest | StemManifest) -> AnyRequest:
+def to_request(inputs: list[Input], wishes: Wishes, manifest: Manifests) -> AnyRequest:
     """Turn tensors into a request; JSON and bytes, HTTP and gRPC alike.
 
     Raises:
@@ -141,22 +108,33 @@ def to_request(inputs: list[Input], outputs: tuple[str, ...], manifest: Manifest
 
     """
     if isinstance(manifest, StemManifest):
+        _refuse_offset(wishes)
         tensors = _read(inputs, inputs_of(manifest), manifest.input.name)
-        return StemRequest(input=manifest.input.name, values=tensors[manifest.input.name])
-    if manifest.bias and manifest.bias.name in outputs:
-        if len(outputs) > 1:
-            raise Invalid("outputs", list(outputs), f"{manifest.bias.name} alone, since it is not of tokens")
-        lengths = _describe(manifest.graphs[BIAS_GRAPH].inputs)
+        return StemRequest(input=manifest.input.name, values=tensors[manifest.input.name], dtype=wishes.dtype)
+    if manifest.bias and manifest.bias.name in wishes.outputs:
+        _refuse_offset(wishes)
+        if len(wishes.outputs) > 1:
+            raise Invalid("outputs", list(wishes.outputs), f"{manifest.bias.name} alone, since it is not of tokens")
+        lengths = describe(manifest.graphs[BIAS_GRAPH].inputs)
         tensors = _read(inputs, lengths, *(name for name in lengths if name != "query_offset"))
         values: dict[str, Any] = {name: int(tensor[0]) for name, tensor in tensors.items()}
-        return BiasRequest(**values)
+        return BiasRequest(**values, dtype=wishes.dtype)
     # Segments are known to every model, to be refused as what they are.
     known = inputs_of(manifest) | {"token_type_ids": ("INT64", [-1, -1])}
     tensors = _read(inputs, known, "input_ids")
     offset = tensors.pop("offset", None)
+    if wishes.offset is not None:
+        if offset is not None:
+            raise Invalid("parameters.offset", "an offset and an input offset", "one of them")
+        offset = wishes.offset
     given = {name: Rows.of_array(tensor) for name, tensor in tensors.items()}
     own: dict[str, Any] = {name: given.pop(name) for name in OWN if name in given}
-    return Request(**own, offset=offset, indices=given, outputs=outputs)
+    return Request(**own, offset=offset, indices=given, outputs=wishes.outputs, dtype=wishes.dtype)
+
+
+def _refuse_offset(wishes: Wishes) -> None:
+    if wishes.offset is not None:
+        raise Invalid("parameters.offset", int(wishes.offset[0]), "nothing, since no token is fed")
 
 
 def _read(inputs: list[Input], known: Mapping[str, tuple[str, list[int]]], *needed: str) -> dict[str, NDArray[Any]]:
@@ -220,7 +198,9 @@ def _read_inputs(documents: list[dict[str, Any]], binary: memoryview) -> list[In
             raise Invalid(where, [name, datatype], "two strings, name and datatype")
         if not isinstance(shape, list) or any(type(size) is not int or size < 0 for size in shape):
             raise Invalid(f"{where}.shape", shape, "a list of sizes")
-        size = _parameters(f"{where}.parameters", document).get("binary_data_size")
+        parameters = _parameters(f"{where}.parameters", document)
+        check_input(f"{where}.parameters", parameters)
+        size = parameters.get("binary_data_size")
         data: list[Any] | memoryview
         if size is None:
             data = _flatten(f"{where}.data", document.get("data"))
@@ -281,10 +261,3 @@ def _parameters(where: str, document: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(parameters, dict):
         raise Invalid(where, parameters, "an object")
     return parameters
-
-
-def _flag(name: str, parameters: Mapping[str, Any], default: bool) -> bool:
-    value = parameters.get(name, default)
-    if not isinstance(value, bool):
-        raise Invalid(f"parameters.{name}", value, "true or false")
-    return value

@@ -1,15 +1,21 @@
 """Open Inference Protocol over gRPC: its messages to requests, and answers to its messages."""
 
+from collections.abc import Mapping
 from typing import Any
 
+from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from incipit.service.errors import Invalid, Malformed
-from incipit.service.manifest import Manifest, StemManifest
+from incipit.service.errors import Invalid, Malformed, TooLarge
 from incipit.service.messages import Answer, AnyRequest
 from incipit.service.wire import open_inference_pb2 as pb
 from incipit.service.wire.content import raw_bytes
-from incipit.service.wire.open_inference import DATATYPES, Input, read_outputs, refuse_sequences, to_request
+from incipit.service.wire.open_inference import Input, to_request
+from incipit.service.wire.open_inference_models import DATATYPES, Manifests
+from incipit.service.wire.open_inference_parameters import check_input, read_wishes
+
+LARGEST = 2**31 - 1 - 2**16
+"""Bytes of the tensors of an answer: a message of gRPC ends at 2 GiB, and what describes them takes some of that."""
 
 
 def read(kind: Any, message: bytes) -> Any:
@@ -25,7 +31,7 @@ def read(kind: Any, message: bytes) -> Any:
         raise Malformed("message", f"{len(message)} bytes", f"a message {kind.DESCRIPTOR.full_name}") from error
 
 
-def read_infer(message: pb.ModelInferRequest, manifest: Manifest | StemManifest) -> AnyRequest:
+def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> AnyRequest:
     """Read an inference request; all inputs are raw bytes, or none is.
 
     Raises:
@@ -33,25 +39,45 @@ def read_infer(message: pb.ModelInferRequest, manifest: Manifest | StemManifest)
         Invalid: a name, type, shape or value is not allowed.
 
     """
-    refuse_sequences(message.parameters)
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
         raise Malformed("raw_input_contents", f"{len(raw)} entries", f"{len(message.inputs)}, one for each input")
     inputs = []
     for index, tensor in enumerate(message.inputs):
+        where = f"inputs[{index}]"
         if any(size < 0 for size in tensor.shape):
-            raise Invalid(f"inputs[{index}].shape", list(tensor.shape), "a list of sizes")
+            raise Invalid(f"{where}.shape", list(tensor.shape), "a list of sizes")
         if raw and tensor.HasField("contents"):
-            raise Invalid(f"inputs[{index}]", "contents and raw_input_contents", "one of them")
+            raise Invalid(where, "contents and raw_input_contents", "one of them")
+        parameters = _values(tensor.parameters)
+        check_input(f"{where}.parameters", parameters)
         typed = tensor.contents.fp32_contents if tensor.datatype == "FP32" else tensor.contents.int64_contents
         data = memoryview(raw[index]) if raw else list(typed)
+        # Some clients say over gRPC too what only HTTP needs.
+        size = parameters.get("binary_data_size", len(data))
+        if raw and size != len(data):
+            raise Malformed(f"{where}.binary_data_size", size, f"{len(data)}, the bytes of its raw_input_contents")
         inputs.append(Input(tensor.name, tensor.datatype, tuple(tensor.shape), data))
-    outputs = read_outputs([output.name for output in message.outputs], manifest)
-    return to_request(inputs, outputs, manifest)
+    asked = [(output.name, _values(output.parameters)) for output in message.outputs]
+    return to_request(inputs, read_wishes(_values(message.parameters), asked, manifest), manifest)
+
+
+def _values(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of parameters by name; None where one has none."""
+    choices = {name: parameter.WhichOneof("parameter_choice") for name, parameter in parameters.items()}
+    return {name: getattr(parameters[name], choice) if choice else None for name, choice in choices.items()}
 
 
 def write_infer(answer: Answer, id_: str) -> pb.ModelInferResponse:
-    """Write an answer; the tensors are raw bytes."""
+    """Write an answer; the tensors are raw bytes.
+
+    Raises:
+        TooLarge: they do not fit into a message.
+
+    """
+    size = sum(tensor.nbytes for tensor in answer.tensors.values())
+    if size > LARGEST:
+        raise TooLarge("outputs", f"{size} bytes", f"at most {LARGEST} bytes in a message; ask for fewer tokens")
     describe = pb.ModelInferResponse.InferOutputTensor
     return pb.ModelInferResponse(
         model_name=answer.model,
@@ -65,13 +91,18 @@ def write_infer(answer: Answer, id_: str) -> pb.ModelInferResponse:
     )
 
 
-def write_metadata(metadata: dict[str, Any]) -> pb.ModelMetadataResponse:
-    """Write the metadata of a model, as `open_inference.model_metadata` returns it."""
-    tensor = pb.ModelMetadataResponse.TensorMetadata
-    return pb.ModelMetadataResponse(
-        name=metadata["name"],
-        versions=metadata["versions"],
-        platform=metadata["platform"],
-        inputs=[tensor(**described) for described in metadata["inputs"]],
-        outputs=[tensor(**described) for described in metadata["outputs"]],
-    )
+def write_stream(answer: Answer, id_: str) -> pb.ModelStreamInferResponse:
+    """Write an answer of a stream; it is the only one to its request, and says so."""
+    response = write_infer(answer, id_)
+    response.parameters["triton_final_response"].bool_param = True
+    return pb.ModelStreamInferResponse(infer_response=response)
+
+
+def write_stream_error(message: str, id_: str) -> pb.ModelStreamInferResponse:
+    """Write why a request of a stream failed, and which one."""
+    return pb.ModelStreamInferResponse(error_message=message, infer_response=pb.ModelInferResponse(id=id_))
+
+
+def write(kind: Any, document: dict[str, Any]) -> Any:
+    """Write a document, as HTTP has it, in a message of a generated class."""
+    return ParseDict(document, kind())

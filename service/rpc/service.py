@@ -1,0 +1,107 @@
+"""The methods of the Open Inference Protocol over gRPC, named as published. They only translate."""
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from incipit.service.engine import Engine
+from incipit.service.errors import UNFORESEEN, IncipitError, NotFound
+from incipit.service.wire import open_inference_pb2 as pb
+from incipit.service.wire.open_inference_models import (
+    model_config,
+    model_metadata,
+    model_statistics,
+    refuse_change,
+    repository_index,
+    server_metadata,
+)
+from incipit.service.wire.protobuf import read, read_infer, write, write_infer, write_stream, write_stream_error
+
+LOG = logging.getLogger(__name__)
+
+
+class InferenceService:
+    """The methods of the service."""
+
+    def __init__(self, engine: Engine, version: str) -> None:
+        self._engine = engine
+        self._version = version
+
+    async def ServerLive(self, _: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
+        """Answer as long as the process does."""
+        return pb.ServerLiveResponse(live=True)
+
+    async def ServerReady(self, _: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
+        """Say whether every model has run once."""
+        return pb.ServerReadyResponse(ready=self._engine.ready)
+
+    async def ModelReady(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
+        """Say whether a model is served."""
+        self._engine.repository.find(request.name, request.version)
+        return pb.ModelReadyResponse(ready=self._engine.ready)
+
+    async def ServerMetadata(self, _: pb.ServerMetadataRequest) -> Any:
+        """Return name, version and extensions of the server."""
+        return write(pb.ServerMetadataResponse, server_metadata(self._version))
+
+    async def ModelMetadata(self, request: pb.ModelMetadataRequest) -> Any:
+        """Return inputs and outputs of a model."""
+        model = self._engine.repository.find(request.name, request.version)
+        versions = [model.version] if request.version else self._engine.repository.versions(model.name)
+        return write(pb.ModelMetadataResponse, model_metadata(model.name, versions, model.manifest))
+
+    async def ModelConfig(self, request: pb.ModelConfigRequest) -> Any:
+        """Return the configuration of a model, as Triton has it."""
+        model = self._engine.repository.find(request.name, request.version)
+        return write(pb.ModelConfigResponse, {"config": model_config(model.name, model.manifest, model.provider)})
+
+    async def ModelStatistics(self, request: pb.ModelStatisticsRequest) -> Any:
+        """Return what happened to one version of a model, to all of them, or to every model."""
+        models = self._engine.repository.select(request.name, request.version)
+        found = self._engine.metrics.statistics()
+        stats = [model_statistics(m.name, m.version, found[m.name, m.version]) for m in models]
+        return write(pb.ModelStatisticsResponse, {"model_stats": stats})
+
+    async def RepositoryIndex(self, request: pb.RepositoryIndexRequest) -> Any:
+        """Return every version of every model."""
+        if request.repository_name:
+            raise NotFound("repository_name", request.repository_name, "no name, since there is one repository")
+        models = [(model.name, model.version) for model in self._engine.repository.all()]
+        index = repository_index(models, self._engine.ready, request.ready)
+        return write(pb.RepositoryIndexResponse, {"models": index})
+
+    async def RepositoryModelLoad(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
+        """Refuse: what is served does not change while the server runs."""
+        refuse_change("load", request.model_name)
+
+    async def RepositoryModelUnload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
+        """Refuse: what is served does not change while the server runs."""
+        refuse_change("unload", request.model_name)
+
+    async def ModelInfer(self, request: pb.ModelInferRequest) -> bytes:
+        """Return the outputs asked for, `embeddings` by default; inputs other than `input_ids` may be left out."""
+        return await self._infer("grpc", request, write_infer)
+
+    async def ModelStreamInfer(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Answer each request of a stream in turn; an error is an answer, and ends nothing."""
+        async for message in messages:
+            id_ = ""
+            try:
+                request = await self._engine.scheduler.run(len(message), lambda: read(pb.ModelInferRequest, message))  # noqa: B023
+                id_ = request.id
+                yield await self._infer("grpc-stream", request, write_stream)
+            except IncipitError as error:
+                yield write_stream_error(str(error), id_).SerializeToString()
+            except Exception:
+                LOG.exception("a request of a gRPC stream failed in an unforeseen way")
+                yield write_stream_error(UNFORESEEN, id_).SerializeToString()
+
+    async def _infer(self, door: str, request: pb.ModelInferRequest, write_answer: Any) -> bytes:
+        with self._engine.metrics.request(door) as observation:
+            model = self._engine.repository.find(request.model_name, request.model_version)
+            observation.model = model.name
+            schedule = self._engine.scheduler.run
+            message = await schedule(request.ByteSize(), lambda: read_infer(request, model.manifest))
+            answer = await self._engine.answer(model, message)
+            written: bytes = await schedule(answer.size, lambda: write_answer(answer, request.id).SerializeToString())
+            return written

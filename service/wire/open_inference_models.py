@@ -1,0 +1,132 @@
+"""What the Open Inference Protocol tells of the server and its models: one document each, over HTTP and gRPC alike.
+
+Sources: KServe, "Open Inference Protocol", version 2; Triton, extensions "Model configuration", "Statistics" and "Model
+repository".
+"""
+
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from incipit.service.errors import Forbidden
+from incipit.service.manifest import BIAS_GRAPH, GRAPH, Manifest, StemManifest, Tensor
+from incipit.service.metrics import INFER, INPUT, OUTPUT, QUEUE, Duration, Statistics
+
+PLATFORM = "onnx_onnxv1"
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "parameters", "statistics")
+DATATYPES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16", "int64": "INT64"}
+
+Manifests = Manifest | StemManifest
+
+
+def inputs_of(manifest: Manifests) -> dict[str, tuple[str, list[int]]]:
+    """Return datatype and shape of every input, by name. Of tokens, all but `input_ids` may be left out."""
+    if isinstance(manifest, StemManifest):
+        return describe((manifest.input,))
+    rows = dict.fromkeys(("input_ids", *manifest.indices, "attention_mask", "position_ids"), ("INT64", [-1, -1]))
+    bias = manifest.graphs[BIAS_GRAPH].inputs if manifest.bias else ()
+    return rows | {"offset": ("INT64", [-1])} | describe(bias)
+
+
+def outputs_of(manifest: Manifests) -> dict[str, tuple[str, list[int]]]:
+    """Return datatype and shape of every output, by name; the first is the one given where none is asked for."""
+    if isinstance(manifest, StemManifest):
+        return describe(manifest.graphs[GRAPH].outputs)
+    tokens = {name: ("FP32", [-1, -1, width]) for name, width in manifest.widths.items()}
+    return tokens | describe((manifest.bias,) if manifest.bias else ())
+
+
+def describe(tensors: Iterable[Tensor]) -> dict[str, tuple[str, list[int]]]:
+    """Return datatype and shape of tensors of a graph, by name; sizes that are free are -1."""
+    return {
+        tensor.name: (DATATYPES[tensor.dtype], [size if isinstance(size, int) else -1 for size in tensor.shape])
+        for tensor in tensors
+    }
+
+
+def server_metadata(version: str) -> dict[str, Any]:
+    """Return name, version and extensions of the server."""
+    return {"name": "incipit", "version": version, "extensions": EXTENSIONS}
+
+
+def model_metadata(name: str, versions: list[int], manifest: Manifests) -> dict[str, Any]:
+    """Return what the protocol tells of a model."""
+    return {
+        "name": name,
+        "versions": [str(version) for version in versions],
+        "platform": PLATFORM,
+        **{
+            side: [{"name": tensor, "datatype": datatype, "shape": shape} for tensor, (datatype, shape) in all_.items()]
+            for side, all_ in (("inputs", inputs_of(manifest)), ("outputs", outputs_of(manifest)))
+        },
+    }
+
+
+def model_config(name: str, manifest: Manifests, provider: str) -> dict[str, Any]:
+    """Return the configuration of a model as Triton has it; a batch is a dimension like any other here."""
+    kind = "KIND_CPU" if provider == "CPUExecutionProvider" else "KIND_GPU"
+    needed = {"input_ids", *manifest.needed} if isinstance(manifest, Manifest) else {manifest.input.name}
+    return {
+        "name": name,
+        "platform": "onnxruntime_onnx",
+        "backend": "onnxruntime",
+        "version_policy": {"all": {}},
+        "max_batch_size": 0,
+        "input": [
+            {"name": tensor, "data_type": f"TYPE_{datatype}", "dims": shape, "optional": tensor not in needed}
+            for tensor, (datatype, shape) in inputs_of(manifest).items()
+        ],
+        "output": [
+            {"name": tensor, "data_type": f"TYPE_{datatype}", "dims": shape}
+            for tensor, (datatype, shape) in outputs_of(manifest).items()
+        ],
+        "instance_group": [{"name": name, "kind": kind, "count": 1}],
+        "default_model_filename": GRAPH,
+        "model_transaction_policy": {"decoupled": False},
+    }
+
+
+def model_statistics(name: str, version: int, statistics: Statistics) -> dict[str, Any]:
+    """Return what happened to a version of a model as Triton tells it; an inference is one row."""
+    by_rows, whole = statistics.phases, {phase: Duration() for phase in (QUEUE, INPUT, INFER, OUTPUT)}
+    for (_, phase), duration in by_rows.items():
+        whole[phase].count += duration.count
+        whole[phase].seconds += duration.seconds
+    sizes = sorted({rows for rows, _ in by_rows if rows is not None})
+    never = _duration(Duration())
+    return {
+        "name": name,
+        "version": str(version),
+        "last_inference": round(statistics.last * 1000),
+        "inference_count": statistics.rows,
+        "execution_count": whole[INFER].count,
+        "inference_stats": {
+            "success": _duration(statistics.outcomes["success"]),
+            "fail": _duration(statistics.outcomes["fail"]),
+            **{phase: _duration(duration) for phase, duration in whole.items()},
+            "cache_hit": never,
+            "cache_miss": never,
+        },
+        "response_stats": {},
+        "batch_stats": [
+            {"batch_size": size, **{phase: _duration(by_rows[size, phase]) for phase in (INPUT, INFER, OUTPUT)}}
+            for size in sizes
+        ],
+        "memory_usage": [],
+    }
+
+
+def repository_index(models: Iterable[tuple[str, int]], ready: bool, only_ready: bool) -> list[dict[str, str]]:
+    """Return every version of every model; `only_ready` leaves out those that are not."""
+    if only_ready and not ready:
+        return []
+    state, reason = ("READY", "") if ready else ("LOADING", "not every model has run yet")
+    return [{"name": name, "version": str(version), "state": state, "reason": reason} for name, version in models]
+
+
+def refuse_change(verb: str, name: str) -> NoReturn:
+    """Raise Forbidden: what is served is chosen when the server starts."""
+    raise Forbidden(verb, name, "nothing while it runs: the models are those of its repository at its start")
+
+
+def _duration(duration: Duration) -> dict[str, int]:
+    return {"count": duration.count, "ns": round(duration.seconds * 1e9)}
