@@ -79,6 +79,20 @@ def test_the_gauge_of_streams_is_summed_over_workers(two: Server) -> None:
             assert "incipit_streams_open 3.0" in httpx.get(f"{two.address}/metrics").text
 
 
+def test_the_statistics_of_a_model_are_summed_over_workers(two: Server) -> None:
+    def read() -> tuple[int, int, int]:
+        (model,) = httpx.get(f"{two.address}/v2/models/bert/versions/2/stats").json()["model_stats"]
+        sizes = {batch["batch_size"]: batch["compute_infer"]["count"] for batch in model["batch_stats"]}
+        return model["inference_count"], model["inference_stats"]["success"]["count"], sizes.get(2, 0)
+
+    httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [1]})
+    before = read()
+    for _ in range(20):  # a connection each, so that both workers are asked
+        httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [[1], [2]]})
+    found = {read() for _ in range(6)}  # whoever answers
+    assert found == {(before[0] + 40, before[1] + 20, before[2] + 20)}
+
+
 def test_every_worker_answers_grpc(two: Server) -> None:
     httpx.get(f"{two.address}/readyz")
     answers = set()

@@ -1,7 +1,6 @@
 """The native door on a real server. Oracles: transformers, torch, numpy's own .npy files, the raw tables."""
 
 import base64
-import gzip
 import io
 import json
 from pathlib import Path
@@ -432,9 +431,3 @@ def test_a_large_request_is_answered_with_the_right_bits(clients: Clients) -> No
     vectors = native_bytes(clients, "gpt2-small", {"input_ids": rows}).reshape(64, 500, 768)
     for index in (0, 31, 63):
         assert vectors[index].tobytes() == native_bytes(clients, "gpt2-small", {"input_ids": [rows[index]]}).tobytes()
-
-
-def test_a_compressed_body_is_refused_by_name(http: httpx.Client) -> None:
-    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
-    answer = http.post("/models/minilm/embed", content=gzip.compress(b'{"input_ids": [1]}'), headers=headers)
-    assert (answer.status_code, answer.json()["field"]) == (415, "Content-Encoding")

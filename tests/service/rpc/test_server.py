@@ -10,6 +10,9 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from tritonclient.grpc import service_pb2
 
 from tests.conftest import Server
@@ -22,6 +25,7 @@ FIELDS = {
     "attention_mask": [[0, 1, 1], [1, 1, 0]],
 }
 IDS = np.array([[1, 2]])
+BAD_OFFSET = {"offset": service_pb2.InferParameter(int64_param=5)}
 
 
 def request(**more: Any) -> Any:
@@ -184,8 +188,8 @@ def test_a_message_over_the_limit_is_refused(tiny_clients: Clients) -> None:
 
 
 def test_a_method_that_there_is_not_is_unimplemented(tiny_clients: Clients) -> None:
-    message = service_pb2.RepositoryIndexRequest()
-    assert refusal(tiny_clients, message, "RepositoryIndex")[0] == "StatusCode.UNIMPLEMENTED"
+    message = service_pb2.TraceSettingRequest()
+    assert refusal(tiny_clients, message, "TraceSetting")[0] == "StatusCode.UNIMPLEMENTED"
 
 
 def test_a_cancelled_call_hurts_no_other(tiny_clients: Clients) -> None:
@@ -201,3 +205,58 @@ def test_a_large_answer_arrives_whole(clients: Clients) -> None:
     data.set_data_from_numpy(ids)
     vectors = clients.grpc.infer("minilm", [data]).as_numpy("embeddings")
     assert vectors.tobytes() == native_bytes(clients, "minilm", {"input_ids": ids.tolist()}).tobytes()
+
+
+def test_health_is_that_of_the_standard_service(tiny_server: Server) -> None:
+    with grpc.insecure_channel(tiny_server.grpc) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for name in ("", "inference.GRPCInferenceService"):
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=name))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as raised:
+            stub.Check(health_pb2.HealthCheckRequest(service="nope"))
+    error: Any = raised.value
+    assert error.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_reflection_describes_every_method(tiny_server: Server) -> None:
+    with grpc.insecure_channel(tiny_server.grpc) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        assert set(database.get_services()) == {
+            "inference.GRPCInferenceService",
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1alpha.ServerReflection",
+        }
+        pool = DescriptorPool(database)
+        service = pool.FindServiceByName("inference.GRPCInferenceService")
+    assert service.methods_by_name["ModelStreamInfer"].output_type.name == "ModelStreamInferResponse"
+    assert len(service.methods) == 12
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_a_message_may_come_compressed_and_its_expanded_size_is_limited(
+    tiny_clients: Clients, compression: Any
+) -> None:
+    answer = tiny_clients.stub.ModelInfer(request(), compression=compression)
+    assert answer.raw_output_contents == call_grpc(tiny_clients, "ModelInfer", request()).raw_output_contents
+    bomb = raw_request(IDS, bytes(2**26))
+    with pytest.raises(grpc.RpcError) as raised:
+        tiny_clients.stub.ModelInfer(bomb, compression=compression)
+    error: Any = raised.value
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_bytes_that_are_no_message_do_not_end_a_stream(tiny_server: Server) -> None:
+    good = request(id="2").SerializeToString()
+    with grpc.insecure_channel(tiny_server.grpc) as channel:
+        stream = channel.stream_stream(
+            "/inference.GRPCInferenceService/ModelStreamInfer",
+            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+        )
+        bad, refused, right = stream(
+            iter([b"\xff\xff\xff", request(id="1", parameters=BAD_OFFSET).SerializeToString(), good])
+        )
+    assert bad.error_message == "message: got 3 bytes, allowed a message inference.ModelInferRequest"
+    assert refused.error_message.startswith("offset[0] + tokens: got 5 + 2 = 7")
+    assert (refused.infer_response.id, right.infer_response.id, right.error_message) == ("1", "2", "")
+    assert right.infer_response.outputs[0].shape == [1, 2, 4]
