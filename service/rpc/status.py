@@ -7,8 +7,8 @@ from incipit.service import errors
 STATUS: dict[type[errors.IncipitError], grpc.StatusCode] = {
     errors.Malformed: grpc.StatusCode.INVALID_ARGUMENT,
     errors.Invalid: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
+    errors.Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     errors.TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.UnsupportedFormat: grpc.StatusCode.INVALID_ARGUMENT,
     errors.NotAcceptable: grpc.StatusCode.INVALID_ARGUMENT,
