@@ -220,7 +220,7 @@ class Repository:
         if not name and not version:
             return self.all()
         found = self.find(name or "", version)
-        return [found] if version else [self._models[found.name][number] for number in self.versions(found.name)]
+        return [found] if version else [model for model in self.all() if model.name == name]
 
     def versions(self, name: str) -> list[int]:
         """Return the versions of the model `name`, ascending."""

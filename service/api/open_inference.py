@@ -1,5 +1,6 @@
 """The door of the Open Inference Protocol, version 2, over HTTP."""
 
+from dataclasses import astuple
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,10 +14,10 @@ from incipit.service.errors import Invalid, Unavailable
 from incipit.service.wire.native import read_json
 from incipit.service.wire.open_inference import HEADER_LENGTH, read_infer, write_infer
 from incipit.service.wire.open_inference_models import (
+    check_change,
     model_config,
     model_metadata,
     model_statistics,
-    refuse_change,
     repository_index,
     server_metadata,
 )
@@ -130,17 +131,27 @@ def router(engine: Engine, version: str, max_body_bytes: int) -> APIRouter:
         only_ready = wishes.get("ready", False)
         if not isinstance(only_ready, bool):
             raise Invalid("ready", only_ready, "true or false")
-        models = ((model.name, model.version) for model in engine.repository.all())
-        return repository_index(models, engine.ready, only_ready)
+        return repository_index((astuple(state) for state in engine.repository.index()), only_ready)
 
-    @routes.post("/repository/models/{name}/load")
-    async def load(name: str) -> None:
-        """Refuse: what is served does not change while the server runs."""
-        refuse_change("load", name)
+    async def check(request: Request, verb: str) -> None:
+        body = await read_body(request, engine, max_body_bytes)
+        wishes = read_json(body) if body else {}
+        refuse_unknown(wishes, ("parameters",))
+        parameters = wishes.get("parameters", {})
+        if not isinstance(parameters, dict):
+            raise Invalid("parameters", parameters, "an object")
+        check_change(verb, parameters)
 
-    @routes.post("/repository/models/{name}/unload")
-    async def unload(name: str) -> None:
-        """Refuse: what is served does not change while the server runs."""
-        refuse_change("unload", name)
+    @routes.post("/repository/models/{name}/load", status_code=200, response_class=Response)
+    async def load(request: Request, name: str) -> None:
+        """Open what is new of a model, and serve it again if it was unloaded, where `model_control` allows it."""
+        await check(request, "load")
+        await engine.control.load(name)
+
+    @routes.post("/repository/models/{name}/unload", status_code=200, response_class=Response)
+    async def unload(request: Request, name: str) -> None:
+        """Let go of every version of a model, each after its last request, where `model_control` allows it."""
+        await check(request, "unload")
+        await engine.control.unload(name)
 
     return routes

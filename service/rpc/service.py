@@ -2,20 +2,21 @@
 
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import astuple
 from typing import Any
 
 from incipit.service.engine import Engine
 from incipit.service.errors import UNFORESEEN, IncipitError, NotFound
 from incipit.service.wire import open_inference_pb2 as pb
 from incipit.service.wire.open_inference_models import (
+    check_change,
     model_config,
     model_metadata,
     model_statistics,
-    refuse_change,
     repository_index,
     server_metadata,
 )
-from incipit.service.wire.protobuf import read, read_infer, write, write_infer, write_stream, write_stream_error
+from incipit.service.wire.protobuf import read, read_infer, values, write, write_infer, write_stream, write_stream_error
 
 LOG = logging.getLogger(__name__)
 
@@ -64,19 +65,23 @@ class InferenceService:
 
     async def RepositoryIndex(self, request: pb.RepositoryIndexRequest) -> Any:
         """Return every version of every model."""
-        if request.repository_name:
-            raise NotFound("repository_name", request.repository_name, "no name, since there is one repository")
-        models = [(model.name, model.version) for model in self._engine.repository.all()]
-        index = repository_index(models, self._engine.ready, request.ready)
-        return write(pb.RepositoryIndexResponse, {"models": index})
+        _check_repository(request.repository_name)
+        versions = (astuple(state) for state in self._engine.repository.index())
+        return write(pb.RepositoryIndexResponse, {"models": repository_index(versions, request.ready)})
 
     async def RepositoryModelLoad(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
-        """Refuse: what is served does not change while the server runs."""
-        refuse_change("load", request.model_name)
+        """Open what is new of a model, and serve it again if it was unloaded."""
+        _check_repository(request.repository_name)
+        check_change("load", values(request.parameters))
+        await self._engine.control.load(request.model_name)
+        return pb.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
-        """Refuse: what is served does not change while the server runs."""
-        refuse_change("unload", request.model_name)
+        """Let go of every version of a model, each after its last request."""
+        _check_repository(request.repository_name)
+        check_change("unload", values(request.parameters))
+        await self._engine.control.unload(request.model_name)
+        return pb.RepositoryModelUnloadResponse()
 
     async def ModelInfer(self, request: pb.ModelInferRequest) -> bytes:
         """Return the outputs asked for, `embeddings` by default; inputs other than `input_ids` may be left out."""
@@ -105,3 +110,8 @@ class InferenceService:
             answer = await self._engine.answer(model, message)
             written: bytes = await schedule(answer.size, lambda: write_answer(answer, request.id).SerializeToString())
             return written
+
+
+def _check_repository(name: str) -> None:
+    if name:
+        raise NotFound("repository_name", name, "no name, since there is one repository")

@@ -4,10 +4,10 @@ Sources: KServe, "Open Inference Protocol", version 2; Triton, extensions "Model
 repository".
 """
 
-from collections.abc import Iterable
-from typing import Any, NoReturn
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from incipit.service.errors import Forbidden
+from incipit.service.errors import Invalid
 from incipit.service.manifest import BIAS_GRAPH, GRAPH, Manifest, StemManifest, Tensor
 from incipit.service.metrics import INFER, INPUT, OUTPUT, QUEUE, Duration, Statistics
 
@@ -115,17 +115,28 @@ def model_statistics(name: str, version: int, statistics: Statistics) -> dict[st
     }
 
 
-def repository_index(models: Iterable[tuple[str, int]], ready: bool, only_ready: bool) -> list[dict[str, str]]:
-    """Return every version of every model; `only_ready` leaves out those that are not."""
-    if only_ready and not ready:
-        return []
-    state, reason = ("READY", "") if ready else ("LOADING", "not every model has run yet")
-    return [{"name": name, "version": str(version), "state": state, "reason": reason} for name, version in models]
+def repository_index(versions: Iterable[tuple[str, int, str, str]], only_ready: bool) -> list[dict[str, str]]:
+    """Return every version of every model, given name, version, state and reason; or those that are ready."""
+    return [
+        {"name": name, "version": str(version), "state": state, "reason": reason}
+        for name, version, state, reason in versions
+        if state == "READY" or not only_ready
+    ]
 
 
-def refuse_change(verb: str, name: str) -> NoReturn:
-    """Raise Forbidden: what is served is chosen when the server starts."""
-    raise Forbidden(verb, name, "nothing while it runs: the models are those of its repository at its start")
+def check_change(verb: str, parameters: Mapping[str, Any]) -> None:
+    """Check the parameters of a request to "load" or "unload" a model.
+
+    Raises:
+        Invalid: one is not known, or has a value that is not allowed.
+
+    """
+    for name, value in parameters.items():
+        if verb == "load" or name != "unload_dependents":
+            allowed = "nothing: a model is what its folder holds" if verb == "load" else "unload_dependents"
+            raise Invalid("parameters", name, allowed)
+        if not isinstance(value, bool):  # no model here has a dependent
+            raise Invalid(f"parameters.{name}", value, "true or false")
 
 
 def _duration(duration: Duration) -> dict[str, int]:

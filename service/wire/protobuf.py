@@ -49,7 +49,7 @@ def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> AnyRequest
             raise Invalid(f"{where}.shape", list(tensor.shape), "a list of sizes")
         if raw and tensor.HasField("contents"):
             raise Invalid(where, "contents and raw_input_contents", "one of them")
-        parameters = _values(tensor.parameters)
+        parameters = values(tensor.parameters)
         check_input(f"{where}.parameters", parameters)
         typed = tensor.contents.fp32_contents if tensor.datatype == "FP32" else tensor.contents.int64_contents
         data = memoryview(raw[index]) if raw else list(typed)
@@ -58,13 +58,13 @@ def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> AnyRequest
         if raw and size != len(data):
             raise Malformed(f"{where}.binary_data_size", size, f"{len(data)}, the bytes of its raw_input_contents")
         inputs.append(Input(tensor.name, tensor.datatype, tuple(tensor.shape), data))
-    asked = [(output.name, _values(output.parameters)) for output in message.outputs]
-    return to_request(inputs, read_wishes(_values(message.parameters), asked, manifest), manifest)
+    asked = [(output.name, values(output.parameters)) for output in message.outputs]
+    return to_request(inputs, read_wishes(values(message.parameters), asked, manifest), manifest)
 
 
-def _values(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of parameters by name; None where one has none."""
-    choices = {name: parameter.WhichOneof("parameter_choice") for name, parameter in parameters.items()}
+def values(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of parameters by name, in their order, which a map has not; None where one has none."""
+    choices = {name: parameters[name].WhichOneof("parameter_choice") for name in sorted(parameters)}
     return {name: getattr(parameters[name], choice) if choice else None for name, choice in choices.items()}
 
 

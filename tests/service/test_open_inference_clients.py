@@ -3,9 +3,11 @@
 import asyncio
 import queue
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import httpx
 import ml_dtypes
 import numpy as np
 import pytest
@@ -15,8 +17,8 @@ import tritonclient.http
 import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException
 
-from tests.conftest import Server
-from tests.service.doors import Clients, native_bytes
+from tests.conftest import Server, serving
+from tests.service.doors import Clients, connect, native_bytes
 
 IDS = [[1, 2, 3], [4, 5, 6]]
 FIELDS = {"input_ids": IDS, "offset": [1, 2], "token_type_ids": [[0, 1, 0], [1, 0, 1]]}
@@ -125,7 +127,9 @@ def test_an_error_is_told(client: Client) -> None:
 
 @pytest.mark.parametrize("options", [{"sequence_id": 5, "sequence_start": True}, {"parameters": {"max_tokens": 5}}])
 def test_what_is_not_understood_is_refused(client: Client, options: dict[str, Any]) -> None:
-    with pytest.raises(InferenceServerException, match=r"parameters: got (sequence_id|max_tokens), allowed "):
+    with pytest.raises(
+        InferenceServerException, match=r"parameters: got (sequence_id|sequence_end|max_tokens), allowed "
+    ):
         client.infer("gpt", client.inputs(input_ids=IDS), **options)
 
 
@@ -163,11 +167,36 @@ def test_the_index_of_the_repository_names_every_version(client: Client) -> None
 
 
 @pytest.mark.parametrize("method", ["load_model", "unload_model"])
-def test_models_cannot_be_changed_and_the_answer_says_so(client: Client, method: str) -> None:
+def test_models_cannot_be_changed_where_the_settings_do_not_allow_it(client: Client, method: str) -> None:
     with pytest.raises(InferenceServerException) as raised:
         getattr(client, method)("bert")
-    assert raised.value.message().startswith(f"{method.partition('_')[0]}: got bert, allowed nothing while it runs")
+    allowed = "changes by request with model_control explicit; it is none"
+    assert raised.value.message() == f"model: got bert, allowed {allowed}"
     assert raised.value.status() == ("403" if client.http else "StatusCode.PERMISSION_DENIED")
+
+
+def test_models_are_unloaded_and_loaded_where_the_settings_allow_it(tiny_repository: Path) -> None:
+    with serving(tiny_repository, "--model-control", "explicit") as server, connect(server):
+        for module, address in (
+            (tritonclient.http, server.address.removeprefix("http://")),
+            (tritonclient.grpc, server.grpc),
+        ):
+            client = Client(module, address)
+            client.unload_model("gpt")
+            with pytest.raises(InferenceServerException, match="model: got gpt, allowed bert"):
+                client.infer("gpt", client.inputs(input_ids=IDS))
+            index = client.document("get_model_repository_index")
+            states = [(model["name"], model["state"]) for model in (index if client.http else index["models"])]
+            assert states == [("bert", "READY"), ("bert", "READY"), ("gpt", "UNAVAILABLE")]
+            client.load_model("gpt")
+            assert client.infer("gpt", client.inputs(input_ids=IDS)).as_numpy("embeddings").shape == (2, 3, 4)
+            with pytest.raises(InferenceServerException, match="parameters: got config, allowed nothing"):
+                client.load_model("gpt", config="{}")
+        ready = httpx.post(f"{server.address}/v2/repository/index", json={"ready": True}).json()
+        assert len(ready) == 3
+        httpx.post(f"{server.address}/v2/repository/models/gpt/unload").raise_for_status()
+        ready = httpx.post(f"{server.address}/v2/repository/index", json={"ready": True}).json()
+        assert [model["name"] for model in ready] == ["bert", "bert"]
 
 
 def test_statistics_count_what_was_asked(client: Client) -> None:

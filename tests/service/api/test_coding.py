@@ -3,6 +3,7 @@
 import gzip
 import json
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from incipit.service.errors import Malformed, TooLarge
 from tests.conftest import Server, serving
 from tests.service.doors import Clients
 
-COMPRESS = {"gzip": gzip.compress, "deflate": zlib.compress}
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
 ROWS = np.random.default_rng(2).integers(0, 30000, (4, 128)).tolist()
 TENSOR = {"name": "input_ids", "datatype": "INT64", "shape": [4, 128], "data": ROWS}
 DOORS: dict[str, tuple[str, dict[str, Any]]] = {
