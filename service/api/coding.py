@@ -1,9 +1,12 @@
 """Content codings: bodies that come compressed, and answers that go so (RFC 9110, sections 8.4 and 12.5.3)."""
 
 import zlib
+from collections.abc import AsyncIterable, AsyncIterator
+from typing import Any
 
 from fastapi import Request
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
+from starlette.concurrency import run_in_threadpool
 
 from incipit.service.engine import Engine
 from incipit.service.errors import Malformed, TooLarge
@@ -61,16 +64,26 @@ def wanted(accept: str, text: bool) -> str | None:
 async def encode(response: Response, request: Request, engine: Engine, text: bool) -> Response:
     """Return `response`, compressed where `request` asks for it; `text` says whether it holds numbers as text."""
     accept = request.headers.get("accept-encoding")
-    coding = wanted(accept, text) if accept and len(response.body) >= LEAST else None
-    if coding is None:
+    coding = wanted(accept, text) if accept else None
+    if coding is None or int(response.headers["Content-Length"]) < LEAST:
         return response
-
-    def compress() -> bytes:
-        deflate = zlib.compressobj(LEVEL, wbits=CODINGS[coding])
-        return deflate.compress(response.body) + deflate.flush()
-
-    response.body = await engine.scheduler.run(len(response.body), compress, text=True)
-    response.headers["Content-Length"] = str(len(response.body))
+    deflate = zlib.compressobj(LEVEL, wbits=CODINGS[coding])
+    if isinstance(response, StreamingResponse):
+        response.body_iterator = _compressed(response.body_iterator, deflate)
+        del response.headers["Content-Length"]
+    else:
+        size = len(response.body)
+        response.body = await engine.scheduler.run(
+            size, lambda: deflate.compress(response.body) + deflate.flush(), text=True
+        )
+        response.headers["Content-Length"] = str(len(response.body))
     response.headers["Content-Encoding"] = coding
     response.headers["Vary"] = "Accept-Encoding"
     return response
+
+
+async def _compressed(parts: AsyncIterable[Any], deflate: Any) -> AsyncIterator[bytes]:
+    async for part in parts:
+        # Not by the scheduler, which may refuse: the answer has begun.
+        yield await run_in_threadpool(deflate.compress, part)
+    yield deflate.flush()

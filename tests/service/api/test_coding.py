@@ -48,7 +48,8 @@ def test_a_compressed_body_and_a_compressed_answer_are_those_of_the_plain_ones(
     packed, headers = raw(
         server, path, COMPRESS[coding](body), Content_Encoding=coding, Accept_Encoding=f"{coding}, br;q=0.5"
     )
-    assert (headers["Content-Encoding"], int(headers["Content-Length"])) == (coding, len(packed))
+    assert headers["Content-Encoding"] == coding
+    assert headers.get("Content-Length", str(len(packed))) == str(len(packed))  # large ones are sent in parts
     assert len(packed) < len(plain) * 0.6
     assert (gzip if coding == "gzip" else zlib).decompress(packed) == plain
 
