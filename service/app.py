@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
 from incipit.service.api import bias, decode, embed, health, models, open_inference, openai, problems
+from incipit.service.api.entry import Entry
 from incipit.service.batching import Scheduler
 from incipit.service.control import Control
 from incipit.service.engine import Engine
@@ -35,7 +36,7 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
     return Engine(repository, scheduler, Metrics(), settings.max_tokens, control)
 
 
-def create_app(settings: Settings, shared: Path | None = None) -> FastAPI:
+def create_app(settings: Settings, shared: Path | None = None) -> Entry:
     """Build the application, its models opened and run once.
 
     Raises:
@@ -68,11 +69,12 @@ def create_app(settings: Settings, shared: Path | None = None) -> FastAPI:
     )
     app.state.engine = engine
     problems.install(app)
-    app.include_router(embed.router(engine, settings.max_body_bytes))
+    embedding, inference = (door.handler(engine, settings.max_body_bytes) for door in (embed, open_inference))
+    app.include_router(embed.router(embedding))
     app.include_router(bias.router(engine, settings.max_body_bytes))
     app.include_router(models.router(engine))
     app.include_router(decode.router(engine))
-    app.include_router(open_inference.router(engine, VERSION, settings.max_body_bytes))
+    app.include_router(open_inference.router(engine, inference, VERSION, settings.max_body_bytes))
     app.include_router(openai.router(engine, settings.max_body_bytes))
     app.include_router(health.router(engine))
-    return app
+    return Entry(app, {("/models/", "embed"): embedding, ("/v2/models/", "infer"): inference})

@@ -46,7 +46,7 @@ def serve(settings: Settings, announce: Announce) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         server = _Server(_configure(settings, app))
-        server.announce = partial(announce, address, app.state.engine.repository.newest())
+        server.announce = partial(announce, address, app.app.state.engine.repository.newest())
         server.run(sockets=[listener])
         return
     # In this process first: what is broken is said once, before any worker starts.

@@ -10,6 +10,7 @@ from incipit.service.api import schemas
 from incipit.service.api.answer import TYPES, respond, writable
 from incipit.service.api.body import read_body
 from incipit.service.api.coding import encode
+from incipit.service.api.entry import Handler
 from incipit.service.api.media import JSON, NPY, SAFETENSORS, answer_type, body_type
 from incipit.service.api.query import single_values
 from incipit.service.engine import Engine
@@ -20,9 +21,8 @@ from incipit.service.wire.prompt_embeds import PROMPT_EMBEDS, check_prompt_embed
 from incipit.service.wire.safetensors import read_safetensors
 
 
-def router(engine: Engine, max_body_bytes: int) -> APIRouter:
-    """Return the routes of this door."""
-    routes = APIRouter(tags=["embed"])
+def handler(engine: Engine, max_body_bytes: int) -> Handler:
+    """Return what answers a request of this door."""
 
     async def embed(request: Request, name: str, version: str | None = None) -> Response:
         with engine.metrics.request("native") as observation:
@@ -45,10 +45,17 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             response = await engine.scheduler.run(answer.size, lambda: respond(answer, media, encoding), text)
             return await encode(response, request, engine, text=media == JSON and encoding == "float")
 
+    return embed
+
+
+def router(embed: Handler) -> APIRouter:
+    """Return the routes of this door."""
+    routes = APIRouter(tags=["embed"])
+
     @routes.post("/models/{name}/embed", **schemas.EMBED)
     async def embed_newest(request: Request, name: str) -> Response:
         """Return the vectors that enter block 0, from the model's highest version."""
-        return await embed(request, name)
+        return await embed(request, name, None)
 
     @routes.post("/models/{name}/versions/{version}/embed", **schemas.EMBED)
     async def embed_version(request: Request, name: str, version: str) -> Response:

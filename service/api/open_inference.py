@@ -8,6 +8,7 @@ from fastapi.responses import Response
 
 from incipit.service.api.body import read_body
 from incipit.service.api.coding import encode
+from incipit.service.api.entry import Handler
 from incipit.service.api.media import BYTES, JSON, body_type
 from incipit.service.engine import Engine
 from incipit.service.errors import Invalid, Unavailable
@@ -40,13 +41,12 @@ INDEX_BODY: dict[str, Any] = {
 }
 
 
-def router(engine: Engine, version: str, max_body_bytes: int) -> APIRouter:
-    """Return the routes of this door; `version` is the server's."""
-    routes = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
+def handler(engine: Engine, max_body_bytes: int) -> Handler:
+    """Return what answers an inference request of this door."""
 
-    async def infer(request: Request, name: str, model_version: str | None = None) -> Response:
+    async def infer(request: Request, name: str, version: str | None = None) -> Response:
         with engine.metrics.request("open-inference") as observation:
-            model = engine.repository.find(name, model_version)
+            model = engine.repository.find(name, version)
             observation.model = model.name
             body_type(request.headers.get("content-type"), (JSON, BYTES))
             body = await read_body(request, engine, max_body_bytes)
@@ -68,6 +68,13 @@ def router(engine: Engine, version: str, max_body_bytes: int) -> APIRouter:
             else:
                 response = Response(content, media_type=BYTES, headers={HEADER_LENGTH: str(json_length)})
             return await encode(response, request, engine, as_text)
+
+    return infer
+
+
+def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) -> APIRouter:
+    """Return the routes of this door; `version` is the server's."""
+    routes = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
 
     @routes.get("")
     async def metadata_of_server() -> dict[str, Any]:

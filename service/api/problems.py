@@ -81,12 +81,17 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:  # noqa: ARG001 - it is logged above us
-        if request.url.path.startswith(OPEN_INFERENCE):
-            return _json({"error": errors.UNFORESEEN}, 500)
-        if request.url.path.startswith(OPENAI):
-            return _json(refusal(errors.UNFORESEEN, 500), 500)
-        document = {"type": "about:blank", "title": "Internal Server Error", "status": 500, "detail": errors.UNFORESEEN}
-        return Response(orjson.dumps(document), 500, media_type=MEDIA_TYPE)
+        return unforeseen(request.url.path)
+
+
+def unforeseen(path: str) -> Response:
+    """Return what a client is told of any other error, in the form that the protocol of `path` has."""
+    if path.startswith(OPEN_INFERENCE):
+        return _json({"error": errors.UNFORESEEN}, 500)
+    if path.startswith(OPENAI):
+        return _json(refusal(errors.UNFORESEEN, 500), 500)
+    document = {"type": "about:blank", "title": "Internal Server Error", "status": 500, "detail": errors.UNFORESEEN}
+    return Response(orjson.dumps(document), 500, media_type=MEDIA_TYPE)
 
 
 def _json(document: dict[str, Any], status: int) -> Response:

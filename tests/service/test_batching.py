@@ -100,8 +100,8 @@ def test_close_finishes_what_runs() -> None:
 def doors(engine: Engine) -> FastAPI:
     app = FastAPI()
     problems.install(app)
-    app.include_router(embed.router(engine, 2**24))
-    app.include_router(open_inference.router(engine, "0", 2**24))
+    app.include_router(embed.router(embed.handler(engine, 2**24)))
+    app.include_router(open_inference.router(engine, open_inference.handler(engine, 2**24), "0", 2**24))
     return app
 
 

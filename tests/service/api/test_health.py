@@ -96,7 +96,7 @@ def test_an_engine_that_has_not_run_its_models_is_not_ready(tiny_repository: Pat
     app = FastAPI()
     problems.install(app)
     app.include_router(health.router(engine))
-    app.include_router(open_inference.router(engine, "0", 100))
+    app.include_router(open_inference.router(engine, open_inference.handler(engine, 100), "0", 100))
 
     async def ask(path: str) -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:

@@ -1,0 +1,88 @@
+"""The way in answers as FastAPI does, which it goes around for tensors."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import PlainTextResponse, Response
+
+from incipit.service.api import problems
+from incipit.service.api.entry import Entry
+from incipit.service.errors import Invalid
+
+
+async def handler(_: Request, name: str, version: str | None) -> Response:
+    if name == "wrong":
+        raise Invalid("model", name, "another")
+    if name == "broken":
+        raise RuntimeError("a secret")
+    return PlainTextResponse(f"{name} {version}")
+
+
+def routed() -> FastAPI:
+    """The same handler behind FastAPI's own routing."""
+    app = FastAPI()
+    problems.install(app)
+
+    for path in ("/models/{name}/embed", "/models/{name}/versions/{version}/embed"):
+
+        @app.post(path)
+        async def embed(request: Request, name: str, version: str | None = None) -> Response:
+            return await handler(request, name, version)
+
+    return app
+
+
+def answer(app: Any, method: str, path: str) -> tuple[int, str | None, bytes]:
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, path)
+
+    found = asyncio.run(ask())
+    return found.status_code, found.headers.get("content-type"), found.content
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/models/a/embed",
+        "/models/a/versions/2/embed",
+        "/models/a%20b/embed",
+        "/models/versions/embed",
+        "/models/versions/versions/1/embed",
+        "/models/wrong/embed",
+        "/models/broken/embed",
+        "/models//embed",
+        "/models/a/b/embed",
+        "/models/a%2Fb/embed",
+        "/models/a/versions//embed",
+        "/models/a/versions/1/2/embed",
+        "/models/a/versions/embed",
+        "/models/a/embed/",
+        "/model/a/embed",
+        "/embed",
+        "/",
+    ],
+)
+@pytest.mark.parametrize("method", ["POST", "GET"])
+def test_a_path_leads_where_fastapi_leads(method: str, path: str) -> None:
+    app = routed()
+    entry = Entry(app, {("/models/", "embed"): handler})
+    assert answer(entry, method, path) == answer(app, method, path)
+
+
+def test_tensors_do_not_reach_fastapi() -> None:
+    assert answer(Entry(FastAPI(), {("/models/", "embed"): handler}), "POST", "/models/a/embed")[::2] == (
+        200,
+        b"a None",
+    )
+
+
+def test_what_was_not_foreseen_is_logged_and_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    status, _, content = answer(Entry(FastAPI(), {("/models/", "embed"): handler}), "POST", "/models/broken/embed")
+    assert status == 500
+    assert b"secret" not in content
+    assert "a secret" in caplog.text
