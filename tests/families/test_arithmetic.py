@@ -11,6 +11,7 @@ import transformers
 from incipit.export.graph import export_graph
 from incipit.export.parity import difference
 from incipit.models.checkpoint import read_frontend
+from tests.elsewhere.standard import check_standard
 from tests.families.published import PUBLISHED, Model, save
 
 # One family for each way of composing: norms, scales cast and not cast, tables derived and stored, projections.
@@ -39,6 +40,7 @@ def test_a_narrow_checkpoint_equals_transformers(name: str, dtype: torch.dtype, 
         artifact = tmp_path / arithmetic
         artifact.mkdir()
         export_graph(frontend, artifact)
+        check_standard(artifact)
         expected = Model(name, kind.from_pretrained(tmp_path, dtype=loaded).eval()).first_block_input(IDS)
         feeds = {
             "input_ids": IDS,

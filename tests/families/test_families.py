@@ -11,6 +11,7 @@ from incipit.export.parity import ROTARY_ULP
 from incipit.models.checkpoint import read_frontend
 from incipit.models.companions import ROTARY
 from incipit.models.families import FAMILIES
+from tests.elsewhere.standard import check_standard
 from tests.families.parity import compare, compare_rotary
 from tests.families.published import PUBLISHED, Model, save
 from tests.families.stems import ROWS
@@ -41,6 +42,7 @@ def test_a_family_equals_transformers(name: str, tmp_path: Path) -> None:
     artifact.mkdir()
     frontend = read_frontend(checkpoint, name.partition("/")[2] or None).eval()
     export_graph(frontend, artifact)
+    check_standard(artifact, frontend.config.indices)
     model = Model.load(name, checkpoint)
     allowed = 0.0 if frontend.config.exact else 8.0
     for difference in compare(model, artifact, frontend.config):

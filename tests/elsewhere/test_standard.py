@@ -1,0 +1,45 @@
+"""What is no published family, in onnx's own evaluator and in a bare onnxruntime; `tests/families` does those."""
+
+import copy
+from pathlib import Path
+
+import pytest
+
+from incipit.export.bias import export_bias
+from incipit.export.graph import export_graph
+from incipit.export.stem import export_stem
+from incipit.models.custom import CustomFrontEnd
+from incipit.models.initialisers import seeded_
+from incipit.models.stems import PatchConfig
+from tests.elsewhere.standard import check_standard
+from tests.export import test_bias, test_graph, test_module, test_stem, test_steps
+
+FRONTENDS = test_graph.FRONTENDS | test_steps.FRONTENDS
+
+
+@pytest.mark.parametrize("kind", FRONTENDS)
+def test_tokens(kind: str, tmp_path: Path) -> None:
+    frontend = copy.deepcopy(FRONTENDS[kind]).eval()
+    seeded_(frontend, 1)
+    export_graph(frontend, tmp_path)
+    check_standard(tmp_path)
+
+
+def test_a_module_of_ones_own(tmp_path: Path) -> None:
+    export_graph(CustomFrontEnd(test_module.Mine().eval(), test_module.V, test_module.M), tmp_path)
+    check_standard(tmp_path)
+
+
+@pytest.mark.parametrize("kind", test_bias.MODULES)
+def test_a_bias(kind: str, tmp_path: Path) -> None:
+    export_bias(test_bias.MODULES[kind](), tmp_path)
+    check_standard(tmp_path)
+
+
+@pytest.mark.parametrize("kind", test_stem.STEMS)
+def test_a_stem(kind: str, tmp_path: Path) -> None:
+    stem = test_stem.STEMS[kind]
+    export_stem(stem, tmp_path)
+    check_standard(tmp_path)
+    if isinstance(stem.config, PatchConfig):
+        check_standard(tmp_path, height=stem.config.image_size, width=stem.config.image_size)
