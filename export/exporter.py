@@ -16,6 +16,7 @@ from incipit.export.bias import export_bias, prove_bias, read_bias
 from incipit.export.errors import ExportError
 from incipit.export.formats import Format, find_format
 from incipit.export.graph import describe_graph, export_graph, read_initializers
+from incipit.export.label import label_graphs
 from incipit.export.parity import prove, prove_lookup, prove_rotary
 from incipit.export.source import AnyFrontEnd, Choices, LoadedSource, load_source
 from incipit.export.stem import export_stem, prove_stem, read_stem_weights
@@ -130,6 +131,7 @@ def export_loaded(
             _write_graphs(loaded.frontend, folder)
             if stored:
                 write_tables(stored, folder)
+            label_graphs(folder, loaded.frontend.signature)
             if loaded.tokenizer:
                 shutil.copyfile(loaded.tokenizer, folder / TOKENIZER)
             manifest = _describe(loaded, folder)

@@ -1,0 +1,57 @@
+"""What a graph says of itself."""
+
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+import incipit
+from incipit.export.exporter import Exported, export, export_loaded
+from incipit.export.source import LoadedSource
+from incipit.models.stems import PatchConfig, PatchStem
+from incipit.service.manifest import Source
+from tests.families.biased import save
+
+
+@pytest.fixture(scope="module")
+def exported(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Exported]:
+    """A BERT with segments and a T5 with a bias."""
+    root = tmp_path_factory.mktemp("labelled")
+    save("t5/decoder", root / "t5")
+    return [export(str(tiny_checkpoint), "bert", root), export(str(root / "t5"), "t5", root, side="decoder")]
+
+
+def test_every_graph_says_who_made_it_and_what_it_is(exported: list[Exported]) -> None:
+    for graph in (graph for artifact in exported for graph in sorted(artifact.folder.glob("*.onnx"))):
+        model = onnx.load(graph, load_external_data=False)
+        assert (model.producer_name, model.producer_version) == ("incipit", incipit.__version__)
+        assert model.graph.name == graph.stem
+        assert model.doc_string.endswith(".")
+    assert {graph.name for graph in exported[1].folder.glob("*.onnx")} == {"bias.onnx", "model.onnx"}
+
+
+def test_onnxruntime_reads_the_limits(exported: list[Exported]) -> None:
+    bert, t5 = (onnxruntime.InferenceSession(artifact.folder / "model.onnx").get_modelmeta() for artifact in exported)
+    assert bert.custom_metadata_map == {
+        "incipit.family": "bert",
+        "incipit.vocab_size": "40",
+        "incipit.max_len": "20",
+        "incipit.indices.token_type_ids": "2",
+    }
+    assert t5.custom_metadata_map == {"incipit.family": "t5/decoder", "incipit.vocab_size": "50"}
+    assert (bert.producer_name, bert.graph_name) == ("incipit", "model")
+
+
+def test_the_limits_of_images_are_sizes(tmp_path: Path) -> None:
+    stem = PatchStem(PatchConfig(family="vit", width=4, channels=1, image_size=8, patch_size=4))
+    torch.nn.init.zeros_(stem.positions)
+    artifact = export_loaded(LoadedSource(stem, Source(kind="module")), "vit", tmp_path)
+    found = onnxruntime.InferenceSession(artifact.folder / "model.onnx").get_modelmeta().custom_metadata_map
+    assert found == {"incipit.family": "vit", "incipit.image_size": "8", "incipit.patch_size": "4"}
+
+
+def test_the_same_source_gives_the_same_bytes(exported: list[Exported], tiny_checkpoint: Path, tmp_path: Path) -> None:
+    again = export(str(tiny_checkpoint), "another", tmp_path)
+    assert again.manifest.files == exported[0].manifest.files
