@@ -126,6 +126,17 @@ def inspect(name: str, repository: Path | None) -> None:
 
 
 @app.command()
+@click.argument("name")
+@REPOSITORY
+def triton(name: str, repository: Path | None) -> None:
+    """Write config.pbtxt beside the versions of the model NAME, for NVIDIA Triton to serve the repository."""
+    from incipit.export.triton import write_config
+
+    folder = _newest(_settings(repository=repository).repository, name)
+    click.echo(write_config(folder.parent))
+
+
+@app.command()
 @REPOSITORY
 @PROVIDER
 def check(**options: Any) -> None:

@@ -1,0 +1,70 @@
+"""Writes what NVIDIA Triton wants beside the versions of a model, so that it can serve the repository as it is."""
+
+import json
+from pathlib import Path
+
+from incipit.export.artifact import versions
+from incipit.export.errors import ExportError
+from incipit.service.manifest import GRAPH, Manifest, StemManifest, Tensor, read_manifest
+
+CONFIG = "config.pbtxt"
+TYPES = {"int64": "TYPE_INT64", "float32": "TYPE_FP32"}
+
+
+def write_config(model: Path) -> Path:
+    """Write `config.pbtxt` into `model`, the folder of a model's versions, and return its path.
+
+    It describes `model.onnx` of the highest version, and names the versions that the same description fits.
+
+    Raises:
+        ExportError: there is no version, or the disk refuses.
+        ArtifactError: a manifest is broken.
+
+    """
+    descriptions = {version: _describe(read_manifest(model / str(version))) for version in versions(model)}
+    if not descriptions:
+        raise ExportError(f"{model}: got no version, allowed at least one; `incipit export` makes one")
+    description = descriptions[max(descriptions)]
+    same = [version for version, other in descriptions.items() if other == description]
+    lines = [
+        f"name: {json.dumps(model.name)}",
+        'platform: "onnxruntime_onnx"',
+        f"default_model_filename: {json.dumps(GRAPH)}",
+        f"version_policy {{ specific {{ versions: {same} }} }}",
+        *description,
+    ]
+    file, draft = model / CONFIG, model / f".{CONFIG}"
+    try:
+        draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        draft.replace(file)
+    except OSError as error:
+        raise ExportError(f"{file}: {error.strerror}") from error
+    return file
+
+
+def _describe(manifest: Manifest | StemManifest) -> list[str]:
+    graph, facts = manifest.graphs[GRAPH], {"family": manifest.family, **_limits(manifest)}
+    return [
+        "max_batch_size: 0  # every axis is among the dims",
+        *(f"input {_tensor(tensor)}" for tensor in graph.inputs),
+        *(f"output {_tensor(tensor)}" for tensor in graph.outputs),
+        "# The arithmetic that was proven: at a higher level, onnxruntime fuses a norm with the sum before it.",
+        "optimization { graph { level: -1 } }",
+        "# What a caller has to keep to: neither Triton nor the graph checks it.",
+        *(
+            f"parameters {{ key: {json.dumps(key)} value {{ string_value: {json.dumps(str(value))} }} }}"
+            for key, value in facts.items()
+            if value is not None
+        ),
+    ]
+
+
+def _limits(manifest: Manifest | StemManifest) -> dict[str, int | None]:
+    if isinstance(manifest, StemManifest):
+        return {"image_size": manifest.image_size, "patch_size": manifest.patch_size}
+    return {"vocab_size": manifest.vocab_size, "max_len": manifest.max_len, **manifest.indices}
+
+
+def _tensor(tensor: Tensor) -> str:
+    dims = [size if isinstance(size, int) else -1 for size in tensor.shape]
+    return f"{{ name: {json.dumps(tensor.name)} data_type: {TYPES[tensor.dtype]} dims: {dims} }}"
