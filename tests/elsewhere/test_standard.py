@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from incipit.export.bias import export_bias
+from incipit.export.exporter import export
+from incipit.export.formats import FORMATS, Format
 from incipit.export.graph import export_graph
 from incipit.export.stem import export_stem
 from incipit.models.custom import CustomFrontEnd
@@ -13,6 +15,7 @@ from incipit.models.initialisers import seeded_
 from incipit.models.stems import PatchConfig
 from tests.elsewhere.standard import check_standard
 from tests.export import test_bias, test_graph, test_module, test_stem, test_steps
+from tests.families.published import save
 
 FRONTENDS = test_graph.FRONTENDS | test_steps.FRONTENDS
 
@@ -23,6 +26,15 @@ def test_tokens(kind: str, tmp_path: Path) -> None:
     seeded_(frontend, 1)
     export_graph(frontend, tmp_path)
     check_standard(tmp_path)
+
+
+@pytest.mark.parametrize("stored", FORMATS, ids=lambda stored: f"{stored.dtype}-{stored.scale}")
+def test_stored_types(stored: Format, tmp_path: Path) -> None:
+    for name in ("bert", "gpt2"):
+        save(name, tmp_path / name)
+        scale = stored.scale if stored.dtype == "int8" else None  # which alone has a choice
+        done = export(str(tmp_path / name), name, tmp_path / "models", dtype=stored.dtype, scale=scale)
+        check_standard(done.folder)
 
 
 def test_a_module_of_ones_own(tmp_path: Path) -> None:
