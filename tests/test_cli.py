@@ -286,10 +286,10 @@ def test_both_workers_answer_and_their_metrics_are_summed(two_workers: tuple[Ser
             return client.post("/models/gpt/embed", json={"input_ids": [[1, 2, 3]]}).status_code
 
         # Each worker that counted has a file of its own.
-        while len(list(temporary.glob("*/counter_*.db"))) < 2 and time.monotonic() < deadline:
+        while len(list(temporary.glob("*/metrics/counter_*.db"))) < 2 and time.monotonic() < deadline:
             assert set(pool.map(embed, range(40))) == {200}
             sent += 40
-    assert len(list(temporary.glob("*/counter_*.db"))) == 2
+    assert len(list(temporary.glob("*/metrics/counter_*.db"))) == 2
     metrics = httpx.get(server.address + "/metrics").text
     assert f'incipit_requests_total{{door="native",model="gpt",outcome="ok"}} {sent}.0' in metrics
     assert f'incipit_tokens_total{{model="gpt"}} {3 * sent}.0' in metrics
