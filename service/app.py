@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
@@ -18,6 +19,7 @@ from incipit.service.metrics import Metrics
 from incipit.service.repository import Repository
 from incipit.service.runtime import choose_provider, usable_cores
 from incipit.service.settings import Settings
+from incipit.service.streams import Streams
 
 VERSION = version("incipit")
 
@@ -44,18 +46,21 @@ def create_app(settings: Settings, shared: Path | None = None) -> Entry:
 
     """
     engine = create_engine(settings, shared)
+    streams = Streams(engine.metrics, settings.stream_idle_seconds, settings.stream_seconds)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
         following = asyncio.create_task(engine.control.run())
+        # What the server's connections know of the application.
+        state = {"streams": streams}
         if settings.grpc_port is None:
-            yield
+            yield state
         else:
             # Only who serves gRPC pays for importing it.
             from incipit.service.rpc.server import running
 
             async with running(engine, VERSION, settings):
-                yield
+                yield state
         following.cancel()
         engine.scheduler.close()
 
@@ -73,7 +78,7 @@ def create_app(settings: Settings, shared: Path | None = None) -> Entry:
     app.include_router(embed.router(embedding))
     app.include_router(bias.router(engine, settings.max_body_bytes))
     app.include_router(models.router(engine))
-    app.include_router(decode.router(engine))
+    app.include_router(decode.router(engine, streams, settings.max_body_bytes))
     app.include_router(open_inference.router(engine, inference, VERSION, settings.max_body_bytes))
     app.include_router(openai.router(engine, settings.max_body_bytes))
     app.include_router(health.router(engine))

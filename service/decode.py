@@ -1,65 +1,159 @@
-"""A decode stream: the running offset of one sequence, kept by the connection that it belongs to."""
+"""A decode stream: the running offsets of its rows, kept by the connection that it belongs to.
+
+Letters: R rows of the stream, T tokens of a step.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from incipit.service.engine import Engine
-from incipit.service.errors import IncipitError, Invalid
-from incipit.service.messages import DTYPES, Request, Rows, TokenAnswer
+from incipit.service.errors import Conflict, IncipitError, Invalid
+from incipit.service.messages import DTYPES, Int64, Request, Rows, TokenAnswer
+from incipit.service.operations import Close, Message, Options, Step, check_count, check_each, check_stated, per_row
+from incipit.service.positions import count_real
 from incipit.service.repository import Model
+from incipit.service.validation import check_like
+
+
+@dataclass(frozen=True)
+class _Done:
+    """The last numbered message, and the offsets around it: enough to answer it again, since answers are pure."""
+
+    number: int
+    digest: bytes
+    before: Int64
+    after: Int64
 
 
 class DecodeStream:
-    """One sequence that is fed step by step.
+    """Rows that are fed step by step.
 
     Args:
         engine: answers the steps.
         model: stays the same for the whole stream.
-        offset: tokens already fed before the stream opened; it may be max_len, where nothing fits any more.
-        dtype: a key of DTYPES.
+        options: offsets, outputs and type.
 
     Raises:
-        Invalid: the offset or the type is not allowed.
+        Invalid: an offset, output or type is not allowed.
+        TooLarge: more rows than a step may have tokens.
 
     """
 
-    def __init__(self, engine: Engine, model: Model, offset: int = 0, dtype: str = "float32") -> None:
-        if not 0 <= offset <= model.manifest.limit:
-            raise Invalid("offset", offset, f"0 to {model.manifest.limit}")
-        if dtype not in DTYPES:
-            raise Invalid("dtype", dtype, ", ".join(DTYPES))
+    def __init__(self, engine: Engine, model: Model, options: Options) -> None:
+        check_count("rows", options.rows, engine.max_tokens)
+        offset = per_row("offset", options.offset, options.rows)
+        check_each("offset", offset, np.full(options.rows, model.manifest.limit))
+        if options.dtype not in DTYPES:
+            raise Invalid("dtype", options.dtype, ", ".join(DTYPES))
+        for output in options.outputs:
+            if output not in model.manifest.widths:
+                raise Invalid("output", output, ", ".join(model.manifest.widths))
         self.offset = offset
         self.model = model
+        self.options = options
         self._engine = engine
-        self._dtype = dtype
+        self._last: _Done | None = None
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Put the offset back where the block fails: a step whose answer cannot be given has not been made."""
-        before = self.offset
+        """Put everything back where the block fails: a step whose answer cannot be given has not been made."""
+        before = self.offset, self._last
         try:
             yield
         except IncipitError:
-            self.offset = before
+            self.offset, self._last = before
             raise
 
-    async def step(self, input_ids: Rows, token_type_ids: Rows | None = None) -> TokenAnswer:
-        """Return the vectors of the next tokens, one row of them, and advance the offset.
+    async def do(self, message: Message) -> TokenAnswer | None:
+        """Do what the message says and return the vectors of a step; None of anything else.
+
+        A numbered message that is sent again, before any other changed an offset, is answered again and changes
+        nothing.
 
         Raises:
-            ClientFault: the step is not allowed; it changed nothing.
+            ClientFault: it is not allowed; it changed nothing.
 
         """
-        if len(input_ids.lengths) != 1:
-            raise Invalid("input_ids", f"{len(input_ids.lengths)} rows", "one row: a stream is one sequence")
-        request = Request(
-            input_ids=input_ids,
-            offset=np.array([self.offset]),
-            indices={} if token_type_ids is None else {"token_type_ids": token_type_ids},
-            dtype=self._dtype,
-        )
-        answer = await self._engine.embed(self.model, request)
-        self.offset = int(answer.next_offset[0])
+        operation, before = message.operation, self.offset
+        repeated = self._repeats(message)
+        if repeated is not None:
+            before = repeated.before
+        answer: TokenAnswer | None = None
+        if isinstance(operation, Step):
+            answer = await self._feed(operation, before)
+            after = answer.next_offset
+        elif isinstance(operation, Close):
+            after = before
+        else:
+            after = operation.after(before, self.model.manifest.limit, self._engine.max_tokens)
+        if repeated is None:
+            self.offset = after
+            if message.number:
+                self._last = _Done(message.number, message.digest, before, after)
         return answer
+
+    def _repeats(self, message: Message) -> _Done | None:
+        """Return what was done before, if this message is the one that did it."""
+        last = self._last
+        if not message.number or last is None or message.number > last.number:
+            return None
+        # The same array, not an equal one: a change without a number leads elsewhere even where it leads back.
+        if message.number == last.number and message.digest == last.digest and last.after is self.offset:
+            return last
+        again = f", or {last.number} again with the same content" if last.after is self.offset else ""
+        raise Conflict("step", message.number, f"more than {last.number}{again}")
+
+    async def _feed(self, step: Step, offset: Int64) -> TokenAnswer:
+        """Return the vectors of a step that begins at `offset`, int64 (R,), and the offsets after it."""
+        ids = step.input_ids
+        if len(ids.lengths) != len(offset):
+            allowed = "one row" if len(offset) == 1 else f"{len(offset)} rows"
+            raise Invalid("input_ids", f"{len(ids.lengths)} rows", f"{allowed}, as the stream has")
+        if step.offset is not None:
+            check_stated(step.offset, offset)
+        request = Request(
+            input_ids=ids,
+            offset=offset if step.position_ids is None else None,
+            position_ids=step.position_ids,
+            attention_mask=step.attention_mask,
+            indices=step.indices,
+            outputs=self.options.outputs,
+            dtype=self.options.dtype,
+        )
+        if ids.lengths.all() or not len(ids.values):
+            answer = await self._engine.embed(self.model, request)
+            return replace(answer, next_offset=self._after(request, answer, offset))
+        kept = np.flatnonzero(ids.lengths)
+        request = _without_empty(request, kept)
+        answer = await self._engine.embed(self.model, request)
+        after = offset.copy()
+        after[kept] = self._after(request, answer, offset[kept])
+        flat = {name: tensor.reshape(-1, tensor.shape[-1]) for name, tensor in answer.tensors.items()}
+        return replace(answer, tensors=flat, lengths=ids.lengths, next_offset=after)
+
+    def _after(self, request: Request, answer: TokenAnswer, offset: Int64) -> Int64:
+        """Return the offsets after a request: a row whose every token is padding stays where it is."""
+        if request.position_ids is None:
+            return answer.next_offset
+        return np.where(count_real(request, self.model.manifest), answer.next_offset, offset)
+
+
+def _without_empty(request: Request, kept: Int64) -> Request:
+    """Return the request without its empty rows; messages call the others what they were called."""
+    ids = request.input_ids
+
+    def compact(field: str, rows: Rows) -> Rows:
+        check_like(field, rows, ids)
+        return Rows(rows.values, rows.lengths[kept], numbers=kept)
+
+    return replace(
+        request,
+        input_ids=compact("input_ids", ids),
+        offset=None if request.offset is None else request.offset[kept],
+        position_ids=None if request.position_ids is None else compact("position_ids", request.position_ids),
+        attention_mask=None if request.attention_mask is None else compact("attention_mask", request.attention_mask),
+        indices={name: compact(name, rows) for name, rows in request.indices.items()},
+    )

@@ -30,12 +30,14 @@ class Rows:
         values: int64 (T,), all rows.
         lengths: int64 (B,), the length of each; they sum to T.
         flat: they came as one list of values rather than as a list of rows; matters to messages only.
+        numbers: int64 (B,), what messages call each row; None for 0, 1, …
 
     """
 
     values: Int64
     lengths: Int64
     flat: bool = False
+    numbers: Int64 | None = None
 
     @classmethod
     def of_array(cls, array: Int64) -> "Rows":
@@ -70,7 +72,18 @@ class Rows:
         if self.flat:
             return f"[{index}]"
         row = int(np.searchsorted(self.starts, index, side="right")) - 1
-        return f"[{row}][{index - int(self.starts[row])}]"
+        return f"[{self.number(row)}][{index - int(self.starts[row])}]"
+
+    def number(self, row: int) -> int:
+        """Return what messages call a row."""
+        return row if self.numbers is None else int(self.numbers[row])
+
+    def columns(self, begin: int, end: int) -> "Rows":
+        """Return of each row the values from `begin` up to `end`; rows that end before are empty."""
+        lengths = np.clip(self.lengths, begin, end) - begin
+        part = Rows(np.empty(0, np.int64), lengths, self.flat)
+        index = part.spread(self.starts + begin - part.starts) + np.arange(int(lengths.sum()))
+        return Rows(self.values[index], lengths, self.flat)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,6 +93,12 @@ class Metrics:
             registry=self._registry,
         )
         self._tokens = Counter("incipit_tokens", "Tokens embedded.", ["model"], registry=self._registry)
+        self._operations = Counter(
+            "incipit_stream_operations",
+            "Messages of decode streams answered without an error, by model and operation.",
+            ["model", "operation"],
+            registry=self._registry,
+        )
         self._streams = Gauge(
             "incipit_streams_open",
             "Decode streams open now.",
@@ -160,6 +166,10 @@ class Metrics:
     def tokens(self, model: str, count: int) -> None:
         """Count tokens that were embedded."""
         self._tokens.labels(model).inc(count)
+
+    def operation(self, model: str, operation: str) -> None:
+        """Count a message of a stream; `operation` is one of a few names."""
+        self._operations.labels(model, operation).inc()
 
     @contextmanager
     def stream(self) -> Iterator[None]:

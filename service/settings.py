@@ -32,6 +32,8 @@ class Settings(BaseSettings):
         max_body_bytes: largest request body, in bytes.
         max_tokens: most tokens of one request.
         max_waiting: most pieces of work that wait for a thread.
+        stream_idle_seconds: how long a decode stream may wait for its client to send, or to read.
+        stream_seconds: how long a decode stream may stay open.
 
     """
 
@@ -50,3 +52,5 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(16 * 2**20, ge=1)
     max_tokens: int = Field(65536, ge=1)
     max_waiting: int = Field(64, ge=1)
+    stream_idle_seconds: int = Field(600, ge=1)
+    stream_seconds: int = Field(86400, ge=1)

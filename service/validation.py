@@ -51,13 +51,13 @@ def check(request: Request, manifest: Manifest, max_tokens: int) -> None:
     for name, rows in request.indices.items():
         if name not in manifest.indices:
             raise Invalid(name, "a value", f"nothing, since this model has no {_WHAT.get(name, name)}")
-        _check_like(name, rows, ids)
+        check_like(name, rows, ids)
         _check_range(name, rows, manifest.indices[name])
     for name in manifest.needed:
         if name not in request.indices:
             raise Invalid(name, "nothing", "one for each token, since none is not 0 for this model")
     if request.attention_mask is not None:
-        _check_like("attention_mask", request.attention_mask, ids)
+        check_like("attention_mask", request.attention_mask, ids)
         _check_range("attention_mask", request.attention_mask, 2)
     if request.pooling != "none" and not (real := count_real(request, manifest)).all():
         row = int(np.flatnonzero(real == 0)[0])
@@ -70,7 +70,7 @@ def check(request: Request, manifest: Manifest, max_tokens: int) -> None:
             raise Invalid(
                 "truncate", "truncate and position_ids", "one of them: no length is too long for position_ids"
             )
-        _check_like("position_ids", request.position_ids, ids)
+        check_like("position_ids", request.position_ids, ids)
         _check_range("position_ids", request.position_ids, limit)
     else:
         _check_offset(request, manifest, limit)
@@ -132,8 +132,13 @@ def check_stem(request: StemRequest, manifest: StemManifest, max_tokens: int) ->
         raise TooLarge(expected.name, f"{tokens} vectors", f"at most {max_tokens} vectors in an answer")
 
 
-def _check_like(field: str, rows: Rows, ids: Rows) -> None:
-    """Check that `rows` pair with the ids one by one."""
+def check_like(field: str, rows: Rows, ids: Rows) -> None:
+    """Check that `rows` pair with the ids one by one.
+
+    Raises:
+        Invalid: another number of rows, or of values in a row.
+
+    """
     if len(rows.lengths) != len(ids.lengths):
         raise Invalid(field, f"{len(rows.lengths)} rows", f"{len(ids.lengths)} rows, as input_ids has")
     differing = np.flatnonzero(rows.lengths != ids.lengths)
@@ -167,7 +172,7 @@ def _check_offset(request: Request, manifest: Manifest, limit: int) -> None:
         row = int(beyond[0])
         start, tokens = int(np.broadcast_to(offset, batch)[row]), int(least[row])
         raise Invalid(
-            f"offset[{row}] + tokens",
+            f"offset[{request.input_ids.number(row)}] + tokens",
             f"{start} + {tokens} = {start + tokens}",
             f"at most {limit}, the max_len of this model",
         )

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.supervisors import Multiprocess
 
 from incipit.service import metrics
@@ -36,6 +38,9 @@ def serve(settings: Settings, announce: Announce) -> None:
 
     """
     listener = listen("port", settings.host, settings.port)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit it
+        # Who does not read is dropped, and with him what waits to be sent.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * settings.stream_idle_seconds)
     if settings.grpc_port is not None:
         # Only whether it is free: gRPC itself would share a port with another server without a word.
         listen("grpc-port", settings.host, settings.grpc_port).close()
@@ -59,6 +64,23 @@ def serve(settings: Settings, announce: Announce) -> None:
         processes = Multiprocess(_configure(settings, partial(create_app, settings, shared), factory=True), [listener])
         announce(address, models)  # from now on it obeys signals
         processes.run()
+
+
+class _Http(HttpToolsProtocol):
+    """Ends the decode streams when the server stops; uvicorn alone would wait for them."""
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self.app_state["streams"].drain()
+
+
+class _WebSocket(WebSocketsSansIOProtocol):
+    """Lets a decode stream say where it is before it is closed."""
+
+    def shutdown(self) -> None:
+        if self.close_sent or not self.handshake_complete:
+            super().shutdown()
+        self.app_state["streams"].drain()
 
 
 class _Server(uvicorn.Server):
@@ -94,7 +116,8 @@ def _configure(settings: Settings, app: Callable[..., object], factory: bool = F
         log_config=LOGGING,
         access_log=False,
         server_header=False,
-        ws="websockets-sansio",
+        http=_Http,
+        ws=_WebSocket,
         ws_max_size=settings.max_body_bytes,
         ws_per_message_deflate=False,
         timeout_graceful_shutdown=GRACE_SECONDS,

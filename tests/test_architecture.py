@@ -18,7 +18,8 @@ SERVICE = {
     "checksums": {"manifest", "files", "errors"},
     "graphs": {"manifest", "files", "errors"},
     "runtime": {"manifest", "messages", "errors"},
-    "wire": {"metrics", "manifest", "messages", "errors"},
+    "operations": {"messages", "errors"},
+    "wire": {"operations", "metrics", "manifest", "messages", "errors"},
     "positions": {"manifest", "messages"},
     "truncation": {"positions", "manifest", "messages"},
     "pooling": {"messages"},
@@ -41,8 +42,9 @@ SERVICE = {
         "messages",
         "errors",
     },
-    "decode": {"engine", "repository", "messages", "errors"},
-    "api": {"decode", "engine", "wire", "repository", "manifest", "messages", "errors"},
+    "decode": {"engine", "operations", "validation", "positions", "repository", "messages", "errors"},
+    "streams": {"metrics"},
+    "api": {"decode", "streams", "operations", "engine", "wire", "repository", "manifest", "messages", "errors"},
     "rpc": {"engine", "settings", "wire", "errors"},
 }
 ROOMS = {

@@ -1,99 +1,108 @@
-"""The streaming door: WebSocket `/models/{name}/decode`. See `docs/decode.md` for its messages."""
+"""The streaming doors: WebSocket and HTTP `/models/{name}/decode`. See `docs/decode.md` for the messages."""
+
+import asyncio
+from functools import partial
 
 import orjson
-from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+from fastapi import APIRouter, Request, WebSocket, WebSocketDisconnect
+from fastapi.responses import Response
+from starlette.types import Message
 
-from incipit.service.api import problems
+from incipit.service.api import problems, schemas
+from incipit.service.api.events import open_events
+from incipit.service.api.lines import FAREWELL_SECONDS, Lines
+from incipit.service.api.media import EVENTS, JSON, NDJSON, answer_type, body_type
 from incipit.service.api.query import single_values
-from incipit.service.decode import DecodeStream
+from incipit.service.api.session import Session
 from incipit.service.engine import Engine
-from incipit.service.errors import IncipitError, Invalid
-from incipit.service.messages import Rows
-from incipit.service.wire import frames
-from incipit.service.wire.native import ENCODINGS, answer_json, read_json, read_query, write_json
-from incipit.service.wire.rows import refuse_unknown, rows_of_json
+from incipit.service.errors import IncipitError
+from incipit.service.streams import Closing, Lifetime, Streams
+from incipit.service.wire import frames, steps
+from incipit.service.wire.native import read_query
 
-OPTIONS = ("offset", "dtype", "encoding")
-FIELDS = ("input_ids", "token_type_ids")
+CODES = {"close": 1000, "shutdown": 1012, "idle": 1008, "time": 1008}
+LONGEST_REASON = 123
+"""Bytes, of a close frame (RFC 6455, section 5.5)."""
 
 
-def router(engine: Engine) -> APIRouter:
-    """Return the routes of this door."""
-    routes = APIRouter()
+def router(engine: Engine, streams: Streams, max_body_bytes: int) -> APIRouter:
+    """Return the routes of these doors."""
+    routes = APIRouter(tags=["decode"])
 
     @routes.websocket("/models/{name}/decode")
     @routes.websocket("/models/{name}/versions/{version}/decode")
-    async def decode(socket: WebSocket, name: str, version: str | None = None) -> None:
+    async def socket(socket: WebSocket, name: str, version: str | None = None) -> None:
         try:
             with engine.metrics.request("decode-open"):
-                stream, encoding = open_stream(engine, name, version, single_values(socket.query_params))
+                fields = read_query(single_values(socket.query_params))
+                session = Session(engine, engine.repository.get(name, version), fields)
         except IncipitError as error:
             await socket.send_denial_response(problems.respond(error, socket.url.path))
             return
         await socket.accept()
-        with engine.metrics.stream():
+        with streams.open() as lifetime:
             try:
-                while True:
-                    message = await socket.receive()
-                    if message["type"] == "websocket.disconnect":
-                        return
-                    if message.get("bytes") is not None:
-                        await socket.send_bytes(await answer_frame(engine, stream, message["bytes"]))
-                    else:
-                        await socket.send_text(await answer_text(engine, stream, message["text"], encoding))
+                await converse(socket, session, lifetime)
             except WebSocketDisconnect:  # the client left while it was answered
                 return
+
+    async def decode(request: Request, name: str, version: str | None = None) -> Response:
+        with engine.metrics.request("decode-open") as observation:
+            model = engine.repository.get(name, version)
+            observation.model = model.name
+            media = answer_type(", ".join(request.headers.getlist("accept")), (NDJSON, EVENTS))
+            fields = read_query(single_values(request.query_params))
+            if media == EVENTS:
+                body_type(request.headers.get("content-type"), (JSON,))
+                return await open_events(engine, streams, model, request, fields, max_body_bytes)
+            body_type(request.headers.get("content-type"), (NDJSON,))
+            return Lines(streams, Session(engine, model, fields), max_body_bytes)
+
+    @routes.post("/models/{name}/decode", **schemas.DECODE)
+    async def decode_newest(request: Request, name: str) -> Response:
+        """Answer lines of steps as they come, or a known list of ids as events, from the model's highest version."""
+        return await decode(request, name)
+
+    @routes.post("/models/{name}/versions/{version}/decode", **schemas.DECODE)
+    async def decode_version(request: Request, name: str, version: str) -> Response:
+        """Answer lines of steps as they come, or a known list of ids as events, from one version of the model."""
+        return await decode(request, name, version)
 
     return routes
 
 
-def open_stream(engine: Engine, name: str, version: str | None, query: dict[str, str]) -> tuple[DecodeStream, str]:
-    """Open a stream by its query, and return it with the encoding of its JSON answers."""
-    model = engine.repository.get(name, version)
-    options = read_query(query)
-    refuse_unknown(options, OPTIONS)
-    offset, encoding = options.get("offset", 0), options.get("encoding", ENCODINGS[0])
-    if type(offset) is not int:
-        raise Invalid("offset", offset, "an integer")
-    if encoding not in ENCODINGS:
-        raise Invalid("encoding", encoding, ", ".join(ENCODINGS))
-    return DecodeStream(engine, model, offset, options.get("dtype", "float32")), encoding
-
-
-async def answer_frame(engine: Engine, stream: DecodeStream, frame: bytes) -> bytes:
-    """Answer a binary step; an error changes nothing and is a frame too."""
+async def converse(socket: WebSocket, session: Session, lifetime: Lifetime) -> None:
+    """Answer message after message, until either side ends the stream."""
+    last: Message = {}
     try:
-        with engine.metrics.request("decode") as observation, stream.attempt():
-            observation.model = stream.model.name
-            step = await engine.scheduler.run(len(frame), lambda: frames.read_step(frame))
-            answer = await stream.step(step.input_ids)
-            return await engine.scheduler.run(answer.size, lambda: frames.write_vectors(answer, step.number))
-    except IncipitError as error:
-        return frames.write_error(problems.problem(error), frames.step_number(frame))
+        while True:
+            message = await lifetime.wait(socket.receive)
+            if message["type"] == "websocket.disconnect":
+                return
+            last = message
+            if message.get("bytes") is not None:
+                await lifetime.wait(partial(socket.send_bytes, await session.answer_frame(message["bytes"])))
+            else:
+                answer = await session.answer_text(message["text"].encode())
+                await lifetime.wait(partial(socket.send_text, answer.decode()))
+            # Neither receiving nor sending lets others run while messages wait.
+            await asyncio.sleep(0)
+    except Closing as closing:
+        await say_goodbye(socket, session, last, closing)
 
 
-async def answer_text(engine: Engine, stream: DecodeStream, text: str, encoding: str) -> str:
-    """Answer a JSON step; an error changes nothing and is a JSON object with the key `error`."""
+async def say_goodbye(socket: WebSocket, session: Session, last: Message, closing: Closing) -> None:
+    """Tell the client, in the kind of its last message, where its rows are, and close."""
+    offset, frame = session.stream.offset, last.get("bytes")
+    reason = orjson.dumps({"closing": closing.reason, "next_offset": offset.tolist()}).decode()
+    if len(reason) > LONGEST_REASON:
+        reason = closing.reason
     try:
-        with engine.metrics.request("decode") as observation, stream.attempt():
-            observation.model = stream.model.name
-            rows, segments = await engine.scheduler.run(len(text), lambda: read_text(text), text=True)
-            answer = await stream.step(rows, segments)
-            return await engine.scheduler.run(
-                answer.size,
-                lambda: write_json(answer_json(answer, encoding)).decode(),
-                text=encoding == "float",
-            )
-    except IncipitError as error:
-        return orjson.dumps({"error": orjson.Fragment(problems.problem(error))}).decode()
-
-
-def read_text(text: str) -> tuple[Rows, Rows | None]:
-    """Read a JSON step: its ids, and their segments if they are given."""
-    document = read_json(text.encode())
-    refuse_unknown(document, FIELDS)
-    segments = document.get("token_type_ids")
-    return (
-        rows_of_json("input_ids", document.get("input_ids")),
-        None if segments is None else rows_of_json("token_type_ids", segments),
-    )
+        async with asyncio.timeout(FAREWELL_SECONDS):
+            if frame is None and last:
+                await socket.send_text(steps.write_state(offset, closing=closing.reason).decode())
+            elif frame is not None and frames.header_of(frame)[0] == 2:
+                await socket.send_bytes(frames.write_closing(offset, closing.reason))
+            await socket.close(CODES[closing.reason], reason)
+    except TimeoutError:  # it does not read
+        return

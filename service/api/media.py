@@ -9,6 +9,8 @@ JSON = "application/json"
 BYTES = "application/octet-stream"
 NPY = "application/x-npy"
 SAFETENSORS = "application/x-safetensors"
+NDJSON = "application/x-ndjson"
+EVENTS = "text/event-stream"
 
 
 def body_type(content_type: str | None, readable: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ STATUS: dict[type[errors.IncipitError], int] = {
     errors.Invalid: 422,
     errors.NotFound: 404,
     errors.Forbidden: 403,
+    errors.Conflict: 409,
     errors.TooLarge: 413,
     errors.UnsupportedFormat: 415,
     errors.NotAcceptable: 406,

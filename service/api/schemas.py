@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from incipit.service.api.media import BYTES, JSON, NPY, SAFETENSORS
+from incipit.service.api.media import BYTES, EVENTS, JSON, NDJSON, NPY, SAFETENSORS
 from incipit.service.api.problems import MEDIA_TYPE
 from incipit.service.manifest import Manifest, ParityReport, StemManifest
 
@@ -155,6 +155,38 @@ BIAS: dict[str, Any] = {
     "responses": {200: {"model": BiasAnswer, "content": ARRAYS}, **PROBLEMS},
     "openapi_extra": {
         "requestBody": {"required": True, "content": {JSON: {"schema": BiasRequest.model_json_schema()}}}
+    },
+}
+
+
+class DecodeRequest(BaseModel):
+    """A known list of ids, answered as events; as lines, each message of `docs/decode.md` stands alone."""
+
+    input_ids: Rows = Field(description="Rows of token ids, which may differ in length; a flat list is one row.")
+    chunk: int = Field(1, description="Tokens of each row in one event.")
+    offset: int | list[int] = Field(0, description="Real tokens already fed: one number, or one for each row.")
+    rows: int | None = Field(None, description="Number of rows; default those of input_ids.")
+    position_ids: Rows | None = Field(None, description="Position index of each token.")
+    token_type_ids: Rows | None = Field(
+        None, description="Segment of each token; default 0. Further inputs of a model stand beside it by name."
+    )
+    attention_mask: Rows | None = Field(None, description="1 for a real token, 0 for padding; default 1.")
+    output: str | list[str] = Field("embeddings", description="Which output, or several.")
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    encoding: Literal["base64", "float"] = Field("base64", description="How JSON holds the vectors.")
+
+
+TEXT: dict[str, Any] = {"schema": {"type": "string"}}
+DECODE: dict[str, Any] = {
+    "responses": {
+        200: {"description": "Answers as they are ready.", "content": {NDJSON: TEXT, EVENTS: TEXT}},
+        **PROBLEMS,
+    },
+    "openapi_extra": {
+        "requestBody": {
+            "required": True,
+            "content": {NDJSON: TEXT, JSON: {"schema": DecodeRequest.model_json_schema()}},
+        }
     },
 }
 

@@ -9,6 +9,7 @@ STATUS: dict[type[errors.IncipitError], grpc.StatusCode] = {
     errors.Invalid: grpc.StatusCode.INVALID_ARGUMENT,
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
     errors.Forbidden: grpc.StatusCode.PERMISSION_DENIED,
+    errors.Conflict: grpc.StatusCode.ABORTED,
     errors.TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.UnsupportedFormat: grpc.StatusCode.INVALID_ARGUMENT,
     errors.NotAcceptable: grpc.StatusCode.INVALID_ARGUMENT,

@@ -1,103 +1,193 @@
-"""Binary frames of a decode stream, version 1. Little-endian, no padding.
+"""Binary frames of a decode stream. Little-endian, no padding.
 
 Every frame begins with 24 bytes:
 
-    bytes   field
+    bytes   field      version 2                                                version 1
     0-3     magic      "INCP"
-    4       version    1
-    5       kind       1 step (client), 2 vectors (server), 3 error (server)
-    6-7     flags      0; every bit is reserved
-    8-11    step       a number that the client chooses; the answer repeats it
-    12-15   rows       R, number of rows; 1
+    4       version    2                                                        1
+    5       kind       see below                                                1 step, 2 vectors, 3 error
+    6-7     flags      of a step: which parts it has; else 0                    0
+    8-11    step       0, or the client's number, ascending; the answer         any number; the answer
+                       repeats it                                               repeats it
+    12-15   rows       R, number of rows, or of integers
     16-19   tokens     T, number of tokens of all rows
     20      dtype      of vectors: 1 float32, 2 float16, 3 bfloat16; 0 in other frames
-    21-23   width      D of vectors; 0 in other frames
+    21-23               N, how many outputs vectors have, then 0                width D of vectors; else 0
 
-Then come, in a step: ids int64 (T), lengths uint32 (R). In vectors: next offsets int64 (R), lengths uint32 (R),
-vectors (T, D) in `dtype`. In an error: the problem as UTF-8 JSON. A reader refuses what it does not know, so that
-later kinds and flags do not change the meaning of these.
+Version 2, from the client:
+
+    1   step       ids int64 (T); with flag 1 position_ids int64 (T); with flag 2 attention_mask int64 (T); with flag
+                   256 << i the i-th of the model's further inputs int64 (T), in the order of its manifest; with flag 4
+                   the offsets that the client takes the rows to be at, int64 (R); lengths of the rows uint32 (R)
+    4   rewind     offsets int64 (R), one or one for each row
+    5   reorder    for each new row, the old one, int64 (R)
+    6   append     offsets of the new rows int64 (R)
+    7   drop       rows int64 (R)
+    8   ping
+    9   close
+
+and from the server:
+
+    2   vectors    next offsets int64 (R), lengths uint32 (R), widths uint32 (N), each output (T, width) in `dtype`
+    3   error      the problem as UTF-8 JSON
+    10  state      next offsets int64 (R): the answer to kinds 4 to 8
+    11  closing    next offsets int64 (R), then the reason as UTF-8: the last frame
+
+Version 1 has one output. Its step holds ids int64 (T), lengths uint32 (R); its vectors next offsets int64 (R), lengths
+uint32 (R), vectors (T, D) in `dtype`. A reader refuses what it does not know, so that later kinds and flags do not
+change the meaning of these.
 """
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from incipit.service.errors import Invalid, Malformed
-from incipit.service.manifest import EMBEDDINGS
-from incipit.service.messages import Rows, TokenAnswer
+from incipit.service.messages import Int64, Rows, TokenAnswer
+from incipit.service.operations import OF_INTEGERS, OF_NOTHING, Message, Operation, Step
 from incipit.service.wire.content import raw_bytes
+from incipit.service.wire.steps import digest
 
-MAGIC, VERSION = b"INCP", 1
+MAGIC = b"INCP"
 HEADER = struct.Struct("<4sBBHIIIB3s")
-STEP, VECTORS, ERROR = 1, 2, 3
+STEP, VECTORS, ERROR, REWIND, REORDER, APPEND, DROP, PING, CLOSE, STATE, CLOSING = range(1, 12)
+POSITIONS, MASK, OFFSETS, FURTHER = 1, 2, 4, 256
 DTYPE_CODES = {"float32": 1, "float16": 2, "bfloat16": 3}
+NAMES = {
+    STEP: "step",
+    REWIND: "rewind",
+    REORDER: "reorder",
+    APPEND: "append",
+    DROP: "drop",
+    PING: "ping",
+    CLOSE: "close",
+}
+KINDS = {1: (STEP,), 2: tuple(NAMES)}
+"""What a client may send, by version."""
 
 
-@dataclass(frozen=True)
-class Step:
-    """The ids that a stream is fed next, and the client's number for them."""
-
-    number: int
-    input_ids: Rows
-
-
-def read_step(frame: bytes) -> Step:
-    """Read a step.
+def read_frame(frame: bytes, indices: Iterable[str] = ()) -> Message:
+    """Read what a client sends; `indices` are the further inputs of the model, in the order of its manifest.
 
     Raises:
-        Malformed: no frame of this version, or another size than it declares.
+        Malformed: no frame of a known version, or another size than it declares.
         Invalid: a kind or flag that is not known.
 
     """
     if len(frame) < HEADER.size:
         raise Malformed("frame", f"{len(frame)} bytes", f"a header of {HEADER.size} bytes and what it declares")
     magic, version, kind, flags, number, rows, tokens, dtype, width = HEADER.unpack_from(frame)
-    if magic != MAGIC or version != VERSION:
-        raise Malformed("frame", f"magic {magic!r}, version {version}", f"magic {MAGIC!r}, version {VERSION}")
-    if kind != STEP:
-        raise Invalid("kind", kind, f"{STEP}, a step")
-    if flags or dtype or any(width):
-        raise Invalid("flags, dtype and width", f"{flags}, {dtype} and {width.hex()}", "0 in a step")
-    declared = HEADER.size + 8 * tokens + 4 * rows
-    if len(frame) != declared:
-        raise Malformed("frame", f"{len(frame)} bytes", f"{declared} bytes for {tokens} tokens in {rows} rows")
-    lengths = np.frombuffer(frame, "<u4", rows, HEADER.size + 8 * tokens).astype(np.int64)
+    if magic != MAGIC or version not in KINDS:
+        raise Malformed("frame", f"magic {magic!r}, version {version}", f"magic {MAGIC!r}, version 1 or 2")
+    if kind not in KINDS[version]:
+        raise Invalid("kind", kind, ", ".join(f"{code} ({NAMES[code]})" for code in KINDS[version]))
+    parts = _parts(indices) if version == 2 and kind == STEP else {}
+    unknown = flags & ~sum(parts.values())
+    if unknown or dtype or any(width):
+        known = f"flags {sum(parts.values())} and 0" if parts else "0"
+        raise Invalid("flags, dtype and width", f"{flags}, {dtype} and {width.hex()}", f"{known} in a {NAMES[kind]}")
+    if kind == STEP:
+        operation: Operation = _read_step(frame, rows, tokens, [name for name, flag in parts.items() if flags & flag])
+    else:
+        operation = _read_operation(frame, NAMES[kind], rows, tokens)
+    # In version 1 the number is an echo and says nothing of repetitions.
+    return Message(operation) if version == 1 or not number else Message(operation, number, digest(frame))
+
+
+def _parts(indices: Iterable[str]) -> dict[str, int]:
+    """Return the parts that a step may have beside ids and lengths, in their order, and the flag of each."""
+    further = {name: FURTHER << index for index, name in enumerate(indices)}
+    return {"position_ids": POSITIONS, "attention_mask": MASK, **further, "offset": OFFSETS}
+
+
+def _read_step(frame: bytes, rows: int, tokens: int, parts: list[str]) -> Step:
+    stated = "offset" in parts
+    per_token = [name for name in parts if name != "offset"]
+    at = HEADER.size + 8 * tokens * (1 + len(per_token)) + 8 * rows * stated
+    _check_size(frame, at + 4 * rows, rows, tokens)
+    lengths = np.frombuffer(frame, "<u4", rows, at).astype(np.int64)
     if int(lengths.sum()) != tokens:
         raise Malformed("lengths", f"{int(lengths.sum())} tokens in all", f"{tokens}, as the header says")
-    # A copy, because the ids need not be aligned in the frame.
-    return Step(number, Rows(np.frombuffer(frame, "<i8", tokens, HEADER.size).astype(np.int64), lengths))
+    # A copy, because the values need not be aligned in the frame.
+    values = {
+        name: Rows(np.frombuffer(frame, "<i8", tokens, HEADER.size + 8 * tokens * index).astype(np.int64), lengths)
+        for index, name in enumerate(["input_ids", *per_token])
+    }
+    return Step(
+        input_ids=values.pop("input_ids"),
+        offset=np.frombuffer(frame, "<i8", rows, at - 8 * rows).astype(np.int64) if stated else None,
+        position_ids=values.pop("position_ids", None),
+        attention_mask=values.pop("attention_mask", None),
+        indices=values,
+    )
 
 
-def step_number(frame: bytes) -> int:
-    """Return the client's number of a frame that could not be read, or 0."""
-    return int(HEADER.unpack_from(frame)[4]) if len(frame) >= HEADER.size else 0
+def _read_operation(frame: bytes, name: str, rows: int, tokens: int) -> Operation:
+    _check_size(frame, HEADER.size + 8 * rows, rows, 0)
+    if tokens or (rows and name in OF_NOTHING):
+        nothing = "rows and tokens" if name in OF_NOTHING else "tokens"
+        raise Malformed("frame", f"{rows} rows and {tokens} tokens", f"no {nothing} in a {name}")
+    if name in OF_NOTHING:
+        return OF_NOTHING[name]()
+    return OF_INTEGERS[name](np.frombuffer(frame, "<i8", rows, HEADER.size).astype(np.int64))
 
 
-def write_vectors(answer: TokenAnswer, number: int) -> bytes:
-    """Write the answer to a step."""
-    vectors = answer.tensors[EMBEDDINGS]
-    tokens, width = int(answer.lengths.sum()), vectors.shape[-1]
+def _check_size(frame: bytes, declared: int, rows: int, tokens: int) -> None:
+    if len(frame) != declared:
+        raise Malformed("frame", f"{len(frame)} bytes", f"{declared} bytes for {tokens} tokens in {rows} rows")
+
+
+def header_of(frame: bytes) -> tuple[int, int]:
+    """Return the version in which a frame is answered, and the client's number; those of a broken one are 1 and 0."""
+    if len(frame) < HEADER.size:
+        return 1, 0
+    _, version, _, _, number, *_ = HEADER.unpack_from(frame)
+    return (2 if version == 2 else 1), int(number)
+
+
+def write_vectors(answer: TokenAnswer, number: int, version: int = 2) -> bytes:
+    """Write the answer to a step.
+
+    Raises:
+        Invalid: several outputs in version 1.
+
+    """
+    if version == 1:
+        if len(answer.tensors) > 1:
+            raise Invalid("output", list(answer.tensors), "one output, or frames of version 2")
+        tensors: list[NDArray[np.generic]] = list(answer.tensors.values())
+        last = tensors[0].shape[-1].to_bytes(3, "little")
+        widths: list[int] = []
+    else:
+        tensors = list(answer.tensors.values())
+        last = bytes((len(tensors), 0, 0))
+        widths = [tensor.shape[-1] for tensor in tensors]
+    rows, tokens = len(answer.lengths), int(answer.lengths.sum())
+    header = HEADER.pack(MAGIC, version, VECTORS, 0, number, rows, tokens, DTYPE_CODES[answer.dtype], last)
     return b"".join(
         (
-            HEADER.pack(
-                MAGIC,
-                VERSION,
-                VECTORS,
-                0,
-                number,
-                len(answer.lengths),
-                tokens,
-                DTYPE_CODES[answer.dtype],
-                width.to_bytes(3, "little"),
-            ),
+            header,
             answer.next_offset.astype("<i8").tobytes(),
             answer.lengths.astype("<u4").tobytes(),
-            raw_bytes(vectors),
+            struct.pack(f"<{len(widths)}I", *widths),
+            *map(raw_bytes, tensors),
         )
     )
 
 
-def write_error(problem: bytes, number: int) -> bytes:
+def write_state(offset: Int64, number: int = 0) -> bytes:
+    """Write where the rows are."""
+    return HEADER.pack(MAGIC, 2, STATE, 0, number, len(offset), 0, 0, bytes(3)) + offset.astype("<i8").tobytes()
+
+
+def write_closing(offset: Int64, reason: str, number: int = 0) -> bytes:
+    """Write the last words of a stream."""
+    header = HEADER.pack(MAGIC, 2, CLOSING, 0, number, len(offset), 0, 0, bytes(3))
+    return header + offset.astype("<i8").tobytes() + reason.encode()
+
+
+def write_error(problem: bytes, number: int, version: int = 2) -> bytes:
     """Write an error; `problem` is UTF-8 JSON."""
-    return HEADER.pack(MAGIC, VERSION, ERROR, 0, number, 0, 0, 0, bytes(3)) + problem
+    return HEADER.pack(MAGIC, version, ERROR, 0, number, 0, 0, 0, bytes(3)) + problem

@@ -15,11 +15,12 @@ INTEGER = "a 64-bit integer"
 LISTS = "a list of integers, or a list of such rows"
 
 
-def rows_of_json(field: str, value: Any) -> Rows:
+def rows_of_json(field: str, value: Any, empty: bool = False) -> Rows:
     """Read a list of rows, or a flat list, which is one row.
 
     Raises:
-        Invalid: something else, an empty batch or row, or a value that is no 64-bit integer (true and 1.0 are none).
+        Invalid: something else, an empty batch, a row that is empty where none may be `empty`, or a value that is no
+            64-bit integer (true and 1.0 are none).
 
     """
     if not isinstance(value, list):
@@ -29,7 +30,7 @@ def rows_of_json(field: str, value: Any) -> Rows:
     if not isinstance(value[0], list):
         return Rows(integers(field, value), np.array([len(value)]), flat=True)
     for index, row in enumerate(value):
-        if not isinstance(row, list) or not row:
+        if not isinstance(row, list) or not (row or empty):
             raise Invalid(f"{field}[{index}]", shown(row), "a row of at least one integer")
     lengths = np.fromiter(map(len, value), np.int64, len(value))
     values = list(chain.from_iterable(value))
@@ -38,7 +39,7 @@ def rows_of_json(field: str, value: Any) -> Rows:
 
 def integers(field: str, values: list[Any], place: Callable[[int], str] = lambda index: f"[{index}]") -> Int64:
     """Return a list of Python integers as int64; `place` says where one of them stands."""
-    if set(map(type, values)) == {int}:
+    if set(map(type, values)) <= {int}:
         try:
             return np.array(values, np.int64)
         except OverflowError:

@@ -11,9 +11,10 @@ import pytest
 from incipit.service.batching import Scheduler
 from incipit.service.decode import DecodeStream
 from incipit.service.engine import Engine
-from incipit.service.errors import ClientFault, Invalid, TooLarge, Unavailable
-from incipit.service.messages import Rows
+from incipit.service.errors import ClientFault, Conflict, Invalid, TooLarge, Unavailable
+from incipit.service.messages import Rows, TokenAnswer
 from incipit.service.metrics import Metrics
+from incipit.service.operations import Append, Close, Drop, Message, Operation, Options, Ping, Reorder, Rewind, Step
 from incipit.service.repository import Repository
 from incipit.service.runtime import CPU
 from incipit.service.wire.native import read_embed
@@ -26,22 +27,145 @@ def engine(tiny_repository: Path) -> Iterator[Engine]:
     scheduler.close()
 
 
+def rows(*each: list[int]) -> Rows:
+    return Rows(
+        np.array([value for row in each for value in row], np.int64), np.array([len(row) for row in each], np.int64)
+    )
+
+
 def row(*ids: int) -> Rows:
-    return Rows(np.array(ids, np.int64), np.array([len(ids)]))
+    return rows(list(ids))
 
 
-def stream_of(engine: Engine, name: str = "bert", **options: Any) -> DecodeStream:
-    return DecodeStream(engine, engine.repository.get(name), **options)
+def array(*values: int) -> Any:
+    return np.array(values, np.int64)
+
+
+def stream_of(engine: Engine, name: str = "bert", offset: tuple[int, ...] = (0,), **options: Any) -> DecodeStream:
+    wanted = Options(offset=array(*offset), **{"rows": len(offset)} | options)
+    return DecodeStream(engine, engine.repository.get(name), wanted)
+
+
+def do(stream: DecodeStream, operation: Operation, number: int = 0, digest: bytes = b"") -> TokenAnswer | None:
+    return asyncio.run(stream.do(Message(operation, number, digest)))
+
+
+def feed(stream: DecodeStream, ids: Rows, number: int = 0, digest: bytes = b"", **parts: Any) -> TokenAnswer:
+    answer = do(stream, Step(input_ids=ids, **parts), number, digest)
+    assert answer is not None
+    return answer
+
+
+def whole(stream: DecodeStream, **fields: Any) -> bytes:
+    """Return the vectors of one request, the rows one after another."""
+    request = read_embed(fields, indices=stream.model.manifest.indices).request
+    return asyncio.run(stream._engine.embed(stream.model, request)).tensors["embeddings"].tobytes()
 
 
 def test_steps_equal_one_request_bit_for_bit(engine: Engine) -> None:
-    stream = stream_of(engine, offset=2)
+    stream = stream_of(engine, offset=(2,))
     steps = [row(1), row(2, 3, 4), row(5, 6)]
-    parts = [asyncio.run(stream.step(step)).tensors["embeddings"] for step in steps]
-    request = read_embed({"input_ids": [1, 2, 3, 4, 5, 6], "offset": 2}).request
-    whole = asyncio.run(engine.embed(stream.model, request))
-    assert np.concatenate(parts, 1).tobytes() == whole.tensors["embeddings"].tobytes()
-    assert stream.offset == 8
+    parts = [feed(stream, step).tensors["embeddings"] for step in steps]
+    one = whole(stream, input_ids=[1, 2, 3, 4, 5, 6], offset=2)
+    assert np.concatenate(parts, 1).tobytes() == one
+    assert stream.offset.tolist() == [8]
+
+
+def test_rows_advance_by_their_own_lengths_also_by_none(engine: Engine) -> None:
+    stream = stream_of(engine, offset=(0, 3, 5))
+    first = feed(stream, rows([1, 2], [], [3]))
+    assert (first.lengths.tolist(), first.next_offset.tolist(), stream.offset.tolist()) == (
+        [2, 0, 1],
+        [2, 3, 6],
+        [2, 3, 6],
+    )
+    assert first.tensors["embeddings"].shape == (3, 4)
+    assert first.tensors["embeddings"].tobytes() == whole(stream, input_ids=[[1, 2], [3]], offset=[0, 5])
+    second = feed(stream, rows([4], [5], [6]))
+    assert second.tensors["embeddings"].shape == (3, 1, 4)
+    assert second.tensors["embeddings"].tobytes() == whole(stream, input_ids=[[4], [5], [6]], offset=[2, 3, 6])
+    third = feed(stream, rows([], [7, 8], []))
+    assert third.tensors["embeddings"].tobytes() == whole(stream, input_ids=[[7, 8]], offset=4)
+    assert stream.offset.tolist() == [3, 6, 7]
+
+
+def test_segments_masks_and_positions_belong_to_a_step_with_empty_rows(engine: Engine) -> None:
+    stream = stream_of(engine, offset=(1, 1, 1))
+    answer = feed(
+        stream,
+        rows([1, 2], [], [3, 4]),
+        attention_mask=rows([0, 1], [], [1, 1]),
+        indices={"token_type_ids": rows([0, 1], [], [1, 0])},
+    )
+    assert stream.offset.tolist() == [2, 1, 3]
+    fields = {"input_ids": [[1, 2], [3, 4]], "offset": 1, "token_type_ids": [[0, 1], [1, 0]]}
+    assert answer.tensors["embeddings"].tobytes() == whole(stream, **fields, attention_mask=[[0, 1], [1, 1]])
+    answer = feed(stream, rows([1], [2, 3], []), position_ids=rows([7], [0, 4], []))
+    assert answer.tensors["embeddings"].tobytes() == whole(stream, input_ids=[[1], [2, 3]], position_ids=[[7], [0, 4]])
+    assert stream.offset.tolist() == [8, 5, 3]
+
+
+def test_a_row_of_padding_alone_stays_where_it_is(engine: Engine) -> None:
+    stream = stream_of(engine, offset=(2, 3))
+    feed(stream, rows([1], [2]), position_ids=rows([5], [6]), attention_mask=rows([0], [1]))
+    assert stream.offset.tolist() == [2, 7]
+
+
+def test_operations_move_rows(engine: Engine) -> None:
+    stream = stream_of(engine, offset=(4, 5, 6))
+    for operation, offsets in (
+        (Ping(), [4, 5, 6]),
+        (Rewind(array(3, 5, 0)), [3, 5, 0]),
+        (Reorder(array(1, 1, 0)), [5, 5, 3]),
+        (Append(array(8, 0)), [5, 5, 3, 8, 0]),
+        (Drop(array(3, 0)), [5, 3, 0]),
+        (Rewind(array(0)), [0, 0, 0]),
+        (Close(), [0, 0, 0]),
+        (Drop(array(0, 1, 2)), []),
+        (Append(array(2)), [2]),
+        (Reorder(array()), []),
+    ):
+        assert do(stream, operation) is None
+        assert stream.offset.tolist() == offsets
+
+
+def test_a_rewound_row_is_fed_again(engine: Engine) -> None:
+    stream = stream_of(engine)
+    feed(stream, row(1, 2, 3, 4))
+    do(stream, Rewind(array(2)))
+    assert feed(stream, row(5)).tensors["embeddings"].tobytes() == whole(stream, input_ids=[5], offset=2)
+    assert stream.offset.tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind", "message"),
+    [
+        (Rewind(array(4, 4)), Invalid, r"^rewind\[1\]: got 4, allowed 0 to 3$"),
+        (Rewind(array(-1)), Invalid, r"^rewind\[0\]: got -1, allowed 0 to 4$"),
+        (Rewind(array(0, 0, 0)), Invalid, r"^rewind: got 3 values, allowed one value, or one for each of 2 rows$"),
+        (Reorder(array(0, 2)), Invalid, r"^reorder\[1\]: got 2, allowed 0 to 1$"),
+        (Reorder(array(-1)), Invalid, r"^reorder\[0\]: got -1, allowed 0 to 1$"),
+        (Reorder(array(*[0] * 7)), TooLarge, r"^reorder: got 7 rows, allowed at most 6 rows of a stream$"),
+        (Append(array(9)), Invalid, r"^append: got 9, allowed 0 to 8$"),
+        (Append(array(0, -1)), Invalid, r"^append\[1\]: got -1, allowed 0 to 8$"),
+        (Append(array(*[0] * 5)), TooLarge, r"^append: got 7 rows, allowed at most 6 rows of a stream$"),
+        (Drop(array(2)), Invalid, r"^drop\[0\]: got 2, allowed 0 to 1$"),
+        (Step(input_ids=rows([1], [1]), offset=array(4, 2)), Conflict, r"^offset\[1\]: got 2, allowed 3, where this"),
+        (Step(input_ids=rows([1], [1]), offset=array(4)), Conflict, r"^offset\[1\]: got 4, allowed 3, where this"),
+        (Step(input_ids=rows([], [11])), Invalid, r"^input_ids\[1\]\[0\]: got 11, allowed 0 to 10$"),
+        (Step(input_ids=rows([], [1] * 6)), Invalid, r"^offset\[1\] \+ tokens: got 3 \+ 6 = 9, allowed at most 8,"),
+        (Step(input_ids=rows([], [1]), position_ids=rows([1], [])), Invalid, r"^position_ids\[0\]: got 1 values"),
+        (Step(input_ids=rows([], [])), Invalid, r"^input_ids\[0\]: got an empty row, allowed at least one id$"),
+        (Step(input_ids=rows([1])), Invalid, r"^input_ids: got 1 rows, allowed 2 rows, as the stream has$"),
+    ],
+)
+def test_what_is_not_allowed_changes_nothing(
+    engine: Engine, operation: Operation, kind: type[ClientFault], message: str
+) -> None:
+    stream = stream_of(engine, offset=(4, 3))
+    with pytest.raises(kind, match=message):
+        do(stream, operation)
+    assert stream.offset.tolist() == [4, 3]
 
 
 @pytest.mark.parametrize(
@@ -61,43 +185,113 @@ def test_steps_equal_one_request_bit_for_bit(engine: Engine) -> None:
 def test_a_step_that_is_not_allowed_changes_nothing(
     engine: Engine, step: Rows, segments: Rows | None, kind: type[ClientFault]
 ) -> None:
-    stream = stream_of(engine, offset=3)
+    stream = stream_of(engine, offset=(3,))
     with pytest.raises(kind):
-        asyncio.run(stream.step(step, segments))
-    assert stream.offset == 3
-    assert asyncio.run(stream.step(row(1, 2, 3, 4, 5))).next_offset.tolist() == [8]
+        feed(stream, step, indices={} if segments is None else {"token_type_ids": segments})
+    assert stream.offset.tolist() == [3]
+    assert feed(stream, row(1, 2, 3, 4, 5)).next_offset.tolist() == [8]
+
+
+def test_after_an_exact_fit_a_stream_can_be_rewound(engine: Engine) -> None:
+    stream = stream_of(engine, offset=(6,))
+    assert feed(stream, row(1, 2)).next_offset.tolist() == [8]
+    with pytest.raises(Invalid, match=r"got 8 \+ 1 = 9, allowed at most 8"):
+        feed(stream, row(1))
+    do(stream, Rewind(array(7)))
+    assert feed(stream, row(2)).next_offset.tolist() == [8]
+
+
+def test_a_numbered_step_that_is_sent_again_is_answered_again_and_advances_nothing(engine: Engine) -> None:
+    stream = stream_of(engine, offset=(1, 2))
+    first = feed(stream, rows([1], [2, 3]), 5, b"a", offset=array(1, 2))
+    again = feed(stream, rows([1], [2, 3]), 5, b"a", offset=array(1, 2))
+    assert again.tensors["embeddings"].tobytes() == first.tensors["embeddings"].tobytes()
+    assert again.next_offset.tolist() == first.next_offset.tolist() == stream.offset.tolist() == [2, 4]
+    assert feed(stream, rows([1], [1]), 6, b"b").next_offset.tolist() == [3, 5]
+
+
+def test_a_numbered_operation_that_is_sent_again_is_done_once(engine: Engine) -> None:
+    stream = stream_of(engine, offset=(1, 2))
+    for _ in range(2):
+        do(stream, Reorder(array(1, 0)), 1, b"a")
+        assert stream.offset.tolist() == [2, 1]
+    for _ in range(2):
+        do(stream, Append(array(7)), 2, b"b")
+        assert stream.offset.tolist() == [2, 1, 7]
+    do(stream, Ping())
+    do(stream, Append(array(7)), 2, b"b")
+    assert stream.offset.tolist() == [2, 1, 7]
+
+
+@pytest.mark.parametrize(("number", "digest"), [(5, b"b"), (4, b"a"), (1, b"")])
+def test_a_number_that_was_used_for_something_else_is_a_conflict(engine: Engine, number: int, digest: bytes) -> None:
+    stream = stream_of(engine)
+    feed(stream, row(1), 5, b"a")
+    with pytest.raises(Conflict, match=f"^step: got {number}, allowed more than 5, or 5 again with the same content$"):
+        feed(stream, row(1), number, digest)
+    assert stream.offset.tolist() == [1]
+
+
+def test_a_repetition_after_another_change_is_a_conflict(engine: Engine) -> None:
+    stream = stream_of(engine)
+    feed(stream, row(1), 5, b"a")
+    do(stream, Rewind(array(1)))
+    with pytest.raises(Conflict, match=r"^step: got 5, allowed more than 5$"):
+        feed(stream, row(1), 5, b"a")
+
+
+def test_the_number_of_a_refused_step_can_be_used_again(engine: Engine) -> None:
+    stream = stream_of(engine)
+    with pytest.raises(Invalid):
+        feed(stream, row(11), 5, b"a")
+    assert feed(stream, row(1), 5, b"b").next_offset.tolist() == [1]
 
 
 @pytest.mark.parametrize("offset", [-1, 9, 2**63 - 1])
 def test_an_offset_that_no_stream_can_have_is_refused(engine: Engine, offset: int) -> None:
     with pytest.raises(Invalid, match=f"^offset: got {offset}, allowed 0 to 8$"):
-        stream_of(engine, offset=offset)
+        stream_of(engine, offset=(offset,))
+    with pytest.raises(Invalid, match=rf"^offset\[1\]: got {offset}, allowed 0 to 8$"):
+        stream_of(engine, offset=(8, offset))
 
 
 @pytest.mark.parametrize("offset", [0, 8])
 def test_an_offset_may_be_as_large_as_max_len(engine: Engine, offset: int) -> None:
-    assert stream_of(engine, offset=offset).offset == offset
+    assert stream_of(engine, offset=(offset,)).offset.tolist() == [offset]
 
 
-def test_the_type_is_checked_when_the_stream_opens(engine: Engine) -> None:
+def test_one_offset_stands_for_all_rows(engine: Engine) -> None:
+    assert stream_of(engine, offset=(3,), rows=2).offset.tolist() == [3, 3]
+    assert stream_of(engine, offset=(3,), rows=0).offset.tolist() == []
+    with pytest.raises(TooLarge, match=r"^rows: got 7 rows, allowed at most 6 rows of a stream$"):
+        stream_of(engine, rows=7)
+
+
+def test_type_and_outputs_are_checked_when_the_stream_opens(engine: Engine) -> None:
     with pytest.raises(Invalid, match=r"^dtype: got float64, allowed float32, float16, bfloat16$"):
         stream_of(engine, dtype="float64")
+    with pytest.raises(Invalid, match=r"^output: got nope, allowed embeddings, token_embeddings$"):
+        stream_of(engine, outputs=("embeddings", "nope"))
 
 
-def test_the_type_holds_for_every_step(engine: Engine) -> None:
-    stream = stream_of(engine, dtype="float16")
-    assert [asyncio.run(stream.step(row(1))).tensors["embeddings"].dtype for _ in range(2)] == [np.float16] * 2
+def test_type_and_outputs_hold_for_every_step(engine: Engine) -> None:
+    stream = stream_of(engine, "gpt", dtype="float16", outputs=("token_embeddings", "embeddings"))
+    for _ in range(2):
+        tensors = feed(stream, row(1)).tensors
+        assert list(tensors) == ["token_embeddings", "embeddings"]
+        assert {tensor.dtype for tensor in tensors.values()} == {np.dtype(np.float16)}
 
 
 def test_a_step_whose_answer_cannot_be_given_has_not_been_made(engine: Engine) -> None:
-    stream = stream_of(engine, "gpt", offset=1)
+    stream = stream_of(engine, "gpt", offset=(1,))
 
     async def fail() -> None:
         with stream.attempt():
-            await stream.step(row(1, 2))
-            assert stream.offset == 3
+            await stream.do(Message(Step(input_ids=row(1, 2)), 3, b"a"))
+            assert stream.offset.tolist() == [3]
             raise Unavailable("queue", "full", "room")
 
     with pytest.raises(Unavailable):
         asyncio.run(fail())
-    assert stream.offset == 1
+    assert stream.offset.tolist() == [1]
+    assert feed(stream, row(1), 3, b"b").next_offset.tolist() == [2]

@@ -1,40 +1,120 @@
 """Binary frames, written here byte by byte."""
 
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
 
-from incipit.service.errors import IncipitError
+from incipit.service.errors import IncipitError, Invalid
 from incipit.service.messages import TokenAnswer
-from incipit.service.wire.frames import read_step, step_number, write_error, write_vectors
+from incipit.service.operations import Append, Close, Drop, Message, Operation, Ping, Reorder, Rewind, Step
+from incipit.service.wire.frames import (
+    header_of,
+    read_frame,
+    write_closing,
+    write_error,
+    write_state,
+    write_vectors,
+)
+
+INDICES = ("token_type_ids", "word")
 
 
-def step(ids: list[int], lengths: list[int], number: int = 5) -> bytes:
-    return (
-        b"INCP\x01\x01\x00\x00"
-        + struct.pack("<III", number, len(lengths), len(ids))
-        + bytes(4)
-        + struct.pack(f"<{len(ids)}q", *ids)
-        + struct.pack(f"<{len(lengths)}I", *lengths)
-    )
+def frame_of(kind: int, flags: int, number: int, rows: int, tokens: int, body: bytes, version: int = 2) -> bytes:
+    return b"INCP" + struct.pack("<BBHIII", version, kind, flags, number, rows, tokens) + bytes(4) + body
+
+
+def step(ids: list[int], lengths: list[int], number: int = 5, version: int = 1) -> bytes:
+    body = struct.pack(f"<{len(ids)}q", *ids) + struct.pack(f"<{len(lengths)}I", *lengths)
+    return frame_of(1, 0, number, len(lengths), len(ids), body, version)
+
+
+def step_of(message: Message) -> Step:
+    assert isinstance(message.operation, Step)
+    return message.operation
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("ids", "lengths"), [([1], [1]), ([1, -2, 2**63 - 1], [3]), ([1, 2, 3], [1, 0, 2]), ([], []), ([], [0])]
+)
+def test_a_step_has_ids_and_lengths(ids: list[int], lengths: list[int], version: int) -> None:
+    message = read_frame(step(ids, lengths, 2**32 - 1, version))
+    read = step_of(message)
+    assert message.number == (0 if version == 1 else 2**32 - 1)
+    assert (read.input_ids.values.tolist(), read.input_ids.lengths.tolist()) == (ids, lengths)
+    assert read.input_ids.values.dtype == read.input_ids.lengths.dtype == np.int64
+    assert (read.offset, read.position_ids, read.attention_mask, read.indices) == (None, None, None, {})
+
+
+@pytest.mark.parametrize("flags", range(8))
+@pytest.mark.parametrize("further", range(4))
+def test_a_step_of_version_2_has_the_parts_that_its_flags_name(flags: int, further: int) -> None:
+    parts = {"position_ids": flags & 1, "attention_mask": flags & 2, "token_type_ids": further & 1, "word": further & 2}
+    values = {name: [10 * index, 10 * index + 1] for index, name in enumerate(parts) if parts[name]}
+    body = struct.pack("<2q", 3, 4) + b"".join(struct.pack("<2q", *value) for value in values.values())
+    body += (struct.pack("<2q", 7, 8) if flags & 4 else b"") + struct.pack("<2I", 0, 2)
+    read = step_of(read_frame(frame_of(1, flags | further << 8, 9, 2, 2, body), INDICES))
+    found: dict[str, Any] = {"position_ids": read.position_ids, "attention_mask": read.attention_mask, **read.indices}
+    assert {name: rows.values.tolist() for name, rows in found.items() if rows is not None} == values
+    assert all(rows.lengths.tolist() == [0, 2] for rows in found.values() if rows is not None)
+    assert (None if read.offset is None else read.offset.tolist()) == ([7, 8] if flags & 4 else None)
+    for wrong in (body[:-1], body + b"\0"):
+        with pytest.raises(IncipitError, match=r"^frame: got"):
+            read_frame(frame_of(1, flags | further << 8, 9, 2, 2, wrong), INDICES)
+
+
+@pytest.mark.parametrize("flags", [8, 128, 1 << 10, 1 << 15])
+def test_a_part_that_the_model_does_not_have_is_refused(flags: int) -> None:
+    with pytest.raises(Invalid, match=rf"got {flags}, 0 and 000000, allowed flags 775 and 0 in a step$"):
+        read_frame(frame_of(1, flags, 0, 1, 1, bytes(8) + b"\1\0\0\0"), INDICES)
 
 
 @pytest.mark.parametrize(
-    ("ids", "lengths"), [([1], [1]), ([1, -2, 2**63 - 1], [3]), ([1, 2, 3], [1, 2]), ([], []), ([], [0])]
+    ("kind", "values", "operation"),
+    [
+        (4, [5, -1], Rewind),
+        (5, [1, 1, 0], Reorder),
+        (6, [2**63 - 1], Append),
+        (7, [], Drop),
+        (8, None, Ping),
+        (9, None, Close),
+    ],
 )
-def test_read_step_reads_ids_and_lengths(ids: list[int], lengths: list[int]) -> None:
-    read = read_step(step(ids, lengths, number=2**32 - 1))
-    assert read.number == 2**32 - 1
-    assert (read.input_ids.values.tolist(), read.input_ids.lengths.tolist()) == (ids, lengths)
-    assert read.input_ids.values.dtype == read.input_ids.lengths.dtype == np.int64
+def test_every_operation_has_a_kind(kind: int, values: list[int] | None, operation: type[Operation]) -> None:
+    count = len(values or [])
+    message = read_frame(frame_of(kind, 0, 3, count, 0, struct.pack(f"<{count}q", *(values or []))))
+    assert type(message.operation) is operation
+    assert message.number == 3
+    if values is not None:
+        (read,) = vars(message.operation).values()
+        assert (read.tolist(), read.dtype) == (values, np.int64)
+    with pytest.raises(IncipitError):
+        read_frame(frame_of(kind, 0, 3, count, 0, bytes(8 * count + 1)))
+    with pytest.raises(IncipitError):
+        read_frame(frame_of(kind, 0, 3, count, 1, bytes(8 * count)))
+    with pytest.raises(IncipitError):
+        read_frame(frame_of(kind, 1, 3, count, 0, bytes(8 * count)))
+    with pytest.raises(IncipitError):
+        read_frame(frame_of(kind, 0, 3, count, 0, bytes(8 * count), version=1))
+    if values is None:
+        with pytest.raises(IncipitError, match="allowed no rows and tokens in a "):
+            read_frame(frame_of(kind, 0, 3, 1, 0, bytes(8)))
 
 
+def test_a_repetition_is_known_by_its_bytes() -> None:
+    assert read_frame(step([1], [1], 5, 2)).digest == read_frame(step([1], [1], 5, 2)).digest != b""
+    assert read_frame(step([1], [1], 5, 2)).digest != read_frame(step([2], [1], 5, 2)).digest
+    assert read_frame(step([1], [1], 0, 2)).digest == read_frame(step([1], [1], 5, 1)).digest == b""
+
+
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("cut", range(36))
-def test_every_cut_of_a_step_is_refused(cut: int) -> None:
+def test_every_cut_of_a_step_is_refused(cut: int, version: int) -> None:
     assert len(step([1], [1])) == 36
     with pytest.raises(IncipitError, match=f"^frame: got {cut} bytes"):
-        read_step(step([1], [1])[:cut])
+        read_frame(step([1], [1], version=version)[:cut])
 
 
 def test_every_changed_byte_of_the_header_is_refused_or_changes_the_number_alone() -> None:
@@ -43,34 +123,48 @@ def test_every_changed_byte_of_the_header_is_refused_or_changes_the_number_alone
         changed = bytearray(frame)
         changed[position] ^= 1
         if 8 <= position < 12:
-            assert read_step(bytes(changed)).number != 5
+            assert header_of(bytes(changed))[1] != 5
+            assert step_of(read_frame(bytes(changed))).input_ids.values.tolist() == [1, 2]
         else:
             with pytest.raises(IncipitError):
-                read_step(bytes(changed))
+                read_frame(bytes(changed))
 
 
 @pytest.mark.parametrize("frame", [step([1], [2]), step([1, 2], [1, 2]), step([1], [0]), step([1, 2], [2**32 - 1, 3])])
 def test_lengths_that_do_not_sum_up_are_refused(frame: bytes) -> None:
     with pytest.raises(IncipitError, match=r"^lengths: got "):
-        read_step(frame)
+        read_frame(frame)
 
 
-@pytest.mark.parametrize(("frame", "number"), [(b"", 0), (bytes(23), 0), (b"x" * 8 + b"\1\2\0\0" + b"x" * 12, 513)])
-def test_the_number_of_a_broken_frame_is_read_where_there_is_one(frame: bytes, number: int) -> None:
-    assert step_number(frame) == number
+@pytest.mark.parametrize(
+    ("frame", "known"),
+    [
+        (b"", (1, 0)),
+        (bytes(23), (1, 0)),
+        (b"x" * 8 + b"\1\2\0\0" + b"x" * 12, (1, 513)),
+        (b"INCP\2" + bytes(3) + b"\1\2\0\0" + bytes(12), (2, 513)),
+    ],
+)
+def test_version_and_number_of_a_broken_frame_are_read_where_there_are_some(
+    frame: bytes, known: tuple[int, int]
+) -> None:
+    assert header_of(frame) == known
 
 
-def test_write_vectors_lays_out_what_the_docstring_says() -> None:
-    vectors = np.arange(12, dtype=np.float16).reshape(3, 4)
-    answer = TokenAnswer(
+def answer_of(**tensors: Any) -> TokenAnswer:
+    return TokenAnswer(
         model="m",
         version=1,
         dtype="float16",
-        tensors={"embeddings": vectors},
+        tensors=tensors,
         lengths=np.array([1, 2]),
         next_offset=np.array([10, 2**40]),
     )
-    assert write_vectors(answer, 7) == (
+
+
+def test_version_1_of_vectors_is_laid_out_as_ever() -> None:
+    vectors = np.arange(12, dtype=np.float16).reshape(3, 4)
+    assert write_vectors(answer_of(embeddings=vectors), 7, version=1) == (
         b"INCP\x01\x02\x00\x00"
         + struct.pack("<III", 7, 2, 3)
         + b"\x02\x04\x00\x00"
@@ -80,5 +174,36 @@ def test_write_vectors_lays_out_what_the_docstring_says() -> None:
     )
 
 
-def test_write_error_holds_the_problem() -> None:
-    assert write_error(b'{"a":1}', 7) == b"INCP\x01\x03\x00\x00" + struct.pack("<I", 7) + bytes(12) + b'{"a":1}'
+def test_version_1_has_no_room_for_several_outputs() -> None:
+    vectors = np.zeros((3, 4), np.float16)
+    with pytest.raises(Invalid, match=r"^output: got \['a', 'b'\], allowed one output, or"):
+        write_vectors(answer_of(a=vectors, b=vectors), 7, version=1)
+
+
+def test_version_2_of_vectors_has_each_output_with_its_width() -> None:
+    vectors = np.arange(12, dtype=np.float16).reshape(3, 4)
+    cosines = np.arange(6, dtype=np.float16).reshape(3, 2)
+    assert write_vectors(answer_of(embeddings=vectors, rotary_cos=cosines), 7) == (
+        b"INCP\x02\x02\x00\x00"
+        + struct.pack("<III", 7, 2, 3)
+        + b"\x02\x02\x00\x00"
+        + struct.pack("<qq", 10, 2**40)
+        + struct.pack("<IIII", 1, 2, 4, 2)
+        + vectors.tobytes()
+        + cosines.tobytes()
+    )
+
+
+def test_states_and_last_words_hold_offsets() -> None:
+    offset = np.array([3, 2**40])
+    body = struct.pack("<qq", 3, 2**40)
+    assert write_state(offset, 7) == b"INCP\x02\x0a\x00\x00" + struct.pack("<II", 7, 2) + bytes(8) + body
+    assert (
+        write_closing(offset, "idle") == b"INCP\x02\x0b\x00\x00" + struct.pack("<II", 0, 2) + bytes(8) + body + b"idle"
+    )
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_write_error_holds_the_problem(version: int) -> None:
+    head = b"INCP" + bytes([version]) + b"\x03\x00\x00"
+    assert write_error(b'{"a":1}', 7, version) == head + struct.pack("<I", 7) + bytes(12) + b'{"a":1}'

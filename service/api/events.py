@@ -1,0 +1,137 @@
+"""Decoding over HTTP: the vectors of a known list of ids, as server-sent events."""
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from incipit.service.api import problems
+from incipit.service.api.body import read_body
+from incipit.service.api.lines import FAREWELL_SECONDS, HEADERS
+from incipit.service.api.media import EVENTS
+from incipit.service.decode import DecodeStream
+from incipit.service.engine import Engine
+from incipit.service.errors import IncipitError, Invalid
+from incipit.service.operations import Message as Told
+from incipit.service.repository import Model
+from incipit.service.streams import Closing, Lifetime, Streams
+from incipit.service.wire import steps
+from incipit.service.wire.native import read_json
+
+
+async def open_events(
+    engine: Engine, streams: Streams, model: Model, request: Request, query: dict[str, Any], max_body_bytes: int
+) -> "Events":
+    """Read the list of ids, and return its events; the first is ready, so that its error still has a status.
+
+    Raises:
+        ClientFault: the request, or its first chunk, is not allowed.
+
+    """
+    body = await read_body(request, max_body_bytes)
+    feed = await engine.scheduler.run(len(body), lambda: _read(body, query, model), text=True)
+    chunks = Chunks(engine, DecodeStream(engine, model, feed.options), feed)
+    return Events(streams, chunks, await chunks.next())
+
+
+def _read(body: bytes, query: dict[str, Any], model: Model) -> steps.Feed:
+    document = read_json(body)
+    for name in query:
+        if name in document:
+            raise Invalid(name, "one in the query and one in the body", "one of them")
+    return steps.read_feed({**query, **document}, model.manifest.indices)
+
+
+class Chunks:
+    """A list of ids that is fed to a stream chunk by chunk.
+
+    Args:
+        engine: counts, and writes what is large in a thread.
+        stream: that is fed.
+        feed: the ids.
+
+    """
+
+    def __init__(self, engine: Engine, stream: DecodeStream, feed: steps.Feed) -> None:
+        self._engine, self.stream, self._feed = engine, stream, feed
+        self._length = int(feed.step.input_ids.lengths.max(initial=0))
+        self._fed = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether all was fed."""
+        return self._fed >= self._length
+
+    async def next(self) -> bytes:
+        """Feed the next chunk and return the event of its vectors; its id counts the tokens of the longest row.
+
+        Raises:
+            ClientFault: it is not allowed.
+
+        """
+        engine, stream, feed = self._engine, self.stream, self._feed
+        end = self._fed + feed.chunk
+        with engine.metrics.request("decode") as observation, stream.attempt():
+            observation.model = stream.model.name
+            answer = await stream.do(Told(feed.step.columns(self._fed, end)))
+            assert answer is not None
+            written = await engine.scheduler.run(
+                answer.size, lambda: steps.write_answer(answer, feed.encoding, 0), text=feed.encoding == "float"
+            )
+        self._fed = end
+        engine.metrics.operation(stream.model.name, feed.step.name)
+        return b"id: %d\ndata: %b\n\n" % (min(end, self._length), written)
+
+
+class Events(Response):
+    """Sends the vectors of each chunk when they are ready.
+
+    Args:
+        streams: the open ones.
+        chunks: what is sent.
+        first: the event of the first.
+
+    """
+
+    def __init__(self, streams: Streams, chunks: Chunks, first: bytes) -> None:
+        super().__init__(media_type=EVENTS, headers=HEADERS)
+        del self.headers["Content-Length"]
+        self._streams, self._chunks, self._first = streams, chunks, first
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as ASGI has it
+        """Send event after event, until all are sent or the client leaves."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        left = asyncio.ensure_future(receive())
+        try:
+            with self._streams.open() as lifetime:
+                last = await self._send_all(lifetime, send, left)
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                await send(_body(last, more=False))
+        except TimeoutError:  # the client does not read
+            return
+        finally:
+            left.cancel()
+
+    async def _send_all(self, lifetime: Lifetime, send: Send, left: "asyncio.Future[Message]") -> bytes:
+        """Send all events but the last, and return that."""
+        event = self._first
+        try:
+            while True:
+                await lifetime.wait(partial(send, _body(event)))
+                # Sending lets nobody else run while the client keeps up.
+                await asyncio.sleep(0)
+                if self._chunks.done or left.done():
+                    return b"event: end\ndata: %b\n\n" % steps.write_state(self._chunks.stream.offset)
+                event = await self._chunks.next()
+        except IncipitError as error:
+            return b"event: error\ndata: %b\n\n" % steps.write_error(problems.problem(error))
+        except Closing as closing:
+            state = steps.write_state(self._chunks.stream.offset, closing=closing.reason)
+            return b"event: closing\ndata: %b\n\n" % state
+
+
+def _body(content: bytes, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": content, "more_body": more}

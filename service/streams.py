@@ -1,0 +1,97 @@
+"""The decode streams that are open, and how long each may stay: what ends them that is not their client."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal, TypeVar
+
+from incipit.service.metrics import Metrics
+
+T = TypeVar("T")
+Reason = Literal["close", "shutdown", "idle", "time"]
+
+
+class Closing(Exception):
+    """A stream ends; the reason is what its client is told."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason)
+        self.reason: Reason = reason
+
+
+class Lifetime:
+    """How long one stream may stay.
+
+    Args:
+        idle: seconds that it may wait for its client.
+        total: seconds that it may stay open.
+
+    """
+
+    def __init__(self, idle: float, total: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._idle = idle
+        self._end = self._loop.time() + total
+        self._draining = False
+        self._waiting: asyncio.Timeout | None = None
+
+    async def wait(self, action: Callable[[], Awaitable[T]]) -> T:
+        """Return what the client sends, or what it takes.
+
+        Raises:
+            Closing: the service shuts down, or the client takes too long.
+
+        """
+        # An action that need not wait would never be interrupted.
+        if reason := self._ended():
+            raise Closing(reason)
+        try:
+            async with asyncio.timeout_at(min(self._loop.time() + self._idle, self._end)) as self._waiting:
+                return await action()
+        except TimeoutError:
+            raise Closing(self._ended() or "idle") from None
+        finally:
+            self._waiting = None
+
+    def _ended(self) -> Reason | None:
+        if self._draining:
+            return "shutdown"
+        return "time" if self._loop.time() >= self._end else None
+
+    def drain(self) -> None:
+        """End the stream when it next waits, or now if it does."""
+        self._draining = True
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(self._loop.time())
+
+
+class Streams:
+    """The open streams.
+
+    Args:
+        metrics: counts them.
+        idle: seconds that one may wait for its client.
+        total: seconds that one may stay open.
+
+    """
+
+    def __init__(self, metrics: Metrics, idle: float, total: float) -> None:
+        self._metrics = metrics
+        self._idle, self._total = idle, total
+        self._open: set[Lifetime] = set()
+
+    @contextmanager
+    def open(self) -> Iterator[Lifetime]:
+        """Open a stream, until the block ends."""
+        lifetime = Lifetime(self._idle, self._total)
+        self._open.add(lifetime)
+        try:
+            with self._metrics.stream():
+                yield lifetime
+        finally:
+            self._open.discard(lifetime)
+
+    def drain(self) -> None:
+        """End every stream, each with a word to its client."""
+        for lifetime in self._open:
+            lifetime.drain()
