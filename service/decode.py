@@ -141,6 +141,22 @@ class DecodeStream:
         return np.where(count_real(request, self.model.manifest), answer.next_offset, offset)
 
 
+def chunks(step: Step, size: int) -> Iterator[Step]:
+    """Return the steps that feed the tokens of `step`, at most `size` of each row at a time; at least one.
+
+    Raises:
+        Invalid: what belongs to the tokens does not pair with them.
+
+    """
+    ids = step.input_ids
+    parts = {"position_ids": step.position_ids, "attention_mask": step.attention_mask, **step.indices}
+    for name, rows in parts.items():
+        if rows is not None:
+            check_like(name, rows, ids)
+    longest = max(1, int(ids.lengths.max(initial=0)))
+    return (step.columns(begin, begin + size) for begin in range(0, longest, size))
+
+
 def _without_empty(request: Request, kept: Int64) -> Request:
     """Return the request without its empty rows; messages call the others what they were called."""
     ids = request.input_ids

@@ -12,7 +12,7 @@ from incipit.service.api import problems
 from incipit.service.api.body import read_body
 from incipit.service.api.lines import FAREWELL_SECONDS, HEADERS
 from incipit.service.api.media import EVENTS
-from incipit.service.decode import DecodeStream
+from incipit.service.decode import DecodeStream, chunks
 from incipit.service.engine import Engine
 from incipit.service.errors import IncipitError, Invalid
 from incipit.service.operations import Message as Told
@@ -56,34 +56,32 @@ class Chunks:
     """
 
     def __init__(self, engine: Engine, stream: DecodeStream, feed: steps.Feed) -> None:
-        self._engine, self.stream, self._feed = engine, stream, feed
-        self._length = int(feed.step.input_ids.lengths.max(initial=0))
+        self._engine, self.stream, self._encoding = engine, stream, feed.encoding
+        self._steps = chunks(feed.step, feed.chunk)
         self._fed = 0
 
-    @property
-    def done(self) -> bool:
-        """Whether all was fed."""
-        return self._fed >= self._length
+    async def next(self) -> bytes | None:
+        """Feed the next chunk and return the event of its vectors, whose id counts the tokens of the longest row.
 
-    async def next(self) -> bytes:
-        """Feed the next chunk and return the event of its vectors; its id counts the tokens of the longest row.
+        None at the end.
 
         Raises:
             ClientFault: it is not allowed.
 
         """
-        engine, stream, feed = self._engine, self.stream, self._feed
-        end = self._fed + feed.chunk
+        engine, stream, step = self._engine, self.stream, next(self._steps, None)
+        if step is None:
+            return None
         with engine.metrics.request("decode") as observation, stream.attempt():
             observation.model = stream.model.name
-            answer = await stream.do(Told(feed.step.columns(self._fed, end)))
+            answer = await stream.do(Told(step))
             assert answer is not None
             written = await engine.scheduler.run(
-                answer.size, lambda: steps.write_answer(answer, feed.encoding, 0), text=feed.encoding == "float"
+                answer.size, lambda: steps.write_answer(answer, self._encoding, 0), text=self._encoding == "float"
             )
-        self._fed = end
-        engine.metrics.operation(stream.model.name, feed.step.name)
-        return b"id: %d\ndata: %b\n\n" % (min(end, self._length), written)
+        self._fed += int(answer.lengths.max())
+        engine.metrics.operation(stream.model.name, step.name)
+        return b"id: %d\ndata: %b\n\n" % (self._fed, written)
 
 
 class Events(Response):
@@ -96,7 +94,7 @@ class Events(Response):
 
     """
 
-    def __init__(self, streams: Streams, chunks: Chunks, first: bytes) -> None:
+    def __init__(self, streams: Streams, chunks: Chunks, first: bytes | None) -> None:
         super().__init__(media_type=EVENTS, headers=HEADERS)
         del self.headers["Content-Length"]
         self._streams, self._chunks, self._first = streams, chunks, first
@@ -119,13 +117,12 @@ class Events(Response):
         """Send all events but the last, and return that."""
         event = self._first
         try:
-            while True:
+            while event is not None and not left.done():
                 await lifetime.wait(partial(send, _body(event)))
                 # Sending lets nobody else run while the client keeps up.
                 await asyncio.sleep(0)
-                if self._chunks.done or left.done():
-                    return b"event: end\ndata: %b\n\n" % steps.write_state(self._chunks.stream.offset)
                 event = await self._chunks.next()
+            return b"event: end\ndata: %b\n\n" % steps.write_state(self._chunks.stream.offset)
         except IncipitError as error:
             return b"event: error\ndata: %b\n\n" % steps.write_error(problems.problem(error))
         except Closing as closing:

@@ -216,6 +216,7 @@ def test_version_1_is_answered_in_version_1_on_a_stream_of_several_rows(tiny_cli
         for number, offset in ((4, [1, 2]), (4, [2, 4])):  # numbers of version 1 are echoes
             stream.send(FRAME.pack(b"INCP", 1, 1, 0, number, 2, 3, 0, bytes(3)) + body)
             answer = stream.recv()
+            assert isinstance(answer, bytes)
             assert FRAME.unpack_from(answer)[:6] == (b"INCP", 1, VECTORS, 0, 4, 2)
             assert list(struct.unpack_from("<2q", answer, FRAME.size)) == offset
 
