@@ -39,6 +39,8 @@ def test_defaults_are_those_of_the_documentation() -> None:
         ("max_body_bytes", "1", 1),
         ("max_tokens", "1", 1),
         ("max_waiting", "1", 1),
+        ("stream_idle_seconds", "1", 1),
+        ("stream_seconds", "1", 1),
     ],
 )
 def test_every_setting_is_an_environment_variable(
@@ -64,6 +66,8 @@ def test_every_setting_is_an_environment_variable(
         ("max_tokens", "0"),
         ("max_tokens", "1.5"),
         ("max_waiting", "0"),
+        ("stream_idle_seconds", "0"),
+        ("stream_seconds", "0"),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:

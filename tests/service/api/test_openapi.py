@@ -12,6 +12,8 @@ ROUTES = {
     "/models/{name}/versions/{version}/embed": "post",
     "/models/{name}/bias": "post",
     "/models/{name}/versions/{version}/bias": "post",
+    "/models/{name}/decode": "post",
+    "/models/{name}/versions/{version}/decode": "post",
     "/models": "get",
     "/models/{name}": "get",
     "/models/{name}/versions/{version}": "get",
@@ -92,6 +94,17 @@ def test_embed_describes_every_field_that_is_read(tiny: httpx.Client, document: 
     described = document["paths"]["/models/{name}/embed"]["post"]
     assert list(described["responses"]["200"]["content"]) == TYPES
     assert [parameter["name"] for parameter in described["parameters"]] == ["name", "shape", "lengths"]
+
+
+def test_decode_describes_every_field_that_is_read(tiny: httpx.Client, document: Any) -> None:
+    content = document["paths"]["/models/{name}/decode"]["post"]["requestBody"]["content"]
+    fields = set(content["application/json"]["schema"]["properties"])
+    known = {"step"}  # of a message, which a list of ids is not
+    for values in ({"nope": 1}, {"open": {"nope": 1}}):
+        line = tiny.post("/models/gpt/decode", json=values, headers={"Content-Type": "application/x-ndjson"})
+        known |= set(line.json()["error"]["allowed"].split(", "))
+    assert fields - {"chunk"} == known - {"step"}
+    assert list(content) == ["application/x-ndjson", "application/json"]
 
 
 def test_embed_describes_every_field_that_is_answered(tiny: httpx.Client, document: Any) -> None:

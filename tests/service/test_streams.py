@@ -1,0 +1,71 @@
+"""What ends a stream, without its door."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from incipit.service.metrics import Metrics
+from incipit.service.streams import Closing, Lifetime, Streams
+
+
+def run(test: Callable[[Streams, Lifetime], Awaitable[None]], idle: float = 20, total: float = 20) -> None:
+    async def main() -> None:
+        streams = Streams(Metrics(), idle, total)
+        with streams.open() as lifetime:
+            await test(streams, lifetime)
+        streams.drain()  # of none that is closed
+
+    asyncio.run(main())
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+async def at_once() -> int:
+    return 5
+
+
+def test_what_comes_in_time_is_returned() -> None:
+    async def test(_: Streams, lifetime: Lifetime) -> None:
+        assert await lifetime.wait(at_once) == 5
+
+    run(test)
+
+
+@pytest.mark.parametrize(("idle", "total", "reason"), [(0.01, 20, "idle"), (20, 0.01, "time")])
+def test_waiting_has_an_end(idle: float, total: float, reason: str) -> None:
+    async def test(_: Streams, lifetime: Lifetime) -> None:
+        with pytest.raises(Closing) as closing:
+            await lifetime.wait(forever)
+        assert closing.value.reason == reason
+
+    run(test, idle, total)
+
+
+def test_a_stream_that_never_waits_ends_too() -> None:
+    async def test(streams: Streams, lifetime: Lifetime) -> None:
+        streams.drain()
+        with pytest.raises(Closing, match="shutdown"):
+            await lifetime.wait(at_once)
+
+    run(test)
+
+    async def late(_: Streams, lifetime: Lifetime) -> None:
+        with pytest.raises(Closing, match="time"):
+            await lifetime.wait(at_once)
+
+    run(late, total=0)
+
+
+def test_every_stream_that_waits_is_woken_to_end() -> None:
+    async def test(streams: Streams, lifetime: Lifetime) -> None:
+        waiting = asyncio.ensure_future(lifetime.wait(forever))
+        await asyncio.sleep(0)
+        streams.drain()
+        streams.drain()
+        with pytest.raises(Closing, match="shutdown"):
+            await waiting
+
+    run(test)
