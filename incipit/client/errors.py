@@ -7,6 +7,7 @@
     │   │   ├── Invalid             readable, but a value is not allowed
     │   │   ├── NotFound            no such model or version
     │   │   ├── Forbidden           a change that the settings do not allow
+    │   │   ├── Conflict            the client's idea of a stream is not its state
     │   │   ├── TooLarge            over a limit of size
     │   │   ├── UnsupportedFormat   a request format that is not read
     │   │   └── NotAcceptable       an answer format that is not written
@@ -73,6 +74,10 @@ class NotFound(ClientFault):
 
 class Forbidden(ClientFault):
     """A change that the settings do not allow."""
+
+
+class Conflict(ClientFault):
+    """What the client takes for the state of a stream is not its state."""
 
 
 class TooLarge(ClientFault):
