@@ -15,7 +15,7 @@ from incipit.service.api.media import EVENTS, JSON, NDJSON, answer_type, body_ty
 from incipit.service.api.query import single_values
 from incipit.service.api.session import Session
 from incipit.service.engine import Engine
-from incipit.service.errors import IncipitError
+from incipit.service.errors import IncipitError, UnsupportedFormat
 from incipit.service.streams import Closing, Lifetime, Streams
 from incipit.service.wire import frames, steps
 from incipit.service.wire.native import read_query
@@ -56,6 +56,9 @@ def router(engine: Engine, streams: Streams, max_body_bytes: int) -> APIRouter:
                 body_type(request.headers.get("content-type"), (JSON,))
                 return await open_events(engine, streams, model, request, fields, max_body_bytes)
             body_type(request.headers.get("content-type"), (NDJSON,))
+            coding = request.headers.get("content-encoding", "identity")
+            if coding.lower() != "identity":
+                raise UnsupportedFormat("Content-Encoding", coding, "identity, for lines that are read as they come")
             return Lines(streams, Session(engine, model, fields), max_body_bytes)
 
     @routes.post("/models/{name}/decode", **schemas.DECODE)

@@ -31,7 +31,7 @@ async def open_events(
         ClientFault: the request, or its first chunk, is not allowed.
 
     """
-    body = await read_body(request, max_body_bytes)
+    body = await read_body(request, engine, max_body_bytes)
     feed = await engine.scheduler.run(len(body), lambda: _read(body, query, model), text=True)
     chunks = Chunks(engine, DecodeStream(engine, model, feed.options), feed)
     return Events(streams, chunks, await chunks.next())

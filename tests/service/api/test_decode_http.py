@@ -126,6 +126,7 @@ def test_a_line_that_is_too_long_ends_the_answer(tiny_clients: Clients) -> None:
         ("gpt/decode?offset=7", NDJSON, 422, "offset: got 7, allowed 0 to 6"),
         ("gpt/decode?nope=7", NDJSON, 422, "field: got nope, allowed offset, rows, output, dtype, encoding"),
         ("gpt/decode", {"Content-Type": "text/plain"}, 415, "Content-Type: got text/plain, allowed application/x-ndj"),
+        ("gpt/decode", NDJSON | {"Content-Encoding": "gzip"}, 415, "Content-Encoding: got gzip, allowed identity"),
         ("gpt/decode", {"Accept": "application/json"}, 406, "Accept: got application/json, allowed application/x-ndj"),
         ("gpt/decode", EVENTS | NDJSON, 415, "Content-Type: got application/x-ndjson, allowed application/json"),
         ("gpt/decode", EVENTS, 400, "body: got no JSON"),

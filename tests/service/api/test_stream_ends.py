@@ -138,6 +138,7 @@ def test_who_does_not_read_is_held_back_and_then_dropped(impatient: Server, door
         before = memory_of(impatient)
         with socket.create_connection((url.host, url.port)) as deaf:
             deaf.sendall(first)
+            wait_for_streams(http, 1)
             deaf.settimeout(0.3)
             sent = 0
             try:
