@@ -1,7 +1,7 @@
 """Reads the front-end of a published checkpoint: `config.json` and safetensors files, by the family table."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +20,13 @@ from incipit.models.steps import Keys, Levels, Positions, Project, Segments, Ste
 PLAIN = (torch.float32, torch.float16, torch.bfloat16)
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+PART = 2**25
+"""Numbers that are converted at once."""
 STORED = ("learned", "hybrid", "factorised")
 """Tables of positions that no recipe derives."""
+
+
+Told = Callable[[int], None]
 
 
 class CheckpointError(ValueError):
@@ -34,8 +39,11 @@ def read_frontend(
     arithmetic: Literal["float32", "source"] = "float32",
     segments: bool = False,
     rotary_length: int | None = None,
+    told: Told = lambda *_: None,
 ) -> FrontEnd:
     """Build the front-end of the checkpoint in `folder`, with float32 tensors, reading no other tensor.
+
+    Tensors that are float32 in the file are mapped from it, not read.
 
     Args:
         folder: holds `config.json` and safetensors files.
@@ -47,13 +55,14 @@ def read_frontend(
             segments, add them always; default False, never.
         rotary_length: for a rotary model whose frequencies depend on it (rope types "dynamic" and "longrope"), tokens
             of the whole sequence; default None, which leaves the rotary outputs of such a model out.
+        told: is told the bytes of each part that was converted to float32; default nobody.
 
     Raises:
         CheckpointError: a file is missing or broken, the family is not known, or its values are not understood.
 
     """
     name, family, values, template, bias = _read_config(folder, side, segments)
-    steps, tensors, stored = read_tensors(folder, template, family.prefix, bias)
+    steps, tensors, stored = read_tensors(folder, template, family.prefix, bias, told)
     try:
         config = _configure(name, family, values, steps)
     except (TypeError, ValueError) as error:
@@ -143,7 +152,11 @@ def family_of(config: Mapping[str, Any], side: str | None = None) -> tuple[str, 
 
 
 def read_tensors(
-    folder: Path, steps: Sequence[Step], prefix: str = "", pairwise: BiasConfig | None = None
+    folder: Path,
+    steps: Sequence[Step],
+    prefix: str = "",
+    pairwise: BiasConfig | None = None,
+    told: Told = lambda *_: None,
 ) -> tuple[tuple[Step, ...], dict[str, Tensor], Any]:
     """Return `steps` with their sizes, their tensors and that of the bias, and the type that the first has in the file.
 
@@ -171,7 +184,7 @@ def read_tensors(
                 opened[file] = stack.enter_context(open_weights(file))
             tensor = get_tensor(opened[file], key, file)
             stored.append(str(tensor.dtype).removeprefix("torch."))
-            return tensor.to(torch.float32)
+            return tensor if tensor.dtype == torch.float32 else _convert(file, key, tensor, told)
 
         for name, step in zip(names_of(tuple(steps)), steps, strict=True):
             own: dict[str, Tensor] = {}
@@ -190,6 +203,21 @@ def read_tensors(
                 raise CheckpointError(f"{folder}: no tensor {prefix}{pairwise.weight[0]}")
             tensors["bias.weight"] = weight
     return tuple(sized), tensors, stored[0]
+
+
+def _convert(file: Path, key: str, tensor: Tensor, told: Told) -> Tensor:
+    """Return `tensor`, which is `key` of `file`, as float32."""
+    if tensor.numel() <= PART:
+        return tensor.to(torch.float32)
+    converted = torch.empty(tensor.shape, dtype=torch.float32)
+    rows = max(1, PART // tensor[0].numel())
+    for begin in range(0, len(tensor), rows):
+        # A mapping of its own for each part: what was read stays in memory for as long as its mapping.
+        with open_weights(file) as weights:
+            part = weights.get_slice(key)[begin : begin + rows]
+            converted[begin : begin + rows] = part
+            told(part.nbytes)
+    return converted
 
 
 def _with_rotary(

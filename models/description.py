@@ -28,7 +28,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from incipit.models.checkpoint import CheckpointError, files_of_steps, limit_of, one_line, read_tensors
+from incipit.models.checkpoint import CheckpointError, Told, files_of_steps, limit_of, one_line, read_tensors
 from incipit.models.frontend import FrontEnd, FrontEndConfig
 from incipit.models.rotary import RotaryOutput
 from incipit.models.steps import Positions, Step, from_document
@@ -38,8 +38,10 @@ FURTHER = ("steps", "rotary", "no_rotary", "bias")
 """Fields of `FrontEndConfig` that are no plain values of the file."""
 
 
-def read_description(folder: Path) -> FrontEnd:
+def read_description(folder: Path, told: Told = lambda *_: None) -> FrontEnd:
     """Build the front-end that `frontend.toml` in `folder` describes, with float32 tensors, reading no other tensor.
+
+    `told` is told the bytes of each part that was converted to float32.
 
     Raises:
         CheckpointError: the file is broken, or disagrees with the tensors.
@@ -53,7 +55,7 @@ def read_description(folder: Path) -> FrontEnd:
         for name in document:
             if name not in known:
                 raise ValueError(f"{name} is not known, allowed are {', '.join([*known, 'steps', 'rotary'])}")
-        sized, tensors, _ = read_tensors(folder, steps)
+        sized, tensors, _ = read_tensors(folder, steps, told=told)
         positions = next((step for step in sized if isinstance(step, Positions)), None)
         values = {"family": "custom", "max_len": limit_of(positions), **document}
         values["refused_ids"] = tuple(values.get("refused_ids", ()))

@@ -23,14 +23,14 @@ def normal_(table: Tensor) -> None:
 def seeded_(module: nn.Module, seed: int) -> None:
     """Fill the tables of `module` from normal(0, 0.02) with PCG64(seed): the same weights on every processor.
 
-    Tables are the parameters of two dimensions, filled in order of definition; others keep their values.
+    Tables are the parameters of two dimensions, float32, filled in order of definition; others keep their values.
     """
     generator = np.random.Generator(np.random.PCG64(seed))
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.ndim == 2:
-                values = generator.standard_normal(tuple(parameter.shape), dtype=np.float32)
-                parameter.copy_(torch.from_numpy(values * np.float32(STANDARD_DEVIATION)))
+                generator.standard_normal(dtype=np.float32, out=parameter.detach().numpy())
+                parameter.mul_(STANDARD_DEVIATION)
 
 
 def sinusoidal_(table: Tensor, base: float = 10000.0) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from incipit.models.embeddings import gpt2_embedding, transformer_embedding
 from incipit.models.frontend import FrontEnd
 from incipit.models.initialisers import seeded_
@@ -10,7 +12,7 @@ from incipit.models.initialisers import seeded_
 
 @dataclass(frozen=True)
 class Preset:
-    """A front-end to build, and the seed of its weights."""
+    """A front-end of tables alone to build, and the seed of its weights."""
 
     build: Callable[[], FrontEnd]
     seed: int
@@ -32,6 +34,9 @@ def build_preset(name: str) -> FrontEnd:
 
     """
     preset = PRESETS[name]
-    frontend = preset.build()
+    with torch.device("meta"):  # no noise that the seeded one would replace
+        empty = preset.build()
+    tensors = {name: torch.empty(tensor.shape) for name, tensor in empty.state_dict().items()}
+    frontend = FrontEnd.from_tensors(empty.config, tensors)
     seeded_(frontend, preset.seed)
     return frontend

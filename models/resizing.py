@@ -100,11 +100,15 @@ def _check_longer(table: Tensor, length: int) -> int:
 
 def _between(table: Tensor, numerators: Tensor, denominator: int) -> Tensor:
     """Return the rows of `table` at the positions `numerators / denominator`, linearly between its own."""
-    # In whole numbers no quotient falls short of a row that it should hit.
-    lower = numerators // denominator
-    upper = (lower + 1).clamp(max=table.shape[0] - 1)
-    share = (numerators % denominator).to(torch.float64).unsqueeze(-1) / denominator
-    return (table[lower] + share * (table[upper].to(torch.float64) - table[lower])).to(table.dtype)
+
+    def rows(numerators: Tensor) -> Tensor:
+        # In whole numbers no quotient falls short of a row that it should hit.
+        lower = numerators // denominator
+        upper = (lower + 1).clamp(max=table.shape[0] - 1)
+        share = (numerators % denominator).to(torch.float64).unsqueeze(-1) / denominator
+        return (table[lower] + share * (table[upper].to(torch.float64) - table[lower])).to(table.dtype)
+
+    return torch.cat([rows(part) for part in torch.split(numerators, 1024)])  # float64 takes memory
 
 
 def resized(frontend: FrontEnd, max_len: int, resizing: str | None = None) -> FrontEnd:
