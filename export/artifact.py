@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -73,6 +74,21 @@ def publish(folder: Path) -> int:
         return version
 
 
+@contextmanager
+def replacing(file: Path) -> Iterator[Path]:
+    """Give a file to write, which takes the place of `file` at the end; others who would replace it wait."""
+    lock = _lock(file.parent, wait=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix=DRAFT, dir=file.parent) as folder:
+            new = Path(folder) / file.name
+            yield new
+            new.chmod(0o644)
+            _sync(new)
+            new.replace(file)
+    finally:
+        os.close(lock)
+
+
 def sweep(parent: Path) -> None:
     """Remove the drafts in `parent` whose exporters are gone."""
     for folder in parent.glob(f"{DRAFT}*"):
@@ -96,11 +112,11 @@ def _create(parent: Path) -> tuple[Path, int]:
             os.close(lock)
 
 
-def _lock(folder: Path) -> int:
-    """Lock `folder` for as long as the descriptor returned is open, or raise OSError."""
+def _lock(folder: Path, wait: bool = False) -> int:
+    """Lock `folder` for as long as the descriptor returned is open; where another has, wait, or raise OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
         os.close(descriptor)
         raise

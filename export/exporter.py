@@ -1,23 +1,25 @@
 """From a source to a proven artifact in a repository, and the proof once more."""
 
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import onnx
 import torch
 from torch import nn
 
 from incipit import __version__
-from incipit.export.artifact import check_name, draft, publish
+from incipit.export.artifact import check_name, draft, publish, replacing
 from incipit.export.bias import export_bias, prove_bias, read_bias
+from incipit.export.dynamic import Probe
 from incipit.export.errors import ExportError
 from incipit.export.formats import Format, find_format
 from incipit.export.graph import describe_graph, export_graph, read_initializers
 from incipit.export.label import label_graphs
+from incipit.export.memory import open_session
 from incipit.export.parity import prove, prove_lookup, prove_rotary
+from incipit.export.progress import Progress, Report
 from incipit.export.source import AnyFrontEnd, Choices, LoadedSource, load_source
 from incipit.export.stem import export_stem, prove_stem, read_stem_weights
 from incipit.export.storage import Stored, read_format, read_tables, round_tables, write_tables
@@ -54,12 +56,11 @@ from incipit.service.manifest import (
     TokenEmbeddings,
     check_files,
     describe,
+    read,
     read_manifest,
     write,
 )
 from incipit.service.runtime import CPU, Session
-
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ def export(
 ) -> Exported:
     """Export the front-end that `source` names as the next version of `name` in `repository`.
 
+    It is proven on every provider of onnxruntime that is usable here.
     `max_len` sets another limit than the source's, `resizing` how a learned table is made to fit, as in `resized`;
     `dtype` is the type that tables are stored in, and `scale` says what has a scale of its own in int8, as in
     `find_format`; `choices` are those of `read_frontend`. `report` is told each step as it begins. An export that fails
@@ -96,7 +98,7 @@ def export(
     check_name(name)
     format_ = find_format(dtype, scale)
     report(f"reading {source}")
-    loaded = load_source(source, **choices)
+    loaded = load_source(source, report, **choices)
     if isinstance(loaded.frontend, FrontEnd) and loaded.frontend.config.no_rotary:
         report(f"leaving rotary outputs out: {loaded.frontend.config.no_rotary}")
     if max_len is not None:
@@ -128,18 +130,19 @@ def export_loaded(
             loaded = replace(loaded, frontend=stored.frontend)
         with draft(repository, name) as folder:
             report("writing the graph")
-            _write_graphs(loaded.frontend, folder)
+            _write_graphs(loaded.frontend, folder, report)
             if stored:
                 write_tables(stored, folder)
             label_graphs(folder, loaded.frontend.signature)
             if loaded.tokenizer:
                 shutil.copyfile(loaded.tokenizer, folder / TOKENIZER)
-            manifest = _describe(loaded, folder)
+            manifest = _describe(loaded, folder, report)
             write(manifest, folder / MANIFEST)
             check_graphs(folder, manifest)
-            parity = _prove(loaded.frontend, folder, report)
-            if stored:
-                parity = parity.model_copy(update={"storage": stored.errors})
+            parity = ParityReport(
+                providers={provider: _prove(loaded.frontend, folder, provider, report) for provider in _providers()},
+                storage=stored.errors if stored else {},
+            )
             write(parity, folder / PARITY)
             version = publish(folder)
             return Exported(repository / name / str(version), manifest, parity)
@@ -174,20 +177,26 @@ def export_module(
         module.train(training)
 
 
-def verify(folder: Path, report: Report = lambda _: None) -> ParityReport:
+def verify(
+    folder: Path, report: Report = lambda _: None, provider: Literal["cpu", "cuda"] | None = None
+) -> ParityReport:
     """Check the hashes of the artifact in `folder`, and prove its graphs equal to a PyTorch module once more.
 
     The module is built from the manifest around the weights that the artifact holds; what else the manifest says must
-    follow from it.
+    follow from it. What is found on `provider`, by default on every one that is usable here, is returned, and takes its
+    place in the parity report of the artifact.
 
     Raises:
-        ExportError: a file differs from its hash, or a graph from the module.
+        ExportError: a file differs from its hash, or a graph from the module; the provider cannot be used; or the
+            report cannot be written.
 
     """
     try:
+        providers = _providers(provider)
         manifest = read_manifest(folder)
         report("checking the hashes")
-        check_files(folder, manifest)
+        total = sum(file.bytes for file in manifest.files.values())
+        check_files(folder, manifest, Progress(report, "checking the hashes", total).sha256)
         check_graphs(folder, manifest)
         if manifest.front_end is None:
             raise ExportError(f"{folder}: the hashes agree; the module that it came from alone can prove it again")
@@ -196,12 +205,13 @@ def verify(folder: Path, report: Report = lambda _: None) -> ParityReport:
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ExportError(f"{folder}: manifest and weights disagree: {' '.join(str(error).split())}") from error
         resized = manifest.resized if isinstance(manifest, Manifest) else None
-        again = _describe(LoadedSource(frontend, manifest.source, resized=resized), folder)
+        again = _describe(LoadedSource(frontend, manifest.source, resized=resized), folder, report)
         for name in type(manifest).model_fields:
             told, true = getattr(manifest, name), getattr(again, name)
             if name != "versions" and told != true:
                 raise ExportError(f"{folder / MANIFEST}: {name} is {told!r}, that of the artifact is {true!r}")
-        return _prove(frontend, folder, report)
+        found = {name: _prove(frontend, folder, name, report) for name in providers}
+        return _record(folder, found).model_copy(update={"providers": found})
     except IncipitError as error:
         raise ExportError(str(error)) from error
 
@@ -224,11 +234,11 @@ def _round(frontend: AnyFrontEnd, format_: Format) -> Stored:
     return round_tables(frontend, format_)
 
 
-def _write_graphs(frontend: AnyFrontEnd, folder: Path) -> None:
+def _write_graphs(frontend: AnyFrontEnd, folder: Path, report: Report) -> None:
     if isinstance(frontend, Stem):
-        export_stem(frontend, folder)
+        export_stem(frontend, folder, report)
         return
-    export_graph(frontend, folder)
+    export_graph(frontend, folder, report)
     if isinstance(frontend, FrontEnd) and frontend.config.bias is not None:
         export_bias(frontend.bias, folder)
 
@@ -242,39 +252,70 @@ def _build_again(manifest: Artifact, document: dict[str, Any], folder: Path) -> 
     return FrontEnd.from_tensors(config, read_initializers(folder) | read_tables(folder) | read_bias(folder))
 
 
-def _prove(frontend: AnyFrontEnd, folder: Path, report: Report) -> ParityReport:
-    def session(graph: str = GRAPH) -> Session:
-        return Session(folder, CPU, graph=graph)
+def _providers(provider: Literal["cpu", "cuda"] | None = None) -> list[str]:
+    """Return the onnxruntime name of `provider`, or those of all that are usable here."""
+    if provider == "cpu":
+        return [CPU]
+    reason = runtime.why_no_cuda()
+    if provider == "cuda" and reason:
+        raise ExportError(f"--provider: got cuda, allowed cpu, since {reason}")
+    return [runtime.CUDA] if provider == "cuda" else [CPU] if reason else [CPU, runtime.CUDA]
 
-    def progress(done: int, of: int) -> None:
-        report(f"proving it equal: {done} of {of} cases")
+
+def _record(folder: Path, found: dict[str, Parity]) -> ParityReport:
+    """Put what was found on each provider into the parity report of the artifact, and return the report."""
+    told = read(ParityReport, folder / PARITY)
+    if all(told.providers.get(provider) == parity for provider, parity in found.items()):
+        return told  # nothing to write, perhaps no right to
+    try:
+        with replacing(folder / PARITY) as file:
+            # Read once more: another may have proven it on another provider meanwhile.
+            told = read(ParityReport, folder / PARITY)
+            report = told.model_copy(update={"providers": told.providers | found})
+            write(report, file)
+    except OSError as error:
+        raise ExportError(f"{folder / PARITY}: proven, but not recorded: {error.strerror}") from error
+    return report
+
+
+def _prove(frontend: AnyFrontEnd, folder: Path, provider: str, report: Report) -> Parity:
+    step = "proving it equal" if provider == CPU else f"proving it equal on {provider}"
+    report(step)
+
+    def session(graph: str = GRAPH) -> Session:
+        return open_session(folder, provider, graph)
 
     outputs: dict[str, OutputParity] = {}
     if isinstance(frontend, Stem):
-        outputs[EMBEDDINGS] = prove_stem(frontend, session(), progress)
+        outputs[EMBEDDINGS] = prove_stem(frontend, session(), Progress(report, step).cases)
     else:
-        outputs[EMBEDDINGS] = prove(frontend, session(), progress)
+        for graph in TOKEN_GRAPHS:
+            if (folder / graph).is_file():
+                Probe(frontend, session(graph), graph).check()
+        outputs[EMBEDDINGS] = prove(frontend, session(), Progress(report, step).cases)
     if isinstance(frontend, FrontEnd):
-        if frontend.signature.lookup_width is not None:
-            outputs[TOKEN_EMBEDDINGS] = prove_lookup(frontend, session(TOKEN_GRAPH))
+        if (width := frontend.signature.lookup_width) is not None:
+            progress = Progress(report, "proving the lookup equal", 4 * frontend.signature.vocab_size * width)
+            outputs[TOKEN_EMBEDDINGS] = prove_lookup(frontend, session(TOKEN_GRAPH), progress.add)
         if frontend.signature.rotary:
             report("proving the rotary outputs equal")
             outputs |= prove_rotary(frontend, session(), session(EMBEDDINGS_GRAPH))
         if frontend.config.bias is not None:
-            graph = session(BIAS_GRAPH)
-            outputs[graph.outputs[0].name] = prove_bias(frontend.bias, graph)
-    return ParityReport(providers={CPU: Parity(onnxruntime=runtime.VERSION, torch=torch.__version__, outputs=outputs)})
+            bias = session(BIAS_GRAPH)
+            outputs[bias.outputs[0].name] = prove_bias(frontend.bias, bias)
+    return Parity(onnxruntime=runtime.VERSION, torch=torch.__version__, outputs=outputs)
 
 
-def _describe(loaded: LoadedSource, folder: Path) -> Manifest | StemManifest:
+def _describe(loaded: LoadedSource, folder: Path, report: Report) -> Manifest | StemManifest:
     frontend, signature = loaded.frontend, loaded.frontend.signature
     graphs = [name for name in (*TOKEN_GRAPHS, BIAS_GRAPH) if (folder / name).is_file()]
     files = [name for name in (*graphs, DATA, TOKENIZER) if (folder / name).is_file()]
+    hashing = Progress(report, "hashing", sum((folder / name).stat().st_size for name in files))
     common: dict[str, Any] = {
         "family": signature.family,
         "width": signature.width,
         "graphs": {name: describe_graph(folder / name) for name in graphs},
-        "files": {name: describe(folder / name) for name in files},
+        "files": {name: describe(folder / name, hashing.sha256) for name in files},
         "source": loaded.record,
         "versions": {"incipit": __version__, "onnx": onnx.__version__, "torch": torch.__version__},
     }

@@ -10,11 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
 from google.protobuf.message import Message
 from torch import Tensor, nn
 
+from incipit.export.errors import ExportError
+from incipit.export.progress import Report
+from incipit.export.weights import map_weights, save_program
 from incipit.models.custom import CustomFrontEnd
 from incipit.models.frontend import FrontEnd, FrontEndConfig, names_of
 from incipit.models.signature import Signature
@@ -53,8 +57,10 @@ class _Graph(nn.Module):
         return vectors, *lookup, *self.frontend.rotary_outputs(input_ids, offset).values()
 
 
-def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path) -> None:
+def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Report = lambda _: None) -> None:
     """Write the graphs of `frontend` (in evaluation mode) into `folder`, over one data file.
+
+    `report` is told how far it is, if it takes long.
 
     `model.onnx` has inputs int64 `input_ids` (batch, length), `offset` (1,) or (batch,), the further indices of a token
     by their names and `attention_mask` (batch, length) where the front-end has them, and output float32 `embeddings`
@@ -72,7 +78,7 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path) -> None:
     # Each input is a tensor of its own: the exporter makes one input of two arguments that are the same tensor.
     samples = {name: torch.ones(1 if name == "offset" else (2, 3), dtype=torch.int64) for name in names}
     shapes = {name: None if name == "offset" else {0: batch, 1: length} for name in names}
-    with quiet_exporter():
+    with quiet_exporter(), _refused():
         program = torch.onnx.export(
             _Graph(frontend).eval(),
             (),
@@ -85,8 +91,7 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path) -> None:
             verbose=False,
         )
     assert program is not None
-    program.save(folder / GRAPH, external_data=True)
-    whole = onnx.load(folder / GRAPH, load_external_data=False)
+    whole = save_program(program, folder, report)
     forget_machine(whole)
     _free_offset(whole, signature.rotary)
     if isinstance(frontend, FrontEnd):
@@ -181,16 +186,15 @@ def describe_graph(graph: Path) -> Graph:
 def read_initializers(folder: Path) -> dict[str, Tensor]:
     """Return the trained weights that an artifact holds in float32, under the names of `FrontEnd.state_dict()`.
 
-    What is derived (sinusoids) is left out: who builds the module again derives it again.
+    They are mapped from the data file. What is derived (sinusoids) is left out: who builds the module again derives it
+    again.
     """
-    model = onnx.load(folder / GRAPH)
     weights = {}
-    for initializer in model.graph.initializer:
-        name = initializer.name.removesuffix(TRANSPOSED)
-        if name.startswith(MODULE) and name.endswith(TRAINED) and initializer.data_type == onnx.TensorProto.FLOAT:
-            values = onnx.numpy_helper.to_array(initializer)
-            values = values if name == initializer.name else values.T
-            weights[name.removeprefix(MODULE)] = torch.from_numpy(values.copy())
+    for stored, values in map_weights(onnx.load(folder / GRAPH, load_external_data=False), folder).items():
+        name = stored.removesuffix(TRANSPOSED)
+        if name.startswith(MODULE) and name.endswith(TRAINED) and values.dtype == np.float32:
+            values = values if name == stored else np.ascontiguousarray(values.T)
+            weights[name.removeprefix(MODULE)] = torch.from_numpy(values)
     return weights
 
 
@@ -206,6 +210,16 @@ def quiet_exporter() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Turn what the exporter says of a module that it cannot follow into one line."""
+    try:
+        yield
+    except torch.onnx.OnnxExporterError as error:
+        reason = str(error.__cause__ or error).strip().partition("\n")[0]
+        raise ExportError(f"the exporter of torch cannot follow the module: {reason}") from error
 
 
 def forget_machine(message: Message) -> None:

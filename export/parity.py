@@ -30,9 +30,19 @@ the neighbour there, and a projection carries that further."""
 ROTARY_ULP = 1.0
 """For cosines and sines, in units in the last place of the largest one: torch's float32 kernels against the float64 of
 the graph, which is rounded. Found: 0.5, 6e-8, at every position up to 2^31."""
+LARGEST = 2**23
+"""Numbers of an output of several rows; what is larger shows no more, and needs several times the memory."""
 LONG = 512
 """Length that stands for the longest where no table of positions sets one."""
+PART = 2**22
+"""Numbers of the lookup that are compared at once."""
+WINDOW = 2**23
+"""Numbers of the table of tokens that a case takes its ids from, beside the first and the last."""
 PADDINGS: tuple[Literal["none", "left", "right"], ...] = ("none", "left", "right")
+
+
+Cases = Callable[[int, int, int], None]
+"""Is told how many cases of how many are done, and the bytes of the last."""
 
 
 class Arguments(NamedTuple):
@@ -46,9 +56,11 @@ class Arguments(NamedTuple):
 
 
 def prove(
-    frontend: FrontEnd | CustomFrontEnd, session: runtime.Session, report: Callable[[int, int], None] = lambda *_: None
+    frontend: FrontEnd | CustomFrontEnd, session: runtime.Session, report: Cases = lambda *_: None
 ) -> OutputParity:
-    """Compare `embeddings` of `session` with `frontend` over the grid; `report` is told how many of how many are done.
+    """Compare `embeddings` of `session` with `frontend` over the grid.
+
+    `report` is told how many cases of how many are done, and the bytes of the last.
 
     Raises:
         ParityError: a case differs by more than is allowed; the error names the worst.
@@ -59,9 +71,14 @@ def prove(
     cases = []
     for case in grid:
         cases.append(_compare(frontend, session, case))
-        report(len(cases), len(grid))
+        report(len(cases), len(grid), 4 * case.batch * case.length * frontend.signature.width)
+    return judge(EMBEDDINGS, cases, allowed_ulp(frontend))
+
+
+def allowed_ulp(frontend: FrontEnd | CustomFrontEnd) -> float:
+    """Return by how many ULP of the largest value of its row a vector may differ."""
     arithmetic = frontend.config.arithmetic if isinstance(frontend, FrontEnd) else "float32"
-    return judge(EMBEDDINGS, cases, 0.0 if frontend.signature.exact else ALLOWED_ULP + NARROW_ULP[arithmetic])
+    return 0.0 if frontend.signature.exact else ALLOWED_ULP + NARROW_ULP[arithmetic]
 
 
 def judge(output: str, cases: Sequence[ParityCase], allowed_ulp: float) -> OutputParity:
@@ -86,18 +103,24 @@ def judge(output: str, cases: Sequence[ParityCase], allowed_ulp: float) -> Outpu
     )
 
 
-def prove_lookup(frontend: FrontEnd, session: runtime.Session) -> OutputParity:
+def prove_lookup(
+    frontend: FrontEnd, session: runtime.Session, told: Callable[[int], None] = lambda _: None
+) -> OutputParity:
     """Compare the graph of the model's own lookup with `frontend.look_up`, for every id.
+
+    `told` is told the bytes of each part of the ids.
 
     Raises:
         ParityError: a value differs; the steps of a lookup leave no bit to chance.
 
     """
     ids, cases = np.arange(frontend.signature.vocab_size).reshape(1, -1), []
+    count = min(4096, 1 + PART // (frontend.signature.lookup_width or 1))
     with torch.inference_mode():
-        for part in np.array_split(ids, 1 + ids.size // 4096, axis=1):
+        for part in np.array_split(ids, 1 + ids.size // count, axis=1):
             expected = frontend.look_up(torch.from_numpy(part)).numpy()
             max_abs, max_ulp = difference(session.run({"input_ids": part})[TOKEN_EMBEDDINGS], expected)
+            told(expected.nbytes)
             arguments: dict[str, JsonValue] = {"from_id": int(part[0, 0]), "to_id": int(part[0, -1])}
             cases.append(ParityCase(arguments=arguments, max_abs=max_abs, max_ulp=max_ulp))
     return judge(TOKEN_EMBEDDINGS, cases, 0.0)
@@ -118,7 +141,7 @@ def prove_rotary(frontend: FrontEnd, session: runtime.Session, alone: runtime.Se
     unit = float(np.spacing(np.float32(largest)))
     cases: dict[str, list[ParityCase]] = {name: [] for name in signature.rotary}
     for case in _grid(replace(signature, max_len=limit)):
-        feeds = _feeds(signature, case)
+        feeds = feeds_of(signature, case)
         found = session.run(feeds)
         if not np.array_equal(found[EMBEDDINGS], alone.run(feeds)[EMBEDDINGS]):
             raise ParityError(f"the graph of embeddings alone differs at {_say(case)}")
@@ -142,13 +165,22 @@ def _say(case: Arguments) -> str:
     )
 
 
+def longest(signature: Signature) -> int:
+    """Return the longest row that is compared.
+
+    Without a table of positions every place is like every other: a long row shows no more than a short one. Computed
+    ones that follow a table are reached from its end.
+    """
+    return min(signature.max_len or LONG, max(signature.rows, LONG))
+
+
 def _grid(signature: Signature) -> Iterator[Arguments]:
     """Yield all combinations that are legal."""
-    # Without a table of positions every place is like every other: a long row shows no more than a short one.
-    # Computed ones that follow a table are reached from its end.
-    longest = min(signature.max_len or LONG, max(signature.rows, LONG))
+    most = longest(signature)
     for batch in BATCHES:
-        for length in sorted({min(length, longest) for length in (*LENGTHS, longest)}):
+        for length in sorted({min(length, most) for length in (*LENGTHS, most)}):
+            if batch > 1 and batch * length * signature.width > LARGEST:
+                continue
             last = (signature.max_len or LONG) - length
             offsets: list[tuple[int, ...]] = [(offset,) for offset in sorted({0, min(1, last), last})]
             if batch > 1:
@@ -160,7 +192,7 @@ def _grid(signature: Signature) -> Iterator[Arguments]:
 
 
 def _compare(frontend: FrontEnd | CustomFrontEnd, session: runtime.Session, case: Arguments) -> ParityCase:
-    feeds = _feeds(frontend.signature, case)
+    feeds = feeds_of(frontend.signature, case)
     inputs = {name: torch.from_numpy(array) for name, array in feeds.items()}
     indices = {name: inputs.pop(name) for name in frontend.signature.indices}
     further = {"indices": indices} if case.segments else {}  # else its own default against the zeros of the graph
@@ -176,16 +208,19 @@ def _compare(frontend: FrontEnd | CustomFrontEnd, session: runtime.Session, case
     return ParityCase(arguments=_arguments(case), max_abs=max_abs, max_ulp=max_ulp)
 
 
-def _feeds(signature: Signature, case: Arguments) -> dict[str, NDArray[np.int64]]:
+def feeds_of(signature: Signature, case: Arguments) -> dict[str, NDArray[np.int64]]:
     """Make the inputs of a case: random, but the same in every run."""
     vocab_size, shape = signature.vocab_size, (case.batch, case.length)
     generator = np.random.Generator(np.random.PCG64([*shape, *case.offset]))
-    legal = np.setdiff1d(
-        np.arange(vocab_size), [*signature.refused_ids, -1 if signature.padding_idx is None else signature.padding_idx]
-    )
-    ids = generator.choice(legal, shape)
+    excluded = {*signature.refused_ids, signature.padding_idx}
+    legal = np.delete(np.arange(vocab_size), [index for index in range(vocab_size) if index in excluded])
+    # Of a huge table each case takes another part, since what it takes from everywhere is all in memory at once.
+    window = min(len(legal), WINDOW // signature.width)
+    begin = int(generator.integers(0, len(legal) - window + 1)) if window < len(legal) else 0
+    ids = generator.choice(legal[begin : begin + window], shape)
     # The first and the last id are in every case: an off-by-one in the table shows.
-    ids[0, 0], ids[-1, -1] = legal[0], legal[-1]
+    if ids.size:
+        ids[0, 0], ids[-1, -1] = legal[0], legal[-1]
     real = np.ones(shape, np.int64)
     for row in range(case.batch):
         padded = min(row + 1, case.length) if case.padding != "none" else 0
@@ -207,6 +242,9 @@ def difference(found: NDArray[np.float32], expected: NDArray[np.float32]) -> tup
     """
     if found.shape != expected.shape or not (np.isfinite(found).all() and np.isfinite(expected).all()):
         return np.inf, np.inf
-    absolute = np.abs(found - expected).max(axis=-1)
-    ulp = np.spacing(np.abs(expected).max(axis=-1))
-    return float(absolute.max()), float((absolute / ulp).max())
+    max_abs = max_ulp = 0.0
+    for one, other in zip(found, expected, strict=True):  # row by row, since each needs memory
+        absolute = np.abs(one - other).max(axis=-1)
+        ulp = np.spacing(np.abs(other).max(axis=-1))
+        max_abs, max_ulp = max(max_abs, float(absolute.max())), max(max_ulp, float((absolute / ulp).max()))
+    return max_abs, max_ulp

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 from incipit.export.errors import ExportError
+from incipit.export.progress import Progress, Report
 from incipit.models.checkpoint import INDEX, CheckpointError, files_needed, read_frontend
 from incipit.models.custom import CustomFrontEnd
 from incipit.models.description import DESCRIPTION, files_described, read_description
@@ -47,19 +48,21 @@ class LoadedSource:
 
 def load_source(
     source: str,
+    report: Report = lambda _: None,
     **choices: Unpack[Choices],
 ) -> LoadedSource:
     """Load the front-end that `source` names: an existing folder, a preset, or `hf:owner/name[@revision]`.
 
-    `choices` are those of `read_frontend`.
+    `report` is told how far it is, if it takes long; `choices` are those of `read_frontend`.
 
     Raises:
         ExportError: it names none of these, or cannot be read.
 
     """
+    progress = Progress(report, f"reading {source}")
     # Without a name it would be the working folder.
     if source and Path(source).is_dir():
-        return _load_folder(Path(source), manifest.Source(kind="folder"), choices)
+        return _load_folder(Path(source), manifest.Source(kind="folder"), choices, progress)
     if source in PRESETS:
         _refuse_choices(source, choices)
         record = manifest.Source(kind="preset", name=source)
@@ -67,7 +70,7 @@ def load_source(
     if match := HUB.fullmatch(source):
         folder = _download(match["name"], match["revision"], choices)
         record = manifest.Source(kind="hub", name=match["name"], revision=folder.name)
-        return _load_folder(folder, record, choices)
+        return _load_folder(folder, record, choices, progress)
     raise ExportError(
         f"SOURCE: got {source!r}, allowed an existing folder, a preset ({', '.join(PRESETS)}), "
         "or hf:owner/name[@revision]"
@@ -78,6 +81,7 @@ def _load_folder(
     folder: Path,
     record: manifest.Source,
     choices: Choices,
+    progress: Progress,
 ) -> LoadedSource:
     described = (folder / DESCRIPTION).is_file()
     if described:
@@ -85,12 +89,12 @@ def _load_folder(
     try:
         frontend: AnyFrontEnd
         if described:
-            frontend = read_description(folder)
+            frontend = read_description(folder, progress.add)
         elif is_stem(folder, choices.get("side")):
             _refuse_choices("a stem", {name: value for name, value in choices.items() if name != "side"})
             frontend = read_stem(folder, choices.get("side"))
         else:
-            frontend = read_frontend(folder, **choices)
+            frontend = read_frontend(folder, **choices, told=progress.add)
     except CheckpointError as error:
         raise ExportError(str(error)) from error
     config = folder / (DESCRIPTION if described else "config.json")

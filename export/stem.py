@@ -4,7 +4,7 @@ Letters: B batch, D output width.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,9 @@ from torch import Tensor
 
 from incipit.export.errors import ParityError
 from incipit.export.graph import OPSET, forget_machine, quiet_exporter, save_graph
-from incipit.export.parity import ALLOWED_ULP, BATCHES, difference, judge
+from incipit.export.parity import ALLOWED_ULP, BATCHES, Cases, difference, judge
+from incipit.export.progress import Report
+from incipit.export.weights import map_weights, save_program
 from incipit.models.signature import StemSignature
 from incipit.models.stems import Stem, StemConfig, without_storage
 from incipit.service import runtime
@@ -24,8 +26,10 @@ GROWTH = 4.0
 """ULP for each unit in which rounding grows: see `allowed_ulp`."""
 
 
-def export_stem(stem: Stem, folder: Path) -> None:
+def export_stem(stem: Stem, folder: Path, report: Report = lambda _: None) -> None:
     """Write the graph of `stem` (in evaluation mode) into `folder`, over one data file.
+
+    `report` is told how far it is, if it takes long.
 
     `model.onnx` has one float32 input, `pixel_values` (batch, C, height, width) or `input_features` (batch, C, frames),
     and output float32 `embeddings` (batch, tokens, D). It does not check sizes: who runs it does.
@@ -48,8 +52,7 @@ def export_stem(stem: Stem, folder: Path) -> None:
             verbose=False,
         )
     assert program is not None
-    program.save(folder / GRAPH, external_data=True)
-    model = onnx.load(folder / GRAPH, load_external_data=False)
+    model = save_program(program, folder, report)
     forget_machine(model)
     if signature.patch_size:  # the exporter writes a formula of height and width
         del model.graph.value_info[:]
@@ -58,13 +61,10 @@ def export_stem(stem: Stem, folder: Path) -> None:
 
 
 def read_stem_weights(folder: Path, config: StemConfig) -> dict[str, Tensor]:
-    """Return the weights that an artifact of `config` holds, under the names of `state_dict()`."""
+    """Return the weights that an artifact of `config` holds, mapped, under the names of `state_dict()`."""
     names = without_storage(config).state_dict().keys()
-    return {
-        tensor.name: torch.from_numpy(onnx.numpy_helper.to_array(tensor).copy())
-        for tensor in onnx.load(folder / GRAPH).graph.initializer
-        if tensor.name in names
-    }
+    weights = map_weights(onnx.load(folder / GRAPH, load_external_data=False), folder)
+    return {name: torch.from_numpy(values) for name, values in weights.items() if name in names}
 
 
 def allowed_ulp(signature: StemSignature) -> float:
@@ -76,10 +76,8 @@ def allowed_ulp(signature: StemSignature) -> float:
     return ALLOWED_ULP + GROWTH * (math.sqrt(signature.terms) + sum(_native(signature)[:1]))
 
 
-def prove_stem(
-    stem: Stem, session: runtime.Session, report: Callable[[int, int], None] = lambda *_: None
-) -> OutputParity:
-    """Compare `session` with `stem` over batches and sizes; `report` is told how many of how many are done.
+def prove_stem(stem: Stem, session: runtime.Session, report: Cases = lambda *_: None) -> OutputParity:
+    """Compare `session` with `stem` over batches and sizes; `report` as in `parity.prove`.
 
     Raises:
         ParityError: a case differs by more than is allowed; the error names the worst.
@@ -89,7 +87,7 @@ def prove_stem(
     grid, cases = list(_grid(stem.signature)), []
     for shape in grid:
         cases.append(_compare(stem, session, shape))
-        report(len(cases), len(grid))
+        report(len(cases), len(grid), 4 * math.prod(shape))
     return judge(EMBEDDINGS, cases, allowed_ulp(stem.signature))
 
 

@@ -3,10 +3,13 @@
 What a command needs is imported when it runs: `serve` must not pay for torch, nor need it.
 """
 
+import shutil
+import signal
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from pydantic import ValidationError
@@ -19,6 +22,8 @@ REPOSITORY = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder of the artifacts; default model_repository, or INCIPIT_REPOSITORY.",
 )
+PAUSE = 10.0
+"""Seconds between two lines on the same step, where they stay."""
 PROVIDER = click.option(
     "--provider",
     type=click.Choice(["auto", "cpu", "cuda"]),
@@ -81,6 +86,8 @@ def export(source: str, name: str, repository: Path | None, resize: str | None, 
     _require("onnxruntime", "cpu")
     from incipit.export.exporter import export as run
 
+    # What is half-written goes away before the process does.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with _Progress(name) as progress:
         exported = run(source, name, _settings(repository=repository).repository, progress, **options, resizing=resize)
     for provider, parity in exported.parity.providers.items():
@@ -92,17 +99,25 @@ def export(source: str, name: str, repository: Path | None, resize: str | None, 
 @app.command()
 @click.argument("name")
 @REPOSITORY
-def verify(name: str, repository: Path | None) -> None:
-    """Check the hashes of the model NAME, and prove it equal to its PyTorch module once more."""
+@click.option(
+    "--provider",
+    type=click.Choice(["cpu", "cuda"]),
+    help="Where to prove it; default: on the CPU, and on CUDA where it works.",
+)
+def verify(name: str, repository: Path | None, provider: Literal["cpu", "cuda"] | None) -> None:
+    """Check the hashes of the model NAME, and prove it equal to its PyTorch module once more.
+
+    What is found takes its place in the parity report.
+    """
     _require("torch", "export")
     _require("onnxruntime", "cpu")
     from incipit.export.exporter import verify as run
 
     folder = _newest(_settings(repository=repository).repository, name)
     with _Progress(name) as progress:
-        report = run(folder, progress)
-    for provider, parity in report.providers.items():
-        click.echo(f"{folder}: hashes agree, {parity.summary()} ({provider})")
+        report = run(folder, progress, provider)
+    for proven_on, parity in report.providers.items():
+        click.echo(f"{folder}: hashes agree, {parity.summary()} ({proven_on})")
 
 
 @app.command()
@@ -117,7 +132,8 @@ def inspect(name: str, repository: Path | None) -> None:
     click.echo(f"{folder}: {_limits(manifest)}")
     click.echo(f"identity: {identity}")
     for provider, parity in report.providers.items():
-        click.echo(f"parity on {provider}: {parity.summary()}")
+        for output, compared in parity.outputs.items():
+            click.echo(f"parity on {provider}, {output}: {compared.summary()}")
     if report.storage:
         click.echo(_storage(manifest, report))
     for table, stored in report.storage.items():
@@ -200,6 +216,10 @@ def main() -> None:
         _fail(2, error.format_message())
     except click.Abort:
         _fail(130, "interrupted")
+    except SystemExit as end:
+        if end.code == 128 + signal.SIGTERM:
+            _fail(end.code, "terminated")
+        raise
     except Exception as error:
         if debug:
             raise
@@ -262,19 +282,22 @@ def _storage(manifest: Any, report: Any) -> str:
 
 
 class _Progress:
-    """Shows each step on standard error: in one line that changes on a terminal, in lines elsewhere."""
+    """Shows each step on standard error: in one line that changes on a terminal, in few lines elsewhere."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._terminal = sys.stderr.isatty()
         self._topic = ""
+        self._said = 0.0
 
     def __call__(self, step: str) -> None:
-        topic = step.partition(": ")[0]
-        if self._terminal:
-            click.echo(f"\r\033[K{self._name}: {step}", nl=False, err=True)
-        elif topic != self._topic:
-            click.echo(f"{self._name}: {topic}", err=True)
+        topic, now = step.partition(": ")[0], time.monotonic()
+        if self._terminal:  # a line that is too long could not be cleared
+            line = f"{self._name}: {step}"[: shutil.get_terminal_size().columns - 1]
+            click.echo(f"\r\033[K{line}", nl=False, err=True)
+        elif topic != self._topic or now - self._said >= PAUSE:
+            click.echo(f"{self._name}: {topic if topic != self._topic else step}", err=True)
+            self._said = now
         self._topic = topic
 
     def __enter__(self) -> "_Progress":

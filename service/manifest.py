@@ -385,15 +385,15 @@ def write(record: Schema, file: Path) -> None:
     file.write_text(record.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
-def describe(file: Path) -> File:
-    """Return size and SHA-256 of `file`."""
-    with file.open("rb") as stream:
-        return File(sha256=sha256(stream), bytes=os.fstat(stream.fileno()).st_size)
-
-
 def sha256(stream: BufferedReader) -> str:
     """Return the SHA-256 of what `stream` holds, in hexadecimal."""
     return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def describe(file: Path, digest: Callable[[BufferedReader], str] = sha256) -> File:
+    """Return size and SHA-256 of `file`; `digest` computes the SHA-256 of an open file."""
+    with file.open("rb") as stream:
+        return File(sha256=digest(stream), bytes=os.fstat(stream.fileno()).st_size)
 
 
 def check_files(folder: Path, manifest: Artifact, digest: Callable[[BufferedReader], str] = sha256) -> dict[str, Stamp]:

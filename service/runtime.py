@@ -23,6 +23,8 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 # The fused kernel is a scalar sum with E[x^2] - mean^2: several times slower and less exact than the parts.
 SLOW_ON_CPU = ["SkipLayerNormFusion"]
+# By default products of float32 are those of numbers with 10 bits.
+EXACT_ON_CUDA = {"use_tf32": "0"}
 
 
 PROBE = (
@@ -106,7 +108,7 @@ class Session:
             self._session = ort.InferenceSession(
                 folder / graph,
                 options,
-                providers=[provider] if provider == CPU else [provider, CPU],
+                providers=[provider] if provider == CPU else [(provider, EXACT_ON_CUDA), CPU],
                 disabled_optimizers=SLOW_ON_CPU if provider == CPU else None,
             )
         except Exception as error:  # onnxruntime's own exceptions share no narrower parent

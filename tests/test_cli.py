@@ -10,7 +10,9 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -97,12 +99,13 @@ def test_verify_proves_the_newest_version(tiny_repository: Path) -> None:
 def test_inspect_shows_limits_parity_and_the_manifest(tiny_repository: Path) -> None:
     done = run("inspect", "gpt", "--repository", tiny_repository)
     assert (done.returncode, done.stderr) == (0, "")
-    limits, identity, parity, manifest = done.stdout.split("\n", 3)
+    limits, identity, *parity, manifest = done.stdout.split("\n", 4)
     folder = tiny_repository / "gpt" / "1"
     assert limits == f"{folder}: gpt2, ids 0 to 6, max_len 6, width 4"
     canonical = json.dumps(json.loads(manifest), sort_keys=True, separators=(",", ":"))
     assert identity == f"identity: {hashlib.sha256(canonical.encode()).hexdigest()}"
-    assert re.fullmatch(r"parity on CPUExecutionProvider: embeddings: \d+ cases bit for bit equal; .*", parity)
+    for line, output in zip(parity, ("embeddings", "token_embeddings"), strict=True):
+        assert re.fullmatch(rf"parity on CPUExecutionProvider, {output}: \d+ cases bit for bit equal", line)
     assert Manifest.model_validate_json(manifest) == Manifest.model_validate_json(
         (folder / "manifest.json").read_bytes()
     )
@@ -257,6 +260,32 @@ def test_an_unknown_host_fails(tiny_repository: Path) -> None:
 def test_cuda_where_there_is_none_fails_and_says_why(tiny_repository: Path, command: str) -> None:
     message = failing(command, "--repository", tiny_repository, "--provider", "cuda", code=1, INCIPIT_PORT="0")
     assert message == f"provider: got cuda, allowed auto or cpu, since {why_no_cuda()}"
+
+
+@pytest.mark.skipif(why_no_cuda() is None, reason="CUDA works here")
+def test_nothing_is_proven_on_cuda_where_there_is_none(tiny_repository: Path) -> None:
+    done = run("verify", "gpt", "--repository", tiny_repository, "--provider", "cuda")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"incipit: --provider: got cuda, allowed cpu, since {why_no_cuda()}\n"
+
+
+def test_a_terminal_shows_one_line_that_changes_and_a_file_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    from incipit import cli
+
+    def shown(terminal: bool) -> str:
+        stream, clock = StringIO(), iter([100.0, 101.0, 109.0, 111.0, 112.0])
+        monkeypatch.setattr(stream, "isatty", lambda: terminal)
+        monkeypatch.setattr("incipit.cli.time", SimpleNamespace(monotonic=lambda: next(clock)))
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stderr", stream)
+            with cli._Progress("m") as progress:
+                for step in ("reading", "writing", "writing: 8 GB, 1 GB/s", "writing: 9 GB, 1 GB/s", "proving"):
+                    progress(step)
+        return stream.getvalue()
+
+    assert shown(terminal=False).splitlines() == ["m: reading", "m: writing", "m: writing: 9 GB, 1 GB/s", "m: proving"]
+    lines = shown(terminal=True).split("\r\033[K")
+    assert lines[3:] == ["m: writing: 8 GB, 1 GB/s", "m: writing: 9 GB, 1 GB/s", "m: proving", ""]
 
 
 def test_debug_shows_the_traceback(empty: Path) -> None:

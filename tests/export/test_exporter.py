@@ -16,13 +16,15 @@ import torch
 from transformers import BertModel, GPT2Config, GPT2Model
 
 import incipit
+from incipit.export import exporter
 from incipit.export.errors import ExportError
 from incipit.export.exporter import Exported, export, export_loaded, verify
 from incipit.export.source import LoadedSource
 from incipit.models.embeddings import gpt2_embedding
 from incipit.models.frontend import FrontEnd, FrontEndConfig
 from incipit.models.steps import Norm, Positions, Project, Tokens
-from incipit.service.manifest import Manifest, Resized, Source
+from incipit.service import runtime
+from incipit.service.manifest import Manifest, ParityReport, Resized, Source, read, write
 from incipit.service.runtime import Session
 from tests.conftest import INCIPIT
 
@@ -110,9 +112,10 @@ def test_the_same_source_gives_the_same_bytes(tiny: Exported, tiny_checkpoint: P
 def test_each_step_is_reported(tiny_checkpoint: Path, tmp_path: Path) -> None:
     steps: list[str] = []
     export(str(tiny_checkpoint), "m", tmp_path, steps.append)
-    assert steps[:2] == [f"reading {tiny_checkpoint}", "writing the graph"]
-    cases = len(steps) - 2
-    assert steps[2:] == [f"proving it equal: {done} of {cases} cases" for done in range(1, cases + 1)]
+    assert steps[:3] == [f"reading {tiny_checkpoint}", "writing the graph", "proving it equal"]
+    cases = len(steps) - 3
+    told = [step.partition(" cases")[0] for step in steps[3:]]  # bytes and rate follow, once it takes a second
+    assert told == [f"proving it equal: {done} of {cases}" for done in range(1, cases + 1)]
 
 
 def test_a_preset_is_exported_bit_for_bit(tmp_path: Path) -> None:
@@ -163,6 +166,47 @@ def test_verify_proves_an_artifact_once_more(tiny: Exported) -> None:
     assert steps[0] == "checking the hashes"
 
 
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the CPU stand for CUDA."""
+    monkeypatch.setattr(runtime, "why_no_cuda", lambda: None)
+    monkeypatch.setattr(exporter, "open_session", lambda folder, _, graph: Session(folder, graph=graph))
+
+
+@pytest.mark.usefixtures("cuda")
+def test_verify_adds_the_section_of_a_provider_and_replaces_it(copy: Path, tiny: Exported) -> None:
+    cpu, cuda = tiny.parity.providers[runtime.CPU], verify(copy, provider="cuda").providers[runtime.CUDA]
+    both = ParityReport(providers={runtime.CPU: cpu, runtime.CUDA: cuda})
+    assert read(ParityReport, copy / "parity.json") == both
+    old = cpu.model_copy(update={"torch": "0.1"})
+    write(ParityReport(providers={runtime.CPU: old, runtime.CUDA: cuda}), copy / "parity.json")
+    assert verify(copy, provider="cpu").providers == {runtime.CPU: cpu}
+    assert read(ParityReport, copy / "parity.json") == both
+    assert sorted(path.name for path in copy.iterdir()) == sorted(path.name for path in tiny.folder.iterdir())
+    assert (copy / "parity.json").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_section_that_stays_the_same_is_not_written(copy: Path) -> None:
+    before = (copy / "parity.json").stat()
+    verify(copy)
+    after = (copy / "parity.json").stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_an_export_is_proven_on_every_provider(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    steps: list[str] = []
+    exported = export(str(tiny_checkpoint), "m", tmp_path, steps.append)
+    assert list(exported.parity.providers) == [runtime.CPU, runtime.CUDA]
+    assert "proving it equal on CUDAExecutionProvider" in steps
+
+
+@pytest.mark.skipif(runtime.why_no_cuda() is None, reason="CUDA works here")
+def test_cuda_where_there_is_none_proves_nothing(copy: Path) -> None:
+    with pytest.raises(ExportError, match="--provider: got cuda, allowed cpu, since "):
+        verify(copy, provider="cuda")
+
+
 @pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "tokenizer.json"])
 @pytest.mark.parametrize("place", [0, -1])
 def test_verify_names_the_file_with_a_flipped_bit(copy: Path, name: str, place: int) -> None:
@@ -210,10 +254,11 @@ def test_a_graph_that_is_not_proven_is_not_published(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_refuses_in_the_middle_is_said_in_one_line_and_leaves_no_trace(tmp_path: Path) -> None:
+@pytest.mark.parametrize("room", [2**8, 2**20, 2**26 + 1])  # for the graph, for a part of the table, for one more
+def test_a_disk_that_refuses_in_the_middle_is_said_in_one_line_and_leaves_no_trace(tmp_path: Path, room: int) -> None:
     done = subprocess.run(
-        [INCIPIT, "export", "transformer-base", "--name", "m", "--repository", str(tmp_path)],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20)),
+        [INCIPIT, "export", "gpt2-small", "--name", "m", "--repository", str(tmp_path)],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, room)),
         capture_output=True,
         text=True,
         check=False,

@@ -112,7 +112,7 @@ def test_the_ids_of_every_case_reach_both_ends_of_the_table(artifacts: dict[str,
 
 def test_the_report_says_how_far_it_is(artifacts: dict[str, Path]) -> None:
     seen: list[tuple[int, int]] = []
-    parity = prove(GPT2, Session(artifacts["gpt2"]), lambda done, of: seen.append((done, of)))
+    parity = prove(GPT2, Session(artifacts["gpt2"]), lambda done, of, _: seen.append((done, of)))
     count = len(parity.cases)
     assert seen == [(done, count) for done in range(1, count + 1)]
 

@@ -60,7 +60,7 @@ def arguments(case: ParityCase) -> tuple[int, ...]:
 @KINDS
 def test_the_graph_equals_the_module_over_batches_and_sizes(graphs: dict[str, Path], kind: str) -> None:
     seen: list[tuple[int, int]] = []
-    parity = prove_stem(STEMS[kind], Session(graphs[kind]), lambda done, of: seen.append((done, of)))
+    parity = prove_stem(STEMS[kind], Session(graphs[kind]), lambda done, of, _: seen.append((done, of)))
     shapes = [arguments(case) for case in parity.cases]
     assert {shape[0] for shape in shapes} == {1, 2, 5}
     assert len(set(shapes)) == len(shapes)

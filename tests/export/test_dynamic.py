@@ -1,0 +1,192 @@
+"""That a graph is dynamic, and that one that is not is found and named."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from incipit.export.dynamic import Probe
+from incipit.export.errors import ExportError, ParityError
+from incipit.export.exporter import export_module
+from incipit.export.graph import export_graph
+from incipit.models.embeddings import bert_embedding, gpt2_embedding
+from incipit.models.frontend import FrontEnd
+from incipit.service.runtime import Session
+
+V, D, M = 13, 6, 9
+GPT2, BERT = gpt2_embedding(V, D, M).eval(), bert_embedding(V, D, M).eval()
+
+
+class Sound(nn.Module):
+    """Tokens + positions; the modules below break one thing when they are exported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.places = nn.Embedding(V, D), nn.Embedding(M, D)
+
+    def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+        vectors: Tensor = self.tokens(input_ids) + self.places(self.positions(input_ids, offset))
+        return vectors
+
+    def positions(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+        return torch.arange(input_ids.shape[1]) + offset.unsqueeze(1)
+
+
+class FrozenBatch(Sound):
+    def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+        vectors = super().forward(input_ids, offset)
+        return vectors.reshape(2, -1, D) if torch.compiler.is_compiling() else vectors
+
+
+class FrozenLength(Sound):
+    def positions(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+        length = 3 if torch.compiler.is_compiling() else input_ids.shape[1]
+        return torch.arange(length) + offset.unsqueeze(1)
+
+
+class BakedOffset(Sound):
+    def positions(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+        return super().positions(input_ids, offset * 0 if torch.compiler.is_compiling() else offset)
+
+
+class OneOffset(Sound):
+    def positions(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+        return super().positions(
+            input_ids, offset.max(0, keepdim=True).values if torch.compiler.is_compiling() else offset
+        )
+
+
+class ClampedEarly(Sound):
+    def positions(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+        positions = super().positions(input_ids, offset)
+        return positions.clamp(max=M - 3) if torch.compiler.is_compiling() else positions
+
+
+class ClampedBeyond(Sound):
+    """Clamps itself too, so that its graph equals it everywhere."""
+
+    def positions(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+        return super().positions(input_ids, offset).clamp(max=M - 1)
+
+
+class Sliced(Sound):
+    """A slice clamps its ends."""
+
+    def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            return super().forward(input_ids, offset)
+        vectors: Tensor = self.tokens(input_ids) + self.places.weight[offset[0] :][: input_ids.shape[1]]
+        return vectors
+
+
+class DependsOnValues(Sound):
+    def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+        if offset.max() > M:
+            raise ValueError
+        return super().forward(input_ids, offset)
+
+
+def test_a_sound_module_is_exported(tmp_path: Path) -> None:
+    assert export_module(Sound(), "m", tmp_path, vocab_size=V, max_len=M, exact=True).folder.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (FrozenBatch, r"model\.onnx: axis batch of embeddings is frozen at 2"),
+        (FrozenLength, r"model\.onnx: axis length of \w+ is frozen at 3"),
+        (BakedOffset, r"model\.onnx: offset is baked in: offset 8 gives the vectors of 0"),
+        (OneOffset, r"model\.onnx: offset is the same for every row: .* at batch 3, length 1, offset \[8, 4, 0\]"),
+        (ClampedEarly, r"model\.onnx: positions are clamped: offset 8 gives the vectors of 7"),
+        (ClampedBeyond, r"model\.onnx: positions are clamped: 9, beyond the last, gives the vectors of 8"),
+        (DependsOnValues, r"the exporter of torch cannot follow the module: Could not guard on data-dependent"),
+    ],
+)
+def test_a_module_whose_graph_is_not_dynamic_is_refused_and_says_why(
+    module: Callable[[], nn.Module], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ExportError, match=message):
+        export_module(module(), "m", tmp_path, vocab_size=V, max_len=M)
+    assert list(tmp_path.iterdir()) == []
+
+
+def broken(frontend: FrontEnd, folder: Path, change: Callable[[onnx.GraphProto], None], graph: str) -> Probe:
+    """The probe of a graph of `frontend` that was changed by hand."""
+    export_graph(frontend, folder)
+    model = onnx.load(folder / graph, load_external_data=False)
+    change(model.graph)
+    onnx.save(model, folder / graph)
+    return Probe(frontend, Session(folder, graph=graph), graph)
+
+
+def nothing(graph: onnx.GraphProto) -> None:
+    del graph.value_info[:]
+
+
+def replace_output(graph: onnx.GraphProto, *nodes: onnx.NodeProto, **constants: list[int]) -> None:
+    """Let `nodes` make the output from what made it, which is called `before`."""
+    output = graph.output[0].name
+    last = next(node for node in graph.node if output in node.output)
+    last.output[0] = "before"
+    graph.node.extend(nodes)
+    graph.initializer.extend(onnx.numpy_helper.from_array(torch.tensor(v).numpy(), k) for k, v in constants.items())
+
+
+def freeze_batch(graph: onnx.GraphProto) -> None:
+    shape = [3, -1, D]
+    replace_output(graph, onnx.helper.make_node("Reshape", ["before", "shape"], [graph.output[0].name]), shape=shape)
+
+
+def cut_batch(graph: onnx.GraphProto) -> None:
+    cut(graph, axis=0, size=2)
+
+
+def cut_length(graph: onnx.GraphProto) -> None:
+    cut(graph, axis=1, size=5)
+
+
+def cut(graph: onnx.GraphProto, axis: int, size: int) -> None:
+    ends = {"starts": [0], "ends": [size], "axes": [axis]}
+    replace_output(graph, onnx.helper.make_node("Slice", ["before", *ends], [graph.output[0].name]), **ends)
+
+
+def clamp(graph: onnx.GraphProto) -> None:
+    gather = [node for node in graph.node if node.op_type == "Gather"][-1]
+    limits = {"lowest": 0, "highest": M - 1}
+    graph.initializer.extend(onnx.numpy_helper.from_array(torch.tensor(v).numpy(), k) for k, v in limits.items())
+    place = list(graph.node).index(gather)
+    graph.node.insert(place, onnx.helper.make_node("Clip", [gather.input[1], *limits], ["clamped"]))
+    graph.node[place + 1].input[1] = "clamped"
+
+
+@pytest.mark.parametrize("frontend", [GPT2, BERT])
+@pytest.mark.parametrize("graph", ["model.onnx", "token.onnx"])
+def test_a_sound_graph_passes(frontend: FrontEnd, graph: str, tmp_path: Path) -> None:
+    broken(frontend, tmp_path, nothing, graph).check()
+
+
+@pytest.mark.parametrize(
+    ("graph", "change", "message"),
+    [
+        ("model.onnx", freeze_batch, r"^model\.onnx: axis batch of embeddings is frozen at 3"),
+        ("token.onnx", freeze_batch, r"^token\.onnx: axis batch of token_embeddings is frozen at 3"),
+        ("model.onnx", cut_batch, r"^model\.onnx: axis batch is frozen: at batch 3 and length 5, .* \(2, 5, 6\)"),
+        ("token.onnx", cut_batch, r"^token\.onnx: axis batch is frozen: at batch 3 and length 5, .* \(2, 5, 6\)"),
+        (
+            "token.onnx",
+            cut_length,
+            r"^token\.onnx: axis length is frozen: at batch 1 and length 9, .* \(1, 5, 6\)",
+        ),
+        ("model.onnx", clamp, r"^model\.onnx: positions are clamped: 9, beyond the last, gives the vectors of 8"),
+    ],
+)
+def test_a_graph_that_was_broken_is_found(
+    graph: str, change: Callable[[onnx.GraphProto], None], message: str, tmp_path: Path
+) -> None:
+    probe = broken(GPT2, tmp_path, change, graph)
+    with pytest.raises(ParityError, match=message):
+        probe.check()

@@ -1,0 +1,72 @@
+"""What long steps say of themselves."""
+
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+
+from incipit.export import progress
+from incipit.export.progress import Progress, in_bytes
+
+
+class Clock:
+    """Stands still, except when it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
+
+
+def test_a_step_of_less_than_a_second_says_nothing(clock: Clock) -> None:
+    said: list[str] = []
+    step = Progress(said.append, "writing", 1000)
+    for _ in range(9):
+        clock.now += 0.1
+        step.add(100)
+    assert said == []
+
+
+def test_a_longer_step_says_bytes_and_rate_ten_times_a_second(clock: Clock) -> None:
+    said: list[str] = []
+    step = Progress(said.append, "writing", 4 * 10**9)
+    for _ in range(150):
+        clock.now += 0.02
+        step.add(20 * 10**6)
+    assert said[0] == "writing: 1 GB of 4 GB, 1 GB/s"
+    assert said[-1].endswith("GB of 4 GB, 1 GB/s")
+    assert 18 <= len(said) <= 21
+
+
+def test_cases_are_always_said_and_bytes_after_a_second(clock: Clock) -> None:
+    said: list[str] = []
+    step = Progress(said.append, "proving")
+    for done in (1, 2):
+        step.cases(done, 2, 3000)
+        clock.now += 1.5
+    assert said == ["proving: 1 of 2 cases", "proving: 2 of 2 cases, 6 kB, 4 kB/s"]
+
+
+def test_the_hash_is_hashlibs(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 5000 + b"rest"  # more than one part
+    (tmp_path / "file").write_bytes(content)
+    with (tmp_path / "file").open("rb") as stream:
+        assert Progress(print, "hashing").sha256(stream) == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_600, "1 MB"), (2**31, "2.15 GB"), (5e12, "5000 GB")],
+)
+def test_bytes_have_three_digits_and_a_unit(count: float, text: str) -> None:
+    assert in_bytes(count) == text
+    assert re.fullmatch(r"[\d.]+ [kMG]?B", text)
