@@ -1,0 +1,1 @@
+"""Measurements that take too long, or too much memory, for a test."""

@@ -1,0 +1,66 @@
+"""Time of the export of gpt2-small against that of a bare torch.onnx.export and save of the same module.
+
+    python -m benchmarks.export
+
+The comparison of vectors is not counted; reading, hashing, checking and bringing everything to the disk are. Medians of
+five, in one process, the two in turn; the first of each is not counted.
+"""
+
+import statistics
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import torch
+
+from incipit.export.exporter import export
+from incipit.export.graph import OPSET, quiet_exporter
+from incipit.models.presets import build_preset
+
+PRESET, TIMES = "gpt2-small", 5
+
+
+def main() -> None:
+    """Measure, and print the ratio."""
+    warnings.simplefilter("ignore")
+    ours, bare = [], []
+    for _ in range(TIMES + 1):
+        with tempfile.TemporaryDirectory() as folder:
+            bare.append(export_bare(Path(folder)))
+            ours.append(export_ours(Path(folder)))
+    one, other = statistics.median(ours[1:]), statistics.median(bare[1:])
+    print(f"{PRESET}: {one:.2f} s, a bare torch.onnx.export and save {other:.2f} s: {one / other:.1f} times as long")
+
+
+def export_bare(folder: Path) -> float:
+    """Return the seconds that torch alone takes."""
+    module = build_preset(PRESET).eval()
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
+    begin = time.perf_counter()
+    with quiet_exporter():
+        program = torch.onnx.export(
+            module,
+            (torch.ones(2, 3, dtype=torch.int64), torch.ones(1, dtype=torch.int64)),
+            dynamo=True,
+            opset_version=OPSET,
+            dynamic_shapes=({0: batch, 1: length}, None),
+            verbose=False,
+        )
+    assert program is not None
+    program.save(folder / "model.onnx", external_data=True)
+    return time.perf_counter() - begin
+
+
+def export_ours(folder: Path) -> float:
+    """Return the seconds that an export takes, without those of its proof."""
+    began: list[tuple[str, float]] = []
+    begin = time.perf_counter()
+    export(PRESET, "m", folder / "repository", lambda step: began.append((step, time.perf_counter())))
+    end = time.perf_counter()
+    proof = [when for step, when in began if step.startswith("proving")]
+    return end - begin - (proof[-1] - proof[0])
+
+
+if __name__ == "__main__":
+    main()
