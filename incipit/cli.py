@@ -9,10 +9,9 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 import click
-from pydantic import ValidationError
 
 from incipit import __version__
 from incipit.service.errors import IncipitError
@@ -164,20 +163,41 @@ def check(**options: Any) -> None:
         click.echo(f"{model.name} {model.version}: runs on {model.provider}, {_limits(model.manifest)}")
 
 
-@app.command()
-@REPOSITORY
-@click.option("--host", help="Address to listen on; default 127.0.0.1.")
-@click.option("--port", type=int, help="Port of HTTP and WebSocket; default 8000, 0 for a free one.")
-@click.option("--grpc-port", type=int, help="Port of gRPC; without it there is no gRPC.")
-@PROVIDER
-@click.option("--workers", type=int, help="Processes that serve; default 1.")
-@click.option(
-    "--model-control",
-    type=click.Choice(["none", "poll", "explicit"]),
-    help="What changes the models while they are served: nothing (default), the folder, or requests.",
-)
+class _WithSettings(click.Command):
+    """A command with an option for every setting, which are imported when it runs."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        from incipit.service.settings import Settings, option
+
+        options: list[click.Parameter] = []
+        for name, field in Settings.model_fields.items():
+            choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+            default = field.get_default(call_default_factory=True)
+            told = "" if default is None else f" [default: {default}]"
+            options.append(
+                click.Option(
+                    [option(name)], type=click.Choice(choices) if choices else str, help=f"{field.description}{told}"
+                )
+            )
+        return [*options, *super().get_params(ctx)]
+
+
+@app.command("settings", cls=_WithSettings)
+def show_settings(**options: Any) -> None:
+    """Print every setting, its value, and where that comes from: an option, a variable, a file, or the default."""
+    found, origins = _load(**options)
+    rows = [(name, "none" if value is None else str(value), origins[name]) for name, value in found]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@app.command(cls=_WithSettings)
 def serve(**options: Any) -> None:
-    """Serve every model of the repository. Every option is also a variable, such as INCIPIT_PORT."""
+    """Serve every model of the repository.
+
+    Every option is also a variable, such as INCIPIT_PORT, and a key of the file that --config names, such as port.
+    """
     _require("onnxruntime", "cpu")
     from incipit.service.workers import serve as run
 
@@ -238,17 +258,18 @@ def _fail(code: int, message: str) -> None:
 
 
 def _settings(**options: Any) -> Any:
-    from incipit.service.settings import Settings
+    return _load(**options).settings
 
-    given = {name: value for name, value in options.items() if value is not None}
+
+def _load(**options: Any) -> Any:
+    from incipit.service.settings import load
+
     try:
-        return Settings(**given)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name, got = str(first["loc"][0]), f"got {first['input']!r}, {first['msg']}"
-        if name in given:
-            raise click.UsageError(f"--{name.replace('_', '-')}: {got}") from error
-        raise click.ClickException(f"INCIPIT_{name.upper()}: {got}") from error
+        return load({name: value for name, value in options.items() if value is not None})
+    except IncipitError as error:
+        if error.field.startswith("--"):
+            raise click.UsageError(str(error)) from error
+        raise
 
 
 def _require(module: str, extra: str) -> None:

@@ -1,11 +1,18 @@
-"""Every setting of the service: an environment variable `INCIPIT_<NAME>`, or an option of `incipit serve`."""
+"""Every setting of the service: an option of `incipit serve`, a variable `INCIPIT_<NAME>`, or a key of a TOML file."""
 
 import os
+import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from incipit.service.errors import Invalid
+
+PREFIX = "INCIPIT_"
 
 
 def _cache() -> Path:
@@ -15,42 +22,137 @@ def _cache() -> Path:
 
 
 class Settings(BaseSettings):
-    """The settings, made once and passed down.
+    """The settings, made once and passed down; docs/operations.md says more of each.
 
-    Args:
-        repository: folder of the artifacts.
-        cache: folder in which files that were checked are remembered; a leading ~ is the user's home.
-        host: address to listen on.
-        port: port of HTTP and WebSocket; 0 for a free one.
-        grpc_port: port of gRPC; None for no gRPC.
-        provider: execution provider; "auto" takes CUDA where it works and the CPU elsewhere.
-        model_control: what changes the models that are served: "none" nothing, "poll" the folder, which is looked at
-            again and again, "explicit" requests to load and unload.
-        poll_seconds: between two looks at the folder.
-        workers: processes that serve.
-        threads: threads of one session call.
-        max_body_bytes: largest request body, in bytes.
-        max_tokens: most tokens of one request.
-        max_waiting: most pieces of work that wait for a thread.
-        stream_idle_seconds: how long a decode stream may wait for its client to send, or to read.
-        stream_seconds: how long a decode stream may stay open.
+    An argument wins over the environment, in which an empty variable is none, and that over the file `config`.
+
+    Raises:
+        ValidationError: a value is not allowed, or an argument or a key of the file is unknown.
+        Invalid: the file cannot be read, or the environment has a variable `INCIPIT_…` that is no setting.
 
     """
 
-    model_config = SettingsConfigDict(env_prefix="INCIPIT_", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True)
 
-    repository: Path = Path("model_repository")
-    cache: Path = Field(default_factory=_cache)
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
-    grpc_port: int | None = Field(None, ge=1, le=65535)
-    provider: Literal["auto", "cpu", "cuda"] = "auto"
-    model_control: Literal["none", "poll", "explicit"] = "none"
-    poll_seconds: float = Field(5.0, gt=0)
-    workers: int = Field(1, ge=1)
-    threads: int = Field(1, ge=1)
-    max_body_bytes: int = Field(16 * 2**20, ge=1)
-    max_tokens: int = Field(65536, ge=1)
-    max_waiting: int = Field(64, ge=1)
-    stream_idle_seconds: int = Field(600, ge=1)
-    stream_seconds: int = Field(86400, ge=1)
+    config: Path | None = Field(None, description="TOML file with more of these settings.")
+    repository: Path = Field(Path("model_repository"), description="Folder of the artifacts.")
+    cache: Path = Field(default_factory=_cache, description="Folder in which files that were checked are remembered.")
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port of HTTP and WebSocket; 0 for a free one.")
+    grpc_port: int | None = Field(None, ge=1, le=65535, description="Port of gRPC; without it there is no gRPC.")
+    provider: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where models run; auto: CUDA where it works, the CPU elsewhere."
+    )
+    model_control: Literal["none", "poll", "explicit"] = Field(
+        "none", description="What changes the models while they are served: nothing, the folder, or requests."
+    )
+    poll_seconds: float = Field(5.0, gt=0, description="With model_control poll: between two looks at the folder.")
+    workers: int = Field(1, ge=1, description="Processes that serve.")
+    threads: int = Field(1, ge=1, description="Threads of one session call.")
+    max_body_bytes: int = Field(16 * 2**20, ge=1, description="Largest request body, and message of a stream.")
+    max_tokens: int = Field(65536, ge=1, description="Most tokens of one request.")
+    max_waiting: int = Field(64, ge=1, description="Most pieces of work that wait for a thread.")
+    stream_idle_seconds: int = Field(
+        600, ge=1, description="How long a decode stream may wait for its client to send, or to read."
+    )
+    stream_seconds: int = Field(86400, ge=1, description="How long a decode stream may stay open.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 (the names are pydantic's)
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return where settings come from, the strongest first."""
+        _refuse_unknown_variables()
+        file = {**env_settings(), **init_settings()}.get("config")
+        return init_settings, env_settings, InitSettingsSource(settings_cls, _read(file))
+
+
+class Loaded(NamedTuple):
+    """Settings, and where the value of each comes from: `--port`, `INCIPIT_PORT`, a file, or `default`."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+
+def load(options: Mapping[str, Any]) -> Loaded:
+    """Return the settings, of which `options` were given on the command line.
+
+    Raises:
+        Invalid: as `Settings`; of a value that is not allowed, `field` says where it comes from.
+
+    """
+    try:
+        settings = Settings(**options)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0])
+        if first["type"] == "extra_forbidden":
+            raise Invalid(_config(options), name, _meant(name, list(Settings.model_fields))) from error
+        origin = _origin(name, options)
+        where = f"{name} in {origin}" if origin == _config(options) else origin
+        raise Invalid(where, first["input"], first["msg"].removeprefix("Input should be ")) from error
+    return Loaded(settings, {name: _origin(name, options) for name in Settings.model_fields})
+
+
+def option(name: str) -> str:
+    """Return what a setting is called on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def variable(name: str) -> str:
+    """Return what a setting is called in the environment."""
+    return PREFIX + name.upper()
+
+
+def _origin(name: str, options: Mapping[str, Any]) -> str:
+    if name in options:
+        return option(name)
+    if name in _environment():
+        return variable(name)
+    config = _config(options)
+    return config if config and name in _read(config) else "default"
+
+
+def _config(options: Mapping[str, Any]) -> str:
+    return str(options.get("config") or _environment().get("config", ""))
+
+
+def _environment() -> dict[str, str]:
+    """Return the variables that are settings, by the name of the setting, as pydantic finds them: in any case."""
+    return {
+        name.lower().removeprefix(PREFIX.lower()): value
+        for name, value in os.environ.items()
+        if name.upper().startswith(PREFIX) and value
+    }
+
+
+def _refuse_unknown_variables() -> None:
+    for name in _environment():
+        if name not in Settings.model_fields:
+            raise Invalid("environment", variable(name), _meant(variable(name), map(variable, Settings.model_fields)))
+
+
+def _meant(name: str, known: Any) -> str:
+    """Return what to say is allowed in place of an unknown `name`."""
+    close = get_close_matches(name, known, 1)
+    return f"{close[0]}, or another that incipit settings lists" if close else "those that incipit settings lists"
+
+
+def _read(file: str | Path | None) -> dict[str, Any]:
+    """Return the settings in a file; none where there is none."""
+    if file is None:
+        return {}
+    try:
+        document = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Invalid("config", str(file), f"a TOML file that can be read ({error.strerror})") from error
+    except ValueError as error:  # no UTF-8, or no TOML
+        raise Invalid("config", str(file), f"a TOML file ({error})") from error
+    if "config" in document:
+        raise Invalid(str(file), "config", "every other setting, since this is the file")
+    return document

@@ -157,10 +157,10 @@ def test_the_version_is_that_of_the_package() -> None:
         (["export", "gpt2-small"], "Missing option '--name'"),
         (["inspect", "a", "b"], "unexpected extra argument"),
         (["check", "--provider", "tpu"], "'tpu' is not one of 'auto', 'cpu', 'cuda'"),
-        (["serve", "--port", "x"], "'x' is not a valid integer"),
-        (["serve", "--port", "65536"], "--port: got 65536, Input should be less than or equal to 65535"),
-        (["serve", "--grpc-port", "0"], "--grpc-port: got 0, Input should be greater than or equal to 1"),
-        (["serve", "--workers", "0"], "--workers: got 0, Input should be greater than or equal to 1"),
+        (["serve", "--port", "x"], "--port: got x, allowed a valid integer"),
+        (["serve", "--port", "65536"], "--port: got 65536, allowed less than or equal to 65535"),
+        (["serve", "--grpc-port", "0"], "--grpc-port: got 0, allowed greater than or equal to 1"),
+        (["serve", "--workers", "0"], "--workers: got 0, allowed greater than or equal to 1"),
         (["check", "--repository", __file__], "is a file"),
     ],
 )
@@ -238,7 +238,25 @@ def test_verify_names_the_file_that_differs(copy: Path) -> None:
 )
 def test_a_bad_variable_fails_and_is_named(tiny_repository: Path, variable: str, value: str) -> None:
     message = failing("serve", "--repository", tiny_repository, code=1, **{variable: value})
-    assert message.startswith(f"{variable}: got '{value}', Input should be ")
+    assert message.startswith(f"{variable}: got {value}, allowed ")
+
+
+def test_settings_tells_each_with_its_value_and_origin(tmp_path: Path) -> None:
+    file = tmp_path / "incipit.toml"
+    file.write_text("workers = 3\n")
+    done = run("settings", "--config", file, "--threads", "2", INCIPIT_GRPC_PORT="7")
+    assert (done.returncode, done.stderr) == (0, "")
+    told = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
+    assert told["workers"] == ["3", str(file)]
+    assert told["threads"] == ["2", "--threads"]
+    assert told["grpc_port"] == ["7", "INCIPIT_GRPC_PORT"]
+    assert told["port"] == ["8000", "default"]
+
+
+@pytest.mark.parametrize("command", ["settings", "serve"])
+def test_a_bad_option_is_wrong_use(command: str) -> None:
+    message = failing(command, "--port", "x", code=2)
+    assert message == "--port: got x, allowed a valid integer, unable to parse string as an integer"
 
 
 @pytest.mark.parametrize("option", ["--port", "--grpc-port"])

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from incipit.service.settings import Settings
+from incipit.service.errors import Invalid
+from incipit.service.settings import Settings, load, option, variable
 from tests.conftest import ROOT
 
 
@@ -18,10 +19,12 @@ def no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_defaults_are_those_of_the_documentation() -> None:
-    table = (ROOT / "docs" / "http.md").read_text().partition("## Settings")[2]
-    rows = [[cell.strip(" `") for cell in line.split("|")] for line in table.splitlines() if "`INCIPIT_" in line]
-    documented = {name.removeprefix("INCIPIT_").lower(): default for _, name, _, default, *_ in rows}
-    assert documented == {name: str(value).lower() for name, value in Settings().model_dump().items()}
+    table = (ROOT / "docs" / "operations.md").read_text().partition("## Settings")[2]
+    rows = [[cell.strip(" `") for cell in line.split("|")] for line in table.splitlines() if "| `INCIPIT_" in line]
+    documented = {(name, option): default for _, name, option, default, *_ in rows}
+    assert documented == {
+        (variable(name), option(name)): str(value).lower() for name, value in Settings().model_dump().items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -89,6 +92,62 @@ def test_an_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) 
 def test_the_cache_lies_where_the_user_keeps_caches(monkeypatch: pytest.MonkeyPatch, folder: str, cache: str) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", folder)
     assert Settings().cache == Path(cache)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "incipit.toml"
+    path.write_text('port = 1\nhost = "::1"\nrepository = "/srv/models"\n')
+    return path
+
+
+def test_an_option_wins_over_a_variable_and_that_over_the_file(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    monkeypatch.setenv("INCIPIT_CONFIG", str(file))
+    monkeypatch.setenv("INCIPIT_HOST", "::2")
+    monkeypatch.setenv("INCIPIT_PORT", "2")
+    monkeypatch.setenv("INCIPIT_WORKERS", "")
+    settings, origins = load({"port": "3"})
+    assert (settings.port, settings.host, settings.repository) == (3, "::2", Path("/srv/models"))
+    assert origins["port"] == "--port"
+    assert origins["host"] == "INCIPIT_HOST"
+    assert origins["repository"] == str(file)
+    assert origins["config"] == "INCIPIT_CONFIG"
+    assert origins["workers"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prot = 1", "{file}: got prot, allowed port, or another that incipit settings lists"),
+        ("port = 'x'", "port in {file}: got x, allowed a valid integer, unable to parse string as an integer"),
+        ("port =", "config: got {file}, allowed a TOML file (Invalid value (at end of document))"),
+        ("config = 'other.toml'", "{file}: got config, allowed every other setting, since this is the file"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(file: Path, text: str, message: str) -> None:
+    file.write_text(text)
+    with pytest.raises(Invalid) as refused:
+        load({"config": file})
+    assert str(refused.value) == message.format(file=str(file) if len(str(file)) <= 80 else str(file)[:80] + "…")
+
+
+def test_the_file_of_the_documentation_is_one(file: Path) -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    file.write_text(text.partition("```toml")[2].partition("```")[0])
+    settings, origins = load({"config": file})
+    assert (settings.repository, settings.port, settings.workers) == (Path("/srv/models"), 9000, 4)
+    assert origins["workers"] == str(file)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="allowed a TOML file that can be read"):
+        load({"config": tmp_path / "nothing.toml"})
+
+
+def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INCIPIT_PROT", "1")
+    with pytest.raises(Invalid, match="environment: got INCIPIT_PROT, allowed INCIPIT_PORT, or another"):
+        load({})
 
 
 def test_settings_are_frozen() -> None:
