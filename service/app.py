@@ -18,6 +18,7 @@ from incipit.service.engine import Engine
 from incipit.service.metrics import Metrics
 from incipit.service.repository import Repository
 from incipit.service.runtime import choose_provider, usable_cores
+from incipit.service.sequences import Sequences
 from incipit.service.settings import Settings
 from incipit.service.streams import Streams
 
@@ -47,6 +48,8 @@ def create_app(settings: Settings, shared: Path | None = None) -> Entry:
     """
     engine = create_engine(settings, shared)
     streams = Streams(engine.metrics, settings.stream_idle_seconds, settings.stream_seconds)
+    rows = settings.max_sequence_rows, settings.max_stream_sequence_rows
+    sequences = Sequences(engine, settings.stream_idle_seconds, *rows, settings.workers)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
@@ -59,7 +62,7 @@ def create_app(settings: Settings, shared: Path | None = None) -> Entry:
             # Only who serves gRPC pays for importing it.
             from incipit.service.rpc.server import running
 
-            async with running(engine, VERSION, settings):
+            async with running(engine, streams, sequences, VERSION, settings):
                 yield state
         following.cancel()
         engine.scheduler.close()
@@ -74,7 +77,8 @@ def create_app(settings: Settings, shared: Path | None = None) -> Entry:
     )
     app.state.engine = engine
     problems.install(app)
-    embedding, inference = (door.handler(engine, settings.max_body_bytes) for door in (embed, open_inference))
+    embedding = embed.handler(engine, settings.max_body_bytes)
+    inference = open_inference.handler(engine, sequences.loose, settings.max_body_bytes)
     app.include_router(embed.router(embedding))
     app.include_router(bias.router(engine, settings.max_body_bytes))
     app.include_router(models.router(engine))

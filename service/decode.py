@@ -83,7 +83,7 @@ class DecodeStream:
             before = repeated.before
         answer: TokenAnswer | None = None
         if isinstance(operation, Step):
-            answer = await self._feed(operation, before)
+            answer = await feed(self._engine, self.model, self._request(operation), before)
             after = answer.next_offset
         elif isinstance(operation, Close):
             after = before
@@ -106,39 +106,46 @@ class DecodeStream:
         again = f", or {last.number} again with the same content" if last.after is self.offset else ""
         raise Conflict("step", message.number, f"more than {last.number}{again}")
 
-    async def _feed(self, step: Step, offset: Int64) -> TokenAnswer:
-        """Return the vectors of a step that begins at `offset`, int64 (R,), and the offsets after it."""
-        ids = step.input_ids
-        if len(ids.lengths) != len(offset):
-            allowed = "one row" if len(offset) == 1 else f"{len(offset)} rows"
-            raise Invalid("input_ids", f"{len(ids.lengths)} rows", f"{allowed}, as the stream has")
-        if step.offset is not None:
-            check_stated(step.offset, offset)
-        request = Request(
-            input_ids=ids,
-            offset=offset if step.position_ids is None else None,
+    def _request(self, step: Step) -> Request:
+        return Request(
+            input_ids=step.input_ids,
+            offset=step.offset,
             position_ids=step.position_ids,
             attention_mask=step.attention_mask,
             indices=step.indices,
             outputs=self.options.outputs,
             dtype=self.options.dtype,
         )
-        if ids.lengths.all() or not len(ids.values):
-            answer = await self._engine.embed(self.model, request)
-            return replace(answer, next_offset=self._after(request, answer, offset))
-        kept = np.flatnonzero(ids.lengths)
-        request = _without_empty(request, kept)
-        answer = await self._engine.embed(self.model, request)
-        after = offset.copy()
-        after[kept] = self._after(request, answer, offset[kept])
-        flat = {name: tensor.reshape(-1, tensor.shape[-1]) for name, tensor in answer.tensors.items()}
-        return replace(answer, tensors=flat, lengths=ids.lengths, next_offset=after)
 
-    def _after(self, request: Request, answer: TokenAnswer, offset: Int64) -> Int64:
-        """Return the offsets after a request: a row whose every token is padding stays where it is."""
-        if request.position_ids is None:
-            return answer.next_offset
-        return np.where(count_real(request, self.model.manifest), answer.next_offset, offset)
+
+async def feed(engine: Engine, model: Model, step: Request, offset: Int64) -> TokenAnswer:
+    """Return the vectors of the next tokens of rows that are at `offset`, int64 (R,), and the offsets after them.
+
+    Rows may be empty, but not all. The offset of `step` is where the client takes the rows to be.
+
+    Raises:
+        Conflict: they are elsewhere.
+        ClientFault: the step is not allowed.
+        Unavailable: too much work waits.
+
+    """
+    ids = step.input_ids
+    if len(ids.lengths) != len(offset):
+        allowed = "one row" if len(offset) == 1 else f"{len(offset)} rows"
+        raise Invalid("input_ids", f"{len(ids.lengths)} rows", f"{allowed}, as are running")
+    if step.offset is not None:
+        check_stated(step.offset, offset)
+    request = replace(step, offset=offset if step.position_ids is None else None)
+    if ids.lengths.all() or not len(ids.values):
+        answer = await engine.embed(model, request)
+        return replace(answer, next_offset=_after(request, answer, offset, model))
+    kept = np.flatnonzero(ids.lengths)
+    request = _without_empty(request, kept)
+    answer = await engine.embed(model, request)
+    after = offset.copy()
+    after[kept] = _after(request, answer, offset[kept], model)
+    flat = {name: tensor.reshape(-1, tensor.shape[-1]) for name, tensor in answer.tensors.items()}
+    return replace(answer, tensors=flat, lengths=ids.lengths, next_offset=after)
 
 
 def chunks(step: Step, size: int) -> Iterator[Step]:
@@ -155,6 +162,13 @@ def chunks(step: Step, size: int) -> Iterator[Step]:
             check_like(name, rows, ids)
     longest = max(1, int(ids.lengths.max(initial=0)))
     return (step.columns(begin, begin + size) for begin in range(0, longest, size))
+
+
+def _after(request: Request, answer: TokenAnswer, offset: Int64, model: Model) -> Int64:
+    """Return the offsets after a request: a row whose every token is padding stays where it is."""
+    if request.position_ids is None:
+        return answer.next_offset
+    return np.where(count_real(request, model.manifest), answer.next_offset, offset)
 
 
 def _without_empty(request: Request, kept: Int64) -> Request:

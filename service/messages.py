@@ -106,6 +106,22 @@ class Wanted:
     dtype: str = "float32"
 
 
+@dataclass(frozen=True)
+class Turn:
+    """What a request says of the sequence that it belongs to.
+
+    Args:
+        id: the client's name for it: 1 to 2^64 - 1, or text; 5 and "5" are two.
+        start: it is the first of the sequence.
+        end: it is the last.
+
+    """
+
+    id: int | str
+    start: bool = False
+    end: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request(Wanted):
     """Token ids and what belongs to them, whichever door they came through.
@@ -117,6 +133,7 @@ class Request(Wanted):
         indices: further integers per token, by input, such as the segments `token_type_ids`; 0 where left out.
         special: bool (T,), the tokens that a tokenizer put around a text, which no cut takes; None without a text.
         spans: int64 (T, 2), as in `Tokens`; None where nobody asked.
+        sequence: which running offsets it goes on from; None where it stands for itself.
 
     """
 
@@ -126,6 +143,7 @@ class Request(Wanted):
     indices: Mapping[str, Rows] = field(default_factory=dict)
     special: Bools | None = None
     spans: Int64 | None = None
+    sequence: Turn | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

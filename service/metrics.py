@@ -105,6 +105,12 @@ class Metrics:
             registry=self._registry,
             multiprocess_mode="livesum",
         )
+        self._sequences = Gauge(
+            "incipit_sequences_open",
+            "Sequences of the Open Inference Protocol that run now.",
+            registry=self._registry,
+            multiprocess_mode="livesum",
+        )
         outcomes = Summary(
             "incipit_model_request_seconds",
             "Time of a request to a model, whichever door it came through, by outcome: 'success' or 'fail'.",
@@ -179,6 +185,10 @@ class Metrics:
             yield
         finally:
             self._streams.dec()
+
+    def sequences(self, more: int) -> None:
+        """Count sequences that have begun, or, as a negative number, that have ended."""
+        self._sequences.inc(more)
 
     def expose(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics in a Prometheus format, and its content type; OpenMetrics where `accept` names it."""

@@ -219,7 +219,7 @@ def check_stated(stated: Int64, running: Int64) -> None:
     wrong = np.flatnonzero(offset != running)
     if len(wrong):
         row = int(wrong[0])
-        raise Conflict(f"offset[{row}]", int(offset[row]), f"{int(running[row])}, where this row of the stream is")
+        raise Conflict(f"offset[{row}]", int(offset[row]), f"{int(running[row])}, where this row is")
 
 
 def _check_rows(field: str, rows: Int64, count: int) -> None:

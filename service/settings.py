@@ -53,9 +53,11 @@ class Settings(BaseSettings):
     max_tokens: int = Field(65536, ge=1, description="Most tokens of one request.")
     max_waiting: int = Field(64, ge=1, description="Most pieces of work that wait for a thread.")
     stream_idle_seconds: int = Field(
-        600, ge=1, description="How long a decode stream may wait for its client to send, or to read."
+        600, ge=1, description="How long a stream may wait for its client, and a sequence for its next request."
     )
-    stream_seconds: int = Field(86400, ge=1, description="How long a decode stream may stay open.")
+    stream_seconds: int = Field(86400, ge=1, description="How long a stream may stay open.")
+    max_sequence_rows: int = Field(65536, ge=1, description="Most rows of the sequences of a process.")
+    max_stream_sequence_rows: int = Field(4096, ge=1, description="Most rows of the sequences of one stream of gRPC.")
 
     @classmethod
     def settings_customise_sources(

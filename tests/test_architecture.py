@@ -44,8 +44,20 @@ SERVICE = {
     },
     "decode": {"engine", "operations", "validation", "positions", "repository", "messages", "errors"},
     "streams": {"metrics"},
-    "api": {"decode", "streams", "operations", "engine", "wire", "repository", "manifest", "messages", "errors"},
-    "rpc": {"engine", "settings", "wire", "errors"},
+    "sequences": {"decode", "engine", "operations", "repository", "messages", "errors"},
+    "api": {
+        "decode",
+        "sequences",
+        "streams",
+        "operations",
+        "engine",
+        "wire",
+        "repository",
+        "manifest",
+        "messages",
+        "errors",
+    },
+    "rpc": {"sequences", "streams", "engine", "settings", "wire", "errors"},
 }
 ROOMS = {
     "models": set[str](),

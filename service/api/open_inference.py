@@ -12,6 +12,7 @@ from incipit.service.api.entry import Handler
 from incipit.service.api.media import BYTES, JSON, body_type
 from incipit.service.engine import Engine
 from incipit.service.errors import Invalid, Unavailable
+from incipit.service.sequences import Room
 from incipit.service.wire.native import read_json
 from incipit.service.wire.open_inference import HEADER_LENGTH, read_infer, write_infer
 from incipit.service.wire.open_inference_models import (
@@ -41,8 +42,8 @@ INDEX_BODY: dict[str, Any] = {
 }
 
 
-def handler(engine: Engine, max_body_bytes: int) -> Handler:
-    """Return what answers an inference request of this door."""
+def handler(engine: Engine, sequences: Room, max_body_bytes: int) -> Handler:
+    """Return what answers an inference request of this door; `sequences` are those that it may belong to."""
 
     async def infer(request: Request, name: str, version: str | None = None) -> Response:
         with engine.metrics.request("open-inference") as observation:
@@ -55,19 +56,19 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             message = await engine.scheduler.run(
                 len(body), lambda: read_infer(body, header_length, model.manifest), text
             )
-            answer = await engine.answer(model, message.request)
+            async with sequences.answer(model, message.request) as answer:
 
-            def write() -> tuple[bytes, int | None]:
-                parts, json_length = write_infer(answer, message)
-                return b"".join(parts), json_length
+                def write() -> tuple[bytes, int | None]:
+                    parts, json_length = write_infer(answer, message)
+                    return b"".join(parts), json_length
 
-            as_text = not all(message.binary.values())
-            content, json_length = await engine.scheduler.run(answer.size, write, as_text)
-            if json_length is None:
-                response = Response(content, media_type=JSON)
-            else:
-                response = Response(content, media_type=BYTES, headers={HEADER_LENGTH: str(json_length)})
-            return await encode(response, request, engine, as_text)
+                as_text = not all(message.binary.values())
+                content, json_length = await engine.scheduler.run(answer.size, write, as_text)
+                if json_length is None:
+                    response = Response(content, media_type=JSON)
+                else:
+                    response = Response(content, media_type=BYTES, headers={HEADER_LENGTH: str(json_length)})
+                return await encode(response, request, engine, as_text)
 
     return infer
 

@@ -1,5 +1,6 @@
 """The server of the Open Inference Protocol over gRPC, with the standard services for health and reflection."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -11,9 +12,11 @@ from grpc_reflection.v1alpha import reflection
 
 from incipit.service.engine import Engine
 from incipit.service.errors import UNFORESEEN, IncipitError
-from incipit.service.rpc.service import InferenceService
+from incipit.service.rpc.service import InferenceService, Receive, Send
 from incipit.service.rpc.status import STATUS
+from incipit.service.sequences import Sequences
 from incipit.service.settings import Settings
+from incipit.service.streams import Closing, Lifetime, Streams
 from incipit.service.wire import open_inference_pb2 as pb
 from incipit.service.wire.protobuf import read
 
@@ -22,7 +25,7 @@ GRACE_SECONDS = 10
 LOG = logging.getLogger(__name__)
 
 Method = Callable[[Any], Awaitable[Any]]
-Stream = Callable[[AsyncIterator[bytes]], AsyncIterator[bytes]]
+Stream = Callable[[Receive, Send, Lifetime], Awaitable[None]]
 
 
 def _handler(method: Method, request: Any, engine: Engine) -> grpc.RpcMethodHandler:
@@ -43,23 +46,39 @@ def _handler(method: Method, request: Any, engine: Engine) -> grpc.RpcMethodHand
     return grpc.unary_unary_rpc_method_handler(call)
 
 
-def _stream_handler(method: Stream) -> grpc.RpcMethodHandler:
-    async def call(messages: AsyncIterator[bytes], _: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        async for answer in method(messages):
-            yield answer
+def _stream_handler(method: Stream, streams: Streams) -> grpc.RpcMethodHandler:
+    async def call(_: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        async def receive() -> bytes | None:
+            message = await context.read()
+            return None if message is grpc.aio.EOF else message
+
+        async def send(answer: bytes) -> None:
+            try:
+                await context.write(answer)
+            except grpc.aio.InternalError:  # the client left, which comes before we are cancelled for it
+                raise asyncio.CancelledError from None
+
+        with streams.open() as lifetime:
+            try:
+                await method(receive, send, lifetime)
+            except Closing as closing:
+                # A stream that ends well would let clients wait for answers to what they still send.
+                await context.abort(grpc.StatusCode.UNAVAILABLE, f"closing: {closing.reason}")
 
     return grpc.stream_stream_rpc_method_handler(call)
 
 
 @asynccontextmanager
-async def running(engine: Engine, version: str, settings: Settings) -> AsyncIterator[None]:
-    """Serve gRPC while the block runs; requests in flight are finished at its end."""
-    service = InferenceService(engine, version)
+async def running(
+    engine: Engine, streams: Streams, sequences: Sequences, version: str, settings: Settings
+) -> AsyncIterator[None]:
+    """Serve gRPC while the block runs; requests in flight are finished at its end, and streams are told of it."""
+    service = InferenceService(engine, sequences, version)
     handlers = {}
     for described in pb.DESCRIPTOR.services_by_name[SERVICE.rpartition(".")[2]].methods:
         method = getattr(service, described.name)
         handlers[described.name] = (
-            _stream_handler(method)
+            _stream_handler(method, streams)
             if described.client_streaming
             else _handler(method, getattr(pb, described.input_type.name), engine)
         )
@@ -84,4 +103,5 @@ async def running(engine: Engine, version: str, settings: Settings) -> AsyncIter
         yield
     finally:
         await healths.enter_graceful_shutdown()
+        streams.drain()
         await server.stop(GRACE_SECONDS)

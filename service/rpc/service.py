@@ -1,12 +1,14 @@
 """The methods of the Open Inference Protocol over gRPC, named as published. They only translate."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from dataclasses import astuple
 from typing import Any
 
 from incipit.service.engine import Engine
 from incipit.service.errors import UNFORESEEN, IncipitError, NotFound
+from incipit.service.sequences import Room, Sequences
+from incipit.service.streams import Closing, Lifetime
 from incipit.service.wire import open_inference_pb2 as pb
 from incipit.service.wire.open_inference_models import (
     check_change,
@@ -16,16 +18,28 @@ from incipit.service.wire.open_inference_models import (
     repository_index,
     server_metadata,
 )
-from incipit.service.wire.protobuf import read, read_infer, values, write, write_infer, write_stream, write_stream_error
+from incipit.service.wire.protobuf import (
+    read,
+    read_infer,
+    values,
+    write,
+    write_closing,
+    write_infer,
+    write_stream,
+    write_stream_error,
+)
 
+Receive = Callable[[], Awaitable[bytes | None]]
+Send = Callable[[bytes], Awaitable[None]]
 LOG = logging.getLogger(__name__)
 
 
 class InferenceService:
     """The methods of the service."""
 
-    def __init__(self, engine: Engine, version: str) -> None:
+    def __init__(self, engine: Engine, sequences: Sequences, version: str) -> None:
         self._engine = engine
+        self._sequences = sequences
         self._version = version
 
     async def ServerLive(self, _: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
@@ -85,30 +99,49 @@ class InferenceService:
 
     async def ModelInfer(self, request: pb.ModelInferRequest) -> bytes:
         """Return the outputs asked for, `embeddings` by default; inputs other than `input_ids` may be left out."""
-        return await self._infer("grpc", request, write_infer)
+        return await self._infer("grpc", request, self._sequences.loose, write_infer)
 
-    async def ModelStreamInfer(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Answer each request of a stream in turn; an error is an answer, and ends nothing."""
-        async for message in messages:
-            id_ = ""
+    async def ModelStreamInfer(self, receive: Receive, send: Send, lifetime: Lifetime) -> None:
+        """Answer each request of a stream in turn; an error is an answer, and ends nothing.
+
+        Raises:
+            Closing: the service ends the stream; its client was told where its sequences are.
+
+        """
+        with self._sequences.stream() as room:
             try:
-                request = await self._engine.scheduler.run(len(message), lambda: read(pb.ModelInferRequest, message))  # noqa: B023
-                id_ = request.id
-                yield await self._infer("grpc-stream", request, write_stream)
-            except IncipitError as error:
-                yield write_stream_error(str(error), id_).SerializeToString()
-            except Exception:
-                LOG.exception("a request of a gRPC stream failed in an unforeseen way")
-                yield write_stream_error(UNFORESEEN, id_).SerializeToString()
+                while (message := await lifetime.wait(receive)) is not None:
+                    # However long: gRPC knows no end of a stream before what was sent is taken.
+                    await send(await self._answer(message, room))
+            except Closing as closing:
+                places = [(key.model, key.version, key.id, offset) for key, offset in room.offsets().items()]
+                await send(write_closing(closing.reason, places).SerializeToString())
+                raise
 
-    async def _infer(self, door: str, request: pb.ModelInferRequest, write_answer: Any) -> bytes:
+    async def _answer(self, message: bytes, room: Room) -> bytes:
+        """Answer one request of a stream, whose sequences are those of `room`."""
+        id_ = ""
+        try:
+            request = await self._engine.scheduler.run(len(message), lambda: read(pb.ModelInferRequest, message))
+            id_ = request.id
+            return await self._infer("grpc-stream", request, room, write_stream)
+        except IncipitError as error:
+            failure = str(error)
+        except Exception:
+            LOG.exception("a request of a gRPC stream failed in an unforeseen way")
+            failure = UNFORESEEN
+        return write_stream_error(failure, id_).SerializeToString()
+
+    async def _infer(self, door: str, request: pb.ModelInferRequest, room: Room, write_answer: Any) -> bytes:
         with self._engine.metrics.request(door) as observation:
             model = self._engine.repository.find(request.model_name, request.model_version)
             observation.model = model.name
             schedule = self._engine.scheduler.run
             message = await schedule(request.ByteSize(), lambda: read_infer(request, model.manifest))
-            answer = await self._engine.answer(model, message)
-            written: bytes = await schedule(answer.size, lambda: write_answer(answer, request.id).SerializeToString())
+            async with room.answer(model, message) as answer:
+                written: bytes = await schedule(
+                    answer.size, lambda: write_answer(answer, request.id).SerializeToString()
+                )
             return written
 
 

@@ -20,7 +20,7 @@ from incipit.service.wire.content import raw_bytes
 from incipit.service.wire.native import read_json
 from incipit.service.wire.open_inference_models import DATATYPES, Manifests, describe, inputs_of
 from incipit.service.wire.open_inference_parameters import Wishes, check_input, read_wishes
-from incipit.service.wire.rows import integers, numbers, refuse_unknown
+from incipit.service.wire.rows import integers, numbers, refuse_unknown, shown
 
 FIELDS = ("id", "parameters", "inputs", "outputs", "model_name")
 """Of a request; some clients repeat the name of the model, which its path says."""
@@ -108,11 +108,11 @@ def to_request(inputs: list[Input], wishes: Wishes, manifest: Manifests) -> AnyR
 
     """
     if isinstance(manifest, StemManifest):
-        _refuse_offset(wishes)
+        _refuse_place(wishes)
         tensors = _read(inputs, inputs_of(manifest), manifest.input.name)
         return StemRequest(input=manifest.input.name, values=tensors[manifest.input.name], dtype=wishes.dtype)
     if manifest.bias and manifest.bias.name in wishes.outputs:
-        _refuse_offset(wishes)
+        _refuse_place(wishes)
         if len(wishes.outputs) > 1:
             raise Invalid("outputs", list(wishes.outputs), f"{manifest.bias.name} alone, since it is not of tokens")
         lengths = describe(manifest.graphs[BIAS_GRAPH].inputs)
@@ -129,12 +129,15 @@ def to_request(inputs: list[Input], wishes: Wishes, manifest: Manifests) -> AnyR
         offset = wishes.offset
     given = {name: Rows.of_array(tensor) for name, tensor in tensors.items()}
     own: dict[str, Any] = {name: given.pop(name) for name in OWN if name in given}
-    return Request(**own, offset=offset, indices=given, outputs=wishes.outputs, dtype=wishes.dtype)
+    wanted: dict[str, Any] = {"outputs": wishes.outputs, "dtype": wishes.dtype, "sequence": wishes.sequence}
+    return Request(**own, offset=offset, indices=given, **wanted)
 
 
-def _refuse_offset(wishes: Wishes) -> None:
+def _refuse_place(wishes: Wishes) -> None:
     if wishes.offset is not None:
         raise Invalid("parameters.offset", int(wishes.offset[0]), "nothing, since no token is fed")
+    if wishes.sequence is not None:
+        raise Invalid("parameters.sequence_id", shown(wishes.sequence.id), "nothing, since no token is fed")
 
 
 def _read(inputs: list[Input], known: Mapping[str, tuple[str, list[int]]], *needed: str) -> dict[str, NDArray[Any]]:

@@ -1,7 +1,7 @@
 """What the Open Inference Protocol tells of the server and its models: one document each, over HTTP and gRPC alike.
 
-Sources: KServe, "Open Inference Protocol", version 2; Triton, extensions "Model configuration", "Statistics" and "Model
-repository".
+Sources: KServe, "Open Inference Protocol", version 2; Triton, extensions "Model configuration", "Statistics", "Model
+repository" and "Sequence".
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,15 @@ from incipit.service.manifest import BIAS_GRAPH, GRAPH, Manifest, StemManifest, 
 from incipit.service.metrics import INFER, INPUT, OUTPUT, QUEUE, Duration, Statistics
 
 PLATFORM = "onnx_onnxv1"
-EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "parameters", "statistics")
+EXTENSIONS = (
+    "binary_tensor_data",
+    "model_configuration",
+    "model_repository",
+    "parameters",
+    "sequence",
+    "sequence(string_id)",
+    "statistics",
+)
 DATATYPES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16", "int64": "INT64"}
 
 Manifests = Manifest | StemManifest

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from incipit.service.errors import Invalid
-from incipit.service.messages import Int64
+from incipit.service.messages import Int64, Turn
 from incipit.service.wire.open_inference_models import DATATYPES, Manifests, outputs_of
-from incipit.service.wire.rows import integers
+from incipit.service.wire.rows import integers, shown
 
 HINTS = ("priority", "timeout")
 """Triton's, for the order of a queue. They are read and change nothing, since no request overtakes another."""
@@ -15,7 +15,10 @@ FINAL = "triton_enable_empty_final_response"
 """Triton's, for streams of which a request has several answers; here each answer is the only one."""
 CONTENT_TYPE = "np"
 """MLServer's codecs name themselves in a parameter; this one leaves a tensor as it is."""
-REQUEST = ("offset", "dtype", "binary_data_output", "content_type", *HINTS, FINAL)
+SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
+LONGEST_ID = 128
+"""Bytes of the text that names a sequence, as in Triton."""
+REQUEST = ("offset", "dtype", "binary_data_output", "content_type", *SEQUENCE, *HINTS, FINAL)
 INPUT = ("binary_data_size", "content_type")
 OUTPUT = ("dtype", "binary_data", "content_type")
 DTYPES = {code: dtype for dtype, code in DATATYPES.items() if dtype != "int64"} | {
@@ -32,12 +35,14 @@ class Wishes:
         binary: for each output, in the order of the answer, whether it is wanted as bytes; matters to HTTP only.
         dtype: of all, a key of `messages.DTYPES`.
         offset: int64 (1,); None where no parameter says so.
+        sequence: that the request belongs to; None for none.
 
     """
 
     binary: Mapping[str, bool]
     dtype: str
     offset: Int64 | None
+    sequence: Turn | None
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -79,6 +84,7 @@ def read_wishes(
         binary=binary or {next(iter(known)): default},
         dtype=dtypes[0] if dtypes else dtype,
         offset=integers("parameters.offset", [parameters["offset"]], lambda _: "") if "offset" in parameters else None,
+        sequence=_sequence(parameters),
     )
 
 
@@ -95,12 +101,27 @@ def check_input(where: str, parameters: Mapping[str, Any]) -> None:
 def _check(where: str, parameters: Mapping[str, Any], known: tuple[str, ...]) -> None:
     """Raise Invalid for a parameter that is not known: ignored, it might change what is meant."""
     for name in parameters:
-        if name.startswith("sequence_"):  # every step would stand at position 0
-            raise Invalid(where, name, "the input offset, which says where a row goes on")
         if name not in known:
             raise Invalid(where, name, ", ".join(known))
     if parameters.get("content_type", CONTENT_TYPE) != CONTENT_TYPE:
         raise Invalid(f"{where}.content_type", parameters["content_type"], f"{CONTENT_TYPE}, a tensor as it is")
+
+
+def _sequence(parameters: Mapping[str, Any]) -> Turn | None:
+    """Return the sequence of a request; 0 and the empty text name none."""
+    field = "parameters.sequence_id"
+    id_ = parameters.get("sequence_id", 0)
+    start, end = (_flag(f"parameters.{name}", parameters.get(name, False)) for name in SEQUENCE[1:])
+    if isinstance(id_, str):
+        if (size := len(id_.encode())) > LONGEST_ID:
+            raise Invalid(field, f"{size} bytes", f"at most {LONGEST_ID} bytes of text")
+    elif type(id_) is not int or not -(2**63) <= id_ < 2**64:
+        raise Invalid(field, shown(id_), "an integer of 64 bits, or a text")
+    else:
+        id_ %= 2**64  # clients of gRPC send the larger half as negative ones
+    if id_ in (0, "") and (start or end):
+        raise Invalid(field, shown(id_), "the id of a sequence, since the request starts or ends one")
+    return Turn(id_, start, end) if id_ not in (0, "") else None
 
 
 def _flag(field: str, value: Any) -> bool:

@@ -1,13 +1,14 @@
 """Open Inference Protocol over gRPC: its messages to requests, and answers to its messages."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import orjson
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from incipit.service.errors import Invalid, Malformed, TooLarge
-from incipit.service.messages import Answer, AnyRequest
+from incipit.service.messages import Answer, AnyRequest, Int64
 from incipit.service.wire import open_inference_pb2 as pb
 from incipit.service.wire.content import raw_bytes
 from incipit.service.wire.open_inference import Input, to_request
@@ -101,6 +102,15 @@ def write_stream(answer: Answer, id_: str) -> pb.ModelStreamInferResponse:
 def write_stream_error(message: str, id_: str) -> pb.ModelStreamInferResponse:
     """Write why a request of a stream failed, and which one."""
     return pb.ModelStreamInferResponse(error_message=message, infer_response=pb.ModelInferResponse(id=id_))
+
+
+def write_closing(reason: str, sequences: Iterable[tuple[str, int, int | str, Int64]]) -> pb.ModelStreamInferResponse:
+    """Write why the service ends a stream, and where to go on: model, version, id and offsets of each sequence."""
+    places = [
+        {"model_name": model, "model_version": str(version), "sequence_id": id_, "next_offset": offset.tolist()}
+        for model, version, id_, offset in sequences
+    ]
+    return write_stream_error(orjson.dumps({"closing": reason, "sequences": places}).decode(), "")
 
 
 def write(kind: Any, document: dict[str, Any]) -> Any:

@@ -16,6 +16,7 @@ from incipit.service.errors import Unavailable
 from incipit.service.metrics import Metrics
 from incipit.service.repository import Repository
 from incipit.service.runtime import CPU
+from incipit.service.sequences import Sequences
 from incipit.service.wire.native import read_embed
 
 LARGE = SMALL + 1
@@ -101,7 +102,11 @@ def doors(engine: Engine) -> FastAPI:
     app = FastAPI()
     problems.install(app)
     app.include_router(embed.router(embed.handler(engine, 2**24)))
-    app.include_router(open_inference.router(engine, open_inference.handler(engine, 2**24), "0", 2**24))
+    app.include_router(
+        open_inference.router(
+            engine, open_inference.handler(engine, Sequences(engine, 600, 8, 8).loose, 2**24), "0", 2**24
+        )
+    )
     return app
 
 

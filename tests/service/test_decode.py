@@ -156,7 +156,7 @@ def test_a_rewound_row_is_fed_again(engine: Engine) -> None:
         (Step(input_ids=rows([], [1] * 6)), Invalid, r"^offset\[1\] \+ tokens: got 3 \+ 6 = 9, allowed at most 8,"),
         (Step(input_ids=rows([], [1]), position_ids=rows([1], [])), Invalid, r"^position_ids\[0\]: got 1 values"),
         (Step(input_ids=rows([], [])), Invalid, r"^input_ids\[0\]: got an empty row, allowed at least one id$"),
-        (Step(input_ids=rows([1])), Invalid, r"^input_ids: got 1 rows, allowed 2 rows, as the stream has$"),
+        (Step(input_ids=rows([1])), Invalid, r"^input_ids: got 1 rows, allowed 2 rows, as are running$"),
     ],
 )
 def test_what_is_not_allowed_changes_nothing(

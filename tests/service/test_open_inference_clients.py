@@ -125,12 +125,9 @@ def test_an_error_is_told(client: Client) -> None:
     assert raised.value.status() == ("422" if client.http else "StatusCode.INVALID_ARGUMENT")
 
 
-@pytest.mark.parametrize("options", [{"sequence_id": 5, "sequence_start": True}, {"parameters": {"max_tokens": 5}}])
-def test_what_is_not_understood_is_refused(client: Client, options: dict[str, Any]) -> None:
-    with pytest.raises(
-        InferenceServerException, match=r"parameters: got (sequence_id|sequence_end|max_tokens), allowed "
-    ):
-        client.infer("gpt", client.inputs(input_ids=IDS), **options)
+def test_what_is_not_understood_is_refused(client: Client) -> None:
+    with pytest.raises(InferenceServerException, match="parameters: got max_tokens, allowed "):
+        client.infer("gpt", client.inputs(input_ids=IDS), parameters={"max_tokens": 5})
 
 
 def test_metadata_and_health(client: Client) -> None:

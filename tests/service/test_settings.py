@@ -44,6 +44,8 @@ def test_defaults_are_those_of_the_documentation() -> None:
         ("max_waiting", "1", 1),
         ("stream_idle_seconds", "1", 1),
         ("stream_seconds", "1", 1),
+        ("max_sequence_rows", "1", 1),
+        ("max_stream_sequence_rows", "1", 1),
     ],
 )
 def test_every_setting_is_an_environment_variable(
@@ -71,6 +73,8 @@ def test_every_setting_is_an_environment_variable(
         ("max_waiting", "0"),
         ("stream_idle_seconds", "0"),
         ("stream_seconds", "0"),
+        ("max_sequence_rows", "0"),
+        ("max_stream_sequence_rows", "0"),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:

@@ -16,6 +16,7 @@ from incipit.service.engine import Engine
 from incipit.service.metrics import Metrics
 from incipit.service.repository import Repository
 from incipit.service.runtime import CPU
+from incipit.service.sequences import Sequences
 from tests.service.doors import Clients, grpc_raw, native_json
 
 
@@ -96,7 +97,9 @@ def test_an_engine_that_has_not_run_its_models_is_not_ready(tiny_repository: Pat
     app = FastAPI()
     problems.install(app)
     app.include_router(health.router(engine))
-    app.include_router(open_inference.router(engine, open_inference.handler(engine, 100), "0", 100))
+    app.include_router(
+        open_inference.router(engine, open_inference.handler(engine, Sequences(engine, 600, 8, 8).loose, 100), "0", 100)
+    )
 
     async def ask(path: str) -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:

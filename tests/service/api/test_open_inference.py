@@ -90,6 +90,8 @@ def test_server_metadata_names_server_version_and_extension(triton: Any) -> None
         "model_configuration",
         "model_repository",
         "parameters",
+        "sequence",
+        "sequence(string_id)",
         "statistics",
     ]
 

@@ -109,14 +109,22 @@ def test_an_unknown_field_is_refused_since_it_might_change_what_is_meant(tiny: h
     assert infer(tiny, tensor(), model_name="gpt").status_code == 200
 
 
-REQUEST = "offset, dtype, binary_data_output, content_type, priority, timeout, triton_enable_empty_final_response"
+REQUEST = (
+    "offset, dtype, binary_data_output, content_type, sequence_id, sequence_start, sequence_end, priority, timeout, "
+    "triton_enable_empty_final_response"
+)
 DTYPES = "FP32, FP16, BF16, float32, float16, bfloat16"
 INTEGER = "an integer, 0 or more"
 PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 5}, f"parameters: got max_tokens, allowed {REQUEST}"),
     ({"": 5}, f"parameters: got , allowed {REQUEST}"),
     ({"shared_memory_region": "x"}, f"parameters: got shared_memory_region, allowed {REQUEST}"),
-    ({"sequence_id": 5}, "parameters: got sequence_id, allowed the input offset, which says where a row goes on"),
+    ({"sequence_id": True}, "parameters.sequence_id: got True, allowed an integer of 64 bits, or a text"),
+    (
+        {"sequence_id": 2**64 - 1},
+        f"parameters.sequence_id: got {2**64 - 1}, allowed a sequence that runs on gpt version 1: "
+        "its first request has sequence_start",
+    ),
     ({"dtype": "FP64"}, f"parameters.dtype: got FP64, allowed {DTYPES}"),
     ({"dtype": 16}, f"parameters.dtype: got 16, allowed {DTYPES}"),
     ({"offset": -1}, "offset[0]: got -1, allowed 0 or more"),

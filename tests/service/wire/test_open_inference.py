@@ -1,13 +1,14 @@
 """Open Inference messages, where no server is needed. The door itself is tested in `api/test_open_inference.py`."""
 
 import json
+from typing import Any
 
 import numpy as np
 import orjson
 import pytest
 
 from incipit.service.errors import Invalid
-from incipit.service.messages import Request, TokenAnswer
+from incipit.service.messages import Request, TokenAnswer, Turn
 from incipit.service.wire.open_inference import Infer, read_infer, write_infer
 from tests.service.manifests import tiny_manifest
 
@@ -66,8 +67,45 @@ def test_json_refuses_what_it_cannot_hold_and_bytes_do_not(value: float) -> None
     assert bytes(data) == np.array([value, 1], np.float32).tobytes()
 
 
-@pytest.mark.parametrize("name", ["sequence_id", "sequence_start", "sequence_end"])
-def test_parameters_of_a_sequence_are_refused_since_the_offset_would_be_wrong(name: str) -> None:
-    body = {"inputs": [], "parameters": {name: 1}}
-    with pytest.raises(Invalid, match=f"parameters: got {name}, allowed the input offset"):
-        read_infer(orjson.dumps(body), None, tiny_manifest())
+def sequence_of(**parameters: Any) -> Turn | None:
+    ids = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
+    request = read_infer(orjson.dumps({"inputs": [ids], "parameters": parameters}), None, tiny_manifest()).request
+    assert isinstance(request, Request)
+    return request.sequence
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [(5, 5), ("5", "5"), ("é" * 64, "é" * 64), (2**64 - 1, 2**64 - 1), (-1, 2**64 - 1), (-(2**63), 2**63)],
+)
+def test_a_sequence_is_named_by_a_number_or_a_text(given: int | str, read: int | str) -> None:
+    assert sequence_of(sequence_id=given) == Turn(read)
+    assert sequence_of(sequence_id=given, sequence_start=True, sequence_end=False) == Turn(read, start=True)
+    assert sequence_of(sequence_id=given, sequence_end=True) == Turn(read, end=True)
+
+
+@pytest.mark.parametrize("parameters", [{}, {"sequence_id": 0}, {"sequence_id": "", "sequence_start": False}])
+def test_no_id_is_no_sequence(parameters: dict[str, Any]) -> None:
+    assert sequence_of(**parameters) is None
+
+
+ID = "parameters.sequence_id: got "
+NO_ID = ", allowed the id of a sequence, since the request starts or ends one"
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"sequence_id": "é" * 65}, ID + "130 bytes, allowed at most 128 bytes of text"),
+    ({"sequence_id": True}, f"{ID}True, allowed an integer of 64 bits, or a text"),
+    ({"sequence_id": None}, f"{ID}None, allowed an integer of 64 bits, or a text"),
+    ({"sequence_id": 5.0}, f"{ID}5.0, allowed an integer of 64 bits, or a text"),
+    ({"sequence_id": [5]}, f"{ID}[5], allowed an integer of 64 bits, or a text"),
+    ({"sequence_start": True}, f"{ID}0{NO_ID}"),
+    ({"sequence_id": "", "sequence_end": True}, f"{ID}''{NO_ID}"),
+    ({"sequence_id": 5, "sequence_start": 1}, "parameters.sequence_start: got 1, allowed true or false"),
+    ({"sequence_id": 5, "sequence_end": "true"}, "parameters.sequence_end: got true, allowed true or false"),
+]
+
+
+@pytest.mark.parametrize(("parameters", "error"), BAD, ids=range(len(BAD)))
+def test_what_names_no_sequence_is_refused(parameters: dict[str, Any], error: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        sequence_of(**parameters)
+    assert str(refused.value) == error
