@@ -101,7 +101,7 @@ class Metrics:
         )
         self._streams = Gauge(
             "incipit_streams_open",
-            "Decode streams open now.",
+            "Streams open now, of every door.",
             registry=self._registry,
             multiprocess_mode="livesum",
         )

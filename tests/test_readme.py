@@ -69,6 +69,7 @@ def test_shell(code: str, server: Server, folder: Path) -> None:
 @pytest.mark.parametrize("code", [code for _, code in PYTHON], ids=[name for name, _ in PYTHON])
 def test_python(code: str, server: Server, folder: Path) -> None:
     local = code.replace("127.0.0.1:8000", server.address.removeprefix("http://"))
+    local = local.replace("127.0.0.1:8001", server.grpc)
     assert run([sys.executable, "-W", "error", "-c", local], folder).strip()
 
 

@@ -11,7 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from incipit.service.engine import Engine
-from incipit.service.errors import UNFORESEEN, IncipitError
+from incipit.service.errors import UNFORESEEN, IncipitError, Unavailable
 from incipit.service.rpc.service import InferenceService, Receive, Send
 from incipit.service.rpc.status import STATUS
 from incipit.service.sequences import Sequences
@@ -22,6 +22,11 @@ from incipit.service.wire.protobuf import read
 
 SERVICE = "inference.GRPCInferenceService"
 GRACE_SECONDS = 10
+ENDS = {
+    "shutdown": "the end of the server while it waited",
+    "idle": "nothing from its client for too long",
+    "time": "more time than a stream may take",
+}
 LOG = logging.getLogger(__name__)
 
 Method = Callable[[Any], Awaitable[Any]]
@@ -63,7 +68,8 @@ def _stream_handler(method: Stream, streams: Streams) -> grpc.RpcMethodHandler:
                 await method(receive, send, lifetime)
             except Closing as closing:
                 # A stream that ends well would let clients wait for answers to what they still send.
-                await context.abort(grpc.StatusCode.UNAVAILABLE, f"closing: {closing.reason}")
+                end = Unavailable("stream", ENDS[closing.reason], "a new stream, to another server or later")
+                await context.abort(STATUS[Unavailable], str(end))
 
     return grpc.stream_stream_rpc_method_handler(call)
 

@@ -115,7 +115,8 @@ class InferenceService:
                     await send(await self._answer(message, room))
             except Closing as closing:
                 places = [(key.model, key.version, key.id, offset) for key, offset in room.offsets().items()]
-                await send(write_closing(closing.reason, places).SerializeToString())
+                if places:
+                    await send(write_closing(closing.reason, places).SerializeToString())
                 raise
 
     async def _answer(self, message: bytes, room: Room) -> bytes:
