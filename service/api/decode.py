@@ -16,6 +16,7 @@ from incipit.service.api.query import single_values
 from incipit.service.api.session import Session
 from incipit.service.engine import Engine
 from incipit.service.errors import IncipitError, UnsupportedFormat
+from incipit.service.messages import Int64
 from incipit.service.streams import Closing, Lifetime, Streams
 from incipit.service.wire import frames, steps
 from incipit.service.wire.native import read_query
@@ -77,6 +78,8 @@ def router(engine: Engine, streams: Streams, max_body_bytes: int) -> APIRouter:
 async def converse(socket: WebSocket, session: Session, lifetime: Lifetime) -> None:
     """Answer message after message, until either side ends the stream."""
     last: Message = {}
+    # As far as the client knows: an answer that was not sent has not fed anything.
+    told = session.stream.offset
     try:
         while True:
             message = await lifetime.wait(socket.receive)
@@ -88,15 +91,16 @@ async def converse(socket: WebSocket, session: Session, lifetime: Lifetime) -> N
             else:
                 answer = await session.answer_text(message["text"].encode())
                 await lifetime.wait(partial(socket.send_text, answer.decode()))
+            told = session.stream.offset
             # Neither receiving nor sending lets others run while messages wait.
             await asyncio.sleep(0)
     except Closing as closing:
-        await say_goodbye(socket, session, last, closing)
+        await say_goodbye(socket, told, last, closing)
 
 
-async def say_goodbye(socket: WebSocket, session: Session, last: Message, closing: Closing) -> None:
-    """Tell the client, in the kind of its last message, where its rows are, and close."""
-    offset, frame = session.stream.offset, last.get("bytes")
+async def say_goodbye(socket: WebSocket, offset: Int64, last: Message, closing: Closing) -> None:
+    """Tell the client, in the kind of its last message, that its rows are at `offset`, int64 (R,), and close."""
+    frame = last.get("bytes")
     reason = orjson.dumps({"closing": closing.reason, "next_offset": offset.tolist()}).decode()
     if len(reason) > LONGEST_REASON:
         reason = closing.reason

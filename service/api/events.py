@@ -57,6 +57,7 @@ class Chunks:
 
     def __init__(self, engine: Engine, stream: DecodeStream, feed: steps.Feed) -> None:
         self._engine, self.stream, self._encoding = engine, stream, feed.encoding
+        self.begin = stream.offset
         self._steps = chunks(feed.step, feed.chunk)
         self._fed = 0
 
@@ -115,10 +116,11 @@ class Events(Response):
 
     async def _send_all(self, lifetime: Lifetime, send: Send, left: "asyncio.Future[Message]") -> bytes:
         """Send all events but the last, and return that."""
-        event = self._first
+        event, told = self._first, self._chunks.begin
         try:
             while event is not None and not left.done():
                 await lifetime.wait(partial(send, _body(event)))
+                told = self._chunks.stream.offset
                 # Sending lets nobody else run while the client keeps up.
                 await asyncio.sleep(0)
                 event = await self._chunks.next()
@@ -126,7 +128,8 @@ class Events(Response):
         except IncipitError as error:
             return b"event: error\ndata: %b\n\n" % steps.write_error(problems.problem(error))
         except Closing as closing:
-            state = steps.write_state(self._chunks.stream.offset, closing=closing.reason)
+            # An event that was not sent has not fed anything.
+            state = steps.write_state(told, closing=closing.reason)
             return b"event: closing\ndata: %b\n\n" % state
 
 

@@ -42,17 +42,20 @@ class Lines(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": True})
             source = Source(receive, self._longest)
             last = b""
+            # As far as the client knows: an answer that was not sent has not fed anything.
+            told = self._session.stream.offset
             try:
                 while (line := await lifetime.wait(source.line)) is not None:
                     answer = await self._session.answer_text(line)
                     body = {"type": "http.response.body", "body": answer + b"\n", "more_body": True}
                     await lifetime.wait(partial(send, body))
+                    told = self._session.stream.offset
                     # Neither reading nor writing lets others run while lines wait.
                     await asyncio.sleep(0)
             except TooLarge as error:
                 last = steps.write_error(problems.problem(error)) + b"\n"
             except Closing as closing:
-                last = steps.write_state(self._session.stream.offset, closing=closing.reason) + b"\n"
+                last = steps.write_state(told, closing=closing.reason) + b"\n"
         try:
             async with asyncio.timeout(FAREWELL_SECONDS):
                 await send({"type": "http.response.body", "body": last, "more_body": False})

@@ -6,6 +6,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,57 @@ def test_a_server_that_stops_tells_every_stream_where_to_go_on(tiny_repository: 
                 assert b'{"closing":"shutdown","next_offset":[1,2]}\n' in answer.read()
         server.process.wait(20)
         assert time.monotonic() - begin < 15
+
+
+def test_an_answer_that_was_not_sent_was_not_fed_when_the_server_stops(repository: Path) -> None:
+    """Each client reads nothing until the server is told to stop, so that an answer waits to be sent."""
+
+    def read(connection: socket.socket) -> list[Any]:
+        """Return what was answered as documents, without the heads of HTTP and of its chunks."""
+        with connection.makefile("rb") as answer:
+            lines = [line.removeprefix(b"data: ") for line in answer]
+        return [json.loads(line) for line in lines if line.startswith(b"{")]
+
+    step, back = json.dumps({"input_ids": [1] * 1000}), '{"rewind": 0}'
+    events = json.dumps({"input_ids": [[1] * 1000] * 60, "chunk": 10}).encode()
+    head = b"POST /models/gpt2-small/decode HTTP/1.1\r\nHost: x\r\n"
+    body = f"{step}\n{back}\n".encode() * 5
+    asked = [
+        head
+        + b"Content-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(body), body),
+        head + b"Accept: text/event-stream\r\nContent-Length: %d\r\n\r\n%b" % (len(events), events),
+    ]
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(repository))
+        http = stack.enter_context(httpx.Client(base_url=server.address, timeout=20))
+        address = (http.base_url.host, http.base_url.port)
+
+        def narrow() -> socket.socket:
+            """Return a connection that holds little, so that what waits is read quickly."""
+            connection = stack.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
+            connection.settimeout(20)
+            connection.connect(address)
+            return connection
+
+        path = f"{server.socket}/models/gpt2-small/decode"
+        web = stack.enter_context(connect(path, sock=narrow(), max_queue=1, max_size=None))
+        for message in (step, back) * 5:
+            web.send(message)
+        deaf = [narrow() for _ in asked]
+        for connection, content in zip(deaf, asked, strict=True):
+            connection.sendall(content)
+        wait_for_streams(http, 3)
+        time.sleep(1)
+        server.process.send_signal(signal.SIGTERM)
+        threads = stack.enter_context(ThreadPoolExecutor())
+        found = [*threads.map(read, deaf), []]
+        with suppress(ConnectionClosed):
+            for text in web:
+                found[-1].append(json.loads(text))
+        server.process.wait(30)
+    for *_, last, closing in found:
+        assert closing == {"closing": "shutdown", "next_offset": last["next_offset"]}
 
 
 def test_a_reason_that_is_too_long_for_its_frame_is_cut_to_one_word(impatient: Server) -> None:
