@@ -79,21 +79,21 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._requests = Counter(
+        requests = Counter(
             "incipit_requests",
             "Requests answered, by door, model and outcome: 'ok', the kind of error, 'Failed' or 'Aborted'.",
             ["door", "model", "outcome"],
             registry=self._registry,
         )
-        self._seconds = Histogram(
+        seconds = Histogram(
             "incipit_request_seconds",
             "Time from the head of a request, or a step of a stream, to its answer, in seconds.",
             ["door"],
             buckets=SECONDS,
             registry=self._registry,
         )
-        self._tokens = Counter("incipit_tokens", "Tokens embedded.", ["model"], registry=self._registry)
-        self._operations = Counter(
+        tokens = Counter("incipit_tokens", "Tokens embedded.", ["model"], registry=self._registry)
+        operations = Counter(
             "incipit_stream_operations",
             "Messages of decode streams answered without an error, by model and operation.",
             ["model", "operation"],
@@ -123,16 +123,22 @@ class Metrics:
             ["model", "version", "rows", "phase"],
             registry=self._registry,
         )
-        # Looking labels up takes longer than counting.
-        self._outcome, self._phase = cache(outcomes.labels), cache(phases.labels)
-        self._rows = Counter("incipit_model_rows", "Rows answered.", ["model", "version"], registry=self._registry)
-        self._last = Gauge(
+        rows = Counter("incipit_model_rows", "Rows answered.", ["model", "version"], registry=self._registry)
+        last = Gauge(
             "incipit_model_last_request_timestamp_seconds",
             "When a model was last asked, in seconds since 1970.",
             ["model", "version"],
             registry=self._registry,
             multiprocess_mode="max",
         )
+        # Looking labels up takes longer than counting; each has few values.
+        self._requests, self._seconds, self._tokens = (
+            cache(requests.labels),
+            cache(seconds.labels),
+            cache(tokens.labels),
+        )
+        self._operations, self._outcome = cache(operations.labels), cache(outcomes.labels)
+        self._phase, self._rows, self._last = cache(phases.labels), cache(rows.labels), cache(last.labels)
 
     @contextmanager
     def request(self, door: str) -> Iterator[Observation]:
@@ -150,8 +156,8 @@ class Metrics:
             outcome = "Aborted"
             raise
         finally:
-            self._seconds.labels(door).observe(time.perf_counter() - begin)
-            self._requests.labels(door, observation.model, outcome).inc()
+            self._seconds(door).observe(time.perf_counter() - begin)
+            self._requests(door, observation.model, outcome).inc()
 
     @contextmanager
     def execution(self, model: str, version: int) -> Iterator[Execution]:
@@ -162,20 +168,20 @@ class Metrics:
             outcome = "success"
         finally:
             self._outcome(model, version, outcome).observe(time.perf_counter() - begin)
-            self._last.labels(model, version).set(time.time())
+            self._last(model, version).set(time.time())
             if outcome == "success":
-                self._rows.labels(model, version).inc(execution.rows)
+                self._rows(model, version).inc(execution.rows)
                 rows = execution.rows if execution.rows <= LARGEST_BATCH else "more"
                 for phase, seconds in execution.seconds.items():
                     self._phase(model, version, rows, phase).observe(seconds)
 
     def tokens(self, model: str, count: int) -> None:
         """Count tokens that were embedded."""
-        self._tokens.labels(model).inc(count)
+        self._tokens(model).inc(count)
 
     def operation(self, model: str, operation: str) -> None:
         """Count a message of a stream; `operation` is one of a few names."""
-        self._operations.labels(model, operation).inc()
+        self._operations(model, operation).inc()
 
     @contextmanager
     def stream(self) -> Iterator[None]:

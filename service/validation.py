@@ -35,7 +35,7 @@ def check(request: Request, manifest: Manifest, max_tokens: int) -> None:
     ids = request.input_ids
     if not len(ids.lengths):
         raise Invalid("input_ids", "an empty batch", "at least one row")
-    if not ids.lengths.all():
+    if not ids.length and not ids.lengths.all():
         row = int(np.flatnonzero(ids.lengths == 0)[0])
         raise Invalid(f"input_ids[{row}]", "an empty row", "at least one id")
     if len(ids.values) > max_tokens:

@@ -1,13 +1,12 @@
 """Answers of the native door, in the format that was asked for."""
 
-from collections.abc import AsyncIterator, Sequence
-
-from fastapi.responses import Response, StreamingResponse
+from collections.abc import Sequence
 
 from incipit.service.api.media import BYTES, JSON, NPY, SAFETENSORS
+from incipit.service.api.reply import Reply
 from incipit.service.messages import Answer
 from incipit.service.wire.arrays import npy_header
-from incipit.service.wire.content import PACKET, Buffer, Part, joined, packets, raw_bytes
+from incipit.service.wire.content import raw_bytes
 from incipit.service.wire.native import answer_json, json_content
 from incipit.service.wire.prompt_embeds import PROMPT_EMBEDS
 from incipit.service.wire.safetensors import answer_safetensors
@@ -30,12 +29,12 @@ def writable(
     return TYPES, ""
 
 
-def respond(answer: Answer, media: str, encoding: str) -> Response:
+def respond(answer: Answer, media: str, encoding: str) -> Reply:
     """Return `answer` in the type `media`; `encoding` is how JSON holds values."""
     if media == JSON:
-        return send(json_content(answer_json(answer, encoding)), media, {})
+        return Reply(json_content(answer_json(answer, encoding)), media)
     if media == SAFETENSORS:
-        return send(answer_safetensors(answer), media, {})
+        return Reply(answer_safetensors(answer), media)
     ((name, tensor),) = answer.tensors.items()
     headers = {
         "Incipit-Model": answer.model,
@@ -44,17 +43,4 @@ def respond(answer: Answer, media: str, encoding: str) -> Response:
         "Incipit-Shape": ",".join(map(str, tensor.shape)),
         "Incipit-Dtype": answer.dtype,
     }
-    return send([npy_header(tensor) if media == NPY else b"", raw_bytes(tensor)], media, headers)
-
-
-def send(parts: Sequence[Part], media: str, headers: dict[str, str]) -> Response:
-    """Return the parts as a response: at once where they are small, else as fast as the client takes them."""
-    length = sum(map(len, parts))
-    if length <= PACKET:
-        return Response(joined(parts), media_type=media, headers=headers)
-    return StreamingResponse(_stream(parts), media_type=media, headers=headers | {"Content-Length": str(length)})
-
-
-async def _stream(parts: Sequence[Part]) -> AsyncIterator[Buffer]:
-    for packet in packets(parts):
-        yield packet
+    return Reply([npy_header(tensor) if media == NPY else b"", raw_bytes(tensor)], media, headers)

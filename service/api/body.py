@@ -1,7 +1,6 @@
 """Reads request bodies, within the limit."""
 
 from fastapi import Request
-from starlette.requests import ClientDisconnect
 
 from incipit.service.api.coding import CODINGS, EXPANSION, expand
 from incipit.service.engine import Engine
@@ -27,15 +26,16 @@ async def read_body(request: Request, engine: Engine, limit: int) -> bytes:
             raise Malformed("Content-Length", declared, "a number of bytes")
         if len(declared) > 20 or int(declared) > limit:
             raise TooLarge("body", f"{declared} bytes", allowed)
-    chunks, size = [], 0
-    try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
-                raise TooLarge("body", f"more than {limit} bytes", allowed)
-            chunks.append(chunk)
-    except ClientDisconnect as error:  # nobody reads the answer, but it is counted as what it is
-        raise Malformed("body", f"{size} bytes and no end", "a whole body") from error
+    chunks, size, more = [], 0, True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":  # nobody reads the answer, but it is counted as what it is
+            raise Malformed("body", f"{size} bytes and no end", "a whole body")
+        chunk, more = message.get("body", b""), message.get("more_body", False)
+        size += len(chunk)
+        if size > limit:
+            raise TooLarge("body", f"more than {limit} bytes", allowed)
+        chunks.append(chunk)
     body = b"".join(chunks)
     if coding == "identity":
         return body

@@ -1,15 +1,14 @@
 """Content codings: bodies that come compressed, and answers that go so (RFC 9110, sections 8.4 and 12.5.3)."""
 
 import zlib
-from collections.abc import AsyncIterable, AsyncIterator
-from typing import Any
+from functools import lru_cache
 
 from fastapi import Request
-from fastapi.responses import Response, StreamingResponse
-from starlette.concurrency import run_in_threadpool
 
+from incipit.service.api.reply import Reply
 from incipit.service.engine import Engine
 from incipit.service.errors import Malformed, TooLarge
+from incipit.service.wire.content import joined
 
 CODINGS = {"gzip": 31, "deflate": 15}
 """The window bits by which zlib knows them."""
@@ -41,6 +40,7 @@ def expand(body: bytes, coding: str, limit: int) -> bytes:
     return content
 
 
+@lru_cache  # a client says the same again and again
 def wanted(accept: str, text: bool) -> str | None:
     """Return the coding that `Accept-Encoding` asks for, or None.
 
@@ -61,29 +61,17 @@ def wanted(accept: str, text: bool) -> str | None:
     return best if best in CODINGS and qualities.get(best, 0.0) > 0 else None
 
 
-async def encode(response: Response, request: Request, engine: Engine, text: bool) -> Response:
-    """Return `response`, compressed where `request` asks for it; `text` says whether it holds numbers as text."""
+async def encode(reply: Reply, request: Request, engine: Engine, text: bool) -> Reply:
+    """Return `reply`, compressed where `request` asks for it; `text` says whether it holds numbers as text."""
     accept = request.headers.get("accept-encoding")
     coding = wanted(accept, text) if accept else None
-    if coding is None or int(response.headers["Content-Length"]) < LEAST:
-        return response
+    if coding is None or reply.size < LEAST:
+        return reply
     deflate = zlib.compressobj(LEVEL, wbits=CODINGS[coding])
-    if isinstance(response, StreamingResponse):
-        response.body_iterator = _compressed(response.body_iterator, deflate)
-        del response.headers["Content-Length"]
+    if reply.small:
+        parts, size = reply.parts, reply.size
+        content = await engine.scheduler.run(size, lambda: deflate.compress(joined(parts)) + deflate.flush(), text=True)
+        reply.compressed(coding, content)
     else:
-        size = len(response.body)
-        response.body = await engine.scheduler.run(
-            size, lambda: deflate.compress(response.body) + deflate.flush(), text=True
-        )
-        response.headers["Content-Length"] = str(len(response.body))
-    response.headers["Content-Encoding"] = coding
-    response.headers["Vary"] = "Accept-Encoding"
-    return response
-
-
-async def _compressed(parts: AsyncIterable[Any], deflate: Any) -> AsyncIterator[bytes]:
-    async for part in parts:
-        # Not by the scheduler, which may refuse: the answer has begun.
-        yield await run_in_threadpool(deflate.compress, part)
-    yield deflate.flush()
+        reply.compressed(coding, None, deflate)
+    return reply

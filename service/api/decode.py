@@ -35,7 +35,7 @@ def router(engine: Engine, streams: Streams, max_body_bytes: int) -> APIRouter:
     async def socket(socket: WebSocket, name: str, version: str | None = None) -> None:
         try:
             with engine.metrics.request("decode-open"):
-                fields = read_query(single_values(socket.query_params))
+                fields = read_query(single_values(socket.scope["query_string"]))
                 session = Session(engine, engine.repository.get(name, version), fields)
         except IncipitError as error:
             await socket.send_denial_response(problems.respond(error, socket.url.path))
@@ -52,7 +52,7 @@ def router(engine: Engine, streams: Streams, max_body_bytes: int) -> APIRouter:
             model = engine.repository.get(name, version)
             observation.model = model.name
             media = answer_type(", ".join(request.headers.getlist("accept")), (NDJSON, EVENTS))
-            fields = read_query(single_values(request.query_params))
+            fields = read_query(single_values(request.scope["query_string"]))
             if media == EVENTS:
                 body_type(request.headers.get("content-type"), (JSON,))
                 return await open_events(engine, streams, model, request, fields, max_body_bytes)

@@ -32,7 +32,7 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             answer_type(accept, TYPES)  # what no answer can follow is refused before the body is read
             kind = body_type(request.headers.get("content-type"), TYPES)
             body = await read_body(request, engine, max_body_bytes)
-            query = single_values(request.query_params)
+            query = single_values(request.scope["query_string"])
             message = await engine.scheduler.run(
                 len(body), lambda: _read(body, kind, query, model.manifest.indices), text=kind == JSON
             )
@@ -65,7 +65,7 @@ def router(embed: Handler) -> APIRouter:
     return routes
 
 
-def _read(body: bytes, kind: str, query: dict[str, str], indices: Collection[str]) -> Embed:
+def _read(body: bytes, kind: str, query: Mapping[str, str], indices: Collection[str]) -> Embed:
     fields = read_query(query)
     content: Mapping[str, Any]
     if kind == JSON:

@@ -1,7 +1,7 @@
 """Content types: which one a body has, and which one an answer should have (RFC 9110, sections 8.3 and 12.5.1)."""
 
 import math
-from collections.abc import Sequence
+from functools import lru_cache
 
 from incipit.service.errors import NotAcceptable, UnsupportedFormat
 
@@ -13,7 +13,8 @@ NDJSON = "application/x-ndjson"
 EVENTS = "text/event-stream"
 
 
-def body_type(content_type: str | None, readable: Sequence[str]) -> str:
+@lru_cache  # a client says the same again and again
+def body_type(content_type: str | None, readable: tuple[str, ...]) -> str:
     """Return the type of a body, without parameters; the first of `readable` where none is stated.
 
     Raises:
@@ -28,7 +29,8 @@ def body_type(content_type: str | None, readable: Sequence[str]) -> str:
     return media
 
 
-def answer_type(accept: str | None, writable: Sequence[str], reason: str = "") -> str:
+@lru_cache
+def answer_type(accept: str | None, writable: tuple[str, ...], reason: str = "") -> str:
     """Return the type of `writable` that `accept` prefers; the first of `writable` where it has no opinion.
 
     `reason` says why no other type is writable.

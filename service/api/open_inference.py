@@ -10,6 +10,7 @@ from incipit.service.api.body import read_body
 from incipit.service.api.coding import encode
 from incipit.service.api.entry import Handler
 from incipit.service.api.media import BYTES, JSON, body_type
+from incipit.service.api.reply import Reply
 from incipit.service.engine import Engine
 from incipit.service.errors import Invalid, Unavailable
 from incipit.service.sequences import Room
@@ -57,18 +58,13 @@ def handler(engine: Engine, sequences: Room, max_body_bytes: int) -> Handler:
                 len(body), lambda: read_infer(body, header_length, model.manifest), text
             )
             async with sequences.answer(model, message.request) as answer:
-
-                def write() -> tuple[bytes, int | None]:
-                    parts, json_length = write_infer(answer, message)
-                    return b"".join(parts), json_length
-
                 as_text = not all(message.binary.values())
-                content, json_length = await engine.scheduler.run(answer.size, write, as_text)
-                if json_length is None:
-                    response = Response(content, media_type=JSON)
-                else:
-                    response = Response(content, media_type=BYTES, headers={HEADER_LENGTH: str(json_length)})
-                return await encode(response, request, engine, as_text)
+                parts, json_length = await engine.scheduler.run(
+                    answer.size, lambda: write_infer(answer, message), as_text
+                )
+                headers = {} if json_length is None else {HEADER_LENGTH: str(json_length)}
+                reply = Reply(parts, JSON if json_length is None else BYTES, headers)
+                return await encode(reply, request, engine, as_text)
 
     return infer
 

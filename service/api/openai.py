@@ -9,6 +9,7 @@ from incipit.service.api import schemas
 from incipit.service.api.body import read_body
 from incipit.service.api.coding import encode
 from incipit.service.api.media import JSON, body_type
+from incipit.service.api.reply import Reply
 from incipit.service.engine import Engine
 from incipit.service.repository import Model
 from incipit.service.wire.native import read_json
@@ -44,7 +45,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             answer = await engine.embed(model, message.request)
             text = message.encoding == "float"
             content = await engine.scheduler.run(answer.size, lambda: write_embeddings(answer, message), text)
-            return await encode(Response(content, media_type=JSON), request, engine, text)
+            return await encode(Reply(content, JSON), request, engine, text)
 
     @routes.get("/models", response_model=schemas.OpenAIModels)
     async def list_models() -> dict[str, Any]:

@@ -3,7 +3,8 @@
 import io
 import math
 import re
-from typing import Any
+from functools import lru_cache
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,10 @@ from numpy.typing import NDArray
 from incipit.service.errors import Malformed
 from incipit.service.messages import Int64
 
+Header = tuple[tuple[int, ...], Literal["C", "F"], np.dtype[Any]]
+"""Of a .npy file: shape, order, and type."""
+LONGEST_KEPT = 256
+"""Bytes of a header that is remembered; that of an array of integers has 128."""
 SHAPE = re.compile("[1-9][0-9]{0,17}(,[1-9][0-9]{0,17})?")
 
 
@@ -41,30 +46,48 @@ def read_npy(body: bytes) -> NDArray[Any]:
         Malformed: anything else, or another number of bytes than the header declares.
 
     """
-    stream = io.BytesIO(body)
     try:
-        version = np.lib.format.read_magic(stream)
-        read_header = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
-        shape, fortran, dtype = read_header(stream)
-        data = memoryview(body)[stream.tell() :]
-        if dtype.hasobject or any(type(size) is not int or size < 0 for size in shape):
-            raise ValueError("objects, or a shape that is none")
+        end = 10 + int.from_bytes(body[8:10], "little")  # of version 1; that of 2 has a length of four bytes
+        if body[6:8] == b"\x01\x00" and end <= LONGEST_KEPT:
+            shape, order, dtype = _kept_header(body[:end])
+        else:
+            end, (shape, order, dtype) = _read_header(body)
         # Python's integers: no product of declared sizes can wrap.
-        declared = dtype.itemsize
-        for size in shape:
-            declared *= size
-        if declared != len(data):
-            raise ValueError(f"{len(data)} bytes of data, where the header declares {declared}")
-        return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
+        if (declared := dtype.itemsize * math.prod(shape)) != len(body) - end:
+            raise ValueError(f"{len(body) - end} bytes of data, where the header declares {declared}")
+        return np.frombuffer(body, dtype, offset=end).reshape(shape, order=order)
     except Exception as error:  # the header is parsed as Python, which fails in every way that Python's parser knows
         raise Malformed("body", f"no .npy: {error}", "an integer array in .npy format") from error
 
 
+def _read_header(body: bytes) -> tuple[int, Header]:
+    """Return where the header of a .npy file ends, and what it says."""
+    stream = io.BytesIO(body)
+    version = np.lib.format.read_magic(stream)
+    read_header = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }[version]
+    shape, fortran, dtype = read_header(stream)
+    if dtype.hasobject or any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError("objects, or a shape that is none")
+    return stream.tell(), (shape, "F" if fortran else "C", dtype)
+
+
+@lru_cache
+def _kept_header(header: bytes) -> Header:
+    """Return what a header says. It is parsed as Python, which takes longer than the rest of a small request."""
+    return _read_header(header)[1]
+
+
 def npy_header(tensor: NDArray[np.generic]) -> bytes:
     """Return what stands before the values of an array in a .npy file; the format has no bfloat16."""
+    return _write_header(tensor.dtype, tensor.shape)
+
+
+@lru_cache
+def _write_header(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
     stream = io.BytesIO()
-    np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(tensor))
+    header = {"shape": shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
+    np.lib.format.write_array_header_1_0(stream, header)
     return stream.getvalue()

@@ -13,6 +13,8 @@ CHUNK = 3 * 2**18
 """Bytes that are handled at once: a multiple of 3, of which base64 makes four characters each."""
 PACKET = CHUNK // 3 * 4
 """Bytes that are sent at once, at most: a chunk as base64."""
+COPIED = 2**15
+"""Bytes of a piece that is worth a packet of its own; fewer are copied together faster than they are sent."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,16 @@ def packets(parts: Iterable[Part]) -> Iterator[Buffer]:
     waiting: list[Buffer] = []
     size = 0
     for piece in _pieces(parts):
-        if size + len(piece) > PACKET:
-            yield waiting[0] if len(waiting) == 1 else b"".join(waiting)
+        if waiting and (len(piece) > COPIED or size + len(piece) > PACKET):
+            yield b"".join(waiting)
             waiting, size = [], 0
-        waiting.append(piece)
-        size += len(piece)
-    yield b"".join(waiting)
+        if len(piece) > COPIED:
+            yield piece
+        else:
+            waiting.append(piece)
+            size += len(piece)
+    if waiting:
+        yield b"".join(waiting)
 
 
 def _pieces(parts: Iterable[Part]) -> Iterator[Buffer]:

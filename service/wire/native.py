@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -88,22 +89,19 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
         Invalid: a field is missing, unknown, or of the wrong type.
 
     """
-    # Segments are known to every model, to be refused as what they are.
-    further = tuple(dict.fromkeys(("token_type_ids", *indices)))
+    in_rows, known = _known(tuple(indices))
     arrays = [name for name, value in fields.items() if isinstance(value, np.ndarray)]
-    refuse_unknown(fields, (*ROWS, *further, "text", *OPTIONS, *(TENSORS[1:] if arrays else ())))
+    refuse_unknown(fields, (*known, *TENSORS[1:]) if arrays else known)
     for name in arrays:
-        if name not in (*ROWS, *further, *TENSORS):
+        if name not in in_rows and name not in TENSORS:
             raise Invalid(name, "a tensor", "a query parameter")
     lengths = None if fields.get("lengths") is None else integers_of("lengths", fields["lengths"])
-
-    def read_rows(name: str) -> Rows:
-        value = fields[name]
-        return rows_of_array(name, value, lengths) if name in arrays else rows_of_json(name, value)
-
-    rows, given = (
-        {name: read_rows(name) for name in names if fields.get(name) is not None} for names in (ROWS, further)
-    )
+    rows: dict[str, Rows] = {}
+    given: dict[str, Rows] = {}
+    for name, value in fields.items():
+        if name in in_rows and value is not None:
+            found = rows_of_array(name, value, lengths) if name in arrays else rows_of_json(name, value)
+            (rows if name in ROWS else given)[name] = found
     text, spans = fields.get("text"), fields.get("return_tokens", False)
     if text is None and "input_ids" not in rows:
         raise Invalid("input_ids", "nothing", "rows of token ids, or text")
@@ -122,6 +120,14 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
     if text is None:
         return Embed(Request(**wanted | rows, indices=given), encoding)
     return Embed(TextRequest(text=read_text("text", text), spans=spans, **wanted), encoding)
+
+
+@cache
+def _known(indices: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the fields that are rows of integers, and all that JSON may have."""
+    # Segments are known to every model, to be refused as what they are.
+    in_rows = tuple(dict.fromkeys((*ROWS, "token_type_ids", *indices)))
+    return in_rows, (*in_rows, "text", *OPTIONS)
 
 
 def read_text(field: str, value: Any) -> tuple[str, ...]:

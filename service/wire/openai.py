@@ -9,7 +9,8 @@ import numpy as np
 
 from incipit.service.errors import IncipitError, Invalid
 from incipit.service.messages import Request, TextRequest, TokenAnswer
-from incipit.service.wire.native import base64_of, floats_of, read_text, write_json
+from incipit.service.wire.content import Part
+from incipit.service.wire.native import base64_of, floats_of, json_content, read_text
 from incipit.service.wire.rows import refuse_unknown, rows_of_json, shown
 
 FIELDS = ("model", "input", "encoding_format", "dimensions", "user", "pooling", "truncate")
@@ -76,7 +77,7 @@ def read_embeddings(document: Mapping[str, Any], width: int) -> Embeddings:
     return Embeddings(Request(input_ids=rows_of_json("input", value), **wanted), encoding)
 
 
-def write_embeddings(answer: TokenAnswer, message: Embeddings) -> bytes:
+def write_embeddings(answer: TokenAnswer, message: Embeddings) -> list[Part]:
     """Write the vectors of each input: one, or with the pooling "none" one for each token, and then their shape."""
     (tensor,) = answer.tensors.values()
     if message.encoding == "float":
@@ -101,7 +102,7 @@ def write_embeddings(answer: TokenAnswer, message: Embeddings) -> bytes:
     }
     if answer.truncated is not None:
         document["truncated"] = answer.truncated
-    return write_json(document)
+    return json_content(document)
 
 
 def model_document(name: str, created: int) -> dict[str, Any]:

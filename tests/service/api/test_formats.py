@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from transformers import AutoTokenizer, BertModel
 
-from incipit.service.api.answer import send
+from incipit.service.api.reply import Reply
 from incipit.service.wire.content import PACKET, Base64
 from tests.service.doors import Clients, native_raw, native_safetensors
 
@@ -287,7 +287,7 @@ def test_a_client_that_leaves_stops_its_answer() -> None:
             left.set()
         await asyncio.sleep(0)
 
-    response = send([b"x", Base64((bytes(100 * PACKET),))], JSON, {})
+    response = Reply([b"x", Base64((bytes(100 * PACKET),))], JSON)
     scope = {"type": "http", "asgi": {"spec_version": "2.3"}}
     asyncio.run(response(scope, receive, take))
     assert 0 < sum(sent) < 10 * PACKET

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from incipit.service.wire.content import CHUNK, PACKET, Base64, joined, packets, raw_bytes
+from incipit.service.wire.content import CHUNK, COPIED, PACKET, Base64, joined, packets, raw_bytes
 
 RANDOM = np.random.default_rng(0).bytes(5 * CHUNK + 7)
 
@@ -36,14 +36,16 @@ def test_packets_are_the_content_in_large_pieces(size: int, encoded: bool) -> No
     sent = list(packets(parts))
     assert b"".join(sent) == joined(parts)
     assert max(map(len, sent)) <= PACKET
-    assert all(len(one) + len(other) > PACKET for one, other in itertools.pairwise(sent))
+    assert all(len(one) + len(other) > COPIED for one, other in itertools.pairwise(sent))
 
 
-def test_large_values_are_sent_without_a_copy() -> None:
-    values = np.frombuffer(RANDOM, np.uint8)
-    sent = [packet for packet in packets([b"header", raw_bytes(values)]) if len(packet) == CHUNK]
-    assert sent
-    assert all(np.shares_memory(np.frombuffer(packet, np.uint8), values) for packet in sent)
+@pytest.mark.parametrize("size", [COPIED + 1, CHUNK, len(RANDOM)])
+def test_large_values_are_sent_without_a_copy(size: int) -> None:
+    values = np.frombuffer(RANDOM[:size], np.uint8)
+    header, *sent = packets([b"header", raw_bytes(values)])
+    assert header == b"header"
+    assert all(np.shares_memory(np.frombuffer(packet, np.uint8), values) for packet in sent if len(packet) > COPIED)
+    assert sum(len(packet) > COPIED for packet in sent) == max(1, size // CHUNK)
 
 
 def test_base64_is_made_when_it_is_asked_for() -> None:
