@@ -42,6 +42,10 @@ class Schema(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    def __hash__(self) -> int:
+        """Return a number of this very record, so that what follows from it can be remembered without reading it."""
+        return id(self)
+
 
 class Tensor(Schema):
     """An input or output of a graph; a dimension is a number, or a name where it is dynamic."""

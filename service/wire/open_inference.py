@@ -6,19 +6,20 @@ Sources: KServe, "Open Inference Protocol", version 2; Triton, "Binary tensor da
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
 from incipit.service.errors import Invalid, Malformed
-from incipit.service.manifest import BIAS_GRAPH, StemManifest
+from incipit.service.manifest import BIAS_GRAPH, Manifest, StemManifest
 from incipit.service.messages import Answer, AnyRequest, BiasRequest, Request, Rows, StemRequest
 from incipit.service.wire.content import raw_bytes
 from incipit.service.wire.native import read_json
-from incipit.service.wire.open_inference_models import DATATYPES, Manifests, describe, inputs_of
+from incipit.service.wire.open_inference_models import DATATYPES, Manifests, Shapes, describe, inputs_of
 from incipit.service.wire.open_inference_parameters import Wishes, check_input, read_wishes
 from incipit.service.wire.rows import integers, numbers, refuse_unknown, shown
 
@@ -28,6 +29,8 @@ OWN = ("input_ids", "attention_mask", "position_ids")
 """Inputs of rows that have a field of a request each."""
 SHAPES = {"offset": "[1] or [batch]", **dict.fromkeys((*OWN, "token_type_ids"), "[batch, length]")}
 NUMPY: dict[str, np.dtype[Any]] = {"INT64": np.dtype("<i8"), "FP32": np.dtype("<f4")}
+LONGEST_KEPT = 2048
+"""Bytes of a JSON header that is remembered; one of all inputs of a model has fewer."""
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
@@ -39,6 +42,24 @@ class Input:
     datatype: str
     shape: tuple[int, ...]
     data: list[Any] | memoryview
+
+
+class _Declared(NamedTuple):
+    """A tensor of the JSON of a request: with its data, or how many of the bytes that follow are it."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: list[Any] | None
+    size: Any
+
+
+class _Header(NamedTuple):
+    """What the JSON of a request says."""
+
+    inputs: tuple[_Declared, ...]
+    wishes: Wishes
+    id: str | None
 
 
 @dataclass(frozen=True)
@@ -58,12 +79,22 @@ def read_infer(body: bytes, header_length: str | None, manifest: Manifests) -> I
         Invalid: a name, type, shape or value is not allowed.
 
     """
-    end = len(body) if header_length is None else _header_length(header_length, len(body))
-    if end == 0 and header_length is not None:
-        return _read_raw(body, manifest)
-    document = read_json(body[:end])
+    if header_length is None:
+        header, binary = _read_header(body, manifest), memoryview(b"")
+    else:
+        end = _header_length(header_length, len(body))
+        if end == 0:
+            return _read_raw(body, manifest)
+        header = (_kept_header if end <= LONGEST_KEPT else _read_header)(body[:end], manifest)
+        binary = memoryview(body)[end:]
+    request = to_request(_filled(header, binary), header.wishes, manifest)
+    return Infer(request, header.id, header.wishes.binary)
+
+
+def _read_header(text: bytes, manifest: Manifests) -> _Header:
+    document = read_json(text)
     refuse_unknown(document, FIELDS)
-    inputs = _read_inputs(_objects("inputs", document.get("inputs")), memoryview(body)[end:])
+    inputs = _read_inputs(_objects("inputs", document.get("inputs")))
     id_ = document.get("id")
     if id_ is not None and not isinstance(id_, str):
         raise Invalid("id", id_, "a string")
@@ -82,7 +113,11 @@ def read_infer(body: bytes, header_length: str | None, manifest: Manifests) -> I
             raise Invalid(
                 f"outputs {name}", f"{datatype} as JSON", f"binary_data, since {datatype} has no form in JSON"
             )
-    return Infer(to_request(inputs, wishes, manifest), id_, wishes.binary)
+    return _Header(tuple(inputs), wishes, id_)
+
+
+_kept_header = lru_cache(_read_header)
+"""The same for headers that a client sends again and again, before other bytes."""
 
 
 def _read_raw(body: bytes, manifest: Manifests) -> Infer:
@@ -119,9 +154,7 @@ def to_request(inputs: list[Input], wishes: Wishes, manifest: Manifests) -> AnyR
         tensors = _read(inputs, lengths, *(name for name in lengths if name != "query_offset"))
         values: dict[str, Any] = {name: int(tensor[0]) for name, tensor in tensors.items()}
         return BiasRequest(**values, dtype=wishes.dtype)
-    # Segments are known to every model, to be refused as what they are.
-    known = inputs_of(manifest) | {"token_type_ids": ("INT64", [-1, -1])}
-    tensors = _read(inputs, known, "input_ids")
+    tensors = _read(inputs, _inputs_of_tokens(manifest), "input_ids")
     offset = tensors.pop("offset", None)
     if wishes.offset is not None:
         if offset is not None:
@@ -133,6 +166,12 @@ def to_request(inputs: list[Input], wishes: Wishes, manifest: Manifests) -> AnyR
     return Request(**own, offset=offset, indices=given, **wanted)
 
 
+@lru_cache
+def _inputs_of_tokens(manifest: Manifest) -> Shapes:
+    # Segments are known to every model, to be refused as what they are.
+    return {**inputs_of(manifest), "token_type_ids": ("INT64", [-1, -1])}
+
+
 def _refuse_place(wishes: Wishes) -> None:
     if wishes.offset is not None:
         raise Invalid("parameters.offset", int(wishes.offset[0]), "nothing, since no token is fed")
@@ -140,7 +179,7 @@ def _refuse_place(wishes: Wishes) -> None:
         raise Invalid("parameters.sequence_id", shown(wishes.sequence.id), "nothing, since no token is fed")
 
 
-def _read(inputs: list[Input], known: Mapping[str, tuple[str, list[int]]], *needed: str) -> dict[str, NDArray[Any]]:
+def _read(inputs: list[Input], known: Shapes, *needed: str) -> dict[str, NDArray[Any]]:
     """Return the tensors by name; sizes of `known` that are -1 are free."""
     tensors: dict[str, NDArray[Any]] = {}
     for tensor in inputs:
@@ -192,8 +231,8 @@ def _header_length(text: str, length: int) -> int:
     return int(text)
 
 
-def _read_inputs(documents: list[dict[str, Any]], binary: memoryview) -> list[Input]:
-    inputs, position = [], 0
+def _read_inputs(documents: list[dict[str, Any]]) -> list[_Declared]:
+    inputs = []
     for index, document in enumerate(documents):
         where = f"inputs[{index}]"
         name, datatype, shape = document.get("name"), document.get("datatype"), document.get("shape")
@@ -204,18 +243,27 @@ def _read_inputs(documents: list[dict[str, Any]], binary: memoryview) -> list[In
         parameters = _parameters(f"{where}.parameters", document)
         check_input(f"{where}.parameters", parameters)
         size = parameters.get("binary_data_size")
-        data: list[Any] | memoryview
+        data = None
         if size is None:
             data = _flatten(f"{where}.data", document.get("data"))
         elif "data" in document:
             raise Invalid(where, "data and binary_data_size", "one of them")
-        elif type(size) is not int or not 0 <= size <= len(binary) - position:
-            raise Malformed(
-                f"{where}.binary_data_size", size, f"0 to {len(binary) - position}, the bytes that are left"
-            )
-        else:
-            data, position = binary[position : position + size], position + size
-        inputs.append(Input(name, datatype, tuple(shape), data))
+        inputs.append(_Declared(name, datatype, tuple(shape), data, size))
+    return inputs
+
+
+def _filled(header: _Header, binary: memoryview) -> list[Input]:
+    """Return the tensors that a header declares, those without data from the bytes that follow it."""
+    inputs, position = [], 0
+    for index, (name, datatype, shape, data, size) in enumerate(header.inputs):
+        if data is not None:
+            inputs.append(Input(name, datatype, shape, data))
+            continue
+        if type(size) is not int or not 0 <= size <= len(binary) - position:
+            left = f"0 to {len(binary) - position}, the bytes that are left"
+            raise Malformed(f"inputs[{index}].binary_data_size", size, left)
+        inputs.append(Input(name, datatype, shape, binary[position : position + size]))
+        position += size
     if position != len(binary):
         raise Malformed("body", f"{len(binary) - position} bytes more", "the bytes that binary_data_size declares")
     return inputs

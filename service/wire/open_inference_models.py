@@ -5,6 +5,7 @@ repository" and "Sequence".
 """
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from incipit.service.errors import Invalid
@@ -24,9 +25,12 @@ EXTENSIONS = (
 DATATYPES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16", "int64": "INT64"}
 
 Manifests = Manifest | StemManifest
+Shapes = Mapping[str, tuple[str, list[int]]]
+"""Datatype and shape of tensors, by name; sizes that are free are -1."""
 
 
-def inputs_of(manifest: Manifests) -> dict[str, tuple[str, list[int]]]:
+@lru_cache
+def inputs_of(manifest: Manifests) -> Shapes:
     """Return datatype and shape of every input, by name. Of tokens, all but `input_ids` may be left out."""
     if isinstance(manifest, StemManifest):
         return describe((manifest.input,))
@@ -35,7 +39,8 @@ def inputs_of(manifest: Manifests) -> dict[str, tuple[str, list[int]]]:
     return rows | {"offset": ("INT64", [-1])} | describe(bias)
 
 
-def outputs_of(manifest: Manifests) -> dict[str, tuple[str, list[int]]]:
+@lru_cache
+def outputs_of(manifest: Manifests) -> Shapes:
     """Return datatype and shape of every output, by name; the first is the one given where none is asked for."""
     if isinstance(manifest, StemManifest):
         return describe(manifest.graphs[GRAPH].outputs)
