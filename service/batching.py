@@ -1,13 +1,15 @@
-"""Decides when and where work runs: small pieces at once in the event loop, large ones in a bounded pool."""
+"""Decides when and where work runs: small pieces in the event loop, the smallest together, large ones in a pool."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from incipit.service.errors import Unavailable
 
 T = TypeVar("T")
+M = TypeVar("M")
 
 SMALL = 2**19
 """Values of an array, and bytes that are only copied, that are handled in a few tenths of a millisecond."""
@@ -15,6 +17,16 @@ TEXT_COST = 32
 """A byte of JSON that is read, or a number that is written as text, takes as long as this many values."""
 TOKENIZER_COST = 2**11
 """A character of text that becomes token ids takes as long as this many values."""
+
+
+@dataclass(slots=True)
+class _Group(Generic[M, T]):
+    """Members that are ready in one turn of the event loop, and what each was answered with once they ran."""
+
+    members: dict[int, M] = field(default_factory=dict)
+    joined: int = 0
+    size: int = 0
+    answers: dict[int, T | Exception] | None = None
 
 
 class Scheduler:
@@ -31,6 +43,7 @@ class Scheduler:
         self._limit = threads + max_waiting
         self._max_waiting = max_waiting
         self._pending = 0
+        self._groups: dict[Hashable, _Group[Any, Any]] = {}
 
     async def run(self, size: int, work: Callable[[], T], text: bool = False) -> T:
         """Return what `work` returns; a `size` of at most `SMALL` is not worth a thread.
@@ -52,6 +65,53 @@ class Scheduler:
         finally:
             self._pending -= 1
 
+    async def share(self, key: Hashable, size: int, member: M, run: Callable[[list[M]], list[T]]) -> T:
+        """Return what `run` makes of `member`, together with what else of this `key` is ready in the same turn.
+
+        There is no timer: a member waits until everything that is ready has joined, and alone for nothing. `size`
+        counts values of arrays; members of more than `SMALL` in all run in several groups, so that nobody holds the
+        loop for long. Where a run fails, each member runs by itself and meets its own error.
+        """
+        group: _Group[M, T] = self._groups.get(key) or _Group()
+        if group.size + size > SMALL:
+            group = _Group()
+        self._groups[key] = group
+        number = group.joined
+        group.members[number] = member
+        group.joined += 1
+        group.size += size
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            del group.members[number]
+            raise
+        finally:
+            if self._groups.get(key) is group:  # the turn is over
+                del self._groups[key]
+        if group.answers is None:  # whoever goes on first runs them all
+            group.answers = _run_all(group.members, run)
+        answer = group.answers[number]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
     def close(self) -> None:
         """Finish what runs and take no more."""
         self._pool.shutdown()
+
+
+def _run_all(members: dict[int, M], run: Callable[[list[M]], list[T]]) -> dict[int, T | Exception]:
+    """Return what each member is answered with, by its number."""
+    try:
+        return dict(zip(members, run([*members.values()]), strict=True))
+    except Exception as error:
+        if len(members) == 1:
+            return dict.fromkeys(members, error)
+    # One of them may be at fault: it fails alone.
+    answers: dict[int, T | Exception] = {}
+    for number, member in members.items():
+        try:
+            (answers[number],) = run([member])
+        except Exception as error:
+            answers[number] = error
+    return answers

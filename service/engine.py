@@ -1,7 +1,8 @@
 """The one path from request to answer; every door uses it.
 
 Every front-end is token-wise: a token's vector depends on its id, its position and its segment alone. So rows of
-unequal length, masks and explicit positions all run as T rows of length 1 whose offset is the position: no padding.
+unequal length, masks and explicit positions all run as T rows of length 1 whose offset is the position: no padding. So
+do small requests that are ready together, whatever their lengths, offsets and doors.
 
 Letters: B batch, L length, T tokens of all rows, D output width.
 """
@@ -9,6 +10,7 @@ Letters: B batch, L length, T tokens of all rows, D output width.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,9 @@ from incipit.service.repository import Model, Repository, Stem
 from incipit.service.truncation import truncate
 from incipit.service.validation import check, check_bias, check_stem
 
+SHARED = 2**14
+"""Values of vectors of a request that runs together with others; what is larger gains nothing by it."""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -49,6 +54,15 @@ class Call:
 
     feeds: dict[str, Int64]
     next_offset: Int64
+
+
+@dataclass(frozen=True)
+class Member:
+    """What one request asks of a model in a run that it may share."""
+
+    request: Request
+    call: Call
+    execution: Execution
 
 
 class Engine:
@@ -107,7 +121,15 @@ class Engine:
             size = tokens * sum(model.manifest.widths[output] for output in request.outputs)
             execution.rows = len(request.input_ids.lengths)
             execution.passed(INPUT)
-            tensors = await self.scheduler.run(size, lambda: _run(model, request, call, execution))
+            member, outputs = Member(request, call, execution), _sources(request, model.manifest)
+            run = partial(_run, model, tuple(dict.fromkeys(outputs.values())))
+            if size <= SHARED and model.manifest.exact_rows:
+                found = await self.scheduler.share((id(model), *outputs.values()), size, member, run)
+                tensors = _finish(member, model.manifest, outputs, found)
+            else:
+                tensors = await self.scheduler.run(
+                    size, lambda: _finish(member, model.manifest, outputs, *run([member]))
+                )
         self.metrics.tokens(model.name, tokens)
         return TokenAnswer(
             model=model.name,
@@ -153,7 +175,7 @@ class Engine:
             shape = check_bias(request, model.manifest, self.max_tokens)
             lengths = (request.query_offset or 0, request.query_length, request.key_length)
             feeds = dict(zip(("query_offset", "query_length", "key_length"), map(_single, lengths), strict=True))
-            execution.rows = 1
+            execution.rows = execution.batch = 1
             execution.passed(INPUT)
             tensors = await self.scheduler.run(
                 math.prod(shape), lambda: _run_graph(model, BIAS_GRAPH, feeds, request.dtype, execution)
@@ -171,7 +193,7 @@ class Engine:
         with self.metrics.execution(stem.name, stem.version) as execution:
             check_stem(request, stem.manifest, self.max_tokens)
             feeds = {request.input: request.values}
-            execution.rows = len(request.values)
+            execution.rows = execution.batch = len(request.values)
             execution.passed(INPUT)
             # A convolution is never small.
             tensors = await self.scheduler.run(
@@ -197,19 +219,60 @@ def _run_graph(
     return tensors
 
 
-def _run(model: Model, request: Request, call: Call, execution: Execution) -> dict[str, NDArray[np.generic]]:
-    """Return the outputs that `request` wants, in its type and shape."""
-    execution.passed(QUEUE)
-    manifest, rows = model.manifest, request.input_ids
+def _sources(request: Request, manifest: Manifest) -> dict[str, str]:
+    """Return for each output that `request` wants the output of a graph that it is."""
     # Where the model's own lookup is what enters block 0, it has no output of its own.
     same = manifest.token_embeddings is not None and manifest.token_embeddings.output == EMBEDDINGS
-    names = {name: EMBEDDINGS if same and name == TOKEN_EMBEDDINGS else name for name in request.outputs}
-    found = model.run(call.feeds, tuple(dict.fromkeys(names.values())))
-    execution.passed(INFER)
-    called = call.feeds["input_ids"].shape
+    return {name: EMBEDDINGS if same and name == TOKEN_EMBEDDINGS else name for name in request.outputs}
+
+
+def _run(model: Model, outputs: tuple[str, ...], members: list[Member]) -> list[dict[str, NDArray[np.float32]]]:
+    """Return the outputs of each member; several share one run, as rows of one token."""
+    for member in members:
+        member.execution.passed(QUEUE)
+    if len(members) == 1:
+        answers = [model.run(members[0].call.feeds, outputs)]
+    else:
+        rows = [_rows_of_one(member, model.manifest) for member in members]
+        feeds = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+        answers = _parts(model.run(feeds, outputs), members)
+    for member in members:
+        member.execution.passed(INFER)
+        member.execution.batch = 0
+    members[0].execution.batch = sum(member.execution.rows for member in members)
+    return answers
+
+
+def _rows_of_one(member: Member, manifest: Manifest) -> dict[str, Int64]:
+    """Return the inputs of a call as rows of one token, each at its position."""
+    feeds = member.call.feeds
+    batch, length = feeds["input_ids"].shape
+    if length > 1:
+        feeds = {name: values.reshape(-1, 1) for name, values in feeds.items() if name != "offset"}
+        return feeds | {"offset": position_index(member.request, manifest, member.call.feeds["offset"])}
+    return feeds if len(feeds["offset"]) == batch else feeds | {"offset": np.repeat(feeds["offset"], batch)}
+
+
+def _parts(found: Mapping[str, NDArray[np.float32]], members: list[Member]) -> list[dict[str, NDArray[np.float32]]]:
+    """Return what each member has of vectors (T, 1, width), in the shape that it called for."""
+    parts, begin = [], 0
+    for member in members:
+        shape = member.call.feeds["input_ids"].shape
+        end = begin + math.prod(shape)
+        parts.append({name: vectors[begin:end].reshape(*shape, -1) for name, vectors in found.items()})
+        begin = end
+    return parts
+
+
+def _finish(
+    member: Member, manifest: Manifest, outputs: Mapping[str, str], found: Mapping[str, NDArray[np.float32]]
+) -> dict[str, NDArray[np.generic]]:
+    """Return the outputs that a request wants, in its type and shape."""
+    request = member.request
+    rows, called = request.input_ids, member.call.feeds["input_ids"].shape
     shape = (len(rows.values),) if rows.length is None else (len(rows.lengths), rows.length)
     tensors: dict[str, NDArray[np.generic]] = {}
-    for output, name in names.items():
+    for output, name in outputs.items():
         vectors = found[name]
         if vectors.shape[0] != called[0]:  # rotary angles, computed once for rows that begin at one offset
             vectors = np.ascontiguousarray(np.broadcast_to(vectors, (*called, vectors.shape[-1])))
@@ -219,7 +282,7 @@ def _run(model: Model, request: Request, call: Call, execution: Execution) -> di
         else:
             pooled = pool(vectors.reshape(-1, width), rows, real_tokens(request, manifest), request.pooling)
             tensors[output] = cast(pooled, request.dtype)
-    execution.passed(OUTPUT)
+    member.execution.passed(OUTPUT)
     return tensors
 
 

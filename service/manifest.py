@@ -220,6 +220,16 @@ class Manifest(Artifact):
         return any(tensor.name == "attention_mask" for tensor in self.graphs[GRAPH].inputs)
 
     @cached_property
+    def exact_rows(self) -> bool:
+        """Whether a vector has the same bits in a call of whatever shape.
+
+        Matrix products depend on the shape; of a user's module nothing is known.
+        """
+        steps = (self.front_end or {}).get("steps")
+        kinds = {step.get("kind") for step in steps if isinstance(step, dict)} if isinstance(steps, list) else set()
+        return bool(kinds) and "project" not in kinds
+
+    @cached_property
     def widths(self) -> dict[str, int]:
         """The outputs of tokens, by name, and the width of each."""
         outputs = [tensor for name in TOKEN_GRAPHS if name in self.graphs for tensor in self.graphs[name].outputs]

@@ -35,10 +35,14 @@ class Observation:
 
 
 class Execution:
-    """The phases of one request to a model as they pass, and how many rows it has."""
+    """The phases of one request to a model as they pass, and how many rows it has.
+
+    `batch` counts the rows of the run of the model, those of other requests included; 0 in a request that joined the
+    run of another.
+    """
 
     def __init__(self) -> None:
-        self.rows = 0
+        self.rows = self.batch = 0
         self.seconds: dict[str, float] = {}
         self._last = time.perf_counter()
 
@@ -65,6 +69,7 @@ class Statistics:
         rows: answered.
         outcomes: "success" and "fail".
         phases: by the rows of the execution, None for more than `LARGEST_BATCH`, and the phase.
+        joined: by phase, of the requests that were answered by the execution of another.
 
     """
 
@@ -72,6 +77,7 @@ class Statistics:
     rows: int = 0
     outcomes: defaultdict[str, Duration] = field(default_factory=lambda: defaultdict(Duration))
     phases: defaultdict[tuple[int | None, str], Duration] = field(default_factory=lambda: defaultdict(Duration))
+    joined: defaultdict[str, Duration] = field(default_factory=lambda: defaultdict(Duration))
 
 
 class Metrics:
@@ -119,8 +125,14 @@ class Metrics:
         )
         phases = Summary(
             "incipit_model_phase_seconds",
-            f"Time of each phase of an execution, by its rows: 1 to {LARGEST_BATCH}, or 'more'.",
+            f"Time of each phase of an execution, by its rows of all requests: 1 to {LARGEST_BATCH}, or 'more'.",
             ["model", "version", "rows", "phase"],
+            registry=self._registry,
+        )
+        joined = Summary(
+            "incipit_model_joined_seconds",
+            "Time of each phase of a request that was answered by the execution of another.",
+            ["model", "version", "phase"],
             registry=self._registry,
         )
         rows = Counter("incipit_model_rows", "Rows answered.", ["model", "version"], registry=self._registry)
@@ -138,7 +150,8 @@ class Metrics:
             cache(tokens.labels),
         )
         self._operations, self._outcome = cache(operations.labels), cache(outcomes.labels)
-        self._phase, self._rows, self._last = cache(phases.labels), cache(rows.labels), cache(last.labels)
+        self._phase, self._joined = cache(phases.labels), cache(joined.labels)
+        self._rows, self._last = cache(rows.labels), cache(last.labels)
 
     @contextmanager
     def request(self, door: str) -> Iterator[Observation]:
@@ -171,9 +184,10 @@ class Metrics:
             self._last(model, version).set(time.time())
             if outcome == "success":
                 self._rows(model, version).inc(execution.rows)
-                rows = execution.rows if execution.rows <= LARGEST_BATCH else "more"
+                rows = execution.batch if execution.batch <= LARGEST_BATCH else "more"
                 for phase, seconds in execution.seconds.items():
-                    self._phase(model, version, rows, phase).observe(seconds)
+                    found = self._phase(model, version, rows, phase) if rows else self._joined(model, version, phase)
+                    found.observe(seconds)
 
     def tokens(self, model: str, count: int) -> None:
         """Count tokens that were embedded."""
@@ -220,6 +234,10 @@ class Metrics:
                     model.phases[_rows(labels), labels["phase"]].count = int(sample.value)
                 case "phase_seconds_sum":
                     model.phases[_rows(labels), labels["phase"]].seconds = sample.value
+                case "joined_seconds_count":
+                    model.joined[labels["phase"]].count = int(sample.value)
+                case "joined_seconds_sum":
+                    model.joined[labels["phase"]].seconds = sample.value
                 case "rows_total":
                     model.rows = int(sample.value)
                 case "last_request_timestamp_seconds":

@@ -101,7 +101,11 @@ def model_config(name: str, manifest: Manifests, provider: str) -> dict[str, Any
 def model_statistics(name: str, version: int, statistics: Statistics) -> dict[str, Any]:
     """Return what happened to a version of a model as Triton tells it; an inference is one row."""
     by_rows, whole = statistics.phases, {phase: Duration() for phase in (QUEUE, INPUT, INFER, OUTPUT)}
-    for (_, phase), duration in by_rows.items():
+    executions = sum(duration.count for (_, phase), duration in by_rows.items() if phase == INFER)
+    for phase, duration in [
+        *((phase, duration) for (_, phase), duration in by_rows.items()),
+        *statistics.joined.items(),
+    ]:
         whole[phase].count += duration.count
         whole[phase].seconds += duration.seconds
     sizes = sorted({rows for rows, _ in by_rows if rows is not None})
@@ -111,7 +115,7 @@ def model_statistics(name: str, version: int, statistics: Statistics) -> dict[st
         "version": str(version),
         "last_inference": round(statistics.last * 1000),
         "inference_count": statistics.rows,
-        "execution_count": whole[INFER].count,
+        "execution_count": executions,
         "inference_stats": {
             "success": _duration(statistics.outcomes["success"]),
             "fail": _duration(statistics.outcomes["fail"]),

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from incipit.export.parity import difference
 from incipit.models.frontend import FrontEndConfig
+from incipit.service.manifest import TOKEN_GRAPHS
+from incipit.service.runtime import Session
 from tests.families import stems
 from tests.families.published import VOCABULARY, Model
 
@@ -39,6 +41,29 @@ def compare(model: Model, artifact: Path, config: FrontEndConfig) -> Iterator[Di
         chunks = [(0, FED), (FED, FED + NEXT)] if case == "continued" else [(0, FED + NEXT)]
         found = [_run(session, ids, mask, indices, config, begin, end) for begin, end in chunks]
         yield Difference(case, *difference(np.concatenate(found, axis=1), expected))
+
+
+def check_rows_of_one(artifact: Path, config: FrontEndConfig) -> None:
+    """Check that requests of several lengths and offsets have the bits of their own calls as rows of one token."""
+    random = np.random.default_rng(3)
+    calls = []
+    for batch, length, offset in ((1, 1, 0), (1, 7, 3), (3, 1, 11), (2, 5, 6), (1, 1, 13)):
+        ids = random.integers(3, VOCABULARY - 1, (batch, length))
+        feeds = {name: random.integers(0, count, ids.shape) for name, count in config.indices.items()}
+        calls.append(feeds | {"input_ids": ids, "attention_mask": ids * 0 + 1, "offset": np.array([offset])})
+    names = [name for name in calls[0] if name != "offset"]
+    together = {name: np.concatenate([call[name].reshape(-1, 1) for call in calls]) for name in names}
+    positions = [call["offset"] + np.indices(call["input_ids"].shape)[1] for call in calls]
+    together["offset"] = np.concatenate([rows.ravel() for rows in positions])
+    for graph in filter(lambda name: (artifact / name).exists(), TOKEN_GRAPHS):
+        session = Session(artifact, graph=graph)
+        alone = [session.run(call) for call in calls]
+        for name, found in session.run(together).items():
+            expected = [
+                np.broadcast_to(one[name], (*call["input_ids"].shape, found.shape[-1])).reshape(-1, 1, found.shape[-1])
+                for one, call in zip(alone, calls, strict=True)
+            ]
+            assert found.tobytes() == np.concatenate(expected).tobytes(), (graph, name)
 
 
 def compare_rotary(model: Model, artifact: Path) -> Iterator[Difference]:

@@ -12,7 +12,7 @@ from incipit.models.checkpoint import read_frontend
 from incipit.models.companions import ROTARY
 from incipit.models.families import FAMILIES
 from tests.elsewhere.standard import check_standard
-from tests.families.parity import compare, compare_rotary
+from tests.families.parity import check_rows_of_one, compare, compare_rotary
 from tests.families.published import PUBLISHED, Model, save
 from tests.families.stems import ROWS
 from tests.families.table import DOCUMENT, versions
@@ -43,6 +43,8 @@ def test_a_family_equals_transformers(name: str, tmp_path: Path) -> None:
     frontend = read_frontend(checkpoint, name.partition("/")[2] or None).eval()
     export_graph(frontend, artifact)
     check_standard(artifact, frontend.config.indices)
+    if "project" not in {step.kind for step in frontend.config.steps}:
+        check_rows_of_one(artifact, frontend.config)
     model = Model.load(name, checkpoint)
     allowed = 0.0 if frontend.config.exact else 8.0
     for difference in compare(model, artifact, frontend.config):

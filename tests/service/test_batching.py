@@ -98,6 +98,95 @@ def test_close_finishes_what_runs() -> None:
     assert asyncio.run(scenario())
 
 
+def doubled(runs: list[list[int]]) -> Callable[[list[int]], list[int]]:
+    """Return what doubles its members, notes each run, and fails where a 0 is among them."""
+
+    def run(members: list[int]) -> list[int]:
+        runs.append(members)
+        return [member * 2 * member // member for member in members]
+
+    return run
+
+
+def test_what_is_ready_in_one_turn_runs_together_and_what_comes_later_apart(scheduler: Scheduler) -> None:
+    runs: list[list[int]] = []
+    run = doubled(runs)
+
+    async def later() -> int:
+        await asyncio.sleep(0)
+        return await scheduler.share("a", 1, 4, run)
+
+    async def scenario() -> list[int]:
+        together = (scheduler.share(key, 1, member, run) for key, member in (("a", 1), ("b", 2), ("a", 3)))
+        return await asyncio.gather(*together, later())
+
+    assert asyncio.run(scenario()) == [2, 4, 6, 8]
+    assert sorted(runs) == [[1, 3], [2], [4]]
+
+
+def test_who_is_alone_waits_for_nothing(scheduler: Scheduler) -> None:
+    async def scenario() -> list[str]:
+        order: list[str] = []
+        task = asyncio.create_task(scheduler.share("a", 1, 1, doubled([])))
+        task.add_done_callback(lambda _: order.append("answered"))
+        for turn in range(4):
+            await asyncio.sleep(0)
+            order.append(f"turn {turn}")
+        return order
+
+    assert asyncio.run(scenario()) == ["turn 0", "turn 1", "answered", "turn 2", "turn 3"]
+
+
+@pytest.mark.parametrize(
+    ("cancelled", "ran"),
+    [
+        ({0}, [[2, 3, 4]]),
+        ({1, 3}, [[1, 2, 3, 4]]),  # in one turn: the first goes on before the others learn that they are cancelled
+        ({0, 1, 2}, [[4]]),
+        ({0, 1, 2, 3}, []),
+    ],
+)
+def test_who_is_cancelled_hurts_nobody_else(scheduler: Scheduler, cancelled: set[int], ran: list[list[int]]) -> None:
+    runs: list[list[int]] = []
+
+    async def scenario() -> None:
+        tasks = [asyncio.create_task(scheduler.share("a", 1, number + 1, doubled(runs))) for number in range(4)]
+        await asyncio.sleep(0)
+        for number in cancelled:
+            tasks[number].cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        for number, answer in enumerate(answers):
+            assert isinstance(answer, asyncio.CancelledError) if number in cancelled else answer == 2 * number + 2
+        assert await scheduler.share("a", 1, 9, doubled(runs)) == 18
+
+    asyncio.run(scenario())
+    assert runs == [*ran, [9]]
+
+
+def test_who_is_at_fault_fails_alone(scheduler: Scheduler) -> None:
+    runs: list[list[int]] = []
+
+    async def scenario() -> list[int | BaseException]:
+        members = (scheduler.share("a", 1, member, doubled(runs)) for member in (1, 0, 2))
+        return await asyncio.gather(*members, return_exceptions=True)
+
+    first, second, third = asyncio.run(scenario())
+    assert (first, third) == (2, 4)
+    assert isinstance(second, ZeroDivisionError)
+    assert runs == [[1, 0, 2], [1], [0], [2]]
+
+
+def test_a_run_is_bounded_so_that_nobody_holds_the_loop(scheduler: Scheduler) -> None:
+    runs: list[list[int]] = []
+    sizes = [SMALL // 2, SMALL // 2, 1, SMALL, 1]
+
+    async def scenario() -> None:
+        await asyncio.gather(*(scheduler.share("a", size, 1 + at, doubled(runs)) for at, size in enumerate(sizes)))
+
+    asyncio.run(scenario())
+    assert runs == [[1, 2], [3], [4], [5]]
+
+
 def doors(engine: Engine) -> FastAPI:
     app = FastAPI()
     problems.install(app)

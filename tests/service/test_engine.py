@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,17 @@ import numpy as np
 import pytest
 import torch
 
+from incipit.export.exporter import export_loaded
+from incipit.export.source import LoadedSource
+from incipit.models.embeddings import gpt2_embedding
+from incipit.models.frontend import FrontEnd, FrontEndConfig
+from incipit.models.steps import Positions, Project, Tokens
 from incipit.service.batching import Scheduler
 from incipit.service.engine import Call, Engine, cast, plan
 from incipit.service.errors import Invalid, TooLarge
-from incipit.service.manifest import Manifest
-from incipit.service.messages import Request
-from incipit.service.metrics import Metrics
+from incipit.service.manifest import Manifest, Source
+from incipit.service.messages import Request, TokenAnswer
+from incipit.service.metrics import INFER, Metrics
 from incipit.service.repository import Repository
 from incipit.service.runtime import CPU
 from incipit.service.wire.native import read_embed
@@ -171,3 +177,106 @@ def test_requests_of_many_tasks_do_not_mix(engine: Engine) -> None:
 
     together = [answer.tensors["embeddings"].tobytes() for answer in asyncio.run(all_at_once())]
     assert together == [asyncio.run(engine.embed(model, r)).tensors["embeddings"].tobytes() for r in requests]
+
+
+def executions(engine: Engine, model: str) -> tuple[int, int, dict[int | None, int]]:
+    """Return how many rows of a model were answered, by how many runs, and how many runs had how many rows."""
+    found = engine.metrics.statistics()[model, max(engine.repository.versions(model))]
+    batches = {rows: duration.count for (rows, phase), duration in found.phases.items() if phase == INFER}
+    assert found.joined[INFER].count + sum(batches.values()) == found.outcomes["success"].count
+    return found.rows, sum(batches.values()), batches
+
+
+def answers_together(engine: Engine, asked: list[tuple[str, str | None, Request]]) -> list[TokenAnswer]:
+    async def together() -> list[TokenAnswer]:
+        models = [engine.repository.get(name, version) for name, version, _ in asked]
+        return await asyncio.gather(*(engine.embed(m, r) for m, (_, _, r) in zip(models, asked, strict=True)))
+
+    return asyncio.run(together())
+
+
+def bits(answer: TokenAnswer) -> list[object]:
+    arrays = {"next": answer.next_offset, "lengths": answer.lengths, **answer.tensors}
+    return [answer.version, answer.dtype, *((name, array.shape, array.tobytes()) for name, array in arrays.items())]
+
+
+def test_two_requests_of_different_length_and_offset_share_one_run(tiny_repository: Path) -> None:
+    scheduler = Scheduler(1, 8)
+    engine = Engine(Repository(tiny_repository, CPU, 1), scheduler, Metrics(), 65536)
+    first, second = (read_embed(f).request for f in ({"input_ids": [1, 2, 3]}, {"input_ids": [[4], [5]], "offset": 5}))
+    assert isinstance(first, Request)
+    assert isinstance(second, Request)
+    together = answers_together(engine, [("gpt", None, first), ("gpt", None, second)])
+    assert executions(engine, "gpt") == (3, 1, {3: 1})
+    alone = [asyncio.run(engine.embed(engine.repository.get("gpt"), request)) for request in (first, second)]
+    assert executions(engine, "gpt") == (6, 3, {3: 1, 1: 1, 2: 1})
+    assert [bits(answer) for answer in together] == [bits(answer) for answer in alone]
+    scheduler.close()
+
+
+def test_requests_that_share_runs_get_the_bits_that_they_get_alone(tiny_repository: Path) -> None:
+    """Both versions of one model and another, every output, type and pooling, random company."""
+    scheduler = Scheduler(1, 8)
+    engine = Engine(Repository(tiny_repository, CPU, 1), scheduler, Metrics(), 65536)
+    random, asked = np.random.default_rng(5), []
+    for _ in range(300):
+        name, version = [("bert", "1"), ("bert", "2"), ("gpt", None)][random.integers(3)]
+        options = {
+            "output": [["embeddings"], ["token_embeddings"], ["embeddings", "token_embeddings"]][random.integers(3)],
+            "dtype": ["float32", "float16", "bfloat16"][random.integers(3)],
+        }
+        fields = random_request(random, name)
+        request = read_embed(fields | options).request
+        assert isinstance(request, Request)
+        pooled = "attention_mask" not in fields and random.integers(4) == 0
+        asked.append((name, version, replace(request, pooling="mean") if pooled else request))
+    together = answers_together(engine, asked)
+    assert sum(executions(engine, name)[1] for name in ("bert", "gpt")) < 20
+    for answer, (name, version, request) in zip(together, asked, strict=True):
+        alone = asyncio.run(engine.embed(engine.repository.get(name, version), request))
+        assert bits(answer) == bits(alone)
+    scheduler.close()
+
+
+def test_what_is_refused_fails_alone_and_never_joins(engine: Engine) -> None:
+    model = engine.repository.get("gpt")
+    good, bad = (read_embed({"input_ids": [identifier]}).request for identifier in (3, 7))
+
+    async def scenario() -> list[TokenAnswer | BaseException]:
+        return await asyncio.gather(*(engine.embed(model, r) for r in (good, bad, good)), return_exceptions=True)
+
+    first, refused, second = asyncio.run(scenario())
+    assert isinstance(refused, Invalid)
+    assert isinstance(first, TokenAnswer)
+    assert isinstance(second, TokenAnswer)
+    assert bits(first) == bits(second) == bits(asyncio.run(engine.embed(model, good)))
+
+
+def test_a_type_that_is_too_narrow_fails_alone(tmp_path: Path) -> None:
+    frontend = gpt2_embedding(7, 4, 6)
+    with torch.no_grad():
+        frontend.tokens.weight[3] = 1e6
+    export_loaded(LoadedSource(frontend, Source(kind="module")), "gpt", tmp_path)
+    scheduler = Scheduler(1, 8)
+    engine = Engine(Repository(tmp_path, CPU, 1), scheduler, Metrics(), 65536)
+    requests = [read_embed({"input_ids": [identifier], "dtype": "float16"}).request for identifier in (1, 3, 2)]
+    model = engine.repository.get("gpt")
+
+    async def scenario() -> list[TokenAnswer | BaseException]:
+        return await asyncio.gather(*(engine.embed(model, r) for r in requests), return_exceptions=True)
+
+    assert [type(answer) for answer in asyncio.run(scenario())] == [TokenAnswer, Invalid, TokenAnswer]
+    scheduler.close()
+
+
+def test_products_are_not_shared_since_their_bits_depend_on_the_shape(tmp_path: Path) -> None:
+    steps = (Tokens(rows=7, width=4), Positions(rows=6), Project(width=3))
+    frontend = FrontEnd(FrontEndConfig(family="projected", steps=steps, max_len=6))
+    export_loaded(LoadedSource(frontend, Source(kind="module")), "projected", tmp_path)
+    scheduler = Scheduler(1, 8)
+    engine = Engine(Repository(tmp_path, CPU, 1), scheduler, Metrics(), 65536)
+    request = read_embed({"input_ids": [1]}).request
+    assert isinstance(request, Request)
+    answers_together(engine, [("projected", None, request)] * 3)
+    assert executions(engine, "projected") == (3, 3, {1: 3})
+    scheduler.close()
