@@ -8,7 +8,9 @@ from typing import Literal, TypeVar
 from incipit.service.metrics import Metrics
 
 T = TypeVar("T")
-Reason = Literal["close", "shutdown", "idle", "time"]
+Reason = Literal["close", "shutdown", "left", "idle", "time"]
+LIFETIME = "incipit.lifetime"
+"""Of a stream, in the state of its request: who sees that the client has left says so."""
 
 
 class Closing(Exception):
@@ -32,14 +34,14 @@ class Lifetime:
         self._loop = asyncio.get_running_loop()
         self._idle = idle
         self._end = self._loop.time() + total
-        self._draining = False
+        self._over: Reason | None = None
         self._waiting: asyncio.Timeout | None = None
 
     async def wait(self, action: Callable[[], Awaitable[T]]) -> T:
         """Return what the client sends, or what it takes.
 
         Raises:
-            Closing: the service shuts down, or the client takes too long.
+            Closing: the service shuts down, or the client has left or takes too long.
 
         """
         # An action that need not wait would never be interrupted.
@@ -54,13 +56,11 @@ class Lifetime:
             self._waiting = None
 
     def _ended(self) -> Reason | None:
-        if self._draining:
-            return "shutdown"
-        return "time" if self._loop.time() >= self._end else None
+        return self._over or ("time" if self._loop.time() >= self._end else None)
 
-    def drain(self) -> None:
+    def end(self, reason: Reason) -> None:
         """End the stream when it next waits, or now if it does."""
-        self._draining = True
+        self._over = reason
         if self._waiting is not None and not self._waiting.expired():
             self._waiting.reschedule(self._loop.time())
 
@@ -94,4 +94,4 @@ class Streams:
     def drain(self) -> None:
         """End every stream, each with a word to its client."""
         for lifetime in self._open:
-            lifetime.drain()
+            lifetime.end("shutdown")

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.supervisors import Multiprocess
 
@@ -19,6 +19,7 @@ from incipit.service.errors import Invalid
 from incipit.service.log import LOGGING
 from incipit.service.repository import Model, Stem
 from incipit.service.settings import Settings
+from incipit.service.streams import LIFETIME
 
 BACKLOG = 2048
 GRACE_SECONDS = 20
@@ -50,7 +51,7 @@ def serve(settings: Settings, announce: Announce) -> None:
         # uvicorn raises the signal that ended it once more; it has been obeyed already.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
-        server = _Server(_configure(settings, app))
+        server = _Server(configure(settings, app))
         server.announce = partial(announce, address, app.app.state.engine.repository.newest())
         server.run(sockets=[listener])
         return
@@ -61,13 +62,19 @@ def serve(settings: Settings, announce: Announce) -> None:
         counters.mkdir()
         shared.mkdir()
         os.environ[metrics.FOLDER] = str(counters)
-        processes = Multiprocess(_configure(settings, partial(create_app, settings, shared), factory=True), [listener])
+        processes = Multiprocess(configure(settings, partial(create_app, settings, shared), factory=True), [listener])
         announce(address, models)  # from now on it obeys signals
         processes.run()
 
 
 class _Http(HttpToolsProtocol):
-    """Ends the decode streams when the server stops; uvicorn alone would wait for them."""
+    """Ends the decode streams when the server stops, and one whose client leaves; uvicorn alone would go on."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        cycle: RequestResponseCycle | None = self.cycle  # none before the first request
+        if cycle is not None and (lifetime := cycle.scope["state"].get(LIFETIME)):
+            lifetime.end("left")
 
     def shutdown(self) -> None:
         super().shutdown()
@@ -107,7 +114,8 @@ def listen(field: str, host: str, port: int) -> socket.socket:
         raise Invalid(field, f"{host}:{port}", f"an address to listen on ({error.strerror})") from error
 
 
-def _configure(settings: Settings, app: Callable[..., object], factory: bool = False) -> uvicorn.Config:
+def configure(settings: Settings, app: Callable[..., object], factory: bool = False) -> uvicorn.Config:
+    """Return how `app` is served, whatever it is; with `factory`, what makes it."""
     return uvicorn.Config(
         app,
         factory=factory,

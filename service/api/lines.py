@@ -10,7 +10,7 @@ from incipit.service.api import problems
 from incipit.service.api.media import NDJSON
 from incipit.service.api.session import Session
 from incipit.service.errors import TooLarge
-from incipit.service.streams import Closing, Streams
+from incipit.service.streams import LIFETIME, Closing, Streams
 from incipit.service.wire import steps
 
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -34,10 +34,12 @@ class Lines(Response):
         del self.headers["Content-Length"]
         self._streams, self._session, self._longest = streams, session, longest
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as ASGI has it
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, until the body or the stream ends."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         with self._streams.open() as lifetime:
+            # A client that has left is learnt of only after what it has sent was read.
+            scope.setdefault("state", {})[LIFETIME] = lifetime
             # So that the client learns at once that it may write.
             await send({"type": "http.response.body", "body": b"", "more_body": True})
             source = Source(receive, self._longest)
