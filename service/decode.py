@@ -138,6 +138,8 @@ async def feed(engine: Engine, model: Model, step: Request, offset: Int64) -> To
     request = replace(step, offset=offset if step.position_ids is None else None)
     if ids.lengths.all() or not len(ids.values):
         answer = await engine.embed(model, request)
+        if request.position_ids is None:
+            return answer
         return replace(answer, next_offset=_after(request, answer, offset, model))
     kept = np.flatnonzero(ids.lengths)
     request = _without_empty(request, kept)

@@ -1,0 +1,69 @@
+"""What it saves that small requests that are ready together share a run of the model, and from which length on nothing.
+
+    python -m benchmarks.sharing
+
+asks gpt2-small and minilm of `model_repository` in this process, without a door: so many requests at once, each of one
+row, and the same one after another. Processor time, the medians of the ratios of rounds in turn; below 1, sharing wins.
+The limit up to which requests share, `SHARED` in `service/engine.py`, is lifted meanwhile.
+"""
+
+import asyncio
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import uvloop
+
+from incipit.service import engine
+from incipit.service.batching import Scheduler
+from incipit.service.messages import Request, Rows
+from incipit.service.metrics import Metrics
+from incipit.service.repository import Repository
+from incipit.service.runtime import CPU
+
+LENGTHS, REQUESTS, ROUNDS = (1, 4, 16, 32, 64, 128), (2, 4, 16, 64), 15
+
+
+async def measure(name: str) -> None:
+    """Print a line of ratios for each number of requests."""
+    asked = engine.Engine(Repository(Path("model_repository"), CPU, 1), Scheduler(1, 8), Metrics(), 65536)
+    model = asked.repository.get(name)
+
+    async def ask(length: int) -> None:
+        rows = Rows(np.arange(length), np.array([length]))
+        await asked.embed(model, Request(input_ids=rows, offset=np.array([7])))
+
+    async def together(length: int, requests: int) -> None:
+        await asyncio.gather(*(ask(length) for _ in range(requests)))
+
+    async def apart(length: int, requests: int) -> None:
+        for _ in range(requests):
+            await asyncio.gather(ask(length))
+
+    print(f"{name}: tokens of a request {LENGTHS}")
+    for requests in REQUESTS:
+        ratios = []
+        for length in LENGTHS:
+            rounds = []
+            for _ in range(ROUNDS):
+                seconds = []
+                for way in (apart, together):
+                    begin = time.process_time()
+                    for _ in range(128 // requests):
+                        await way(length, requests)
+                    seconds.append(time.process_time() - begin)
+                rounds.append(seconds[1] / seconds[0])
+            ratios.append(statistics.median(rounds))
+        print(f"{requests} requests at once: {', '.join(f'{ratio:.2f}' for ratio in ratios)}")
+
+
+def main() -> None:
+    """Measure both models."""
+    engine.SHARED = 2**30
+    for name in ("gpt2-small", "minilm"):
+        uvloop.run(measure(name))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""Many decode streams at once, and one beside a bare WebSocket.
+
+    python -m benchmarks.streams
+
+serves gpt2-small of `model_repository`, and in another process an application that answers each message of a WebSocket
+with as many bytes, by the same server with the same settings. One row, one token, frames of version 2. What is printed:
+
+- memory of an idle stream: the proportional set size of the server, with and without 500 streams;
+- 500 streams, each stepping as fast as it is answered: steps per second, the slowest over the mean, and how many steps
+  shared a run of the model;
+- one stream: latency of a step at the client over that of the bare WebSocket, the two in turn.
+
+The client is this process: it speaks bytes, so that it costs little beside the server.
+"""
+
+import asyncio
+import re
+import statistics
+import struct
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import uvicorn
+import uvloop
+
+from incipit.service.metrics import Metrics
+from incipit.service.settings import Settings
+from incipit.service.streams import Streams
+from incipit.service.wire.frames import HEADER, MAGIC, REWIND, STEP
+from incipit.service.workers import configure, listen
+
+MODEL, WIDTH, MOST_STEPS = "gpt2-small", 768, 1000
+STREAMS, SECONDS = 500, 10.0
+ROUNDS, STEPS = 30, 300
+"""Of the latency: the two are measured in turn, so many steps each."""
+
+Application = Callable[
+    [dict[str, Any], Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]
+]
+
+
+def masked(frame: bytes) -> bytes:
+    """Return a binary message of a WebSocket, as a client sends it; the mask is 0."""
+    return bytes((0x82, 0x80 | len(frame))) + bytes(4) + frame
+
+
+STEP_MESSAGE = masked(HEADER.pack(MAGIC, 2, STEP, 0, 0, 1, 1, 0, bytes(3)) + struct.pack("<qI", 50, 1))
+REWIND_MESSAGE = masked(HEADER.pack(MAGIC, 2, REWIND, 0, 0, 1, 0, 0, bytes(3)) + bytes(8))
+VECTORS_BYTES = HEADER.size + 8 + 4 + 4 + 4 * WIDTH
+ANSWER_BYTES = 4 + VECTORS_BYTES
+STATE_BYTES = 2 + HEADER.size + 8
+
+
+class Stream(asyncio.Protocol):
+    """A WebSocket that steps: `steps` were answered."""
+
+    def __init__(self, path: str) -> None:
+        loop = asyncio.get_running_loop()
+        self.opened: asyncio.Future[None] = loop.create_future()
+        self.finished: asyncio.Future[None] = loop.create_future()
+        self.steps, self.latencies = 0, [0.0]
+        self._path, self._until, self._most = path, 0.0, 0
+        self._missing = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ask for a WebSocket."""
+        self.transport = cast(asyncio.Transport, transport)
+        head = f"GET {self._path} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        key = "A" * 22 + "=="
+        self.transport.write(f"{head}Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode())
+
+    def data_received(self, data: bytes) -> None:
+        """Count an answer that is complete, and step again."""
+        if not self.opened.done():
+            assert data.startswith(b"HTTP/1.1 101"), data
+            self.opened.set_result(None)
+            return
+        if data == b"\x89\x04" + data[2:6]:  # a ping of the server that keeps connections alive
+            return
+        self._missing -= len(data)
+        if self._missing:
+            return
+        now = time.perf_counter()
+        self.latencies.append(now - self._sent)
+        self.steps += 1
+        if now < self._until and self.steps < self._most:
+            self._send()
+        elif not self.finished.done():
+            self.finished.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - as asyncio has it
+        """Fail whoever waits."""
+        for future in (self.opened, self.finished):
+            if not future.done():
+                future.set_exception(ConnectionError("the server closed a stream"))
+
+    async def step(self, seconds: float = 1e9, most: int = 2**60) -> None:
+        """Step as fast as there are answers."""
+        self.finished = asyncio.get_running_loop().create_future()
+        self.steps, self.latencies = 0, []
+        self._until, self._most = time.perf_counter() + seconds, most
+        self._send()
+        await self.finished
+
+    def _send(self) -> None:
+        rewinds = self.steps % MOST_STEPS == 0
+        self._sent = time.perf_counter()
+        self._missing = ANSWER_BYTES + STATE_BYTES * rewinds
+        self.transport.write(REWIND_MESSAGE * rewinds + STEP_MESSAGE)
+
+
+async def open_stream(port: int) -> Stream:
+    """Return a stream that was accepted."""
+    loop = asyncio.get_running_loop()
+    _, stream = await loop.create_connection(lambda: Stream(f"/models/{MODEL}/decode"), "127.0.0.1", port)
+    await stream.opened
+    return stream
+
+
+async def echo(
+    scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
+) -> None:
+    """Answer each message with as many bytes as a stream would."""
+    if scope["type"] == "lifespan":
+        while (message := await receive())["type"] == "lifespan.startup":
+            scope["state"]["streams"] = Streams(Metrics(), 1, 1)
+            await send({"type": "lifespan.startup.complete"})
+        await send({"type": "lifespan.shutdown.complete"})
+        return
+    await receive()
+    await send({"type": "websocket.accept"})
+    step, rewind = bytes(VECTORS_BYTES), bytes(STATE_BYTES - 2)
+    while (message := await receive())["type"] == "websocket.receive":
+        await send({"type": "websocket.send", "bytes": step if len(message["bytes"]) > HEADER.size + 8 else rewind})
+
+
+def serve_echo() -> None:
+    """Serve the bare WebSocket, and print its port."""
+    settings = Settings(port=0)
+    listener = listen("port", settings.host, 0)
+    print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+    config = configure(settings, echo)
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+@contextmanager
+def running(*command: object) -> Iterator[tuple[int, int]]:
+    """Run a server in a process of its own; yield its number and its port."""
+    with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            port = next(int(found[1]) for line in process.stdout if (found := re.search(r"http://\S+:(\d+)", line)))
+            yield process.pid, port
+        finally:
+            process.terminate()
+
+
+def memory_of(pid: int) -> int:
+    """Return the proportional set size of a process, in bytes."""
+    return 1024 * int(Path(f"/proc/{pid}/smaps_rollup").read_text().partition("Pss:")[2].split()[0])
+
+
+def runs_and_steps(port: int) -> tuple[float, float]:
+    """Return how often the model ran, and how many rows were answered."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+        text = response.read().decode()
+    runs = re.findall(
+        rf'^incipit_model_phase_seconds_count{{.*model="{MODEL}".*phase="compute_infer".*}} (\S+)', text, re.M
+    )
+    rows = re.findall(rf'^incipit_model_rows_total{{.*model="{MODEL}".*}} (\S+)', text, re.M)
+    return sum(map(float, runs)), sum(map(float, rows))
+
+
+async def measure(pid: int, port: int, echo_port: int) -> None:
+    """Print everything."""
+    one, bare = await open_stream(port), await open_stream(echo_port)
+    found: dict[Stream, list[tuple[float, float]]] = {one: [], bare: []}
+    for _ in range(ROUNDS):
+        for stream, quantiles in found.items():
+            await stream.step(most=STEPS)
+            cuts = statistics.quantiles(stream.latencies, n=100)
+            quantiles.append((cuts[49], cuts[98]))
+    ours, theirs = ([statistics.median(cut) for cut in zip(*found[stream], strict=True)] for stream in (one, bare))
+    for name, step, other in zip(("p50", "p99"), ours, theirs, strict=True):
+        print(f"one stream, {name}: {1e6 * step:.0f} us, bare {1e6 * other:.0f} us: {step / other:.2f} times as long")
+    before = memory_of(pid)
+    streams = await asyncio.gather(*(open_stream(port) for _ in range(STREAMS)))
+    print(f"idle: {(memory_of(pid) - before) / STREAMS / 1000:.1f} kB for each of {STREAMS} streams")
+    runs, rows = runs_and_steps(port)
+    await asyncio.gather(*(stream.step(seconds=SECONDS) for stream in streams))
+    runs, rows = (after - then for after, then in zip(runs_and_steps(port), (runs, rows), strict=True))
+    counts = [stream.steps for stream in streams]
+    mean = statistics.mean(counts)
+    print(f"{STREAMS} streams: {sum(counts) / SECONDS:.0f} steps/s, slowest {min(counts) / mean:.2f} of the mean")
+    print(f"{STREAMS} streams: {rows / runs:.1f} steps in a run of the model")
+    for stream in (one, bare, *streams):
+        stream.transport.abort()
+
+
+def main() -> None:
+    """Serve and measure."""
+    if sys.argv[1:] == ["echo"]:
+        serve_echo()
+        return
+    incipit = Path(sys.executable).parent / "incipit"
+    with running(incipit, "serve", "--port", 0) as (pid, port), running(sys.executable, __file__, "echo") as (_, bare):
+        uvloop.run(measure(pid, port, bare))
+
+
+if __name__ == "__main__":
+    main()
