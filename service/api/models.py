@@ -30,12 +30,12 @@ def router(engine: Engine) -> APIRouter:
         """Return every model, in its highest version."""
         return [describe(model) for model in engine.repository.newest()]
 
-    @routes.get("/models/{name}", responses={404: schemas.PROBLEMS[404]})
+    @routes.get("/models/{name}", responses=schemas.NOT_FOUND)
     async def get_model(name: str) -> schemas.Model:
         """Return a model: manifest, limits, parity report, and the provider that really runs."""
         return describe(engine.repository.find(name))
 
-    @routes.get("/models/{name}/versions/{version}", responses={404: schemas.PROBLEMS[404]})
+    @routes.get("/models/{name}/versions/{version}", responses=schemas.NOT_FOUND)
     async def get_version(name: str, version: str) -> schemas.Model:
         """Return one version of a model."""
         return describe(engine.repository.find(name, version))

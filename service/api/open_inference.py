@@ -1,11 +1,13 @@
 """The door of the Open Inference Protocol, version 2, over HTTP."""
 
+from collections.abc import Callable
 from dataclasses import astuple
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from incipit.service.api import schemas
 from incipit.service.api.body import read_body
 from incipit.service.api.coding import encode
 from incipit.service.api.entry import Handler
@@ -25,22 +27,6 @@ from incipit.service.wire.open_inference_models import (
     server_metadata,
 )
 from incipit.service.wire.rows import refuse_unknown
-
-INFER_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            JSON: {"schema": {"type": "object"}},
-            BYTES: {"schema": {"type": "string", "format": "binary"}},
-        },
-    }
-}
-
-INDEX_BODY: dict[str, Any] = {
-    "requestBody": {
-        "content": {JSON: {"schema": {"type": "object", "properties": {"ready": {"type": "boolean"}}}}},
-    }
-}
 
 
 def handler(engine: Engine, sequences: Room, max_body_bytes: int) -> Handler:
@@ -73,60 +59,84 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
     """Return the routes of this door; `version` is the server's."""
     routes = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
 
-    @routes.get("")
+    @routes.get("", response_model=schemas.ServerMetadata)
     async def metadata_of_server() -> dict[str, Any]:
         """Return name, version and extensions of the server."""
         return server_metadata(version)
 
-    @routes.get("/health/live")
+    @routes.get("/health/live", response_model=schemas.Live)
     async def server_live() -> dict[str, bool]:
         """Answer as long as the process does."""
         return {"live": True}
 
-    @routes.get("/health/ready")
+    @routes.get("/health/ready", response_model=schemas.Ready, responses=schemas.open_inference_errors(503))
     async def server_ready() -> dict[str, bool]:
         """Answer 200 once every model has run."""
         if not engine.ready:
             raise Unavailable("server", "not ready", "a request after every model has run once")
         return {"ready": True}
 
-    # Before the path of a model, whose name it could be.
-    @routes.get("/models/stats")
-    @routes.get("/models/{name}/stats")
-    @routes.get("/models/{name}/versions/{version}/stats")
-    async def statistics(name: str | None = None, version: str | None = None) -> dict[str, Any]:
-        """Return what happened to one version of a model, to all of them, or to every model, as Triton tells it."""
+    def statistics(name: str | None, version: str | None) -> dict[str, Any]:
+        """Return what happened to one version of a model, or to all of them, as Triton tells it."""
         models, found = engine.repository.select(name, version), engine.metrics.statistics()
         return {"model_stats": [model_statistics(m.name, m.version, found[m.name, m.version]) for m in models]}
 
-    @routes.get("/models/{name}")
-    @routes.get("/models/{name}/versions/{version}")
-    async def metadata(name: str, version: str | None = None) -> dict[str, Any]:
+    def metadata(name: str, version: str | None) -> dict[str, Any]:
         """Return inputs and outputs of a model."""
         model = engine.repository.find(name, version)
         versions = engine.repository.versions(name) if version is None else [model.version]
         return model_metadata(model.name, versions, model.manifest)
 
-    @routes.get("/models/{name}/ready")
-    @routes.get("/models/{name}/versions/{version}/ready")
-    async def model_ready(name: str, version: str | None = None) -> dict[str, Any]:
+    def model_ready(name: str, version: str | None) -> dict[str, Any]:
         """Answer 200 for a model that is served."""
         return {"name": engine.repository.find(name, version).name, "ready": engine.ready}
 
-    @routes.get("/models/{name}/config")
-    @routes.get("/models/{name}/versions/{version}/config")
-    async def config(name: str, version: str | None = None) -> dict[str, Any]:
+    def config(name: str, version: str | None) -> dict[str, Any]:
         """Return the configuration of a model, as Triton has it."""
         model = engine.repository.find(name, version)
         return model_config(model.name, model.manifest, model.provider)
 
-    @routes.post("/models/{name}/infer", openapi_extra=INFER_BODY)
-    @routes.post("/models/{name}/versions/{version}/infer", openapi_extra=INFER_BODY)
-    async def model_infer(request: Request, name: str, version: str | None = None) -> Response:
+    # Before the path of a model, whose name it could be.
+    @routes.get("/models/stats", response_model=schemas.Statistics)
+    async def statistics_of_all() -> dict[str, Any]:
+        """Return what happened to every version of every model, as Triton tells it."""
+        return statistics(None, None)
+
+    def add(action: str, describe: Callable[[str, str | None], dict[str, Any]], answer: Any) -> None:
+        """Add what is told of the highest version of a model, and of a version that is named."""
+
+        async def of_newest(name: str) -> dict[str, Any]:
+            return describe(name, None)
+
+        async def of_version(name: str, version: str) -> dict[str, Any]:
+            return describe(name, version)
+
+        for path, endpoint in (("/models/{name}", of_newest), ("/models/{name}/versions/{version}", of_version)):
+            routes.add_api_route(
+                path + action,
+                endpoint,
+                name=f"{describe.__name__}_{endpoint.__name__}",
+                description=describe.__doc__,
+                response_model=answer,
+                responses=schemas.open_inference_errors(404),
+            )
+
+    add("", metadata, schemas.ModelMetadata)
+    add("/ready", model_ready, schemas.ModelReady)
+    add("/config", config, dict[str, Any])
+    add("/stats", statistics, schemas.Statistics)
+
+    @routes.post("/models/{name}/infer", **schemas.INFER)
+    async def infer_newest(request: Request, name: str) -> Response:
         """Return the outputs asked for, `embeddings` by default; inputs other than `input_ids` may be left out."""
+        return await infer(request, name, None)
+
+    @routes.post("/models/{name}/versions/{version}/infer", **schemas.INFER)
+    async def infer_version(request: Request, name: str, version: str) -> Response:
+        """Return the outputs asked for of one version of the model."""
         return await infer(request, name, version)
 
-    @routes.post("/repository/index", openapi_extra=INDEX_BODY)
+    @routes.post("/repository/index", **schemas.INDEX)
     async def index(request: Request) -> list[dict[str, str]]:
         """Return every version of every model; `ready` leaves out those that are not."""
         body = await read_body(request, engine, max_body_bytes)
@@ -146,13 +156,13 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
             raise Invalid("parameters", parameters, "an object")
         check_change(verb, parameters)
 
-    @routes.post("/repository/models/{name}/load", status_code=200, response_class=Response)
+    @routes.post("/repository/models/{name}/load", **schemas.CHANGE)
     async def load(request: Request, name: str) -> None:
         """Open what is new of a model, and serve it again if it was unloaded, where `model_control` allows it."""
         await check(request, "load")
         await engine.control.load(name)
 
-    @routes.post("/repository/models/{name}/unload", status_code=200, response_class=Response)
+    @routes.post("/repository/models/{name}/unload", **schemas.CHANGE)
     async def unload(request: Request, name: str) -> None:
         """Let go of every version of a model, each after its last request, where `model_control` allows it."""
         await check(request, "unload")

@@ -56,7 +56,9 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             if isinstance(model, Model)
         )
 
-    @routes.get("/models/{model}", response_model=schemas.OpenAIModel, responses={404: schemas.OPENAI_ERRORS[404]})
+    @routes.get(
+        "/models/{model}", response_model=schemas.OpenAIModel, responses=schemas.errors(schemas.OpenAIError, JSON, 404)
+    )
     async def get_model(model: str) -> dict[str, Any]:
         """Return a model, by `name` or `name:version`."""
         return model_document(model, engine.repository.get(*split_identifier(model)).created)

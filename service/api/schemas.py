@@ -1,15 +1,20 @@
 """What OpenAPI tells of bodies that are read and written without pydantic, for speed."""
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import models_json_schema
 
 from incipit.service.api.media import BYTES, EVENTS, JSON, NDJSON, NPY, SAFETENSORS
 from incipit.service.api.problems import MEDIA_TYPE
 from incipit.service.manifest import Manifest, ParityReport, StemManifest
 
-Rows = list[list[int]] | list[int]
-Texts = str | list[str]
+Row = Annotated[list[int], Field(min_length=1)]
+Rows = Annotated[list[Row], Field(min_length=1)] | Row
+Text = Annotated[str, Field(min_length=1)]
+Texts = Text | Annotated[list[Text], Field(min_length=1)]
 Truncate = Literal["left", "right"]
 
 
@@ -70,6 +75,8 @@ class EmbedAnswer(BaseModel):
 class BiasRequest(BaseModel):
     """Which queries meet which keys: queries from a position on, keys from position 0 on."""
 
+    model_config = ConfigDict(extra="forbid")
+
     query_length: int
     key_length: int
     query_offset: int = Field(0, description="Keys that were fed before the first query.")
@@ -115,16 +122,28 @@ class Model(BaseModel):
     parity: ParityReport
 
 
-PROBLEM: dict[str, Any] = {"model": Problem, "content": {MEDIA_TYPE: {}}}
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"description": "The body cannot be read.", **PROBLEM},
-    404: {"description": "No such model or version.", **PROBLEM},
-    406: {"description": "No such answer format.", **PROBLEM},
-    413: {"description": "Over a limit of size.", **PROBLEM},
-    415: {"description": "No such request format.", **PROBLEM},
-    422: {"description": "A value is not allowed.", **PROBLEM},
-    503: {"description": "Too busy; try again later.", **PROBLEM},
+ERRORS = {
+    400: "The body cannot be read.",
+    403: "A change that the settings do not allow.",
+    404: "No such model or version.",
+    406: "No such answer format.",
+    413: "Over a limit of size.",
+    415: "No such request format.",
+    422: "A value is not allowed.",
+    500: "An artifact is broken, or the service failed.",
+    503: "Not ready, or too busy; try again later.",
 }
+
+
+def errors(kind: type[BaseModel], media: str, *statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return what OpenAPI tells of the errors with these statuses, in the form that a door gives them."""
+    content = {media: {"schema": {"$ref": f"{COMPONENTS}{kind.__name__}"}}}
+    return {status: {"description": ERRORS[status], "content": content} for status in statuses}
+
+
+COMPONENTS = "#/components/schemas/"
+PROBLEMS = errors(Problem, MEDIA_TYPE, 400, 404, 406, 413, 415, 422, 500, 503)
+NOT_FOUND = errors(Problem, MEDIA_TYPE, 404)
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 ARRAYS = {BYTES: BINARY, NPY: BINARY, SAFETENSORS: BINARY}
 BESIDE: list[dict[str, Any]] = [
@@ -178,6 +197,7 @@ class DecodeRequest(BaseModel):
 
 TEXT: dict[str, Any] = {"schema": {"type": "string"}}
 DECODE: dict[str, Any] = {
+    "response_class": Response,
     "responses": {
         200: {"description": "Answers as they are ready.", "content": {NDJSON: TEXT, EVENTS: TEXT}},
         **PROBLEMS,
@@ -193,6 +213,8 @@ DECODE: dict[str, Any] = {
 
 class EmbeddingsRequest(BaseModel):
     """Inputs, as the API of OpenAI has them; `pooling` and `truncate` are additions to it."""
+
+    model_config = ConfigDict(extra="forbid")
 
     model: str = Field(description="`name`, or `name:version`.")
     input: Texts | Rows
@@ -263,12 +285,223 @@ class OpenAIError(BaseModel):
     error: OpenAIErrorDetails
 
 
-OPENAI_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": OpenAIError, "description": problem["description"]} for status, problem in PROBLEMS.items()
-}
 EMBEDDINGS: dict[str, Any] = {
-    "responses": {200: {"model": EmbeddingsAnswer}, **OPENAI_ERRORS},
+    "responses": {
+        200: {"model": EmbeddingsAnswer},
+        **errors(OpenAIError, JSON, 400, 404, 413, 415, 422, 500, 503),
+    },
     "openapi_extra": {
         "requestBody": {"required": True, "content": {JSON: {"schema": EmbeddingsRequest.model_json_schema()}}}
     },
 }
+
+
+Parameters = dict[str, str | int | float | bool]
+
+
+class Described(BaseModel):
+    """A tensor of a model; sizes that are free are -1."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class InferInput(BaseModel):
+    """A tensor of a request: its data here, or as bytes behind the JSON."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: Parameters = {}
+    data: list[Any] = Field([], description="Flat or nested; absent beside the parameter binary_data_size.")
+
+
+class InferWish(BaseModel):
+    """An output that is asked for."""
+
+    name: str
+    parameters: Parameters = {}
+
+
+class InferRequest(BaseModel):
+    """Tensors by name, as the Open Inference Protocol has them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str | None = Field(None, description="Comes back with the answer.")
+    model_name: str | None = Field(None, description="Not used; the path names the model.")
+    parameters: Parameters = {}
+    inputs: list[InferInput]
+    outputs: list[InferWish] | None = Field(None, description="Default is the first output.")
+
+
+class InferOutput(BaseModel):
+    """A tensor of an answer: its data here, or as bytes behind the JSON."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: Parameters | None = None
+    data: list[float] | None = None
+
+
+class InferAnswer(BaseModel):
+    """The outputs that were asked for."""
+
+    model_name: str
+    model_version: str
+    id: str | None = None
+    outputs: list[InferOutput]
+
+
+class ServerMetadata(BaseModel):
+    """What the server is."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class Live(BaseModel):
+    """Whether the process answers."""
+
+    live: bool
+
+
+class Ready(BaseModel):
+    """Whether every model has run."""
+
+    ready: bool
+
+
+class ModelReady(BaseModel):
+    """Whether a model is served."""
+
+    name: str
+    ready: bool
+
+
+class ModelMetadata(BaseModel):
+    """Inputs and outputs of a model."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[Described]
+    outputs: list[Described]
+
+
+class ModelState(BaseModel):
+    """One version of a model in the repository."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+class ModelStatistics(BaseModel):
+    """What happened to one version of a model."""
+
+    name: str
+    version: str
+    last_inference: int = Field(description="Milliseconds since 1970; 0 for never.")
+    inference_count: int = Field(description="Rows answered.")
+    execution_count: int = Field(description="Requests that ran.")
+    inference_stats: dict[str, dict[str, int]]
+    response_stats: dict[str, Any]
+    batch_stats: list[dict[str, Any]]
+    memory_usage: list[dict[str, Any]]
+
+
+class Statistics(BaseModel):
+    """What happened to models."""
+
+    model_stats: list[ModelStatistics]
+
+
+class OpenInferenceError(BaseModel):
+    """An error, as the Open Inference Protocol has it."""
+
+    error: str
+
+
+def open_inference_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return what OpenAPI tells of errors of the Open Inference Protocol."""
+    return errors(OpenInferenceError, JSON, *statuses)
+
+
+OF_BODIES = (400, 413, 415, 422, 500, 503)
+INFER: dict[str, Any] = {
+    "responses": {
+        200: {"model": InferAnswer, "content": {BYTES: BINARY}},
+        **open_inference_errors(404, *OF_BODIES),
+    },
+    "openapi_extra": {
+        "parameters": [
+            {
+                "name": "Inference-Header-Content-Length",
+                "in": "header",
+                "description": "Bytes of the JSON, where the bytes of tensors follow it; 0 for nothing but bytes.",
+                "schema": {"type": "string"},
+            }
+        ],
+        "requestBody": {
+            "required": True,
+            "content": {JSON: {"schema": {"$ref": f"{COMPONENTS}InferRequest"}}, BYTES: BINARY},
+        },
+    },
+}
+INDEX: dict[str, Any] = {
+    "response_model": list[ModelState],
+    "responses": open_inference_errors(*OF_BODIES),
+    "openapi_extra": {
+        "requestBody": {
+            "content": {
+                JSON: {
+                    "schema": {
+                        "type": "object",
+                        "properties": {"ready": {"type": "boolean"}},
+                        "additionalProperties": False,
+                    }
+                }
+            }
+        }
+    },
+}
+CHANGE: dict[str, Any] = {
+    "response_class": Response,
+    "responses": open_inference_errors(403, 404, *OF_BODIES),
+    "openapi_extra": {
+        "requestBody": {
+            "content": {
+                JSON: {
+                    "schema": {
+                        "type": "object",
+                        "properties": {"parameters": {"type": "object"}},
+                        "additionalProperties": False,
+                    }
+                }
+            }
+        }
+    },
+}
+
+
+def document(build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the OpenAPI document that FastAPI builds once, with what is described by name alone, and without what no
+    door answers.
+    """
+    whole = build()
+    named: tuple[type[BaseModel], ...] = (Problem, OpenAIError, OpenInferenceError, InferRequest)
+    _, found = models_json_schema([(model, "validation") for model in named], ref_template=COMPONENTS + "{model}")
+    whole["components"]["schemas"] |= found["$defs"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        whole["components"]["schemas"].pop(name, None)
+    for operations in whole["paths"].values():
+        for operation in operations.values():
+            # FastAPI's own, wherever a path has parameters; here they are strings, and any is one.
+            if operation["responses"].get("422", {}).get("description") == "Validation Error":
+                del operation["responses"]["422"]
+    return whole
