@@ -27,7 +27,7 @@ from incipit.service.manifest import Source
 
 # What hypothesis draws: the same little in every run, unless `--hypothesis-profile=fuzz` asks for more and for others.
 hypothesis.settings.register_profile("few", max_examples=20, derandomize=True, deadline=None, database=None)
-hypothesis.settings.register_profile("fuzz", max_examples=1000, deadline=None, database=None, print_blob=True)
+hypothesis.settings.register_profile("fuzz", max_examples=200, deadline=None, database=None, print_blob=True)
 hypothesis.settings.load_profile("few")
 
 ROOT = Path(__file__).parent.parent

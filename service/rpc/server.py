@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection
 
 from incipit.service.engine import Engine
 from incipit.service.errors import UNFORESEEN, IncipitError, Unavailable
+from incipit.service.rpc.calls import Calls
 from incipit.service.rpc.service import InferenceService, Receive, Send
 from incipit.service.rpc.status import STATUS
 from incipit.service.sequences import Sequences
@@ -33,8 +34,9 @@ Method = Callable[[Any], Awaitable[Any]]
 Stream = Callable[[Receive, Send, Lifetime], Awaitable[None]]
 
 
-def _handler(method: Method, request: Any, engine: Engine) -> grpc.RpcMethodHandler:
+def _handler(method: Method, request: Any, engine: Engine, calls: Calls) -> grpc.RpcMethodHandler:
     async def call(message: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        await calls.begin(context)
         try:
             answer = await method(await engine.scheduler.run(len(message), lambda: read(request, message)))
             written: bytes = answer if isinstance(answer, bytes) else answer.SerializeToString()
@@ -51,8 +53,10 @@ def _handler(method: Method, request: Any, engine: Engine) -> grpc.RpcMethodHand
     return grpc.unary_unary_rpc_method_handler(call)
 
 
-def _stream_handler(method: Stream, streams: Streams) -> grpc.RpcMethodHandler:
+def _stream_handler(method: Stream, streams: Streams, calls: Calls) -> grpc.RpcMethodHandler:
     async def call(_: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        await calls.begin(context)
+
         async def receive() -> bytes | None:
             message = await context.read()
             return None if message is grpc.aio.EOF else message
@@ -79,14 +83,14 @@ async def running(
     engine: Engine, streams: Streams, sequences: Sequences, version: str, settings: Settings
 ) -> AsyncIterator[None]:
     """Serve gRPC while the block runs; requests in flight are finished at its end, and streams are told of it."""
-    service = InferenceService(engine, sequences, version)
+    service, calls = InferenceService(engine, sequences, version), Calls()
     handlers = {}
     for described in pb.DESCRIPTOR.services_by_name[SERVICE.rpartition(".")[2]].methods:
         method = getattr(service, described.name)
         handlers[described.name] = (
-            _stream_handler(method, streams)
+            _stream_handler(method, streams, calls)
             if described.client_streaming
-            else _handler(method, getattr(pb, described.input_type.name), engine)
+            else _handler(method, getattr(pb, described.input_type.name), engine, calls)
         )
     server = grpc.aio.server(
         options=[
@@ -110,4 +114,4 @@ async def running(
     finally:
         await healths.enter_graceful_shutdown()
         streams.drain()
-        await server.stop(GRACE_SECONDS)
+        await calls.finish(server, GRACE_SECONDS)

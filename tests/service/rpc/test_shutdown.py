@@ -1,0 +1,94 @@
+"""The end of a server over gRPC: what was asked is answered, and who waits is told."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from tests.conftest import Server, serving
+
+NOTHING_WAITS_SECONDS = 8
+"""Below the 10 s that a call may take to end, and far above what ending takes."""
+
+
+def request(rows: int) -> Any:
+    ids = np.zeros((rows, 1), np.int64)
+    message = service_pb2.ModelInferRequest(model_name="gpt", id=str(rows), raw_input_contents=[ids.tobytes()])
+    message.inputs.add(name="input_ids", datatype="INT64", shape=ids.shape)
+    return message
+
+
+@contextmanager
+def connected(repository: Path, *options: str) -> Iterator[tuple[Server, Any]]:
+    with serving(repository, *options) as server, grpc.insecure_channel(server.grpc) as channel:
+        grpc.channel_ready_future(channel).result(30)
+        yield server, channel
+
+
+def end(server: Server, then: Callable[[], Any] = lambda: None) -> Any:
+    """Tell a server to end, do something meanwhile, and prove that nothing held it up."""
+    began = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    found = then()
+    assert server.process.wait(30) == 0
+    assert time.monotonic() - began < NOTHING_WAITS_SECONDS
+    return found
+
+
+def test_streams_that_wait_are_told_of_the_end_and_hold_nothing_up(tiny_repository: Path) -> None:
+    with connected(tiny_repository) as (server, channel):
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+        def open_stream() -> Any:
+            """Send one request, and then neither another nor the end."""
+            stream = stub.ModelStreamInfer(sent())
+            assert next(stream).infer_response.id == "1"
+            return stream
+
+        done: list[Any] = []
+
+        def sent() -> Iterator[Any]:
+            yield request(1)
+            while not done:
+                time.sleep(0.05)
+
+        streams = [open_stream() for _ in range(3)]
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+
+        def read_ends() -> list[Any]:
+            ends = []
+            for stream in streams:
+                with pytest.raises(grpc.RpcError) as raised:
+                    next(stream)
+                ends.append(raised.value)
+            return ends
+
+        try:
+            ends = end(server, read_ends)
+        finally:
+            done.append(True)
+        assert {error.code() for error in ends} == {grpc.StatusCode.UNAVAILABLE}
+        assert {error.details() for error in ends} == {
+            "stream: got the end of the server while it waited, allowed a new stream, to another server or later"
+        }
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def test_what_was_asked_before_the_end_is_answered(tiny_repository: Path) -> None:
+    with connected(tiny_repository) as (server, channel):
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub.ModelInfer(request(1))
+        futures = [stub.ModelInfer.future(request(60000)) for _ in range(6)]
+        stream = stub.ModelStreamInfer(iter([request(50000), request(2)]))
+        assert next(stream).infer_response.id == "50000"
+        answers = end(server, lambda: [future.result() for future in futures])
+    assert {len(answer.raw_output_contents[0]) for answer in answers} == {60000 * 16}
