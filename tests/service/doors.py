@@ -1,5 +1,6 @@
 """Every door as a function with one signature: the fields of a native request in, the vectors (T, D) out."""
 
+import asyncio
 import base64
 import io
 import json
@@ -20,6 +21,9 @@ from tritonclient.utils import InferenceServerException
 from websockets import InvalidStatus
 from websockets.sync.client import connect as connect_socket
 
+import incipit
+from incipit.client import AsyncClient, Client, Embeddings
+from incipit.client.errors import ServiceError
 from tests.conftest import Server
 
 Fields = dict[str, Any]
@@ -45,9 +49,13 @@ class Clients:
     grpc: Any
     stub: Any
     socket: str
+    own: Client
+    own_async: AsyncClient
+    runner: asyncio.Runner
 
 
 Door = Callable[[Clients, str, Fields], Vectors]
+"""The second argument is a model, or `name/versions/number`."""
 
 
 @contextmanager
@@ -58,8 +66,19 @@ def connect(server: Server) -> Iterator[Clients]:
         with (
             tritonclient.grpc.InferenceServerClient(server.grpc) as client,
             grpc.insecure_channel(server.grpc) as channel,
+            incipit.connect(server.address) as own,
+            asyncio.Runner() as runner,
         ):
-            yield Clients(http, client, service_pb2_grpc.GRPCInferenceServiceStub(channel), server.socket)
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            own_async = incipit.connect_async(server.address)
+            yield Clients(http, client, stub, server.socket, own, own_async, runner)
+            runner.run(own_async.aclose())
+
+
+def named(model: str) -> tuple[str, str]:
+    """Return name and version of a model, "" for its highest."""
+    name, _, version = model.partition("/versions/")
+    return name, version
 
 
 def native_json(clients: Clients, model: str, fields: Fields) -> Vectors:
@@ -124,12 +143,49 @@ def native_safetensors(clients: Clients, model: str, fields: Fields) -> Vectors:
     return vectors.reshape(-1, vectors.shape[-1])
 
 
+def own_client(clients: Clients, model: str, fields: Fields) -> Vectors:
+    """Ask with our own client that waits."""
+    return _vectors_of(lambda: clients.own.embed(**_arguments(model, fields)))
+
+
+def own_async_client(clients: Clients, model: str, fields: Fields) -> Vectors:
+    """Ask with our own client that awaits."""
+    return _vectors_of(lambda: clients.runner.run(clients.own_async.embed(**_arguments(model, fields))))
+
+
+def _arguments(model: str, fields: Fields) -> Fields:
+    name, version = named(model)
+    return {"ids": fields["input_ids"], "model": name, "version": int(version) if version else None} | {
+        name: value for name, value in fields.items() if name != "input_ids"
+    }
+
+
+def _vectors_of(embed: Callable[[], Embeddings]) -> Vectors:
+    try:
+        vectors = embed().vectors
+    except ServiceError as error:
+        raise Refused(error.status or 0, error.problem["detail"]) from error
+    return vectors.reshape(-1, vectors.shape[-1])
+
+
+def openai_mean(clients: Clients, model: str, fields: Fields) -> Vectors:
+    """Ask for one vector for each row, the mean of its tokens."""
+    data = _openai(clients, model, fields, "mean")
+    return np.stack([np.frombuffer(base64.b64decode(item["embedding"]), "<f4") for item in data])
+
+
 def openai_base64(clients: Clients, model: str, fields: Fields) -> Vectors:
     """Ask for a vector for each token."""
-    document = {"model": model, "input": fields["input_ids"], "encoding_format": "base64", "pooling": "none"}
-    data = _accepted(clients.http.post("/v1/embeddings", json=document)).json()["data"]
+    data = _openai(clients, model, fields, "none")
     rows = [np.frombuffer(base64.b64decode(item["embedding"]), "<f4").reshape(item["shape"]) for item in data]
     return np.concatenate(rows)
+
+
+def _openai(clients: Clients, model: str, fields: Fields, pooling: str) -> list[Fields]:
+    name = ":".join(filter(None, named(model)))
+    document = {"model": name, "input": fields["input_ids"], "encoding_format": "base64", "pooling": pooling}
+    data: list[Fields] = _accepted(clients.http.post("/v1/embeddings", json=document)).json()["data"]
+    return data
 
 
 def open_inference_json(clients: Clients, model: str, fields: Fields) -> Vectors:
@@ -167,13 +223,14 @@ def open_inference_binary(clients: Clients, model: str, fields: Fields) -> Vecto
 
 def grpc_raw(clients: Clients, model: str, fields: Fields) -> Vectors:
     """Send bytes with tritonclient."""
+    name, version = named(model)
     inputs = []
-    for name, value in _tensors(fields).items():
+    for tensor, value in _tensors(fields).items():
         array = np.array(value, np.int64)
-        inputs.append(tritonclient.grpc.InferInput(name, list(array.shape), "INT64"))
+        inputs.append(tritonclient.grpc.InferInput(tensor, list(array.shape), "INT64"))
         inputs[-1].set_data_from_numpy(array)
     try:
-        vectors: Vectors = clients.grpc.infer(model, inputs).as_numpy("embeddings")
+        vectors: Vectors = clients.grpc.infer(name, inputs, version).as_numpy("embeddings")
     except InferenceServerException as error:
         raise Refused(str(error.status()), str(error.message())) from error
     return vectors.reshape(-1, vectors.shape[-1])
@@ -181,7 +238,8 @@ def grpc_raw(clients: Clients, model: str, fields: Fields) -> Vectors:
 
 def grpc_typed(clients: Clients, model: str, fields: Fields) -> Vectors:
     """Send typed contents, which tritonclient knows only as messages."""
-    request = service_pb2.ModelInferRequest(model_name=model)
+    model_name, model_version = named(model)
+    request = service_pb2.ModelInferRequest(model_name=model_name, model_version=model_version)
     for name, value in _tensors(fields).items():
         tensor = request.inputs.add(name=name, datatype="INT64", shape=shape_of(name, value))
         tensor.contents.int64_contents.extend(np.array(value, np.int64).ravel().tolist())
@@ -245,6 +303,9 @@ def shape_of(name: str, value: Any) -> list[int]:
 
 TENSORS: tuple[Door, ...] = (open_inference_json, open_inference_binary, grpc_raw, grpc_typed)
 """Doors whose tensors are rectangular."""
+
+OWN: tuple[Door, ...] = (own_client, own_async_client)
+"""Our own clients, which express every request."""
 
 NATIVE: tuple[Door, ...] = (native_json, native_float, native_bytes, native_raw, native_safetensors)
 """Doors that express every request."""

@@ -1,23 +1,32 @@
-"""One request, one answer, bit for bit, whichever door: 200 random requests, checked against the raw tables."""
+"""One request, one answer, bit for bit, whichever door, worker, address and company: 200 random requests, checked
+against the raw tables.
+"""
 
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.conftest import serving
 from tests.service.doors import (
     NATIVE,
+    OWN,
     TENSORS,
     Clients,
     Door,
     Fields,
+    connect,
     decode_frame,
     decode_json,
     native_bytes,
     native_json,
     native_npy,
     openai_base64,
+    openai_mean,
 )
 from tests.service.random_requests import positions_of, random_request, random_rows
 
@@ -31,7 +40,7 @@ def lookup(tables: dict[str, NDArray[np.float32]], fields: Fields) -> NDArray[np
 
 def doors_for(fields: Fields) -> list[Door]:
     """Return the doors that can express a request."""
-    doors = list(NATIVE)
+    doors = [*NATIVE, *OWN]
     if len({len(row) for row in fields["input_ids"]}) == 1:
         doors += [native_npy, *TENSORS]
     if set(fields) == {"input_ids"}:
@@ -44,19 +53,50 @@ def doors_for(fields: Fields) -> list[Door]:
     return doors
 
 
+@pytest.fixture(scope="module")
+def anywhere(tiny_clients: Clients, tiny_repository: Path) -> Iterator[list[Clients]]:
+    """Clients of a server of one worker, and clients of one of two, over connections that either may have accepted."""
+    with serving(tiny_repository, "--workers", "2") as two, ExitStack() as stack:
+        yield [tiny_clients, *(stack.enter_context(connect(two)) for _ in range(3))]
+
+
+def row_of(fields: Fields, index: int) -> Fields:
+    """Return the request for one row alone."""
+    return {name: [value[index]] if isinstance(value, list) else value for name, value in fields.items()}
+
+
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("model", ["bert", "gpt"])
-def test_doors_give_the_same_bits_for_random_requests(
-    tiny_clients: Clients, tables: dict[str, NDArray[np.float32]], model: str, seed: int
+@pytest.mark.parametrize(("model", "version"), [("bert", 2), ("gpt", 1)])
+def test_every_way_gives_the_same_bits_for_random_requests(
+    anywhere: list[Clients], tables: dict[str, NDArray[np.float32]], model: str, version: int, seed: int
 ) -> None:
     random = np.random.default_rng([seed, len(model)])
     for _ in range(25):
         fields = random_request(random, model)
-        expected = native_json(tiny_clients, model, fields).tobytes()
+
+        def ask(door: Door, asked: Fields) -> Any:
+            """Ask any worker of any server, by any address of the model."""
+            address = model if random.random() < 0.5 else f"{model}/versions/{version}"
+            return door(anywhere[random.integers(len(anywhere))], address, asked)
+
+        whole = native_json(anywhere[0], model, fields)
         if model == "gpt":
-            assert lookup(tables, fields).tobytes() == expected, fields
+            assert lookup(tables, fields).tobytes() == whole.tobytes(), fields
         for door in doors_for(fields):
-            assert door(tiny_clients, model, fields).tobytes() == expected, (door.__name__, fields)
+            assert ask(door, fields).tobytes() == whole.tobytes(), (door.__name__, fields)
+        rows = [row_of(fields, index) for index in range(len(fields["input_ids"]))]
+        alone = [ask(doors[random.integers(len(doors))], row) for row in rows for doors in [doors_for(row)]]
+        assert np.concatenate(alone).tobytes() == whole.tobytes(), fields
+        if set(fields) == {"input_ids"}:
+            means = [row.astype(np.float64).sum(0) / len(row) for row in alone]
+            assert ask(openai_mean, fields).tobytes() == np.stack(means).astype(np.float32).tobytes(), fields
+
+
+def test_another_version_gives_other_bits(tiny_clients: Clients) -> None:
+    fields = {"input_ids": [[1, 2, 3]]}
+    for door in doors_for(fields):
+        found = {address: door(tiny_clients, address, fields).tobytes() for address in ("bert", "bert/versions/1")}
+        assert len(set(found.values())) == 2, door.__name__
 
 
 @pytest.mark.parametrize("model", ["minilm", "gpt2-small", "transformer-base"])
