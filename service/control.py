@@ -9,7 +9,8 @@ import fcntl
 import json
 import logging
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -74,7 +75,8 @@ class Control:
 
         """
         self._check_allowed(name)
-        names = {found for found, _, _ in await asyncio.to_thread(find_artifacts, self._repository.root)}
+        with _without_its_path():
+            names = {found for found, _, _ in await asyncio.to_thread(find_artifacts, self._repository.root)}
         if name not in names:
             raise NotFound("model", name, ", ".join(sorted(names)))
         await self._change(name, unloaded=False)
@@ -128,15 +130,22 @@ class Control:
 
     async def _refresh(self) -> list[State]:
         async with self._one_at_a_time:
-            try:
+            with _without_its_path():
                 changes = await asyncio.to_thread(self._repository.refresh, self._desired.unloaded)
-            except ArtifactError as error:
-                LOG.warning("the repository cannot be followed: %s", error)
-                raise
             for change in changes:
                 level = logging.WARNING if change.reason else logging.INFO
                 LOG.log(level, "model %s version %d: %s %s", change.name, change.version, change.state, change.reason)
             return changes
+
+
+@contextmanager
+def _without_its_path() -> Iterator[None]:
+    """Log which folder cannot be followed; that is nothing for those who ask from elsewhere."""
+    try:
+        yield
+    except ArtifactError as error:
+        LOG.warning("the repository cannot be followed: %s", error)
+        raise ArtifactError("repository", "what cannot be read; the log says why", "a folder with models") from error
 
 
 def _read(shared: Path) -> Desired:

@@ -1,6 +1,7 @@
 """onnxruntime: providers and sessions. Nowhere else in the service is it imported."""
 
 import ctypes
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 
 Float32 = NDArray[np.float32]
+LOG = logging.getLogger(__name__)
 
 VERSION: str = ort.__version__
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -89,7 +91,7 @@ class Session:
         graph: which graph of the artifact; default model.onnx.
 
     Raises:
-        ArtifactError: onnxruntime cannot load the graph.
+        ArtifactError: onnxruntime cannot load the graph; why is logged.
         ProviderError: the graph would run on another provider than asked for.
 
     """
@@ -112,7 +114,9 @@ class Session:
                 disabled_optimizers=SLOW_ON_CPU if provider == CPU else None,
             )
         except Exception as error:  # onnxruntime's own exceptions share no narrower parent
-            raise ArtifactError(graph, " ".join(str(error).split()), "a graph that onnxruntime loads") from error
+            # Its text names paths, and may reach whoever asked for the model.
+            LOG.warning("%s cannot be loaded: %s", graph, error)
+            raise ArtifactError(graph, "what cannot be loaded; the log says why", "a graph that can be run") from error
         self.provider: str = self._session.get_providers()[0]
         if self.provider != provider:
             raise ProviderError("provider", self.provider, f"{provider}, which onnxruntime could not start")

@@ -1,13 +1,17 @@
 """Servers with other settings than the shared ones, and several workers."""
 
 import json
+import shutil
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
 import pytest
+import tritonclient.grpc
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from websockets.sync.client import connect as connect_socket
@@ -91,6 +95,73 @@ def test_the_statistics_of_a_model_are_summed_over_workers(two: Server) -> None:
         httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [[1], [2]]})
     found = {read() for _ in range(6)}  # whoever answers
     assert found == {(before[0] + 40, before[1] + 20, before[2] + 20)}
+
+
+def accepted(parent: int) -> list[int]:
+    """Return how many connections each worker of a server has open."""
+    workers = [file.parent for file in Path("/proc").glob("[0-9]*/stat") if parent_of(file) == parent]
+    return [
+        sum("socket:" in str(link.readlink()) for link in (worker / "fd").iterdir())
+        for worker in workers
+        if b"spawn_main" in (worker / "cmdline").read_bytes()
+    ]
+
+
+def parent_of(file: Path) -> int:
+    try:
+        return int(file.read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        return 0
+
+
+def test_a_change_is_answered_when_all_workers_have_followed_it(tiny_repository: Path, tmp_path: Path) -> None:
+    root, later = shutil.copytree(tiny_repository, tmp_path / "repository"), tmp_path / "2"
+    (root / "bert/2").rename(later)
+    with serving(root, "--workers", "2", "--model-control", "explicit") as server, ExitStack() as stack:
+        httpx.get(f"{server.address}/readyz", timeout=60)
+        before = accepted(server.process.pid)
+        limits = httpx.Limits(max_keepalive_connections=1, max_connections=1)
+        clients = [
+            stack.enter_context(httpx.Client(base_url=server.address, limits=limits, timeout=60)) for _ in range(24)
+        ]
+
+        def ask(model: str = "bert") -> set[tuple[int, Any]]:
+            """Ask over every connection once, for a row, and return status and version."""
+            found = [client.post(f"/models/{model}/embed", json={"input_ids": [1]}) for client in clients]
+            return {(answer.status_code, answer.json().get("version")) for answer in found}
+
+        def change(verb: str) -> None:
+            clients[0].post(f"/v2/repository/models/bert/{verb}").raise_for_status()
+
+        def index() -> set[tuple[tuple[str, str, str], ...]]:
+            """Return what the workers say of the repository."""
+            answers = [client.post("/v2/repository/index").json() for client in clients]
+            return {tuple((m["name"], m["version"], m["state"]) for m in answer) for answer in answers}
+
+        gpt = ("gpt", "1", "READY")
+        assert ask() == {(200, 1)}
+        grown = [now - then for now, then in zip(accepted(server.process.pid), before, strict=True)]
+        assert len(grown) == 2
+        assert min(grown) > 0  # each worker has some of the connections, which stay
+        later.rename(root / "bert/2")
+        change("load")
+        assert ask() == {(200, 2)}
+        assert index() == {(("bert", "1", "READY"), ("bert", "2", "READY"), gpt)}
+        change("unload")
+        assert ask() == {(404, None)}
+        assert index() == {(("bert", "1", "UNAVAILABLE"), ("bert", "2", "UNAVAILABLE"), gpt)}
+        assert ask("gpt") == {(200, 1)}
+        with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+            client.load_model("bert")
+        assert ask() == {(200, 2)}
+        assert index() == {(("bert", "1", "READY"), ("bert", "2", "READY"), gpt)}
+        counted = {
+            tuple(
+                (m["version"], m["inference_count"]) for m in client.get("/v2/models/bert/stats").json()["model_stats"]
+            )
+            for client in clients
+        }
+        assert counted == {(("1", 24), ("2", 48))}
 
 
 def test_every_worker_answers_grpc(two: Server) -> None:
