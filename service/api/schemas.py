@@ -310,6 +310,8 @@ class Described(BaseModel):
 class InferInput(BaseModel):
     """A tensor of a request: its data here, or as bytes behind the JSON."""
 
+    model_config = ConfigDict(extra="forbid")
+
     name: str
     datatype: str
     shape: list[int]
@@ -319,6 +321,8 @@ class InferInput(BaseModel):
 
 class InferWish(BaseModel):
     """An output that is asked for."""
+
+    model_config = ConfigDict(extra="forbid")
 
     name: str
     parameters: Parameters = {}

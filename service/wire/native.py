@@ -1,5 +1,7 @@
 """The native request and answer: the fields, and JSON."""
 
+import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -31,6 +33,8 @@ TENSORS = ("offset", "lengths")
 """What may stand beside the rows where they come as arrays; `lengths` tells them apart."""
 NAMES = ("truncate", "output", "dtype", "encoding", "shape")
 """Fields whose value in a query is text as it is, and no JSON."""
+MAYBE_NAMES = re.compile(rb'"\s*:')
+"""Every name of an object ends so; so may texts."""
 MARK = orjson.Fragment(b'"\0"')
 """Stands for base64 in a document; JSON that is written holds no such byte."""
 
@@ -49,7 +53,7 @@ class Embed:
 
 
 def read_json(body: bytes) -> dict[str, Any]:
-    """Read a JSON object.
+    """Read a JSON object, in which no name stands twice.
 
     Raises:
         Malformed: anything else.
@@ -61,7 +65,32 @@ def read_json(body: bytes) -> dict[str, Any]:
         raise Malformed("body", f"no JSON: {error}", "a JSON object") from error
     if not isinstance(document, dict):
         raise Malformed("body", f"a JSON {type(document).__name__}", "a JSON object")
+    try:
+        # As many names as were read: none was dropped. Otherwise a text may look like a name, or one stood twice.
+        if len(MAYBE_NAMES.findall(body)) != _names(document):
+            json.loads(body, object_pairs_hook=_each_once, parse_int=str, parse_float=str)
+    except RecursionError as error:
+        raise Malformed("body", "a JSON object of too many levels", "a JSON object") from error
     return document
+
+
+def _names(document: dict[str, Any]) -> int:
+    """Return how many names there are in an object and in those within it."""
+    count = len(document)
+    for value in document.values():
+        if isinstance(value, dict):
+            count += _names(value)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            count += sum(_names(item) for item in value if isinstance(item, dict))
+    return count
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise Malformed("body", f"{name} twice", "each name of an object once")
+        seen.add(name)
 
 
 def read_query(query: Mapping[str, str]) -> dict[str, Any]:

@@ -25,6 +25,8 @@ from incipit.service.wire.rows import integers, numbers, refuse_unknown, shown
 
 FIELDS = ("id", "parameters", "inputs", "outputs", "model_name")
 """Of a request; some clients repeat the name of the model, which its path says."""
+INPUT_FIELDS = ("name", "datatype", "shape", "parameters", "data")
+OUTPUT_FIELDS = ("name", "parameters")
 OWN = ("input_ids", "attention_mask", "position_ids")
 """Inputs of rows that have a field of a request each."""
 SHAPES = {"offset": "[1] or [batch]", **dict.fromkeys((*OWN, "token_type_ids"), "[batch, length]")}
@@ -94,11 +96,11 @@ def read_infer(body: bytes, header_length: str | None, manifest: Manifests) -> I
 def _read_header(text: bytes, manifest: Manifests) -> _Header:
     document = read_json(text)
     refuse_unknown(document, FIELDS)
-    inputs = _read_inputs(_objects("inputs", document.get("inputs")))
+    inputs = _read_inputs(_objects("inputs", document.get("inputs"), INPUT_FIELDS))
     id_ = document.get("id")
     if id_ is not None and not isinstance(id_, str):
         raise Invalid("id", id_, "a string")
-    asked = [] if document.get("outputs") is None else _objects("outputs", document["outputs"])
+    asked = [] if document.get("outputs") is None else _objects("outputs", document["outputs"], OUTPUT_FIELDS)
     wishes = read_wishes(
         _parameters("parameters", document),
         [
@@ -301,9 +303,13 @@ def _flatten(where: str, data: Any) -> list[Any]:
     return flat
 
 
-def _objects(where: str, value: Any) -> list[dict[str, Any]]:
+def _objects(where: str, value: Any, known: tuple[str, ...]) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise Invalid(where, value, "a list of objects")
+    for index, item in enumerate(value):
+        for name in item:
+            if name not in known:
+                raise Invalid(f"{where}[{index}]", name, ", ".join(known))
     return value
 
 

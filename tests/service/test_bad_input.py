@@ -480,6 +480,7 @@ def nested(depth: int) -> bytes:
         ),
         pytest.param(b'{"input": ' + nested(1000) + b', "model": "gpt"}', 422, id="1000-lists-input"),
         pytest.param(b"{" * 1_000_000, 400, id="braces"),
+        pytest.param(b'{"a":' * 1000 + b"1" + b"}" * 1000, 400, id="1000-objects"),
         pytest.param(b'{"a":' * 1_000_000, 400, id="objects"),
     ],
 )
@@ -515,6 +516,32 @@ def test_what_is_no_json_object_is_refused(tiny: httpx.Client, path: str, body: 
     response = tiny.post(path, content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == 400
     assert ", allowed a JSON object" in response.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/models/gpt/embed", '{"input_ids": [1], "offset": 1, "offset": 2}', "offset"),
+        ("/models/gpt/embed", '{"input_ids": [1], "offset" : 1, "\\u006fffset"\n:2}', "offset"),
+        ("/models/gpt/bias", '{"query_length": 1, "query_length": 2, "key_length": 2}', "query_length"),
+        ("/v1/embeddings", '{"model": "gpt", "input": [1], "input": [2]}', "input"),
+        ("/v2/models/gpt/infer", '{"inputs": [], "inputs": []}', "inputs"),
+        ("/v2/models/gpt/infer", '{"inputs": [{"name": "input_ids", "shape": [1, 1], "shape": [1, 2]}]}', "shape"),
+        ("/v2/models/gpt/infer", '{"inputs": [], "parameters": {"offset": 1, "offset": 2}}', "offset"),
+        ("/v2/repository/index", '{"ready": true, "ready": false}', "ready"),
+    ],
+)
+def test_a_name_that_stands_twice_is_refused(tiny: httpx.Client, path: str, body: str, name: str) -> None:
+    response = tiny.post(path, content=body)
+    assert response.status_code == 400
+    assert f"body: got {name} twice, allowed each name of an object once" in response.text
+
+
+def test_a_text_that_looks_like_a_name_is_a_text(tiny: httpx.Client) -> None:
+    text = json.dumps({"text": 'a": "a": b', "return_tokens": True})
+    assert tiny.post("/models/bert/embed", content=text).json()["input_ids"] == [[1, 3, 3, 5, 2]]
+    deep = b'{"text": "\\":", "offset": ' + nested(1000) + b"}"
+    assert tiny.post("/models/bert/embed", content=deep).status_code in (400, 422)
 
 
 @pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer", "/v1/embeddings"])

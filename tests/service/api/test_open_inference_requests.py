@@ -279,3 +279,19 @@ def test_a_binary_header_may_be_mixed_with_a_narrow_answer(tiny: httpx.Client) -
     answer = infer_binary(tiny, {"inputs": [declared(IDS)], "parameters": parameters}, raw(IDS))
     length = int(answer.headers[HEADER_LENGTH])
     assert np.frombuffer(answer.content[length:], np.float16).shape == (24,)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"inputs": [tensor("input_ids", [[1]]) | {"dtype": "x"}]}, "inputs[0]: got dtype, allowed name, datatype, "),
+        (
+            {"inputs": [tensor("input_ids", [[1]])], "outputs": [{"name": "embeddings", "binary_data": True}]},
+            "outputs[0]: got binary_data, allowed name, parameters",
+        ),
+    ],
+)
+def test_an_unknown_name_in_a_tensor_is_refused(tiny: httpx.Client, document: Any, message: str) -> None:
+    response = tiny.post("/v2/models/gpt/infer", json=document)
+    assert response.status_code == 422
+    assert response.json()["error"].startswith(message)
