@@ -127,6 +127,7 @@ ERRORS = {
     403: "A change that the settings do not allow.",
     404: "No such model or version.",
     406: "No such answer format.",
+    409: "An offset that a sequence is not at.",
     413: "Over a limit of size.",
     415: "No such request format.",
     422: "A value is not allowed.",
@@ -440,7 +441,7 @@ OF_BODIES = (400, 413, 415, 422, 500, 503)
 INFER: dict[str, Any] = {
     "responses": {
         200: {"model": InferAnswer, "content": {BYTES: BINARY}},
-        **open_inference_errors(404, *OF_BODIES),
+        **open_inference_errors(404, 409, *OF_BODIES),
     },
     "openapi_extra": {
         "parameters": [

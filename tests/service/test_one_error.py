@@ -141,6 +141,33 @@ def step_of_a_stream(place: Place) -> Refused:
     return Refused(problem["status"], f"{problem['title']} {problem['detail']}")
 
 
+def request_of_a_sequence(door: Callable[[Clients, dict[str, Any]], Any]) -> Provoke:
+    """Go on with a sequence where it is not."""
+
+    def provoke(place: Place) -> Refused:
+        door(place.clients, {"sequence_id": 5, "sequence_start": True})
+        with pytest.raises(Refused) as raised:
+            door(place.clients, {"sequence_id": 5, "offset": 3})
+        return raised.value
+
+    return provoke
+
+
+def infer(clients: Clients, parameters: dict[str, Any]) -> None:
+    tensor = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
+    answer = clients.http.post(INFER, json={"inputs": [tensor], "parameters": parameters})
+    if answer.status_code != 200:
+        raise refused(answer)
+
+
+def infer_over_grpc(clients: Clients, parameters: dict[str, Any]) -> None:
+    message = service_pb2.ModelInferRequest(model_name="gpt")
+    message.inputs.add(name="input_ids", datatype="INT64", shape=[1, 1]).contents.int64_contents.append(1)
+    for name, value in parameters.items():
+        setattr(message.parameters[name], "bool_param" if value is True else "int64_param", value)
+    call_grpc(clients, "ModelInfer", message)
+
+
 def too_busy(door: Door, rows: int = 5000) -> Provoke:
     """Ask while others ask for more than may wait; what is small does not wait."""
     body = json.dumps({"input_ids": [[1] * 6] * 5000, "encoding": "float"}).encode()
@@ -188,7 +215,11 @@ PROVOKE: dict[str, dict[str, Provoke]] = {
     },
     "NotFound": everywhere("nope", {"input_ids": [[1]]}),
     "NotAcceptable": {"native": post(EMBED, {"input_ids": [1]}, Accept="text/plain")},
-    "Conflict": {"native": step_of_a_stream},
+    "Conflict": {
+        "native": step_of_a_stream,
+        "/v2": request_of_a_sequence(infer),
+        "gRPC": request_of_a_sequence(infer_over_grpc),
+    },
     "TooLarge": everywhere("gpt", {"input_ids": [[1]] * 65537}),
     "UnsupportedFormat": {
         name: post(path, {}, kind="text/plain")
