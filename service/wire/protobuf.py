@@ -48,7 +48,7 @@ def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> AnyRequest
         where = f"inputs[{index}]"
         if any(size < 0 for size in tensor.shape):
             raise Invalid(f"{where}.shape", list(tensor.shape), "a list of sizes")
-        if raw and tensor.HasField("contents"):
+        if raw and tensor.contents.ListFields():  # some clients send contents that hold nothing
             raise Invalid(where, "contents and raw_input_contents", "one of them")
         parameters = values(tensor.parameters)
         check_input(f"{where}.parameters", parameters)

@@ -1,15 +1,19 @@
-"""MLServer's types and codecs, over HTTP; run in an environment of its own with the address of a server."""
+"""MLServer's types and codecs, over HTTP and gRPC; run in an environment of its own with the addresses of a server."""
 
 import json
 import sys
 import urllib.request
 from typing import Any
 
+import grpc
 import numpy as np
 from mlserver import types
 from mlserver.codecs import NumpyCodec
+from mlserver.grpc import converters
+from mlserver.grpc import dataplane_pb2 as pb
+from mlserver.grpc.dataplane_pb2_grpc import GRPCInferenceServiceStub
 
-HTTP = sys.argv[1]
+HTTP, GRPC = sys.argv[1:]
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
 
 
@@ -19,6 +23,32 @@ def ask(path: str, body: str | None = None) -> bytes:
     with urllib.request.urlopen(request) as answer:
         content: bytes = answer.read()
     return content
+
+
+def vectors(answer: types.InferenceResponse) -> str:
+    return str(NumpyCodec.decode_output(answer.outputs[0]).astype(np.float32).tobytes().hex())
+
+
+def ask_grpc(stub: Any) -> dict[str, Any]:
+    """Return what the same types say over gRPC, of ids in the message and as bytes; its streams are not Triton's."""
+    sent = [
+        converters.ModelInferRequestConverter.from_types(asked, model_name="gpt", use_raw=raw) for raw in (False, True)
+    ]
+    read = [converters.ModelInferResponseConverter.to_types(stub.ModelInfer(message)) for message in sent]
+    model = converters.ModelMetadataResponseConverter.to_types(stub.ModelMetadata(pb.ModelMetadataRequest(name="gpt")))
+    index = stub.RepositoryIndex(pb.RepositoryIndexRequest()).models  # the converter of which is not written
+    try:
+        stub.ModelMetadata(pb.ModelMetadataRequest(name="nope"))
+    except grpc.RpcError as error:
+        refused = [error.code().name, error.details()]
+    return {
+        "ready": [stub.ServerLive(pb.ServerLiveRequest()).live, stub.ServerReady(pb.ServerReadyRequest()).ready],
+        "server": stub.ServerMetadata(pb.ServerMetadataRequest()).name,
+        "inputs": [described.name for described in model.inputs],
+        "index": [[item.name, item.version, item.state] for item in index],
+        "answers": [[answer.id, vectors(answer)] for answer in read],
+        "refused": refused,
+    }
 
 
 tensor = NumpyCodec.encode_input("input_ids", IDS)
@@ -32,6 +62,8 @@ found: dict[str, Any] = {
     "inputs": [described.name for described in model.inputs],
     "index": [[item.name, item.version, str(item.state)] for item in index.root],
     "id": answer.id,
-    "vectors": NumpyCodec.decode_output(answer.outputs[0]).astype(np.float32).tobytes().hex(),
+    "vectors": vectors(answer),
 }
+with grpc.insecure_channel(GRPC) as channel:
+    found["grpc"] = ask_grpc(GRPCInferenceServiceStub(channel))
 print(json.dumps(found))  # noqa: T201 - what a script says

@@ -109,6 +109,13 @@ def test_the_answer_is_one_raw_tensor(tiny_clients: Clients) -> None:
     assert not answer.outputs[0].HasField("contents")
 
 
+def test_contents_that_hold_nothing_may_stand_beside_bytes(tiny_clients: Clients) -> None:
+    message = raw_request([[1, 2]], np.array([1, 2]).tobytes())
+    message.inputs[0].contents.SetInParent()
+    assert message.inputs[0].HasField("contents")
+    assert call_grpc(tiny_clients, "ModelInfer", message) == call_grpc(tiny_clients, "ModelInfer", request())
+
+
 def test_the_output_may_be_named(tiny_clients: Clients) -> None:
     named = request(outputs=[{"name": "embeddings"}])
     assert call_grpc(tiny_clients, "ModelInfer", named) == call_grpc(tiny_clients, "ModelInfer", request())
