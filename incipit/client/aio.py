@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from incipit.client import calls
+from incipit.client import calls, decoding
 from incipit.client.calls import Call, Reply
+from incipit.client.decoding import Decoding
 from incipit.client.errors import needed
 from incipit.client.retry import Outcome, pause, result_of
 from incipit.client.shell import like, options, socket_address
@@ -31,6 +32,24 @@ def _sent(build: Callable[P, Call[T]]) -> Callable[Concatenate["AsyncClient", P]
     return method
 
 
+def _opened(
+    build: Callable[P, Decoding],
+) -> Callable[Concatenate["AsyncClient", P], AbstractAsyncContextManager["AsyncDecodeStream"]]:
+    """Return the method that opens what `build` returns."""
+
+    @like(build)
+    def method(
+        self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs
+    ) -> AbstractAsyncContextManager["AsyncDecodeStream"]:
+        with needed("a decode stream", "websockets"):
+            from incipit.client.streams import open_stream_async
+
+        address = socket_address(self._http.base_url)
+        return open_stream_async(address, build(*args, **kwargs), self._timeout, self._retries)
+
+    return method
+
+
 class AsyncClient:
     """A client of one server, for `async with`; its arguments are those of `Client`."""
 
@@ -45,16 +64,7 @@ class AsyncClient:
     bias = _sent(calls.bias)
     models = _sent(calls.models)
     model = _sent(calls.model)
-
-    def decode(
-        self, model: str, *, version: int | None = None, offset: int = 0, dtype: str = "float32"
-    ) -> AbstractAsyncContextManager["AsyncDecodeStream"]:
-        """Open a stream that is fed step by step, for an `async with` block; as `Client.decode`."""
-        with needed("a decode stream", "websockets"):
-            from incipit.client.streams import open_stream_async
-
-        address = socket_address(self._http.base_url, calls.decode_path(model, version, offset, dtype))
-        return open_stream_async(address, offset, self._timeout)
+    decode = _opened(decoding.decode)
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -223,9 +223,9 @@ def model(name: str, version: int | None = None) -> Call[Model]:
     return Call("GET", _path(name, version), lambda reply: _model(json.loads(reply.body)))
 
 
-def decode_path(model: str, version: int | None, offset: int, dtype: str) -> str:
-    """Return the path and the query that open a decode stream."""
-    return f"{_path(model, version, 'decode')}?{urlencode({'offset': offset, 'dtype': dtype})}"
+def decode_path(model: str, version: int | None) -> str:
+    """Return the path of decode streams."""
+    return _path(model, version, "decode")
 
 
 def from_torch(value: Any) -> Any:

@@ -121,9 +121,9 @@ class TimedOut(NoAnswer):
 
 
 class StreamClosed(NoAnswer):
-    """A decode stream that is over. A new one with `offset` goes on where the last answer ended."""
+    """A decode stream that is over. A new one with `offset`, of each row, goes on where the last answer ended."""
 
-    def __init__(self, reason: str, offset: int) -> None:
+    def __init__(self, reason: str, offset: list[int]) -> None:
         super().__init__(reason, offset)
         self.offset = offset
 

@@ -1,4 +1,6 @@
-"""When the same request is sent once more. Every call but a decode step is pure: asked twice, it is answered alike."""
+"""When the same request is sent once more. Every call is pure, and so is a step at a stated offset: asked twice, it is
+answered alike.
+"""
 
 import random
 from collections.abc import Mapping
@@ -8,25 +10,25 @@ from email.utils import parsedate_to_datetime
 import httpx
 
 from incipit.client.calls import Call, Reply, T
-from incipit.client.errors import ConnectionFailed, IncipitError, TimedOut
+from incipit.client.errors import ConnectionFailed, NoAnswer, TimedOut
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
 """Seconds. A service that asks for a longer pause in Retry-After is not asked again."""
 
-BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError)
+BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError, ConnectionFailed)
 """No connection, or one that ended before the answer did. What took too long is no such thing."""
 
 Outcome = Reply | httpx.HTTPError
 
 
-def pause(outcome: Outcome, attempt: int, retries: int) -> float | None:
+def pause(outcome: Outcome | NoAnswer, attempt: int, retries: int) -> float | None:
     """Return the seconds to wait before the request is sent again; None where it is not.
 
     `attempt` counts from 0; at most `retries` follow the first.
     """
     if attempt >= retries:
         return None
-    if isinstance(outcome, httpx.HTTPError):
+    if isinstance(outcome, Exception):
         asked = 0.0 if isinstance(outcome, BROKEN) else None
     else:
         asked = _retry_after(outcome.headers) if outcome.status == 503 else None
@@ -49,7 +51,7 @@ def result_of(call: Call[T], outcome: Outcome) -> T:
     raise failure(outcome) from outcome
 
 
-def failure(error: Exception) -> IncipitError:
+def failure(error: Exception) -> NoAnswer:
     """Return the error for an answer that did not come."""
     kind = TimedOut if isinstance(error, httpx.TimeoutException | TimeoutError) else ConnectionFailed
     return kind(f"{type(error).__name__}: {error}")

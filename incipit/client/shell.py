@@ -34,22 +34,23 @@ def options(url: str, timeout: float) -> dict[str, Any]:
     }
 
 
-def socket_address(base: httpx.URL, path: str) -> str:
-    """Return the WebSocket address of `path` at a server."""
+def socket_address(base: httpx.URL) -> str:
+    """Return the WebSocket address of a server."""
     scheme = "wss" if base.scheme == "https" else "ws"
-    return str(base.copy_with(scheme=scheme)).rstrip("/") + path
+    return str(base.copy_with(scheme=scheme)).rstrip("/")
 
 
 def like(build: Callable[..., Any]) -> Callable[[M], M]:
-    """Give a method the name, the docstring and the signature of the call that it sends."""
+    """Give a method the name, the docstring and the signature of what it carries out; its result stands last there."""
 
     def describe(method: M) -> M:
         described = wraps(build)(method)
         signature = inspect.signature(build)
         me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-        (result,) = get_args(signature.return_annotation)
+        others = [parameter for name, parameter in signature.parameters.items() if name != "self"]
+        *_, result = get_args(signature.return_annotation) or (signature.return_annotation,)
         described.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[me, *signature.parameters.values()], return_annotation=result
+            parameters=[me, *others], return_annotation=result
         )
         return described  # type: ignore[return-value]
 

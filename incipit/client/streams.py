@@ -1,106 +1,176 @@
 """The connections of a decode stream, one that waits and one that awaits. Imported with the first stream."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from websockets import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.asyncio.client import ClientConnection as AsyncConnection
 from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import ClientConnection, connect
 
-from incipit.client.calls import Row
-from incipit.client.errors import IncipitError, StreamClosed, of_problem
+from incipit.client.calls import Reply
+from incipit.client.decoding import Connect, Decoding, Effect, Effects, Exchange, Outcome
+from incipit.client.errors import ConnectionFailed, NoAnswer, TimedOut
 from incipit.client.results import Vectors
 from incipit.client.retry import failure
-from incipit.client.sequence import Sequence
+from incipit.client.shell import like
 
-NOT_OPENED = (OSError, WebSocketException)
-NOT_ANSWERED = (ConnectionClosed, TimeoutError)
+P = ParamSpec("P")
+T = TypeVar("T")
+FAILURES = (OSError, WebSocketException)
 
 
-class DecodeStream:
-    """One sequence that is fed step by step; for one thread."""
+class _Rows:
+    """What both streams say of themselves."""
 
-    def __init__(self, socket: ClientConnection, sequence: Sequence, timeout: float) -> None:
-        self._socket = socket
-        self._sequence = sequence
-        self._timeout = timeout
+    _decoding: Decoding
 
     @property
-    def offset(self) -> int:
-        """How many real tokens were fed: where a new stream would resume."""
-        return self._sequence.offset
-
-    def step(self, ids: Row) -> Vectors:
-        """Return the vectors (1, L, D) of the next tokens, and advance the offset. A step is never sent twice.
-
-        Raises:
-            ServiceError: the step was refused; it changed nothing, and the stream stays open.
-            StreamClosed: there was no answer; the stream is over.
-
-        """
-        frame = self._sequence.ask(ids)
-        try:
-            self._socket.send(frame)
-            answer = self._socket.recv(self._timeout, decode=False)
-        except NOT_ANSWERED as error:
-            raise _closed(error, self.offset) from error
-        return self._sequence.answer(answer)
-
-
-class AsyncDecodeStream:
-    """One sequence that is fed step by step, one step at a time."""
-
-    def __init__(self, socket: AsyncConnection, sequence: Sequence, timeout: float) -> None:
-        self._socket = socket
-        self._sequence = sequence
-        self._timeout = timeout
+    def offset(self) -> list[int]:
+        """How many real tokens were fed to each row: where a new stream would resume."""
+        return list(self._decoding.offset)
 
     @property
-    def offset(self) -> int:
-        """How many real tokens were fed: where a new stream would resume."""
-        return self._sequence.offset
+    def companions(self) -> dict[str, Vectors]:
+        """The further outputs of the last step, by name, of the shape of its vectors but for the width."""
+        return self._decoding.companions
 
-    async def step(self, ids: Row) -> Vectors:
-        """Return the vectors (1, L, D) of the next tokens, and advance the offset. A step is never sent twice.
+    @property
+    def version(self) -> int:
+        """The version of the model that answers."""
+        assert self._decoding.version is not None
+        return self._decoding.version
 
-        Raises:
-            ServiceError: the step was refused; it changed nothing, and the stream stays open.
-            StreamClosed: there was no answer; the stream is over.
 
-        """
-        frame = self._sequence.ask(ids)
-        try:
+def _told(build: Callable[Concatenate[Decoding, P], Effects[T]]) -> Callable[Concatenate["DecodeStream", P], T]:
+    """Return the method that carries out the effects of `build`."""
+
+    @like(build)
+    def method(self: "DecodeStream", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._carry_out(build(self._decoding, *args, **kwargs))
+
+    return method
+
+
+class DecodeStream(_Rows):
+    """Rows that are fed step by step; for one thread."""
+
+    def __init__(self, address: str, decoding: Decoding, timeout: float) -> None:
+        self._address, self._decoding, self._timeout = address, decoding, timeout
+        self._connection = ExitStack()
+        self._socket: ClientConnection
+
+    step = _told(Decoding.step)
+    rewind = _told(Decoding.rewind)
+    reorder = _told(Decoding.reorder)
+    append = _told(Decoding.append)
+    drop = _told(Decoding.drop)
+    ping = _told(Decoding.ping)
+
+    def _carry_out(self, effects: Effects[T]) -> T:
+        outcome: Outcome = None
+        while True:
+            try:
+                effect = effects.send(outcome)
+            except StopIteration as done:
+                result: T = done.value
+                return result
+            try:
+                outcome = self._do(effect)
+            except FAILURES as error:
+                outcome = _failure(error)
+
+    def _do(self, effect: Effect) -> Outcome:
+        if isinstance(effect, Connect):
+            self._connection.close()
+            opening = connect(self._address + effect.path, **_options(self._timeout))
+            self._socket = self._connection.enter_context(opening)
+        elif isinstance(effect, Exchange):
+            self._socket.send(effect.message)
+            return self._socket.recv(self._timeout, decode=False)
+        else:
+            time.sleep(effect.seconds)
+        return None
+
+
+def _awaited(
+    build: Callable[Concatenate[Decoding, P], Effects[T]],
+) -> Callable[Concatenate["AsyncDecodeStream", P], Coroutine[Any, Any, T]]:
+    """Return the method that carries out the effects of `build`."""
+
+    @like(build)
+    async def method(self: "AsyncDecodeStream", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        # One message at a time: the others wait for its answer.
+        async with self._turn:
+            return await self._carry_out(build(self._decoding, *args, **kwargs))
+
+    return method
+
+
+class AsyncDecodeStream(_Rows):
+    """Rows that are fed step by step, one step at a time."""
+
+    def __init__(self, address: str, decoding: Decoding, timeout: float) -> None:
+        self._address, self._decoding, self._timeout = address, decoding, timeout
+        self._connection = AsyncExitStack()
+        self._socket: AsyncConnection
+        self._turn = asyncio.Lock()
+
+    step = _awaited(Decoding.step)
+    rewind = _awaited(Decoding.rewind)
+    reorder = _awaited(Decoding.reorder)
+    append = _awaited(Decoding.append)
+    drop = _awaited(Decoding.drop)
+    ping = _awaited(Decoding.ping)
+
+    async def _carry_out(self, effects: Effects[T]) -> T:
+        outcome: Outcome = None
+        while True:
+            try:
+                effect = effects.send(outcome)
+            except StopIteration as done:
+                result: T = done.value
+                return result
+            try:
+                outcome = await self._do(effect)
+            except FAILURES as error:
+                outcome = _failure(error)
+
+    async def _do(self, effect: Effect) -> Outcome:
+        if isinstance(effect, Connect):
+            await self._connection.aclose()
+            opening = connect_async(self._address + effect.path, **_options(self._timeout))
+            self._socket = await self._connection.enter_async_context(opening)
+        elif isinstance(effect, Exchange):
             async with asyncio.timeout(self._timeout):
-                await self._socket.send(frame)
-                answer = await self._socket.recv(decode=False)
-        except NOT_ANSWERED as error:
-            raise _closed(error, self.offset) from error
-        return self._sequence.answer(answer)
+                await self._socket.send(effect.message)
+                return await self._socket.recv(decode=False)
+        else:
+            await asyncio.sleep(effect.seconds)
+        return None
 
 
 @contextmanager
-def open_stream(address: str, offset: int, timeout: float) -> Iterator[DecodeStream]:
-    """Open a stream at `address`, ws://… or wss://…, that states `offset` too."""
-    with ExitStack() as stack:
-        try:
-            socket = stack.enter_context(connect(address, **_options(timeout)))
-        except NOT_OPENED as error:
-            raise _refusal(error) from error
-        yield DecodeStream(socket, Sequence(offset), timeout)
+def open_stream(address: str, decoding: Decoding, timeout: float, retries: int) -> Iterator[DecodeStream]:
+    """Open a stream at the server `address`, ws://… or wss://…."""
+    stream = DecodeStream(address, decoding, timeout)
+    with stream._connection:
+        stream._carry_out(decoding.open(retries))
+        yield stream
 
 
 @asynccontextmanager
-async def open_stream_async(address: str, offset: int, timeout: float) -> AsyncIterator[AsyncDecodeStream]:
-    """Open a stream at `address`, ws://… or wss://…, that states `offset` too."""
-    async with AsyncExitStack() as stack:
-        try:
-            socket = await stack.enter_async_context(connect_async(address, **_options(timeout)))
-        except NOT_OPENED as error:
-            raise _refusal(error) from error
-        yield AsyncDecodeStream(socket, Sequence(offset), timeout)
+async def open_stream_async(
+    address: str, decoding: Decoding, timeout: float, retries: int
+) -> AsyncIterator[AsyncDecodeStream]:
+    """Open a stream at the server `address`, ws://… or wss://…."""
+    stream = AsyncDecodeStream(address, decoding, timeout)
+    async with stream._connection:
+        await stream._carry_out(decoding.open(retries))
+        yield stream
 
 
 def _options(timeout: float) -> dict[str, Any]:
@@ -108,13 +178,13 @@ def _options(timeout: float) -> dict[str, Any]:
     return {"open_timeout": timeout, "close_timeout": 1, "max_size": None, "compression": None}
 
 
-def _refusal(error: Exception) -> IncipitError:
-    """Return why no stream was opened."""
+def _failure(error: Exception) -> Reply | NoAnswer:
+    """Return what came instead of an answer."""
     if isinstance(error, InvalidStatus):
-        return of_problem(error.response.status_code, error.response.body or b"")
+        response = error.response
+        return Reply(response.status_code, response.headers, bytearray(response.body or b""))
+    if isinstance(error, TimeoutError):
+        return TimedOut("no answer in time")
+    if isinstance(error, ConnectionClosed):
+        return ConnectionFailed(f"the connection was closed ({error})")
     return failure(error)
-
-
-def _closed(error: Exception, offset: int) -> StreamClosed:
-    reason = "no answer in time" if isinstance(error, TimeoutError) else f"the connection was closed ({error})"
-    return StreamClosed(reason, offset)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from incipit.client import calls
+from incipit.client import calls, decoding
 from incipit.client.calls import Call, Reply
+from incipit.client.decoding import Decoding
 from incipit.client.errors import needed
 from incipit.client.retry import Outcome, pause, result_of
 from incipit.client.shell import like, options, socket_address
@@ -27,6 +28,20 @@ def _sent(build: Callable[P, Call[T]]) -> Callable[Concatenate["Client", P], T]:
     @like(build)
     def method(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._send(build(*args, **kwargs))
+
+    return method
+
+
+def _opened(build: Callable[P, Decoding]) -> Callable[Concatenate["Client", P], AbstractContextManager["DecodeStream"]]:
+    """Return the method that opens what `build` returns."""
+
+    @like(build)
+    def method(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> AbstractContextManager["DecodeStream"]:
+        with needed("a decode stream", "websockets"):
+            from incipit.client.streams import open_stream
+
+        address = socket_address(self._http.base_url)
+        return open_stream(address, build(*args, **kwargs), self._timeout, self._retries)
 
     return method
 
@@ -55,28 +70,7 @@ class Client:
     bias = _sent(calls.bias)
     models = _sent(calls.models)
     model = _sent(calls.model)
-
-    def decode(
-        self, model: str, *, version: int | None = None, offset: int = 0, dtype: str = "float32"
-    ) -> AbstractContextManager["DecodeStream"]:
-        """Open a stream that is fed step by step, for a `with` block.
-
-        Args:
-            model: name of the model, which needs no more than ids.
-            version: of the model; default the highest.
-            offset: real tokens fed before.
-            dtype: "float32", "float16" or "bfloat16".
-
-        Raises:
-            ServiceError: the service refuses the stream.
-            NoAnswer: no connection, or no answer in time.
-
-        """
-        with needed("a decode stream", "websockets"):
-            from incipit.client.streams import open_stream
-
-        address = socket_address(self._http.base_url, calls.decode_path(model, version, offset, dtype))
-        return open_stream(address, offset, self._timeout)
+    decode = _opened(decoding.decode)
 
     def close(self) -> None:
         """Close the connections."""

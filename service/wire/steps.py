@@ -167,6 +167,7 @@ def write_opened(name: str, version: int, manifest: Manifest, offset: Int64, out
             "version": version,
             "max_len": manifest.max_len,
             "outputs": {output: manifest.widths[output] for output in outputs},
+            "indices": list(manifest.indices),
             "next_offset": offset,
         }
     )

@@ -50,18 +50,17 @@ class Waiting:
 
 
 class WaitingStream:
-    """An `AsyncDecodeStream` whose steps wait."""
+    """An `AsyncDecodeStream` whose methods wait."""
 
     def __init__(self, runner: asyncio.Runner, stream: Any) -> None:
         self._runner = runner
         self._stream = stream
 
-    @property
-    def offset(self) -> int:
-        return int(self._stream.offset)
-
-    def step(self, ids: Any) -> Any:
-        return self._runner.run(self._stream.step(ids))
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._stream, name)
+        if not callable(found):
+            return found
+        return lambda *args, **kwargs: self._runner.run(found(*args, **kwargs))
 
 
 @pytest.fixture(params=["sync", "async"])

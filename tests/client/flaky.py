@@ -3,11 +3,23 @@
 import socket
 import threading
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
 DROP, SWALLOW, CUT, STALL, PASS = "drop", "swallow", "cut", "stall", "pass"
+
+
+@dataclass(frozen=True)
+class After:
+    """Both ends are cut off once so many bytes were carried: to the server, or to the client."""
+
+    up: int | None = None
+    down: int | None = None
+
+
+Act = str | bytes | After
 
 
 def canned(status: str, body: bytes = b"", *headers: str) -> bytes:
@@ -20,16 +32,15 @@ class FlakyProxy:
     """Handles each connection as `script` says, the later ones with `PASS`.
 
     `DROP` closes it at once, `SWALLOW` when the request has come, `CUT` within the answer; `STALL` never answers; bytes
-    are an answer of their own; `PASS` carries everything.
+    are an answer of their own; `PASS` carries everything, `After` up to a byte.
     """
 
     def __init__(self, target: str) -> None:
-        parts = urlsplit(target)
-        self._target = (str(parts.hostname), int(parts.port or 0))
+        self.aim(target)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
         self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self.script: list[str | bytes] = []
+        self.script: list[Act] = []
         self.connections = 0
         self._flowing = threading.Event()
         self._flowing.set()
@@ -45,6 +56,11 @@ class FlakyProxy:
         self._listener.close()
         self.release()
         self.break_all()
+
+    def aim(self, target: str) -> None:
+        """Carry later connections to `target`."""
+        parts = urlsplit(target)
+        self._target = (str(parts.hostname), int(parts.port or 0))
 
     def break_all(self) -> None:
         """Break every connection there is."""
@@ -73,14 +89,14 @@ class FlakyProxy:
             act = self.script.pop(0) if self.script else PASS
             threading.Thread(target=self._handle, args=(client, act), daemon=True).start()
 
-    def _handle(self, client: socket.socket, act: str | bytes) -> None:
+    def _handle(self, client: socket.socket, act: Act) -> None:
         try:
             if act == DROP:
                 client.close()
             elif act == STALL:
                 client.recv(2**16)
-            elif act in (PASS, CUT):
-                self._carry(client, cut=act == CUT)
+            elif act in (PASS, CUT) or isinstance(act, After):
+                self._carry(client, act)
             else:
                 client.recv(2**16)
                 client.sendall(act if isinstance(act, bytes) else b"")
@@ -88,21 +104,30 @@ class FlakyProxy:
         except OSError:
             client.close()
 
-    def _carry(self, client: socket.socket, cut: bool) -> None:
+    def _carry(self, client: socket.socket, act: Act) -> None:
         server = socket.create_connection(self._target)
         self._open.append(server)
-        threading.Thread(target=_copy, args=(client, server), daemon=True).start()
-        if cut:
+        limits = act if isinstance(act, After) else After()
+        threading.Thread(target=_copy, args=(client, server, limits.up), daemon=True).start()
+        if act == CUT:
             client.sendall(server.recv(2**16)[:-1])
             client.shutdown(socket.SHUT_RDWR)
         else:
-            _copy(server, client, self._flowing)
+            _copy(server, client, limits.down, self._flowing)
 
 
-def _copy(source: socket.socket, target: socket.socket, flowing: threading.Event | None = None) -> None:
+def _copy(
+    source: socket.socket, target: socket.socket, limit: int | None, flowing: threading.Event | None = None
+) -> None:
+    """Copy until the end, or `limit` bytes and no more of either direction."""
     with suppress(OSError):
         while data := source.recv(2**16):
             if flowing is not None:
                 flowing.wait()
-            target.sendall(data)
-        target.shutdown(socket.SHUT_WR)
+            target.sendall(data[:limit])
+            if limit is not None:
+                limit -= len(data)
+                if limit <= 0:
+                    source.shutdown(socket.SHUT_RDWR)
+                    break
+        target.shutdown(socket.SHUT_WR if limit is None else socket.SHUT_RDWR)

@@ -3,16 +3,23 @@
 import inspect
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+from numpy.typing import NDArray
 
 import incipit
 from incipit import client
-from incipit.client import AsyncClient, Client, Embeddings, calls
+from incipit.client import AsyncClient, Client, Embeddings, calls, decoding
+from incipit.client.decoding import Decoding
+from incipit.client.streams import AsyncDecodeStream, DecodeStream
 from tests.conftest import ROOT
 
 HEAVY = ("torch", "onnxruntime", "fastapi", "starlette", "orjson", "tokenizers", "ml_dtypes", "websockets")
+STEPS = ("step", "rewind", "reorder", "append", "drop", "ping")
 CALLS = ("embed", "text", "prompt_embeds", "bias", "models", "model")
+
+RESULTS = {"embed": Embeddings, "step": NDArray[Any], "ping": type(None)}
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
@@ -55,20 +62,27 @@ def test_what_is_missing_is_named(missing: str, script: str, what: str) -> None:
     assert f"ModuleNotFoundError: {what} needs {missing}: pip install 'incipit[client]'" in done.stderr
 
 
-@pytest.mark.parametrize("kind", [Client, AsyncClient])
-@pytest.mark.parametrize("name", CALLS)
-def test_a_method_tells_what_its_call_does(kind: type, name: str) -> None:
-    method, call = getattr(kind, name), getattr(calls, name)
+@pytest.mark.parametrize(
+    ("kind", "name", "source"),
+    [
+        *((kind, name, calls) for kind in (Client, AsyncClient) for name in CALLS),
+        *((kind, "decode", decoding) for kind in (Client, AsyncClient)),
+        *((kind, name, Decoding) for kind in (DecodeStream, AsyncDecodeStream) for name in STEPS),
+    ],
+)
+def test_a_method_tells_what_its_call_does(kind: type, name: str, source: object) -> None:
+    method, call = getattr(kind, name), getattr(source, name)
     signature = inspect.signature(method)
     assert (method.__name__, method.__doc__) == (name, call.__doc__)
-    assert list(signature.parameters) == ["self", *inspect.signature(call).parameters]
-    if name == "embed":
-        assert signature.return_annotation is Embeddings
+    others = [parameter for parameter in inspect.signature(call).parameters if parameter != "self"]
+    assert list(signature.parameters) == ["self", *others]
+    if name in RESULTS:
+        assert signature.return_annotation == RESULTS[name]
 
 
 def test_the_document_names_every_method_and_error() -> None:
     document = (ROOT / "docs/client.md").read_text(encoding="utf-8")
-    names = [*CALLS, "decode", *client.errors.KINDS, "ConnectionFailed", "TimedOut", "StreamClosed"]
+    names = [*CALLS, "decode", *STEPS, *client.errors.KINDS, "ConnectionFailed", "TimedOut", "StreamClosed"]
     assert [name for name in names if f"`{name}" not in document] == []
 
 

@@ -1,22 +1,54 @@
 """Decode streams on a real server. Oracle: one call of the same client, which is proven against the native door."""
 
 import asyncio
+import json
+import re
+import shutil
 import struct
+import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
 
 import incipit
 from incipit.client import errors
-from incipit.client.sequence import Sequence
-from tests.client.conftest import Connect
-from tests.client.flaky import CUT, DROP, STALL, FlakyProxy, canned
-from tests.conftest import free_port
+from incipit.client.decoding import Connect, Decoding, Exchange, Pause, decode
+from incipit.export.exporter import export_loaded
+from incipit.export.source import LoadedSource
+from incipit.models.frontend import FrontEnd, FrontEndConfig
+from incipit.models.initialisers import seeded_
+from incipit.models.rotary import RotaryConfig, RotaryOutput
+from incipit.models.steps import Tokens
+from incipit.service.manifest import Source
+from tests.client.conftest import Connect as Connecting
+from tests.client.flaky import CUT, DROP, STALL, SWALLOW, Act, After, FlakyProxy, canned
+from tests.conftest import Server, free_port, serving
 
 HEADER = struct.Struct("<4sBBHIIIB3s")
+BUSY = canned("503 Service Unavailable", b'{"type":"urn:incipit:error:Unavailable","detail":"full"}')
+
+
+@pytest.fixture(scope="module")
+def rotary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of a model whose attention is rotary."""
+    root = tmp_path_factory.mktemp("rotary")
+    outputs = (RotaryOutput(config=RotaryConfig(dim=6)),)
+    config = FrontEndConfig(family="llama", steps=(Tokens(rows=11, width=4),), max_len=40, rotary=outputs)
+    frontend = FrontEnd(config).eval()
+    seeded_(frontend, 0)
+    export_loaded(LoadedSource(frontend, Source(kind="module")), "llama", root)
+    with serving(root) as server:
+        yield server
+
+
+def whole(client: Any, ids: Any, **fields: Any) -> Any:
+    return client.embed(ids, **fields).vectors
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -25,16 +57,75 @@ def test_steps_equal_one_call_bit_for_bit(tiny: Any, dtype: str) -> None:
     with tiny.decode("bert", offset=1, dtype=dtype) as stream:
         parts = [stream.step(ids) for ids in steps]
         assert [part.shape for part in parts] == [(1, 1, 4), (1, 2, 4), (1, 1, 4), (1, 2, 4)]
-        assert stream.offset == 7
-    whole = tiny.embed([1, 2, 3, 4, 5, 6], model="bert", offset=1, dtype=dtype).vectors
+        assert stream.offset == [7]
+    expected = whole(tiny, [1, 2, 3, 4, 5, 6], model="bert", offset=1, dtype=dtype)
     found = np.concatenate(parts, 1)
-    assert (found.dtype, found.tobytes()) == (whole.dtype, whole.tobytes())
+    assert (found.dtype, found.tobytes()) == (expected.dtype, expected.tobytes())
     parts[0][:] = 0
 
 
 def test_a_stream_has_a_version(tiny: Any) -> None:
     with tiny.decode("bert", version=1) as stream:
-        assert np.array_equal(stream.step([1, 2]), tiny.embed([1, 2], model="bert", version=1).vectors)
+        assert stream.version == 1
+        assert np.array_equal(stream.step([1, 2]), whole(tiny, [1, 2], model="bert", version=1))
+    with tiny.decode("bert") as stream:
+        assert stream.version == 2
+
+
+def test_rows_live_through_everything_that_a_decoder_does(tiny: Any) -> None:
+    def expect(vectors: Any, ids: Any, **fields: Any) -> None:
+        expected = whole(tiny, ids, model="bert", **fields)
+        assert (vectors.shape, vectors.tobytes()) == (expected.shape, expected.tobytes())
+
+    with tiny.decode("bert", offset=[0, 3]) as stream:
+        expect(stream.step([[1, 2], [3, 4]]), [[1, 2], [3, 4]], offset=[0, 3])
+        expect(stream.step([[5, 6, 7], [8]]), [[5, 6, 7], [8]], offset=[2, 5])
+        assert stream.step([[], [9]]).shape == (1, 4)
+        assert stream.offset == [5, 7]
+        stream.rewind([1, 7])
+        stream.reorder([1, 0, 0])
+        assert stream.offset == [7, 1, 1]
+        stream.append(4)
+        stream.append([0, 2])
+        stream.drop([0, 4])
+        stream.drop(3)
+        assert stream.offset == [1, 1, 4]
+        stream.rewind(1)
+        stream.ping()
+        segments = [[0, 1], [1, 1], [0, 0]]
+        ids = np.array([[1, 2], [3, 4], [5, 6]])
+        expect(stream.step(ids, token_type_ids=segments), ids, token_type_ids=segments, offset=1)
+        mask = torch.tensor([[0, 1], [1, 1], [1, 0]])
+        expect(stream.step(ids, attention_mask=mask), ids, attention_mask=mask, offset=3)
+        assert stream.offset == [4, 5, 4]
+        places = [[7, 0], [6, 5], [0, 1]]
+        expect(stream.step(ids, position_ids=places), ids, position_ids=places)
+        assert stream.offset == [8, 7, 2]
+        stream.drop([2, 0, 1])
+        assert stream.offset == []
+        stream.append([7])
+        expect(stream.step([3]), [3], offset=7)
+
+
+def test_rows_may_be_counted_and_may_be_none(tiny: Any) -> None:
+    with tiny.decode("gpt", offset=2, rows=3) as stream:
+        assert stream.offset == [2, 2, 2]
+    none: list[dict[str, Any]] = [{"rows": 0}, {"offset": []}]
+    for options in none:
+        with tiny.decode("gpt", **options) as stream:
+            assert stream.offset == []
+
+
+def test_companions_come_along(connect: Connecting, rotary: Server) -> None:
+    client = connect(rotary.address)
+    names = ["rotary_cos", "rotary_sin"]
+    with client.decode("llama", offset=3, companions=names) as stream:
+        vectors = stream.step([[1, 2]])
+        assert list(stream.companions) == names
+        for name in names:
+            expected = whole(client, [[1, 2]], model="llama", offset=3, output=name)
+            assert np.array_equal(stream.companions[name], expected)
+        assert np.array_equal(vectors, whole(client, [[1, 2]], model="llama"))
 
 
 @pytest.mark.parametrize(
@@ -46,11 +137,14 @@ def test_a_stream_has_a_version(tiny: Any) -> None:
         ([[1], [2]], "input_ids"),
         ([[1, 2], [3]], "input_ids"),
         ([[[1]]], "input_ids"),
+        ([[1], 2], "input_ids"),
         (1, "input_ids"),
         ([1.0], "input_ids"),
         ([2**63], "input_ids"),
         ([2**70], "input_ids"),
         (["a"], "input_ids"),
+        ("a", "input_ids"),
+        (np.zeros((1, 1, 1), np.int64), "input_ids"),
     ],
     ids=str,
 )
@@ -59,8 +153,49 @@ def test_a_step_that_is_refused_changes_nothing(tiny: Any, ids: Any, field: str)
         with pytest.raises(errors.Invalid) as raised:
             stream.step(ids)
         assert str(raised.value.field).startswith(field)
-        assert stream.offset == 2
-        assert np.array_equal(stream.step([1, 2, 3, 4]), tiny.embed([1, 2, 3, 4], model="gpt", offset=2).vectors)
+        assert stream.offset == [2]
+        assert np.array_equal(stream.step([1, 2, 3, 4]), whole(tiny, [1, 2, 3, 4], model="gpt", offset=2))
+
+
+@pytest.mark.parametrize(
+    ("method", "argument", "kind", "field"),
+    [
+        ("rewind", 3, errors.Invalid, "rewind[0]"),
+        ("rewind", [1, 1, 1], errors.Invalid, "rewind"),
+        ("rewind", 1.5, errors.Invalid, "rewind"),
+        ("rewind", [[1, 2]], errors.Invalid, "rewind"),
+        ("reorder", [2], errors.Invalid, "reorder[0]"),
+        ("reorder", [0] * 10**5, errors.TooLarge, "reorder"),
+        ("append", [7], errors.Invalid, "append"),
+        ("drop", [-1], errors.Invalid, "drop[0]"),
+    ],
+)
+def test_what_is_refused_changes_nothing(tiny: Any, method: str, argument: Any, kind: Any, field: str) -> None:
+    with tiny.decode("gpt", offset=2, rows=2) as stream:
+        with pytest.raises(kind) as raised:
+            getattr(stream, method)(argument)
+        assert raised.value.field == field
+        assert stream.offset == [2, 2]
+
+
+def test_what_belongs_to_the_tokens_must_pair_with_them_and_be_known(tiny: Any) -> None:
+    with tiny.decode("gpt") as stream:
+        for further in ({"attention_mask": [1]}, {"position_ids": [[1], [1]]}, {"token_type_ids": [0, 0]}):
+            with pytest.raises(errors.Invalid) as raised:
+                stream.step([1, 2], **further)
+            assert raised.value.field in further
+        assert stream.step([1, 2], attention_mask=[[0, 1]]).shape == (1, 2, 4)
+        assert stream.offset == [1]
+
+
+def test_the_last_place_is_filled_and_the_next_refused_with_the_numbers(tiny: Any) -> None:
+    with tiny.decode("gpt", offset=4) as stream:
+        stream.step([1, 2])
+        with pytest.raises(errors.Invalid, match="6") as raised:
+            stream.step([1])
+        assert raised.value.field == "offset[0] + tokens"
+        stream.rewind(5)
+        assert np.array_equal(stream.step([3]), whole(tiny, [3], model="gpt", offset=5))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +204,14 @@ def test_a_step_that_is_refused_changes_nothing(tiny: Any, ids: Any, field: str)
         ("none", {}, errors.NotFound),
         ("gpt", {"version": 9}, errors.NotFound),
         ("gpt", {"offset": 7}, errors.Invalid),
+        ("gpt", {"offset": [1, 2], "rows": 3}, errors.Invalid),
+        ("gpt", {"offset": [], "rows": 3}, errors.Invalid),
+        ("gpt", {"offset": "1"}, errors.Invalid),
+        ("gpt", {"rows": -1}, errors.Invalid),
+        ("gpt", {"rows": 10**6}, errors.TooLarge),
         ("gpt", {"dtype": "float64"}, errors.Invalid),
+        ("gpt", {"output": "logits"}, errors.Invalid),
+        ("gpt", {"companions": ["embeddings"]}, errors.Invalid),
     ],
 )
 def test_a_stream_that_is_refused(tiny: Any, model: str, options: dict[str, Any], kind: type[Exception]) -> None:
@@ -89,7 +231,7 @@ def test_a_stream_that_is_refused(tiny: Any, model: str, options: dict[str, Any]
     ids=range(5),
 )
 def test_a_stream_that_does_not_open(
-    connect: Connect, flaky: FlakyProxy, act: str | bytes, kind: type[Exception]
+    connect: Connecting, flaky: FlakyProxy, act: str | bytes, kind: type[Exception]
 ) -> None:
     flaky.script = [act]
     with pytest.raises(kind), connect(flaky.address, timeout=0.5).decode("gpt"):
@@ -97,54 +239,224 @@ def test_a_stream_that_does_not_open(
     assert flaky.connections == 1
 
 
-def test_nobody_listens(connect: Connect) -> None:
+def test_nobody_listens(connect: Connecting) -> None:
     with pytest.raises(errors.ConnectionFailed), connect(f"http://127.0.0.1:{free_port()}").decode("gpt"):
         pass
 
 
-def test_a_broken_stream_says_where_to_resume(connect: Connect, flaky: FlakyProxy, tiny: Any) -> None:
+def test_a_broken_stream_says_where_to_resume(connect: Connecting, flaky: FlakyProxy, tiny: Any) -> None:
     client = connect(flaky.address)
     parts = []
     with client.decode("gpt", offset=1) as stream:
         parts.append(stream.step([1, 2]))
         flaky.break_all()
-        with pytest.raises(errors.StreamClosed, match=r"resumes at offset 3$") as raised:
+        with pytest.raises(errors.StreamClosed, match=r"resumes at offset \[3\]$") as raised:
             stream.step([3, 4])
         with pytest.raises(errors.StreamClosed):
             stream.step([3, 4])
     assert flaky.connections == 1
     with client.decode("gpt", offset=raised.value.offset) as stream:
         parts.append(stream.step([3, 4]))
-    assert np.array_equal(np.concatenate(parts, 1), tiny.embed([1, 2, 3, 4], model="gpt", offset=1).vectors)
+    assert np.array_equal(np.concatenate(parts, 1), whole(tiny, [1, 2, 3, 4], model="gpt", offset=1))
 
 
-def test_a_step_without_an_answer_ends_the_stream(connect: Connect, flaky: FlakyProxy) -> None:
+def decode_rows(client: Any) -> bytearray:
+    """Everything a decoder does, with rows that are told apart by where they are: the bytes of all that is answered."""
+    found = bytearray()
+    with client.decode("bert", offset=[0, 2], resume=True) as stream:
+        for ids in ([[1], [2]], [[3, 4], []], [[5], [6]]):
+            found += stream.step(ids).tobytes()
+        stream.rewind([1, 3])
+        stream.reorder([1, 0, 1])
+        found += stream.step([[7], [8], [9]], token_type_ids=[[1], [0], [1]]).tobytes()
+        stream.append(5)
+        found += stream.step([[1], [], [], [10]]).tobytes()
+        stream.drop([0])
+        found += stream.step([[1], [2], [3]], position_ids=[[7], [2], [0]]).tobytes()
+        assert stream.offset == [8, 3, 1]
+    return found
+
+
+@pytest.fixture(scope="module")
+def impatient(tiny_repository: Path) -> Iterator[Server]:
+    """A server that ends a stream after a second without a message."""
+    with serving(tiny_repository, INCIPIT_STREAM_IDLE_SECONDS="1") as server:
+        yield server
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_a_stream_resumes_wherever_its_connections_break(
+    connect: Connecting, flaky: FlakyProxy, tiny: Any, direction: str
+) -> None:
+    """Connections are cut at bytes of the handshake, of the opening and of frames, before and in answers."""
+    # A cut while it opens is followed by a late one, so that pauses do not grow.
+    early, late = [1, 150, 260, 300, 330, 345], [380, 401, 437, 480, 533, 600]
+    flaky.script = [After(**{direction: byte}) for pair in zip(early, late, strict=True) for byte in pair]
+    script: list[Act] = list(flaky.script)
+    assert decode_rows(connect(flaky.address)) == decode_rows(tiny)
+    assert flaky.connections > 4, f"{script} broke nothing"
+
+
+def steps_done(server: Server) -> float:
+    text = httpx.get(f"{server.address}/metrics").text
+    (line,) = re.findall(r'^incipit_stream_operations_total\{.*"gpt".*"step".*\} (.*)$', text, re.MULTILINE)
+    return float(line)
+
+
+def test_a_step_whose_answer_was_lost_is_answered_once_more(
+    connect: Connecting, flaky: FlakyProxy, tiny: Any, tiny_server: Server
+) -> None:
+    with connect(flaky.address).decode("gpt", resume=True) as stream:
+        stream.step([1])
+        before = steps_done(tiny_server)
+        flaky.hold()
+
+        def lose_the_answer() -> None:
+            while steps_done(tiny_server) == before:
+                time.sleep(0.01)
+            flaky.break_all()
+            flaky.release()
+
+        losing = threading.Thread(target=lose_the_answer)
+        losing.start()
+        assert np.array_equal(stream.step([2, 3]), whole(tiny, [2, 3], model="gpt", offset=1))
+        losing.join()
+        assert stream.offset == [3]
+        assert np.array_equal(stream.step([4]), whole(tiny, [4], model="gpt", offset=3))
+    assert flaky.connections == 2
+
+
+@pytest.mark.parametrize("act", [DROP, SWALLOW, CUT, BUSY])
+def test_resuming_ends_and_may_be_tried_again(connect: Connecting, flaky: FlakyProxy, tiny: Any, act: Act) -> None:
+    with connect(flaky.address, retries=1).decode("gpt", resume=True) as stream:
+        stream.step([1])
+        flaky.script = [act] * 2
+        flaky.break_all()
+        kind = errors.Unavailable if act == BUSY else errors.StreamClosed
+        with pytest.raises(kind):
+            stream.step([2])
+        assert stream.offset == [1]
+        assert np.array_equal(stream.step([2]), whole(tiny, [2], model="gpt", offset=1))
+    assert flaky.connections == 4
+
+
+def test_a_stream_that_cannot_be_opened_is_tried_again_where_it_resumes(connect: Connecting, flaky: FlakyProxy) -> None:
+    flaky.script = [DROP, BUSY]
+    with connect(flaky.address, retries=2).decode("gpt", resume=True) as stream:
+        assert stream.offset == [0]
+    with pytest.raises(errors.NotFound), connect(flaky.address).decode("none", resume=True):
+        pass
+    assert flaky.connections == 4
+
+
+def test_a_stream_resumes_in_the_version_that_it_began_with(
+    connect: Connecting, tiny_repository: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "bert").mkdir()
+    shutil.copytree(tiny_repository / "bert" / "1", tmp_path / "bert" / "1")
+    with (
+        serving(tmp_path, INCIPIT_MODEL_CONTROL="poll", INCIPIT_POLL_SECONDS="0.1") as server,
+        FlakyProxy(server.address) as flaky,
+    ):
+        client = connect(flaky.address)
+        with client.decode("bert", resume=True) as stream:
+            first = stream.step([1])
+            shutil.copytree(tiny_repository / "bert" / "2", tmp_path / "new")
+            (tmp_path / "new").rename(tmp_path / "bert" / "2")
+            while client.model("bert").version != 2:
+                time.sleep(0.05)
+            flaky.break_all()
+            stream.rewind(0)
+            assert stream.version == 1
+            assert np.array_equal(stream.step([1]), first)
+            assert not np.array_equal(client.embed([1], model="bert").vectors, first)
+
+
+def test_a_stream_resumes_at_another_server_when_its_own_stops(
+    connect: Connecting, tiny: Any, tiny_server: Server, tiny_repository: Path
+) -> None:
+    with serving(tiny_repository) as stopping, FlakyProxy(stopping.address) as flaky:
+        parts = []
+        with connect(flaky.address).decode("gpt", resume=True) as stream:
+            parts.append(stream.step([1, 2]))
+            flaky.aim(tiny_server.address)
+            stopping.process.terminate()
+            stopping.process.wait(60)
+            parts.append(stream.step([3, 4]))
+    assert np.array_equal(np.concatenate(parts, 1), whole(tiny, [1, 2, 3, 4], model="gpt"))
+
+
+def test_a_stream_that_idled_says_so_and_resumes(connect: Connecting, impatient: Server) -> None:
+    client = connect(impatient.address)
+    with (
+        client.decode("gpt") as fresh,
+        client.decode("gpt") as begun,
+        client.decode("gpt", resume=True) as resumed,
+    ):
+        begun.step([1])
+        resumed.step([1])
+        time.sleep(1.3)
+        for stream, offset in ((fresh, [0]), (begun, [1])):
+            with pytest.raises(errors.StreamClosed, match="idle") as raised:
+                stream.step([2])
+            assert raised.value.offset == offset
+        assert np.array_equal(resumed.step([2]), whole(client, [2], model="gpt", offset=1))
+
+
+def test_a_step_without_an_answer_ends_the_stream(connect: Connecting, flaky: FlakyProxy) -> None:
     with connect(flaky.address, timeout=0.5).decode("gpt") as stream:
         stream.step([1])
         flaky.hold()
         start = time.monotonic()
         with pytest.raises(errors.StreamClosed, match="no answer in time") as raised:
             stream.step([2])
-        assert raised.value.offset == stream.offset == 1
+        assert raised.value.offset == stream.offset == [1]
         flaky.release()
         # Its answer may come now, and must not be taken for that of the next step.
-        with pytest.raises(errors.StreamClosed, match="not waited for"):
+        with pytest.raises(errors.StreamClosed, match="no answer in time"):
             stream.step([3])
     assert time.monotonic() - start < 5
 
 
-def test_a_step_that_is_cancelled_ends_the_stream(flaky: FlakyProxy) -> None:
+def test_a_stream_that_resumes_goes_on_after_a_step_without_an_answer(
+    connect: Connecting, flaky: FlakyProxy, tiny: Any
+) -> None:
+    with connect(flaky.address, timeout=0.5).decode("gpt", resume=True) as stream:
+        stream.step([1])
+        flaky.hold()
+        with pytest.raises(errors.StreamClosed, match="no answer in time"):
+            stream.step([2])
+        flaky.release()
+        assert np.array_equal(stream.step([3]), whole(tiny, [3], model="gpt", offset=1))
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_step_that_is_cancelled_was_not_made(flaky: FlakyProxy, resume: bool) -> None:
     async def cancel() -> None:
-        async with incipit.connect_async(flaky.address) as client, client.decode("gpt") as stream:
+        async with incipit.connect_async(flaky.address) as client, client.decode("gpt", resume=resume) as stream:
             flaky.hold()
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(stream.step([1]), 0.2)
             flaky.release()
-            with pytest.raises(errors.StreamClosed) as raised:
+            if resume:
+                expected = await client.embed([2], model="gpt")
+                assert np.array_equal(await stream.step([2]), expected.vectors)
+                return
+            with pytest.raises(errors.StreamClosed, match="not waited for") as raised:
                 await stream.step([2])
-            assert raised.value.offset == 0
+            assert raised.value.offset == [0]
 
     asyncio.run(cancel())
+
+
+def test_steps_of_one_stream_at_once_are_taken_in_turn(tiny_server: Server) -> None:
+    async def together() -> None:
+        async with incipit.connect_async(tiny_server.address) as client, client.decode("gpt") as stream:
+            found = await asyncio.gather(*(stream.step([index]) for index in range(6)))
+            expected = (await client.embed(list(range(6)), model="gpt")).vectors
+            assert np.array_equal(np.concatenate(found, 1), expected)
+
+    asyncio.run(together())
 
 
 def test_streams_of_one_client_are_apart(tiny: Any) -> None:
@@ -152,38 +464,89 @@ def test_streams_of_one_client_are_apart(tiny: Any) -> None:
         one.step([1])
         other.step([1])
         one.step([2, 3])
-        assert (one.offset, other.offset) == (3, 4)
+        assert (one.offset, other.offset) == ([3], [4])
+
+
+OPENED = json.dumps({"version": 1, "next_offset": [5], "indices": ["token_type_ids"]}).encode()
+
+
+def opened(resume: bool = False) -> Decoding:
+    """A stream of one row at 5, whose every effect is ours."""
+    decoding = decode("m", offset=5, resume=resume)
+    effects = decoding.open(retries=1)
+    assert next(effects) == Connect("/models/m/decode")
+    assert isinstance(effects.send(None), Exchange)
+    with pytest.raises(StopIteration):
+        effects.send(OPENED)
+    return decoding
 
 
 @pytest.mark.parametrize(
     "frame",
     [
         b"",
-        HEADER.pack(b"INCQ", 1, 2, 0, 1, 1, 1, 1, b"\1\0\0"),
-        HEADER.pack(b"INCP", 2, 2, 0, 1, 1, 1, 1, b"\1\0\0"),
-        HEADER.pack(b"INCP", 1, 4, 0, 1, 1, 1, 1, b"\1\0\0"),
-        HEADER.pack(b"INCP", 1, 2, 8, 1, 1, 1, 1, b"\1\0\0"),
-        HEADER.pack(b"INCP", 1, 2, 0, 2, 1, 1, 1, b"\1\0\0"),
-        HEADER.pack(b"INCP", 1, 2, 0, 1, 2, 1, 1, b"\1\0\0"),
-        HEADER.pack(b"INCP", 1, 2, 0, 1, 1, 1, 9, b"\1\0\0"),
+        b'{"closing":"idle","next_offset":[5]}',
+        HEADER.pack(b"INCQ", 2, 2, 0, 1, 1, 1, 1, b"\1\0\0"),
         HEADER.pack(b"INCP", 1, 2, 0, 1, 1, 1, 1, b"\1\0\0"),
-        HEADER.pack(b"INCP", 1, 2, 0, 1, 1, 1, 1, b"\1\0\0") + bytes(15),
+        HEADER.pack(b"INCP", 2, 4, 0, 1, 1, 1, 1, b"\1\0\0"),
+        HEADER.pack(b"INCP", 2, 2, 8, 1, 1, 1, 1, b"\1\0\0"),
+        HEADER.pack(b"INCP", 2, 2, 0, 2, 1, 1, 1, b"\1\0\0") + struct.pack("<qIIf", 6, 1, 1, 0.5),
+        HEADER.pack(b"INCP", 2, 10, 0, 1, 1, 0, 0, bytes(3)) + struct.pack("<q", 6),
+        HEADER.pack(b"INCP", 2, 2, 0, 1, 1, 2, 1, b"\1\0\0") + struct.pack("<qIIf", 6, 1, 1, 0.5),
+        HEADER.pack(b"INCP", 2, 2, 0, 1, 1, 1, 9, b"\1\0\0") + struct.pack("<qIIf", 6, 1, 1, 0.5),
+        HEADER.pack(b"INCP", 2, 2, 0, 1, 1, 1, 1, b"\2\0\0") + struct.pack("<qIIIff", 6, 1, 1, 1, 0.5, 1),
+        HEADER.pack(b"INCP", 2, 2, 0, 1, 1, 1, 1, b"\1\0\0"),
+        HEADER.pack(b"INCP", 2, 2, 0, 1, 1, 1, 1, b"\1\0\0") + struct.pack("<qII", 6, 1, 1) + bytes(3),
+        HEADER.pack(b"INCP", 2, 2, 0, 1, 1, 1, 1, b"\1\0\0") + struct.pack("<qIIff", 6, 1, 1, 0.5, 1),
+        HEADER.pack(b"INCP", 2, 11, 0, 0, 1, 0, 0, bytes(3)) + struct.pack("<q", 5) + b"idle",
     ],
-    ids=["empty", "magic", "version", "kind", "flags", "number", "rows", "dtype", "no-body", "short-body"],
 )
 def test_a_frame_that_answers_nothing_closes_the_stream(frame: bytes) -> None:
-    sequence = Sequence(5)
-    sequence.ask([1])
+    decoding = opened()
+    effects = decoding.step([1])
+    next(effects)
     with pytest.raises(errors.StreamClosed) as raised:
-        sequence.answer(frame)
-    assert raised.value.offset == sequence.offset == 5
+        effects.send(frame)
+    assert raised.value.offset == decoding.offset == [5]
     with pytest.raises(errors.StreamClosed):
-        sequence.ask([1])
+        next(decoding.step([1]))
 
 
-def test_a_frame_as_the_document_has_it() -> None:
-    sequence = Sequence(5)
-    assert sequence.ask([7, 8]) == HEADER.pack(b"INCP", 1, 1, 0, 1, 1, 2, 0, bytes(3)) + struct.pack("<qqI", 7, 8, 2)
-    answer = HEADER.pack(b"INCP", 1, 2, 0, 1, 1, 2, 1, b"\1\0\0") + struct.pack("<qIff", 7, 2, 0.5, -2)
-    assert sequence.answer(answer).tolist() == [[[0.5], [-2]]]
-    assert sequence.offset == 7
+@pytest.mark.parametrize("message", [b"", b"\xff", b"[]", b"{}"])
+def test_an_opening_that_answers_nothing(message: bytes) -> None:
+    effects = decode("m").open(retries=0)
+    next(effects)
+    effects.send(None)
+    with pytest.raises(errors.ConnectionFailed, match="came"):
+        effects.send(message)
+
+
+def test_frames_as_the_document_has_them() -> None:
+    decoding = opened()
+    effects = decoding.step([7, 8], token_type_ids=[0, 1])
+    header = HEADER.pack(b"INCP", 2, 1, 256 + 4, 1, 1, 2, 0, bytes(3))
+    assert next(effects) == Exchange(header + struct.pack("<qqqqqI", 7, 8, 0, 1, 5, 2))
+    answer = HEADER.pack(b"INCP", 2, 2, 0, 1, 1, 2, 1, b"\1\0\0") + struct.pack("<qIIff", 7, 2, 1, 0.5, -2)
+    with pytest.raises(StopIteration) as done:
+        effects.send(answer)
+    assert done.value.value.tolist() == [[[0.5], [-2]]]
+    assert decoding.offset == [7]
+    moved = decoding.rewind(6)
+    assert next(moved) == Exchange(HEADER.pack(b"INCP", 2, 4, 0, 2, 1, 0, 0, bytes(3)) + struct.pack("<q", 6))
+
+
+def test_a_stream_that_resumes_connects_where_its_rows_are() -> None:
+    decoding = opened(resume=True)
+    effects = decoding.reorder([0, 0])
+    first = next(effects)
+    assert isinstance(effects.send(errors.ConnectionFailed("broke")), Pause)
+    assert effects.send(None) == Connect("/models/m/versions/1/decode")
+    opening = effects.send(None)
+    assert isinstance(opening, Exchange)
+    assert json.loads(opening.message)["open"] == {
+        "offset": [5],
+        "rows": 1,
+        "output": ["embeddings"],
+        "dtype": "float32",
+    }
+    assert effects.send(OPENED) == first

@@ -229,6 +229,7 @@ def test_a_first_message_can_open_the_stream(tiny_clients: Clients) -> None:
             "version": 1,
             "max_len": 6,
             "outputs": {"embeddings": 4, "token_embeddings": 4},
+            "indices": [],
             "next_offset": [1, 2],
         }
         answer = text(stream, input_ids=[[1], [2]])

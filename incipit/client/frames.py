@@ -1,0 +1,130 @@
+"""The frames of a decode stream, version 2, as `docs/decode.md` describes them. Letters: R rows, T tokens."""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from incipit.client.errors import invalid
+from incipit.client.results import Int64, Vectors, array_of
+
+MAGIC, VERSION = b"INCP", 2
+HEADER = struct.Struct("<4sBBHIIIB3s")
+STEP, VECTORS, ERROR, REWIND, REORDER, APPEND, DROP, PING, _, STATE, CLOSING = range(1, 12)
+POSITIONS, MASK, OFFSETS, FURTHER = 1, 2, 4, 256
+DTYPES = {1: "float32", 2: "float16", 3: "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """The next tokens.
+
+    Args:
+        values: by input, int64 (T,): `input_ids`, and what else belongs to each token.
+        lengths: int64 (R,), tokens of each row.
+
+    """
+
+    values: Mapping[str, Int64]
+    lengths: Int64
+
+
+@dataclass(frozen=True)
+class Move:
+    """Anything else that rows are told: a kind, and its integers."""
+
+    kind: int
+    integers: Int64
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back.
+
+    Args:
+        kind: VECTORS, ERROR, STATE or CLOSING.
+        number: of the message that is answered.
+        offset: of each row.
+        tensors: each output, (R, L, D) where all rows have one length, else (T, D).
+        text: the problem document of an error, or the reason of a closing.
+
+    """
+
+    kind: int
+    number: int
+    offset: list[int]
+    tensors: list[Vectors]
+    text: bytes
+
+
+def write_frame(operation: Step | Move, number: int, offset: Sequence[int], indices: Sequence[str]) -> bytes:
+    """Return the frame that tells `operation`.
+
+    Args:
+        operation: what is told.
+        number: of the message, 1 or more.
+        offset: where the rows are taken to be.
+        indices: further inputs of the model, in the order of its manifest.
+
+    Raises:
+        Invalid: the model has no such input.
+
+    """
+    if isinstance(operation, Move):
+        integers = operation.integers.astype("<i8").tobytes()
+        return _header(operation.kind, 0, number, len(operation.integers), 0) + integers
+    flags = {"position_ids": POSITIONS, "attention_mask": MASK}
+    flags |= {name: FURTHER << index for index, name in enumerate(indices)}
+    for name in operation.values.keys() - {"input_ids", *flags}:
+        raise invalid(name, "values", f"inputs of the model: {', '.join(flags)}")
+    given = [name for name in flags if name in operation.values]
+    stated = OFFSETS * (len(offset) == len(operation.lengths))  # else the service says which it allows
+    ids = operation.values["input_ids"]
+    parts = [ids, *(operation.values[name] for name in given), *([np.array(offset)] if stated else [])]
+    return b"".join(
+        (
+            _header(STEP, sum(flags[name] for name in given) | stated, number, len(operation.lengths), len(ids)),
+            *(part.astype("<i8").tobytes() for part in parts),
+            operation.lengths.astype("<u4").tobytes(),
+        )
+    )
+
+
+def _header(kind: int, flags: int, number: int, rows: int, tokens: int) -> bytes:
+    return HEADER.pack(MAGIC, VERSION, kind, flags, number, rows, tokens, 0, bytes(3))
+
+
+def read_frame(frame: bytes) -> Answer:
+    """Read an answer; its tensors may be changed.
+
+    Raises:
+        ValueError: it is none of this version, or not as long as it says.
+
+    """
+    if len(frame) < HEADER.size:
+        raise ValueError(f"a frame of {len(frame)} bytes")
+    magic, version, kind, flags, number, rows, tokens, dtype, last = HEADER.unpack_from(frame)
+    if (magic, version, flags) != (MAGIC, VERSION, 0) or kind not in (VECTORS, ERROR, STATE, CLOSING):
+        raise ValueError(repr(frame[:80]))
+    if kind == ERROR:
+        return Answer(kind, number, [], [], frame[HEADER.size :])
+    at = HEADER.size + 8 * rows
+    offset = np.frombuffer(frame, "<i8", rows, HEADER.size).tolist()
+    if kind != VECTORS:
+        return Answer(kind, number, offset, [], frame[at:])
+    lengths = np.frombuffer(frame, "<u4", rows, at)
+    widths = np.frombuffer(frame, "<u4", last[0], at + 4 * rows).tolist()
+    at += 4 * rows + 4 * len(widths)
+    if dtype not in DTYPES or int(lengths.sum()) != tokens:
+        raise ValueError(f"a frame of type {dtype} and {tokens} tokens in rows of {lengths.tolist()}")
+    even = rows > 0 and (lengths == lengths[0]).all()
+    leading = (rows, tokens // rows) if even else (tokens,)
+    data = bytearray(memoryview(frame)[at:])  # a copy, so that the vectors may be changed
+    values = array_of(data, DTYPES[dtype], [-1])
+    if values.size != tokens * sum(widths):
+        raise ValueError(f"a frame of {values.size} values for {tokens} tokens of {widths}")
+    ends = np.cumsum([tokens * width for width in widths])[:-1]
+    parts = np.split(values, ends)
+    tensors = [part.reshape(*leading, width) for part, width in zip(parts, widths, strict=True)]
+    return Answer(kind, number, offset, tensors, b"")
