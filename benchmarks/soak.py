@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import base64
 import json
-import os
 import re
 import subprocess
 import sys
@@ -633,8 +632,7 @@ def main() -> None:
     given = parser.parse_args()
     truth = Truth(max((given.repository / given.model).glob("[1-9]*"), key=lambda folder: int(folder.name)))
     command = [str(Path(sys.executable).parent / "incipit"), "serve", "--repository", str(given.repository)]
-    environment = os.environ | {"INCIPIT_LOG_LEVEL": "warning"}
-    with subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True, env=environment) as server:
+    with subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
             found = next(filter(None, (re.search(r"http://\S+", line) for line in server.stdout)))
