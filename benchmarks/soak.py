@@ -531,27 +531,38 @@ class Proxy:
     def __init__(self, address: str, seed: int) -> None:
         self._target = httpx.URL(address)
         self._random = np.random.default_rng(seed)
+        self._carried: set[asyncio.Task[None]] = set()
 
-    async def start(self) -> tuple[asyncio.Server, str]:
+    async def start(self) -> str:
         """Listen, and return where."""
-        server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
-        return server, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def stop(self) -> None:
+        """Close everything."""
+        self._server.close()
+        for task in self._carried:
+            task.cancel()
+        await asyncio.gather(*self._carried, return_exceptions=True)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Half of the lives are short, so that handshakes break too.
+        # Some lives are short, so that handshakes break too.
         life = [int(self._random.exponential(LIFE if self._random.random() < 0.9 else 600))]
+        ends = [writer]
+        tasks: list[asyncio.Task[None]] = []
         try:
             far_reader, far_writer = await asyncio.open_connection(self._target.host, self._target.port)
-        except OSError:
-            writer.transport.abort()
-            return
-        both = [self._copy(reader, far_writer, life), self._copy(far_reader, writer, life)]
-        tasks = [asyncio.ensure_future(one) for one in both]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            task.cancel()
-        for end in (writer, far_writer):
-            end.transport.abort()
+            ends.append(far_writer)
+            both = (self._copy(reader, far_writer, life), self._copy(far_reader, writer, life))
+            tasks += [asyncio.create_task(one) for one in both]
+            self._carried.update(tasks)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._carried.difference_update(tasks)
+            for end in ends:
+                end.transport.abort()
 
     async def _copy(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, life: list[int]) -> None:
         with suppress(OSError):
@@ -571,8 +582,8 @@ def own_memory(pid: int) -> int:
 
 async def run(truth: Truth, model: str, address: str, pid: int, steps: int, streams: int, seed: int) -> Soak:
     """Feed `streams` streams of every door, and sample the memory of the server; return what was done."""
-    server, through = await Proxy(address, seed).start()
-    soak = Soak(truth, model, through, steps)
+    proxy = Proxy(address, seed)
+    soak = Soak(truth, model, await proxy.start(), steps)
     memory: list[tuple[int, int]] = []
 
     async def sample() -> None:
@@ -591,7 +602,7 @@ async def run(truth: Truth, model: str, address: str, pid: int, steps: int, stre
                 group.create_task(soak.events(seed + index * 10 + 9))
     finally:
         sampling.cancel()
-        server.close()
+        await proxy.stop()
     seconds = time.perf_counter() - begin
     await all_left(address)
     quarters = [
