@@ -294,9 +294,15 @@ def _prove(frontend: AnyFrontEnd, folder: Path, provider: str, report: Report) -
                 Probe(frontend, session(graph), graph).check()
         outputs[EMBEDDINGS] = prove(frontend, session(), Progress(report, step).cases)
     if isinstance(frontend, FrontEnd):
-        if (width := frontend.signature.lookup_width) is not None:
-            progress = Progress(report, "proving the lookup equal", 4 * frontend.signature.vocab_size * width)
+        signature = frontend.signature
+        step, width = "proving the lookup equal", signature.lookup_width or signature.width
+        progress = Progress(report, step, 4 * signature.vocab_size * width)
+        if signature.lookup_width is not None:
             outputs[TOKEN_EMBEDDINGS] = prove_lookup(frontend, session(TOKEN_GRAPH), progress.add)
+        elif frontend.config.only_looks_up:
+            every_id = prove_lookup(frontend, session(), progress.add)
+            cases = (*outputs[EMBEDDINGS].cases, *every_id.cases)
+            outputs[EMBEDDINGS] = outputs[EMBEDDINGS].model_copy(update={"cases": cases})
         if frontend.signature.rotary:
             report("proving the rotary outputs equal")
             outputs |= prove_rotary(frontend, session(), session(EMBEDDINGS_GRAPH))

@@ -5,12 +5,13 @@ Letters: B batch, L length, M maximum length.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import JsonValue
+from torch import Tensor
 
 from incipit.export.errors import ParityError
 from incipit.models.custom import CustomFrontEnd
@@ -30,12 +31,16 @@ the neighbour there, and a projection carries that further."""
 ROTARY_ULP = 1.0
 """For cosines and sines, in units in the last place of the largest one: torch's float32 kernels against the float64 of
 the graph, which is rounded. Found: 0.5, 6e-8, at every position up to 2^31."""
-LARGEST = 2**23
-"""Numbers of an output of several rows; what is larger shows no more, and needs several times the memory."""
+LARGEST = 2**25
+"""Numbers of an output of several rows: the longest rows of a case that would have more are as long as fits."""
+AT_ONCE = 2**23
+"""Numbers of the vectors that the module computes at once: of what is larger, some rows after others."""
 LONG = 512
 """Length that stands for the longest where no table of positions sets one."""
-PART = 2**22
-"""Numbers of the lookup that are compared at once."""
+PART = 2**20
+"""Numbers of the lookup that are computed at once."""
+PIECE = 2**18
+"""Numbers that are compared at once."""
 WINDOW = 2**23
 """Numbers of the table of tokens that a case takes its ids from, beside the first and the last."""
 PADDINGS: tuple[Literal["none", "left", "right"], ...] = ("none", "left", "right")
@@ -67,11 +72,11 @@ def prove(
 
     """
     frontend.eval()
-    grid = list(_grid(frontend.signature))
+    asked = list(grid(frontend.signature))
     cases = []
-    for case in grid:
+    for case in asked:
         cases.append(_compare(frontend, session, case))
-        report(len(cases), len(grid), 4 * case.batch * case.length * frontend.signature.width)
+        report(len(cases), len(asked), 4 * case.batch * case.length * frontend.signature.width)
     return judge(EMBEDDINGS, cases, allowed_ulp(frontend))
 
 
@@ -106,24 +111,30 @@ def judge(output: str, cases: Sequence[ParityCase], allowed_ulp: float) -> Outpu
 def prove_lookup(
     frontend: FrontEnd, session: runtime.Session, told: Callable[[int], None] = lambda _: None
 ) -> OutputParity:
-    """Compare the graph of the model's own lookup with `frontend.look_up`, for every id.
+    """Compare a graph of the model's own lookup with `frontend.look_up`, for every id.
 
-    `told` is told the bytes of each part of the ids.
+    It is that of `token_embeddings`, or one of `embeddings` where the two are the same. `told` is told the bytes of
+    each part of the ids.
 
     Raises:
         ParityError: a value differs; the steps of a lookup leave no bit to chance.
 
     """
-    ids, cases = np.arange(frontend.signature.vocab_size).reshape(1, -1), []
-    count = min(4096, 1 + PART // (frontend.signature.lookup_width or 1))
+    signature, cases = frontend.signature, []
+    ids = np.arange(signature.vocab_size).reshape(-1, 1)  # rows of length 1 fit within every limit
+    output, width = EMBEDDINGS, signature.width
+    if signature.lookup_width is not None:
+        output, width = TOKEN_EMBEDDINGS, signature.lookup_width
+    count = min(4096, 1 + PART // width)
     with torch.inference_mode():
-        for part in np.array_split(ids, 1 + ids.size // count, axis=1):
+        for part in np.array_split(ids, 1 + ids.size // count):
             expected = frontend.look_up(torch.from_numpy(part)).numpy()
-            max_abs, max_ulp = difference(session.run({"input_ids": part})[TOKEN_EMBEDDINGS], expected)
+            found = session.run({"input_ids": part, "offset": np.zeros(1, np.int64)}, [output])[output]
+            max_abs, max_ulp = difference(found, expected)
             told(expected.nbytes)
-            arguments: dict[str, JsonValue] = {"from_id": int(part[0, 0]), "to_id": int(part[0, -1])}
+            arguments: dict[str, JsonValue] = {"from_id": int(part[0, 0]), "to_id": int(part[-1, 0])}
             cases.append(ParityCase(arguments=arguments, max_abs=max_abs, max_ulp=max_ulp))
-    return judge(TOKEN_EMBEDDINGS, cases, 0.0)
+    return judge(output, cases, 0.0)
 
 
 def prove_rotary(frontend: FrontEnd, session: runtime.Session, alone: runtime.Session) -> dict[str, OutputParity]:
@@ -140,7 +151,7 @@ def prove_rotary(frontend: FrontEnd, session: runtime.Session, alone: runtime.Se
     largest = max(SCALINGS[output.config.scaling].attention_factor(output.config) for output in frontend.config.rotary)
     unit = float(np.spacing(np.float32(largest)))
     cases: dict[str, list[ParityCase]] = {name: [] for name in signature.rotary}
-    for case in _grid(replace(signature, max_len=limit)):
+    for case in grid(replace(signature, max_len=limit)):
         feeds = feeds_of(signature, case)
         found = session.run(feeds)
         if not np.array_equal(found[EMBEDDINGS], alone.run(feeds)[EMBEDDINGS]):
@@ -174,13 +185,12 @@ def longest(signature: Signature) -> int:
     return min(signature.max_len or LONG, max(signature.rows, LONG))
 
 
-def _grid(signature: Signature) -> Iterator[Arguments]:
+def grid(signature: Signature) -> Iterator[Arguments]:
     """Yield all combinations that are legal."""
     most = longest(signature)
     for batch in BATCHES:
-        for length in sorted({min(length, most) for length in (*LENGTHS, most)}):
-            if batch > 1 and batch * length * signature.width > LARGEST:
-                continue
+        fits = most if batch == 1 else max(LENGTHS[-1], LARGEST // (batch * signature.width))
+        for length in sorted({min(length, most, fits) for length in (*LENGTHS, most)}):
             last = (signature.max_len or LONG) - length
             offsets: list[tuple[int, ...]] = [(offset,) for offset in sorted({0, min(1, last), last})]
             if batch > 1:
@@ -195,17 +205,28 @@ def _compare(frontend: FrontEnd | CustomFrontEnd, session: runtime.Session, case
     feeds = feeds_of(frontend.signature, case)
     inputs = {name: torch.from_numpy(array) for name, array in feeds.items()}
     indices = {name: inputs.pop(name) for name in frontend.signature.indices}
-    further = {"indices": indices} if case.segments else {}  # else its own default against the zeros of the graph
     if case.padding == "none":
         inputs.pop("attention_mask", None)
-    with torch.inference_mode():
-        expected = frontend(**inputs, **further).numpy()
     try:
         found = session.run(feeds)[EMBEDDINGS]
     except Exception as error:  # onnxruntime's own exceptions share no narrower parent
         raise ParityError(f"the graph fails at {_say(case)}: {' '.join(str(error).split())}") from error
-    max_abs, max_ulp = difference(found, expected)
+    count = max(1, AT_ONCE // (case.length * frontend.signature.width))
+    differences = []
+    for begin in range(0, case.batch, count):
+        rows = slice(begin, begin + count)
+        given: dict[str, Any] = {name: _rows(values, case.batch, rows) for name, values in inputs.items()}
+        if case.segments:  # else its own default against the zeros of the graph
+            given["indices"] = {name: values[rows] for name, values in indices.items()}
+        with torch.inference_mode():
+            differences.append(difference(found[rows], frontend(**given).numpy()))
+    max_abs, max_ulp = (max(values) for values in zip(*differences, strict=True))
     return ParityCase(arguments=_arguments(case), max_abs=max_abs, max_ulp=max_ulp)
+
+
+def _rows(values: Tensor, batch: int, rows: slice) -> Tensor:
+    """Return the `rows` of an input; an `offset` of one element is that of every row."""
+    return values[rows] if len(values) == batch else values
 
 
 def feeds_of(signature: Signature, case: Arguments) -> dict[str, NDArray[np.int64]]:
@@ -240,10 +261,15 @@ def difference(found: NDArray[np.float32], expected: NDArray[np.float32]) -> tup
 
     Infinite where the shapes differ or a value is not a number.
     """
-    if found.shape != expected.shape or not (np.isfinite(found).all() and np.isfinite(expected).all()):
+    if found.shape != expected.shape:
         return np.inf, np.inf
+    width = found.shape[-1]
+    rows, others, count = found.reshape(-1, width), expected.reshape(-1, width), 1 + PIECE // width
     max_abs = max_ulp = 0.0
-    for one, other in zip(found, expected, strict=True):  # row by row, since each needs memory
+    for begin in range(0, len(rows), count):  # some at a time, since each needs memory
+        one, other = rows[begin : begin + count], others[begin : begin + count]
+        if not (np.isfinite(one).all() and np.isfinite(other).all()):
+            return np.inf, np.inf
         absolute = np.abs(one - other).max(axis=-1)
         ulp = np.spacing(np.abs(other).max(axis=-1))
         max_abs, max_ulp = max(max_abs, float(absolute.max())), max(max_ulp, float((absolute / ulp).max()))

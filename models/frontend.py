@@ -193,6 +193,11 @@ class FrontEndConfig:
         return not any(isinstance(step, Norm | Project) for step in self.steps)
 
     @property
+    def only_looks_up(self) -> bool:
+        """Whether a vector depends on nothing but its id: it is a row of the token table, perhaps scaled."""
+        return all(isinstance(step, Tokens | Scale) for step in self.steps)
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """The width of `x` after each step; the last is D."""
         widths = [self.tokens.width]
