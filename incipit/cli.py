@@ -117,6 +117,8 @@ def verify(name: str, repository: Path | None, provider: Literal["cpu", "cuda"] 
         report = run(folder, progress, provider)
     for proven_on, parity in report.providers.items():
         click.echo(f"{folder}: hashes agree, {parity.summary()} ({proven_on})")
+    if report.storage:
+        click.echo(f"{folder}: {report.storage_summary()}, as the export found: the tables in float32 are not in it")
 
 
 @app.command()

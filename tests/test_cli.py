@@ -83,6 +83,9 @@ def test_a_stored_type_is_said_with_what_it_costs(tmp_path: Path) -> None:
         "60 bytes, 148 saved"
     )
     assert done.stdout.splitlines()[1] == f"{tmp_path / 'tiny' / '1'}: {summary}"
+    proven = run("verify", "tiny", "--repository", tmp_path).stdout.splitlines()
+    of_the_export = summary.partition(": ")[2] + ", as the export found: the tables in float32 are not in it"
+    assert proven[1] == f"{tmp_path / 'tiny' / '1'}: {of_the_export}"
     shown = run("inspect", "tiny", "--repository", tmp_path).stdout.splitlines()
     assert summary in shown
     assert "  tokens.weight: 7 x 4, error at most 0, mean 0, worst cosine 1.00000000, 32 bytes, 80 saved" in shown
