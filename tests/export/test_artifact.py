@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -97,23 +98,44 @@ def test_a_draft_of_another_process_is_swept_once_that_process_is_dead(tmp_path:
     assert not folder.exists()
 
 
-def end_in_the_middle(repository: Path, number: signal.Signals) -> tuple[int, str]:
-    """Send a signal to an export once it has written a file; return its exit code and standard error."""
-    command = [INCIPIT, "export", "gpt2-small", "--name", "m", "--repository", str(repository)]
+MOMENTS = {
+    "the draft": ("", "float32"),
+    "the middle of the table": ("model.onnx.data", "float32"),  # which is 154 MB
+    "the middle of the rounded table": ("model.onnx.data.new", "float16"),
+    "the proof": ("manifest.json", "float32"),
+}
+"""What an export is about once which file of its draft is there, and the type that it stores."""
+
+
+def end_in_the_middle(
+    repository: Path, number: signal.Signals, moment: str = "the middle of the table"
+) -> tuple[int, str]:
+    """Send a signal to an export at a moment; return its exit code and standard error."""
+    file, dtype = MOMENTS[moment]
+    command = [INCIPIT, "export", "gpt2-small", "--name", "m", "--repository", str(repository), "--dtype", dtype]
     # A shell lets its background jobs ignore SIGINT, and so would the export.
     attend = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=attend) as process:
-        # In the middle of the table, which is 154 MB.
-        while not any(file.stat().st_size for file in (repository / "m").glob(f"{DRAFT}*/model.onnx.data")):
+        while not any(there(folder / file) for folder in (repository / "m").glob(f"{DRAFT}*")):
             assert process.poll() is None
             time.sleep(0.005)
         process.send_signal(number)
         return process.wait(), process.communicate()[1]
 
 
-def test_an_export_that_is_killed_shows_nothing_and_the_next_sweeps(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def there(path: Path) -> bool:
+    """Whether a folder is there, or a file with some content."""
+    with suppress(FileNotFoundError):  # replaced in between
+        return path.stat().st_size > 0
+    return False
+
+
+@pytest.mark.parametrize("moment", ["the middle of the table", "the proof"])
+def test_an_export_that_is_killed_shows_nothing_and_the_next_sweeps(
+    tiny_checkpoint: Path, tmp_path: Path, moment: str
+) -> None:
     add(tmp_path, "other")
-    code, _ = end_in_the_middle(tmp_path, signal.SIGKILL)
+    code, _ = end_in_the_middle(tmp_path, signal.SIGKILL, moment)
     assert code == -signal.SIGKILL
     assert [path.name[:5] for path in (tmp_path / "m").iterdir()] == [DRAFT]
     assert [name for name, *_ in find_artifacts(tmp_path)] == ["other"]
@@ -122,12 +144,17 @@ def test_an_export_that_is_killed_shows_nothing_and_the_next_sweeps(tiny_checkpo
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "said"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+    ("number", "code", "said", "moment"),
+    [
+        (signal.SIGINT, 130, "interrupted", "the draft"),
+        (signal.SIGINT, 130, "interrupted", "the middle of the rounded table"),
+        (signal.SIGTERM, 143, "terminated", "the middle of the table"),
+    ],
 )
 def test_an_export_that_is_interrupted_leaves_no_trace(
-    tmp_path: Path, number: signal.Signals, code: int, said: str
+    tmp_path: Path, number: signal.Signals, code: int, said: str, moment: str
 ) -> None:
-    found, errors = end_in_the_middle(tmp_path, number)
+    found, errors = end_in_the_middle(tmp_path, number, moment)
     assert found == code
     assert errors.splitlines()[-1] == f"incipit: {said}"
     assert "Traceback" not in errors

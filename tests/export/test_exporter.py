@@ -254,10 +254,20 @@ def test_a_graph_that_is_not_proven_is_not_published(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("room", [2**8, 2**20, 2**26 + 1])  # for the graph, for a part of the table, for one more
-def test_a_disk_that_refuses_in_the_middle_is_said_in_one_line_and_leaves_no_trace(tmp_path: Path, room: int) -> None:
+@pytest.mark.parametrize(
+    ("room", "dtype"),
+    [  # for the graph, for a part of the table, for one more, for a part of the rounded table
+        (2**8, "float32"),
+        (2**20, "float32"),
+        (2**26 + 1, "float32"),
+        (2**20, "int8"),
+    ],
+)
+def test_a_disk_that_refuses_in_the_middle_is_said_in_one_line_and_leaves_no_trace(
+    tmp_path: Path, room: int, dtype: str
+) -> None:
     done = subprocess.run(
-        [INCIPIT, "export", "gpt2-small", "--name", "m", "--repository", str(tmp_path)],
+        [INCIPIT, "export", "gpt2-small", "--name", "m", "--repository", str(tmp_path), "--dtype", dtype],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, room)),
         capture_output=True,
         text=True,
