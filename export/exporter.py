@@ -22,7 +22,7 @@ from incipit.export.parity import prove, prove_lookup, prove_rotary
 from incipit.export.progress import Progress, Report
 from incipit.export.source import AnyFrontEnd, Choices, LoadedSource, load_source
 from incipit.export.stem import export_stem, prove_stem, read_stem_weights
-from incipit.export.storage import Stored, read_format, read_tables, round_tables, write_tables
+from incipit.export.storage import build_narrow, compare_tables, read_format, sketch, write_tables
 from incipit.models import stems
 from incipit.models.custom import CustomFrontEnd
 from incipit.models.frontend import FrontEnd, FrontEndConfig
@@ -52,6 +52,7 @@ from incipit.service.manifest import (
     Rotary,
     Source,
     StemManifest,
+    StoredTable,
     Tensor,
     TokenEmbeddings,
     check_files,
@@ -98,14 +99,19 @@ def export(
     check_name(name)
     format_ = find_format(dtype, scale)
     report(f"reading {source}")
-    loaded = load_source(source, report, **choices)
-    if isinstance(loaded.frontend, FrontEnd) and loaded.frontend.config.no_rotary:
-        report(f"leaving rotary outputs out: {loaded.frontend.config.no_rotary}")
-    if max_len is not None:
-        loaded = _resize(loaded, max_len, resizing)
-    elif resizing is not None:
-        raise ExportError(f"--resize: got {resizing!r}, allowed only with --max-len")
-    return export_loaded(loaded, name, repository, report, format_)
+
+    def load() -> LoadedSource:
+        loaded = load_source(source, report, widen=format_ is None, **choices)
+        if isinstance(loaded.frontend, FrontEnd) and loaded.frontend.config.no_rotary:
+            report(f"leaving rotary outputs out: {loaded.frontend.config.no_rotary}")
+        if max_len is not None:
+            return _resize(loaded, max_len, resizing)
+        if resizing is not None:
+            raise ExportError(f"--resize: got {resizing!r}, allowed only with --max-len")
+        return loaded
+
+    # Nothing here keeps what was loaded: once its tables are rounded, the proof has their memory.
+    return export_loaded(load(), name, repository, report, format_)
 
 
 def export_loaded(
@@ -123,16 +129,17 @@ def export_loaded(
     training = source.training
     source.eval()
     try:
-        stored = None
         if format_:
-            report(f"rounding the tables to {format_.dtype}")
-            stored = _round(source, format_)
-            loaded = replace(loaded, frontend=stored.frontend)
+            _check_format(source, format_)
         with draft(repository, name) as folder:
             report("writing the graph")
-            _write_graphs(loaded.frontend, folder, report)
-            if stored:
-                write_tables(stored, folder)
+            storage: dict[str, StoredTable] = {}
+            if format_ is None:
+                _write_graphs(source, folder, report)
+            else:
+                loaded, storage = _store(loaded, format_, folder, report)
+                source.train(training)
+                source = loaded.frontend
             label_graphs(folder, loaded.frontend.signature)
             if loaded.tokenizer:
                 shutil.copyfile(loaded.tokenizer, folder / TOKENIZER)
@@ -141,7 +148,7 @@ def export_loaded(
             check_graphs(folder, manifest)
             parity = ParityReport(
                 providers={provider: _prove(loaded.frontend, folder, provider, report) for provider in _providers()},
-                storage=stored.errors if stored else {},
+                storage=storage,
             )
             write(parity, folder / PARITY)
             version = publish(folder)
@@ -227,11 +234,25 @@ def _resize(loaded: LoadedSource, max_len: int, resizing: str | None) -> LoadedS
     return replace(loaded, frontend=frontend, resized=record)
 
 
-def _round(frontend: AnyFrontEnd, format_: Format) -> Stored:
+def _check_format(frontend: AnyFrontEnd, format_: Format) -> None:
     if not isinstance(frontend, FrontEnd):
         what = "a stem" if isinstance(frontend, Stem) else "a module of one's own"
         raise ExportError(f"--dtype: got {format_.dtype!r}, allowed only float32 for {what}")
-    return round_tables(frontend, format_)
+
+
+def _store(
+    loaded: LoadedSource, format_: Format, folder: Path, report: Report
+) -> tuple[LoadedSource, dict[str, StoredTable]]:
+    """Write the graphs over tables in `format_`; return what they are worth, and how that differs from `loaded`."""
+    frontend = loaded.frontend
+    assert isinstance(frontend, FrontEnd)
+    _write_graphs(sketch(frontend), folder, report)
+    report(f"rounding the tables to {format_.dtype}")
+    write_tables(frontend, format_, folder, report)
+    report("comparing the tables")
+    storage = compare_tables(frontend, format_, folder, report)
+    narrow = build_narrow(frontend.config, frontend.state_dict(), format_, folder)
+    return replace(loaded, frontend=narrow), storage
 
 
 def _write_graphs(frontend: AnyFrontEnd, folder: Path, report: Report) -> None:
@@ -249,7 +270,8 @@ def _build_again(manifest: Artifact, document: dict[str, Any], folder: Path) -> 
         stem_config = stems.from_document(document)
         return stems.from_tensors(stem_config, read_stem_weights(folder, stem_config))
     config = FrontEndConfig.from_document(document)
-    return FrontEnd.from_tensors(config, read_initializers(folder) | read_tables(folder) | read_bias(folder))
+    weights, format_ = read_initializers(folder) | read_bias(folder), read_format(folder)
+    return build_narrow(config, weights, format_, folder) if format_ else FrontEnd.from_tensors(config, weights)
 
 
 def _providers(provider: Literal["cpu", "cuda"] | None = None) -> list[str]:

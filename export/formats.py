@@ -3,7 +3,7 @@
 Letters: B batch, L length, V rows and D width of a table, n any number of rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +16,7 @@ from incipit.export.errors import ExportError
 BLOCK = 32
 """Columns of a row that share a scale, in int4."""
 
-CODES, SCALE, WIDTH = "", ".scale", ".width"
+CODES, SCALE, WIDTH = ENDINGS = "", ".scale", ".width"
 Parts = dict[str, Tensor]
 """What a table is stored as, by what ends the names of its initializers."""
 
@@ -30,7 +30,7 @@ class Format:
         scale: what has a scale of its own; None for a type that needs none.
         block: columns of a block; None where no block has a scale.
         codes: the type of what is stored for each value.
-        whole: table (V, D) -> the parts that are stored once.
+        whole: the rows of a table in float32, some (n, D) at a time -> the parts that are stored once.
         narrow: rows (n, D) and those parts -> the parts that are stored for each row.
         widen: all parts of n rows -> float32 (n, D), to the bit as `nodes` do it.
         nodes: the same in onnx's own language, for the parts of one table: float32 `vectors` (B, L, D) of int64
@@ -42,7 +42,7 @@ class Format:
     scale: Literal["row", "tensor", "block"] | None = None
     block: int | None = None
     codes: torch.dtype
-    whole: Callable[[Tensor], Parts]
+    whole: Callable[[Iterator[Tensor]], Parts]
     narrow: Callable[[Tensor, Parts], Parts]
     widen: Callable[[Parts], Tensor]
     nodes: Callable[[Parts], str]
@@ -69,7 +69,7 @@ def find_format(dtype: str, scale: str | None = None) -> Format | None:
     return found
 
 
-def _once_nothing(_: Tensor) -> Parts:
+def _once_nothing(_: Iterator[Tensor]) -> Parts:
     return {}
 
 
@@ -88,13 +88,14 @@ def _int8_rows(rows: Tensor, _: Parts) -> Parts:
     return {CODES: _round(rows, scale, 127).to(torch.int8), SCALE: scale}
 
 
-def _int8_whole(table: Tensor) -> Parts:
-    least, most = table.aminmax()
-    return {SCALE: _scale(torch.maximum(-least, most), 127)}
+def _int8_whole(table: Iterator[Tensor]) -> Parts:
+    largest = torch.stack([rows.abs().max() for rows in table]).max()
+    return {SCALE: _scale(largest, 127)}
 
 
-def _int4_whole(table: Tensor) -> Parts:
-    return {WIDTH: torch.tensor([table.shape[1]])} if table.shape[1] % BLOCK else {}
+def _int4_whole(table: Iterator[Tensor]) -> Parts:
+    width = next(table).shape[1]
+    return {WIDTH: torch.tensor([width])} if width % BLOCK else {}
 
 
 def _int4_rows(rows: Tensor, _: Parts) -> Parts:
@@ -108,7 +109,7 @@ def _int4_rows(rows: Tensor, _: Parts) -> Parts:
 
 def _int4_widen(parts: Parts) -> Tensor:
     numbers = torch.cat((parts[CODES] & 15, parts[CODES] >> 4), dim=1).to(torch.float32) - 8
-    rows = (numbers.reshape(len(numbers), -1, BLOCK) * parts[SCALE]).flatten(1)
+    rows = (numbers.reshape(len(numbers), numbers.shape[1] // BLOCK, BLOCK) * parts[SCALE]).flatten(1)
     return rows[:, : int(parts[WIDTH])] if WIDTH in parts else rows
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from incipit.service.manifest import DATA
 from incipit.service.runtime import CPU, Float32, Session
 
-HUGE = 2**28
+HUGE = 2**27
 """Bytes of a data file from which on it is worth the time."""
 
 

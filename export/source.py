@@ -49,11 +49,12 @@ class LoadedSource:
 def load_source(
     source: str,
     report: Report = lambda _: None,
+    widen: bool = True,
     **choices: Unpack[Choices],
 ) -> LoadedSource:
     """Load the front-end that `source` names: an existing folder, a preset, or `hf:owner/name[@revision]`.
 
-    `report` is told how far it is, if it takes long; `choices` are those of `read_frontend`.
+    `report` is told how far it is, if it takes long; `widen` and `choices` are those of `read_frontend`.
 
     Raises:
         ExportError: it names none of these, or cannot be read.
@@ -62,7 +63,7 @@ def load_source(
     progress = Progress(report, f"reading {source}")
     # Without a name it would be the working folder.
     if source and Path(source).is_dir():
-        return _load_folder(Path(source), manifest.Source(kind="folder"), choices, progress)
+        return _load_folder(Path(source), manifest.Source(kind="folder"), choices, progress, widen)
     if source in PRESETS:
         _refuse_choices(source, choices)
         record = manifest.Source(kind="preset", name=source)
@@ -70,7 +71,7 @@ def load_source(
     if match := HUB.fullmatch(source):
         folder = _download(match["name"], match["revision"], choices)
         record = manifest.Source(kind="hub", name=match["name"], revision=folder.name)
-        return _load_folder(folder, record, choices, progress)
+        return _load_folder(folder, record, choices, progress, widen)
     raise ExportError(
         f"SOURCE: got {source!r}, allowed an existing folder, a preset ({', '.join(PRESETS)}), "
         "or hf:owner/name[@revision]"
@@ -82,6 +83,7 @@ def _load_folder(
     record: manifest.Source,
     choices: Choices,
     progress: Progress,
+    widen: bool,
 ) -> LoadedSource:
     described = (folder / DESCRIPTION).is_file()
     if described:
@@ -89,12 +91,12 @@ def _load_folder(
     try:
         frontend: AnyFrontEnd
         if described:
-            frontend = read_description(folder, progress.add)
+            frontend = read_description(folder, progress.add, widen)
         elif is_stem(folder, choices.get("side")):
             _refuse_choices("a stem", {name: value for name, value in choices.items() if name != "side"})
             frontend = read_stem(folder, choices.get("side"))
         else:
-            frontend = read_frontend(folder, **choices, told=progress.add)
+            frontend = read_frontend(folder, **choices, told=progress.add, widen=widen)
     except CheckpointError as error:
         raise ExportError(str(error)) from error
     config = folder / (DESCRIPTION if described else "config.json")

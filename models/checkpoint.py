@@ -40,6 +40,7 @@ def read_frontend(
     segments: bool = False,
     rotary_length: int | None = None,
     told: Told = lambda *_: None,
+    widen: bool = True,
 ) -> FrontEnd:
     """Build the front-end of the checkpoint in `folder`, with float32 tensors, reading no other tensor.
 
@@ -56,13 +57,15 @@ def read_frontend(
         rotary_length: for a rotary model whose frequencies depend on it (rope types "dynamic" and "longrope"), tokens
             of the whole sequence; default None, which leaves the rotary outputs of such a model out.
         told: is told the bytes of each part that was converted to float32; default nobody.
+        widen: default True; False leaves a large table of tokens, mapped, in the type that it has in the file, for who
+            reads it part by part. The front-end cannot run then.
 
     Raises:
         CheckpointError: a file is missing or broken, the family is not known, or its values are not understood.
 
     """
     name, family, values, template, bias = _read_config(folder, side, segments)
-    steps, tensors, stored = read_tensors(folder, template, family.prefix, bias, told)
+    steps, tensors, stored = read_tensors(folder, template, family.prefix, bias, told, widen)
     try:
         config = _configure(name, family, values, steps)
     except (TypeError, ValueError) as error:
@@ -157,10 +160,12 @@ def read_tensors(
     prefix: str = "",
     pairwise: BiasConfig | None = None,
     told: Told = lambda *_: None,
+    widen: bool = True,
 ) -> tuple[tuple[Step, ...], dict[str, Tensor], Any]:
     """Return `steps` with their sizes, their tensors and that of the bias, and the type that the first has in the file.
 
-    The tensors are float32, under the names of `FrontEnd.state_dict()`. Every name in the files may have `prefix`
+    The tensors are float32, except where `widen` is False as in `read_frontend`, under the names of
+    `FrontEnd.state_dict()`. Every name in the files may have `prefix`
     before it. A table of positions that is in the file wins over the recipe that would derive it.
 
     Raises:
@@ -175,7 +180,7 @@ def read_tensors(
     with ExitStack() as stack:
         opened: dict[Path, Any] = {}
 
-        def read(keys: tuple[str, ...]) -> Tensor | None:
+        def read(keys: tuple[str, ...], table: bool = False) -> Tensor | None:
             key = _find(files, prefix, keys)
             if key is None:
                 return None
@@ -184,12 +189,16 @@ def read_tensors(
                 opened[file] = stack.enter_context(open_weights(file))
             tensor = get_tensor(opened[file], key, file)
             stored.append(str(tensor.dtype).removeprefix("torch."))
-            return tensor if tensor.dtype == torch.float32 else _convert(file, key, tensor, told)
+            if table and not widen and tensor.numel() > PART:
+                return tensor
+            if tensor.dtype == torch.float32:  # all that are mapped share one mapping, which lives as long as any
+                return tensor if widen else tensor.clone()
+            return _convert(file, key, tensor, told)
 
         for name, step in zip(names_of(tuple(steps)), steps, strict=True):
             own: dict[str, Tensor] = {}
             for parameter, keys in parameters(step).items():
-                tensor = read(keys)
+                tensor = read(keys, isinstance(step, Tokens))
                 if tensor is not None:
                     own[parameter] = tensor
                 elif not (isinstance(step, Positions) and step.table not in STORED):

@@ -38,10 +38,10 @@ FURTHER = ("steps", "rotary", "no_rotary", "bias")
 """Fields of `FrontEndConfig` that are no plain values of the file."""
 
 
-def read_description(folder: Path, told: Told = lambda *_: None) -> FrontEnd:
+def read_description(folder: Path, told: Told = lambda *_: None, widen: bool = True) -> FrontEnd:
     """Build the front-end that `frontend.toml` in `folder` describes, with float32 tensors, reading no other tensor.
 
-    `told` is told the bytes of each part that was converted to float32.
+    `told` is told the bytes of each part that was converted to float32; `widen` is that of `read_frontend`.
 
     Raises:
         CheckpointError: the file is broken, or disagrees with the tensors.
@@ -55,7 +55,7 @@ def read_description(folder: Path, told: Told = lambda *_: None) -> FrontEnd:
         for name in document:
             if name not in known:
                 raise ValueError(f"{name} is not known, allowed are {', '.join([*known, 'steps', 'rotary'])}")
-        sized, tensors, _ = read_tensors(folder, steps, told=told)
+        sized, tensors, _ = read_tensors(folder, steps, told=told, widen=widen)
         positions = next((step for step in sized if isinstance(step, Positions)), None)
         values = {"family": "custom", "max_len": limit_of(positions), **document}
         values["refused_ids"] = tuple(values.get("refused_ids", ()))

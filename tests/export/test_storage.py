@@ -17,10 +17,12 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from incipit.export.errors import ExportError
+from incipit.export.errors import ExportError, ParityError
 from incipit.export.exporter import Exported, export, export_loaded, verify
 from incipit.export.formats import find_format
-from incipit.export.source import LoadedSource
+from incipit.export.parity import prove_lookup
+from incipit.export.source import LoadedSource, load_source
+from incipit.export.storage import build_narrow, compare_tables
 from incipit.models.custom import CustomFrontEnd
 from incipit.models.embeddings import gpt2_embedding
 from incipit.models.frontend import FrontEnd, FrontEndConfig
@@ -33,13 +35,13 @@ from incipit.service.manifest import DATA, GRAPH, MANIFEST, PARITY, Manifest, Pa
 from incipit.service.messages import Request, Rows
 from incipit.service.metrics import Metrics
 from incipit.service.repository import Repository
-from incipit.service.runtime import CPU
+from incipit.service.runtime import CPU, Session
 from tests.conftest import serving
 from tests.families import biased, published
 
 V, D, M = 90, 40, 24
 """The width is no multiple of a block."""
-WAYS = {
+WAYS: dict[str, dict[str, Any]] = {
     "float16": {"dtype": "float16"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "int8"},
@@ -66,7 +68,7 @@ def repository(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """That GPT-2, stored in every way."""
     root = tmp_path_factory.mktemp("repository")
     for way, options in WAYS.items():
-        export(str(source), way, root, **options)  # type: ignore[arg-type]
+        export(str(source), way, root, **options)
     return root
 
 
@@ -216,6 +218,59 @@ def test_verify_builds_it_again_from_the_artifact_and_proves_it(repository: Path
     assert all(output.max_abs == 0 for parity in proven.values() for output in parity.outputs.values())
 
 
+@pytest.mark.parametrize("way", ["float16", "int8", "int4"])
+@pytest.mark.parametrize("ending", ["", ".scale"])
+def test_tables_that_are_stored_otherwise_than_they_are_rounded_are_found(
+    copy: Path, source: Path, way: str, ending: str
+) -> None:
+    folder, frontend = copy / way / "1", load_source(str(source)).frontend
+    format_ = find_format(**WAYS[way])
+    assert isinstance(frontend, FrontEnd)
+    assert format_ is not None
+    told = read(ParityReport, folder / PARITY).storage
+    assert compare_tables(frontend, format_, folder) == told
+    tensors = {tensor.name: tensor for tensor in onnx.load(folder / GRAPH, load_external_data=False).graph.initializer}
+    tensor = tensors.get(f"frontend.tokens.weight{ending}")
+    if tensor is None:  # a float16 needs no scale
+        return
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    content = np.memmap(folder / DATA, np.uint8, "r+", int(place["offset"]), (int(place["length"]),))
+    content[-2] ^= 1
+    content.flush()
+    with pytest.raises(ExportError, match=r"model\.onnx\.data: holds something else than tokens\.weight rounded to "):
+        compare_tables(frontend, format_, folder)
+
+
+def test_a_narrow_table_gives_every_row_that_numpy_rounds_in_any_shape(
+    repository: Path, tables: tuple[Array, Array]
+) -> None:
+    for way in WAYS:
+        manifest = read(Manifest, repository / way / "1" / MANIFEST)
+        assert manifest.front_end is not None
+        config, format_ = FrontEndConfig.from_document(manifest.front_end), find_format(**WAYS[way])
+        assert format_ is not None
+        frontend = build_narrow(config, {}, format_, repository / way / "1")
+        assert "tokens.weight" not in frontend.state_dict()  # no float32 table is in memory
+        expected = rounded(tables[0], way)
+        assert np.array_equal(frontend.look_up(torch.arange(V)[None]).detach()[0], expected)
+        assert frontend.look_up(torch.zeros((2, 0), dtype=torch.int64)).shape == (2, 0, D)
+
+
+def test_of_a_lookup_alone_every_id_is_compared(tmp_path: Path) -> None:
+    exported = put(tiny(), tmp_path, "int8")
+    (output,) = exported.parity.providers[CPU].outputs.values()
+    assert output.cases[-1].arguments == {"from_id": 0, "to_id": 29}
+    content = bytearray((exported.folder / DATA).read_bytes())
+    frontend, format_ = tiny(), find_format("int8")
+    assert format_ is not None
+    narrow = build_narrow(frontend.config, {}, format_, exported.folder)
+    content[17 * 8] ^= 1  # a code of an id that no case of the grid need take
+    shutil.copytree(exported.folder, tmp_path / "copy")
+    (tmp_path / "copy" / DATA).write_bytes(content)
+    with pytest.raises(ParityError, match="at from_id 0, to_id 29"):
+        prove_lookup(narrow, Session(tmp_path / "copy"))
+
+
 @pytest.mark.parametrize("way", ["int4", "int8"])
 def test_verify_finds_a_graph_that_widens_otherwise(copy: Path, way: str) -> None:
     folder = copy / way / "1"
@@ -258,7 +313,7 @@ def test_a_manifest_of_another_type_is_refused_by_all(copy: Path, way: str) -> N
 
 @pytest.mark.parametrize("way", ["int8", "int4"])
 def test_the_same_source_gives_the_same_bytes(repository: Path, source: Path, way: str, tmp_path: Path) -> None:
-    again = export(str(source), "again", tmp_path, **WAYS[way]).folder  # type: ignore[arg-type]
+    again = export(str(source), "again", tmp_path, **WAYS[way]).folder
     for name in (GRAPH, "token.onnx", DATA, MANIFEST):
         assert (again / name).read_bytes() == (repository / way / "1" / name).read_bytes(), name
 
