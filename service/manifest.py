@@ -22,6 +22,7 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 GRAPH = "model.onnx"
 TOKEN_GRAPH = "token.onnx"
 EMBEDDINGS_GRAPH = "embeddings.onnx"
+TILES_GRAPH = "tiles.onnx"
 TOKEN_GRAPHS = (GRAPH, EMBEDDINGS_GRAPH, TOKEN_GRAPH)
 BIAS_GRAPH = "bias.onnx"
 DATA = "model.onnx.data"
@@ -30,6 +31,8 @@ MANIFEST = "manifest.json"
 PARITY = "parity.json"
 EMBEDDINGS = "embeddings"
 TOKEN_EMBEDDINGS = "token_embeddings"
+IN_TILES = "embeddings in tiles"
+"""What the parity report calls the vectors of the graph of tiles."""
 MOST_BYTES = 4 * 2**20
 """Of a manifest or a parity report; more than ten times what the longest known has."""
 
@@ -123,6 +126,19 @@ class Rotary(Schema):
     max_len: PositiveInt | None
 
 
+class Tiles(Schema):
+    """Which calls `tiles.onnx` serves on the CPU, in place of the plain graph, which is faster for others.
+
+    Args:
+        size: tokens of a tile, where rows are not tiles themselves.
+        least: tokens of the smallest call.
+
+    """
+
+    size: PositiveInt = Field(le=2**16)
+    least: PositiveInt
+
+
 class Artifact(Schema):
     """What every artifact is, whatever it takes.
 
@@ -190,6 +206,7 @@ class Manifest(Artifact):
         refused_ids: ids whose vectors would depend on other tokens.
         token_embeddings: the model's own lookup; None where it is not known.
         rotary: outputs for the attention of each kind of layer; none for a family without them.
+        tiles: which calls the graph of tiles serves; None where there is none.
         resized: how max_len came to differ from the source's; None where it does not.
 
     """
@@ -207,6 +224,7 @@ class Manifest(Artifact):
     refused_ids: tuple[int, ...]
     token_embeddings: TokenEmbeddings | None
     rotary: tuple[Rotary, ...] = ()
+    tiles: Tiles | None = None
     resized: Resized | None
 
     @property
@@ -263,6 +281,11 @@ class Manifest(Artifact):
         return chosen
 
     @property
+    def plain(self) -> str:
+        """The graph of `embeddings` alone, whose inputs and output the graph of tiles has."""
+        return EMBEDDINGS_GRAPH if EMBEDDINGS_GRAPH in self.graphs else GRAPH
+
+    @property
     def bias(self) -> Tensor | None:
         """What attention adds for the distance between a query and a key; None where the family has nothing such."""
         return self.graphs[BIAS_GRAPH].outputs[0] if BIAS_GRAPH in self.graphs else None
@@ -295,7 +318,10 @@ class OutputParity(Schema):
 
 
 class Parity(Schema):
-    """The comparison of the graphs on one provider with their PyTorch module, by output."""
+    """The comparison of the graphs on one provider with their PyTorch module, by output.
+
+    `embeddings in tiles` are those of the graph of tiles, compared with the plain graph: every bit must be equal.
+    """
 
     onnxruntime: str
     torch: str

@@ -1,10 +1,12 @@
 """The models that are served: every version folder `<repository>/<name>/<version>/`, opened."""
 
+import math
 import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
+from dataclasses import field as dataclass_field
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
@@ -22,6 +24,7 @@ from incipit.service.manifest import (
     MANIFEST,
     NAME,
     PARITY,
+    TILES_GRAPH,
     TOKEN_EMBEDDINGS,
     TOKEN_GRAPHS,
     TOKENIZER,
@@ -34,6 +37,7 @@ from incipit.service.manifest import (
     read_with_identity,
 )
 from incipit.service.runtime import CPU, Float32, Session
+from incipit.service.tiles import tile
 from incipit.service.tokenizer import Tokenizer
 
 Fingerprint = tuple[tuple[str, Stamp], ...]
@@ -80,16 +84,40 @@ class Model(Served):
 
     manifest: Manifest
     tokenizer: Tokenizer | None
+    _chosen: dict[tuple[str, ...], list[tuple[str, list[str]]]] = dataclass_field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def run(self, feeds: Mapping[str, NDArray[Any]], outputs: tuple[str, ...]) -> dict[str, Float32]:
         """Return outputs of tokens by name, each (B, L, width), or (1, L, width) where all rows have the same.
 
         `feeds` hold every input of the model, and were validated.
         """
+        graphs = self._chosen.get(outputs) or self._choose(outputs)
+        large = feeds["input_ids"].size >= self._tiled_from
+        if len(graphs) == 1 and not large:  # at once: a call of one token takes five microseconds
+            return self.sessions[graphs[0][0]].run(feeds, graphs[0][1])
         found: dict[str, Float32] = {}
-        for graph, names in self.manifest.graphs_for(outputs).items():
-            found |= self.sessions[graph].run(feeds, names)
+        for graph, names in graphs:
+            tiles = tile(feeds, self.manifest) if large and names == [EMBEDDINGS] else None
+            found |= self.sessions[graph].run(feeds, names) if tiles is None else self._run_tiles(feeds, tiles)
         return found
+
+    def _choose(self, outputs: tuple[str, ...]) -> list[tuple[str, list[str]]]:
+        """Remember, and return, which graph gives which of `outputs`."""
+        self._chosen[outputs] = graphs = list(self.manifest.graphs_for(outputs).items())
+        return graphs
+
+    @cached_property
+    def _tiled_from(self) -> float:
+        """Tokens of the smallest call that may run in tiles."""
+        return self.manifest.tiles.least if self.manifest.tiles and TILES_GRAPH in self.sessions else math.inf
+
+    def _run_tiles(self, feeds: Mapping[str, NDArray[Any]], tiles: Mapping[str, NDArray[Any]]) -> dict[str, Float32]:
+        """Return `embeddings` for `feeds`, from the graph of tiles and its own feeds."""
+        vectors = self.sessions[TILES_GRAPH].run(tiles)[EMBEDDINGS]
+        batch, length = feeds["input_ids"].shape
+        return {EMBEDDINGS: vectors.reshape(-1, vectors.shape[-1])[: batch * length].reshape(batch, length, -1)}
 
 
 @dataclass(frozen=True)
@@ -273,10 +301,13 @@ def _open(name: str, version: int, folder: Path, provider: str, threads: int, ch
         raise ArtifactError(f"{MANIFEST} graphs", ", ".join(manifest.graphs), f"at least {GRAPH}")
     stamps = check_files(folder, manifest, checksums.sha256)
     check_graphs(folder, manifest)
-    sessions = {graph: Session(folder, provider, threads, graph) for graph in manifest.graphs}
-    for graph, declared in manifest.graphs.items():
-        _compare(graph, "inputs", declared.inputs, sessions[graph].inputs)
-        _compare(graph, "outputs", declared.outputs, sessions[graph].outputs)
+    # CUDA would leave a loop, and all that is in it, to the CPU.
+    opened = [graph for graph in manifest.graphs if graph != TILES_GRAPH or provider == CPU]
+    sessions = {graph: Session(folder, provider, threads, graph) for graph in opened}
+    for graph, session in sessions.items():
+        declared = manifest.graphs[graph]
+        _compare(graph, "inputs", declared.inputs, session.inputs)
+        _compare(graph, "outputs", declared.outputs, session.outputs)
     _check_widths(manifest)
     if isinstance(manifest, StemManifest):
         _compare(GRAPH, "inputs", (manifest.input,), sessions[GRAPH].inputs)
@@ -284,12 +315,16 @@ def _open(name: str, version: int, folder: Path, provider: str, threads: int, ch
         _check_inputs(manifest)
         for graph in filter(sessions.__contains__, TOKEN_GRAPHS):
             _probe(graph, manifest, sessions[graph] if provider == CPU else Session(folder, CPU, 1, graph))
+        _check_tiles(manifest)
+        if TILES_GRAPH in sessions:
+            for length in (1, 2):  # one offset, and one for each token
+                _probe(TILES_GRAPH, manifest, sessions[TILES_GRAPH], length)
     for session in sessions.values():
         session.run({tensor.name: _least(tensor, manifest) for tensor in session.inputs})
     for file, stamp in stamps.items():
         if stamp_of(os.lstat(folder / file)) != stamp:
             raise ArtifactError(file, "a change while it was opened", "the file that was checked")
-    opened: dict[str, Any] = {
+    served: dict[str, Any] = {
         "name": name,
         "version": version,
         "identity": identity,
@@ -298,9 +333,9 @@ def _open(name: str, version: int, folder: Path, provider: str, threads: int, ch
         "created": int((folder / MANIFEST).stat().st_mtime),
     }
     if isinstance(manifest, StemManifest):
-        return Stem(manifest=manifest, **opened)
+        return Stem(manifest=manifest, **served)
     tokenizer = Tokenizer(folder / TOKENIZER, manifest.files[TOKENIZER]) if TOKENIZER in manifest.files else None
-    return Model(manifest=manifest, tokenizer=tokenizer, **opened)
+    return Model(manifest=manifest, tokenizer=tokenizer, **served)
 
 
 def _least(tensor: Tensor, manifest: Manifest | StemManifest) -> NDArray[Any]:
@@ -337,13 +372,26 @@ def _check_inputs(manifest: Manifest) -> None:
             raise ArtifactError(f"{graph} inputs", ", ".join(sorted(unknown)), ", ".join(sorted(known)))
 
 
-def _probe(graph: str, manifest: Manifest, session: Session) -> None:
+def _check_tiles(manifest: Manifest) -> None:
+    """Compare the graph of tiles with the plain one, in whose place it is run."""
+    if (TILES_GRAPH in manifest.graphs) != (manifest.tiles is not None):
+        allowed = f"one with {TILES_GRAPH}" if manifest.tiles else f"what {TILES_GRAPH} serves"
+        raise ArtifactError(f"{MANIFEST} tiles", manifest.tiles, allowed)
+    if manifest.tiles is None:
+        return
+    tiles, plain = manifest.graphs[TILES_GRAPH], manifest.graphs[manifest.plain]
+    _compare(TILES_GRAPH, "inputs", tiles.inputs, plain.inputs)
+    embeddings = tuple(tensor for tensor in plain.outputs if tensor.name == EMBEDDINGS)
+    _compare(TILES_GRAPH, "outputs", tiles.outputs, embeddings)
+
+
+def _probe(graph: str, manifest: Manifest, session: Session, length: int = 1) -> None:
     """Look up the last of everything that the manifest allows, which a table that is too short refuses."""
     # Padding has no position.
     feeds = dict.fromkeys(manifest.indices, 0) | {"input_ids": int(manifest.padding_id == 0), "attention_mask": 1}
     last = {"input_ids": manifest.vocab_size, **manifest.indices, "offset": manifest.max_len or 1}
     names = {"input_ids": "vocab_size", "offset": "max_len"}
-    shapes = {tensor.name: (1,) * len(tensor.shape) for tensor in session.inputs}
+    shapes = {tensor.name: (1, length)[-len(tensor.shape) :] for tensor in session.inputs}
     for name in filter(shapes.__contains__, last):
         values = {"offset": 0, **feeds, name: last[name] - 1}
         given = {input_: np.full(shape, values[input_], np.int64) for input_, shape in shapes.items()}

@@ -27,7 +27,8 @@ SERVICE = {
     "tokenizer": {"manifest", "messages", "files", "errors"},
     "batching": {"errors"},
     "control": {"repository", "errors"},
-    "repository": {"runtime", "graphs", "checksums", "tokenizer", "manifest", "files", "errors"},
+    "tiles": {"manifest", "messages"},
+    "repository": {"runtime", "tiles", "graphs", "checksums", "tokenizer", "manifest", "files", "errors"},
     "metrics": {"errors"},
     "engine": {
         "validation",
@@ -61,7 +62,7 @@ SERVICE = {
 }
 ROOMS = {
     "models": set[str](),
-    "export": {"models", "service.manifest", "service.graphs", "service.runtime", "service.errors"},
+    "export": {"models", "service.manifest", "service.graphs", "service.runtime", "service.tiles", "service.errors"},
     **{f"service.{room}": {f"service.{other}" for other in others} for room, others in SERVICE.items()},
     "service.app": {"service"},
     "service.workers": {"service"},

@@ -40,13 +40,14 @@ def copy(tiny: Exported, tmp_path: Path) -> Path:
     return shutil.copytree(tiny.folder, tmp_path / "1")
 
 
-def test_an_artifact_is_a_version_folder_of_six_files(tiny: Exported) -> None:
+def test_an_artifact_is_a_version_folder_of_seven_files(tiny: Exported) -> None:
     assert tiny.folder.parts[-2:] == ("tiny", "1")
     assert sorted(path.name for path in tiny.folder.iterdir()) == [
         "manifest.json",
         "model.onnx",
         "model.onnx.data",
         "parity.json",
+        "tiles.onnx",
         "token.onnx",
         "tokenizer.json",
     ]
@@ -123,7 +124,8 @@ def test_a_preset_is_exported_bit_for_bit(tmp_path: Path) -> None:
     assert exported.manifest.source == Source(kind="preset", name="transformer-base")
     assert isinstance(exported.manifest, Manifest)
     assert (exported.manifest.vocab_size, exported.manifest.width, exported.manifest.max_len) == (32000, 512, 4096)
-    assert [parity.max_abs for parity in exported.parity.providers["CPUExecutionProvider"].outputs.values()] == [0, 0]
+    parity = exported.parity.providers["CPUExecutionProvider"]
+    assert [output.max_abs for output in parity.outputs.values()] == [0, 0, 0]
 
 
 def test_minilm_equals_transformers_bert(checkpoint: Path, tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ def test_every_graph_says_who_made_it_and_what_it_is(exported: list[Exported]) -
         assert (model.producer_name, model.producer_version) == ("incipit", incipit.__version__)
         assert model.graph.name == graph.stem
         assert model.doc_string.endswith(".")
+    names = {graph.name for graph in exported[0].folder.glob("*.onnx")}
+    assert names == {"model.onnx", "tiles.onnx", "token.onnx"}
     assert {graph.name for graph in exported[1].folder.glob("*.onnx")} == {"bias.onnx", "model.onnx"}
 
 

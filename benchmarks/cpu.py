@@ -1,0 +1,171 @@
+"""Time of calls on the CPU against a memcpy of what they return, in the plain graph and as the service runs them.
+
+    python -m benchmarks.cpu [--rounds N]
+
+Three front-ends of width 768 with random tables, 8,192 positions each: learned positions, sinusoids with scaled tokens,
+and BERT's. What is compared takes turns in every round, in another order each time; the figures are medians. It exits
+with 1 where a floor is missed. N is at least 5, the default; more on a machine that is not quiet.
+"""
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from incipit.export.exporter import export_loaded
+from incipit.export.source import LoadedSource
+from incipit.models.embeddings import bert_embedding, gpt2_embedding, transformer_embedding
+from incipit.models.initialisers import seeded_
+from incipit.service.manifest import EMBEDDINGS, GRAPH, Source
+from incipit.service.repository import Model, Repository
+from incipit.service.runtime import CPU, SLOW_ON_CPU
+
+WIDTH, POSITIONS = 768, 8192
+FRONT_ENDS = {
+    "learned": lambda: gpt2_embedding(50257, WIDTH, POSITIONS),
+    "sinusoidal": lambda: transformer_embedding(50257, WIDTH, POSITIONS),
+    "bert": lambda: bert_embedding(30522, WIDTH, POSITIONS),
+}
+SHAPES = ((1, 1), (1, 128), (8, 128), (32, 512), (1, 8192))
+RAGGED = {"ragged, 8 rows": (8, 128), "ragged, 32 rows": (32, 512)}
+"""Mixes of as many rows as the first number, of lengths from 1 to the second."""
+FLOORS = {
+    ("learned", 1): 3.2,
+    ("learned", 2): 2.3,
+    ("sinusoidal", 1): 3.2,
+    ("sinusoidal", 2): 2.3,
+    ("bert", 1): 6.5,
+    ("bert", 2): 5.0,
+}
+"""At most so many times the memcpy, by front-end and threads, at (32, 512)."""
+MOST_OVERHEAD = 1.2
+"""At (1, 1): at most so many times a bare run() of the plain graph."""
+LEAST_SECONDS = 0.002
+"""That a sample takes: shorter calls are repeated in it."""
+PAUSE = 0.002
+"""Seconds before a sample."""
+
+Feeds = dict[str, NDArray[np.int64]]
+Work = Callable[[], object]
+
+
+def main() -> None:
+    """Measure, print a line for each call, and exit with 1 where a floor is missed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = max(5, parser.parse_args().rounds)
+    missed = []
+    print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f} as it begins; medians of {rounds} rounds")
+    print("| front-end | call | threads | memcpy us | plain | as served | as served / plain |")
+    print("|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for name, build in FRONT_ENDS.items():
+            frontend = build()
+            seeded_(frontend, 0)
+            export_loaded(LoadedSource(frontend, Source(kind="module")), name, root)
+        for threads in (1, 2):
+            repository = Repository(root, CPU, threads)
+            for name in FRONT_ENDS:
+                missed += measure(repository.get(name), root / name / "1", threads, rounds)
+    print(*missed or ["every floor is held"], sep="\n")
+    sys.exit(bool(missed))
+
+
+def measure(model: Model, folder: Path, threads: int, rounds: int) -> list[str]:
+    """Print the figures of `model`, and return which floors it misses."""
+    bare = open_bare(folder / GRAPH, threads)
+    missed = []
+    for call, feeds in calls(model).items():
+        wanted = {node.name: feeds[node.name] for node in bare.get_inputs()}
+        vectors = bare.run([EMBEDDINGS], wanted)[0]
+        assert np.array_equal(model.run(feeds, (EMBEDDINGS,))[EMBEDDINGS], vectors)
+        target = np.empty_like(vectors)
+        copy, plain, served = medians(
+            {
+                "memcpy": lambda target=target, vectors=vectors: np.copyto(target, vectors),
+                "plain": lambda wanted=wanted: bare.run([EMBEDDINGS], wanted),
+                "served": lambda feeds=feeds: model.run(feeds, (EMBEDDINGS,)),
+            },
+            rounds,
+        ).values()
+        print(
+            f"| {model.name} | {call} | {threads} | {copy * 1e6:.1f} | {plain / copy:.2f} | {served / copy:.2f} "
+            f"| {served / plain:.2f} |",
+            flush=True,
+        )
+        floor = FLOORS[model.name, threads]
+        if call == "(32, 512)" and served > floor * copy:
+            missed.append(f"missed: {model.name} {call}, {threads} threads: {served / copy:.2f}, at most {floor}")
+        if call == "(1, 1)" and served > MOST_OVERHEAD * plain:
+            missed.append(f"missed: {model.name} {call}, {threads} threads: {served / plain:.2f} x plain, at most 1.2")
+    return missed
+
+
+def calls(model: Model) -> dict[str, Feeds]:
+    """Return the feeds of every call, by what it is called."""
+    generator = np.random.default_rng(0)
+    found: dict[str, Feeds] = {}
+    for shape in SHAPES:
+        found[str(shape)] = feeds_of(model, shape, np.zeros(1, np.int64), generator)
+    for name, (rows, longest) in RAGGED.items():
+        lengths = generator.integers(1, longest + 1, rows)
+        offsets = np.concatenate([np.arange(length) for length in lengths])
+        found[f"{name}, {len(offsets)} tokens"] = feeds_of(model, (len(offsets), 1), offsets, generator)
+    return found
+
+
+def feeds_of(model: Model, shape: tuple[int, int], offset: NDArray[np.int64], generator: np.random.Generator) -> Feeds:
+    """Return random ids and indices of `shape` at `offset`."""
+    limits = {"input_ids": model.manifest.vocab_size, **model.manifest.indices}
+    return {name: generator.integers(0, limit, shape) for name, limit in limits.items()} | {"offset": offset}
+
+
+def open_bare(graph: Path, threads: int) -> Any:
+    """Return onnxruntime's own session of `graph`, with the options of the service."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return onnxruntime.InferenceSession(graph, options, providers=[CPU], disabled_optimizers=SLOW_ON_CPU)
+
+
+def medians(works: Mapping[str, Work], rounds: int) -> dict[str, float]:
+    """Return the median seconds of each, of `rounds` in which all take turns; each is warm when it is timed."""
+    times = dict[str, int]()
+    for name, work in works.items():
+        work()
+        times[name] = max(1, int(LEAST_SECONDS / seconds(work, 1)))
+    found: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(rounds):
+        for name in shuffled(list(works)):
+            time.sleep(PAUSE)
+            works[name]()
+            found[name].append(seconds(works[name], times[name]))
+    return {name: statistics.median(samples) for name, samples in found.items()}
+
+
+def seconds(work: Work, times: int) -> float:
+    """Return how long one of so many calls of `work` takes."""
+    begin = time.perf_counter()
+    for _ in range(times):
+        work()
+    return (time.perf_counter() - begin) / times
+
+
+def shuffled(names: Sequence[str]) -> list[str]:
+    """Return `names` in another order."""
+    return random.sample(names, len(names))
+
+
+if __name__ == "__main__":
+    main()

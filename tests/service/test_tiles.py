@@ -1,0 +1,98 @@
+"""Large calls on the CPU run in tiles: the same bits as the plain graph gives."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+
+from incipit.service.errors import ArtifactError
+from incipit.service.manifest import EMBEDDINGS, MANIFEST, Manifest, Tiles, read, write
+from incipit.service.repository import Model, Repository
+from incipit.service.runtime import CPU, SLOW_ON_CPU
+from incipit.service.tiles import tile
+from tests.service.manifests import tiny_manifest
+
+Offset = NDArray[np.int64]
+
+
+@pytest.fixture(scope="module")
+def models(repository: Path) -> Repository:
+    return Repository(repository, CPU, 1)
+
+
+def feeds_of(model: Model, shape: tuple[int, int], offset: Offset) -> dict[str, NDArray[np.int64]]:
+    generator = np.random.default_rng(0)
+    limits = {"input_ids": model.manifest.vocab_size, **model.manifest.indices}
+    return {name: generator.integers(0, limit, shape) for name, limit in limits.items()} | {"offset": offset}
+
+
+@pytest.mark.parametrize("name", ["gpt2-small", "minilm", "transformer-base"])
+@pytest.mark.parametrize(
+    ("shape", "offset"),
+    [
+        ((8, 300), np.array([5])),
+        ((1, 500), np.array([5])),
+        ((50, 50), np.array([5])),
+        ((9, 256), np.arange(9)),
+        ((2077, 1), np.arange(2077) % 300),
+        ((3, 5), np.array([5])),
+        ((0, 5), np.array([5])),
+        ((5, 0), np.array([5])),
+    ],
+)
+def test_a_call_of_any_shape_has_the_bits_of_the_plain_graph(
+    models: Repository, name: str, shape: tuple[int, int], offset: Offset
+) -> None:
+    model = models.get(name)
+    bare = onnxruntime.InferenceSession(
+        models.root / name / "1" / "model.onnx", providers=[CPU], disabled_optimizers=SLOW_ON_CPU
+    )
+    feeds = feeds_of(model, shape, offset)
+    (expected,) = bare.run([EMBEDDINGS], {node.name: feeds[node.name] for node in bare.get_inputs()})
+    found = model.run(feeds, (EMBEDDINGS,))[EMBEDDINGS]
+    assert np.array_equal(found, expected)
+    assert found.flags.c_contiguous
+
+
+def call(manifest: Manifest, shape: tuple[int, int], offset: Offset) -> dict[str, NDArray[np.int64]] | None:
+    ids = np.arange(shape[0] * shape[1]).reshape(shape)
+    return tile({"input_ids": ids, "offset": offset}, manifest)
+
+
+def test_calls_are_cut_by_their_shape() -> None:
+    manifest = tiny_manifest(segments=0).model_copy(update={"tiles": Tiles(size=8, least=12)})
+    one, each = np.array([3]), np.array([3, 0, 0])
+    assert call(manifest, (11, 1), one) is None
+    rows = call(manifest, (3, 4), one)
+    assert rows is not None
+    assert (rows["input_ids"].shape, rows["offset"].tolist()) == ((3, 4), [3])
+    cut = call(manifest, (3, 4), each)
+    assert cut is not None
+    assert cut["input_ids"].tolist() == [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11, 0, 0, 0, 0]]
+    assert cut["offset"].tolist() == [3, 4, 5, 6, 0, 1, 2, 3, 0, 1, 2, 3, 0, 0, 0, 0]
+    for shape in ((1, 13), (13, 1), (12, 1)):
+        short = call(manifest, shape, one)
+        assert short is not None
+        assert short["input_ids"].shape == (2, 8)
+
+
+def test_only_the_plain_graph_counts_real_tokens() -> None:
+    manifest = tiny_manifest(segments=0).model_copy(update={"tiles": Tiles(size=8, least=12), "counts": "ids"})
+    assert call(manifest, (3, 4), np.array([3, 0, 0])) is None
+    assert call(manifest, (3, 4), np.array([3])) is not None
+    assert call(manifest, (12, 1), np.arange(12)) is not None
+
+
+@pytest.mark.parametrize("tiles", [None, Tiles.model_construct(size=2**17, least=5)])
+def test_a_manifest_that_disagrees_about_tiles_is_refused(
+    tiny_repository: Path, tmp_path: Path, tiles: Tiles | None
+) -> None:
+    shutil.copytree(tiny_repository / "gpt", tmp_path / "gpt")
+    file = tmp_path / "gpt/1" / MANIFEST
+    manifest = read(Manifest, file)
+    write(manifest.model_copy(update={"tiles": tiles}), file)
+    with pytest.raises(ArtifactError, match="tiles"):
+        Repository(tmp_path, CPU, 1)
