@@ -321,11 +321,12 @@ def _prove(frontend: AnyFrontEnd, folder: Path, provider: str, report: Report) -
             graphs = [graph for graph in graphs if graph != TILES_GRAPH]
         for graph in graphs:
             Probe(frontend, session(graph), graph).check()
-        outputs[EMBEDDINGS] = prove(frontend, session(), Progress(report, step).cases)
+        tiles: dict[str, OutputParity] = {}
         if TILES_GRAPH in graphs:
-            report("proving tiles equal")
-            progress = Progress(report, "proving tiles equal")
-            outputs[IN_TILES] = prove_tiles(frontend.signature, session(TILES_GRAPH), session(), progress.cases)
+            told = Progress(report, "proving tiles equal").add
+            plain = session(EMBEDDINGS_GRAPH if EMBEDDINGS_GRAPH in graphs else GRAPH)
+            tiles[IN_TILES] = prove_tiles(frontend.signature, session(TILES_GRAPH), plain, told)
+        outputs |= {EMBEDDINGS: prove(frontend, session(), Progress(report, step).cases)} | tiles
     if isinstance(frontend, FrontEnd):
         signature = frontend.signature
         step, width = "proving the lookup equal", signature.lookup_width or signature.width

@@ -169,18 +169,18 @@ def prove_rotary(frontend: FrontEnd, session: runtime.Session, alone: runtime.Se
 
 
 def prove_tiles(
-    signature: Signature, tiles: runtime.Session, plain: runtime.Session, report: Cases = lambda *_: None
+    signature: Signature, tiles: runtime.Session, plain: runtime.Session, told: Callable[[int], None] = lambda _: None
 ) -> OutputParity:
     """Compare the graph of tiles with the plain one over the grid: with one offset, and cut as the service cuts.
 
-    `report` is told as by `prove`.
+    `told` is told the bytes of each case.
 
     Raises:
         ParityError: a bit differs.
 
     """
-    grid, cases = list(_grid(signature)), []
-    for done, case in enumerate(grid, 1):
+    cases = []
+    for case in grid(signature):
         feeds = feeds_of(signature, case)
         calls = {"tokens": cut(feeds, _offsets(signature, feeds), TILE)}
         calls |= {"rows": feeds} if len(case.offset) == 1 else {}
@@ -190,7 +190,7 @@ def prove_tiles(
             found = tiles.run(call)[EMBEDDINGS].reshape(-1, expected.shape[-1])
             max_abs, max_ulp = difference(found[None, : len(flat)], flat[None])
             cases.append(ParityCase(arguments={**_arguments(case), "tiles": kind}, max_abs=max_abs, max_ulp=max_ulp))
-        report(done, len(grid), expected.nbytes)
+        told(expected.nbytes)
     return judge(IN_TILES, cases, 0.0)
 
 

@@ -32,7 +32,7 @@ def write_tiles(folder: Path) -> None:
 
     Its inputs and its output are the same, but `offset` is (1,) or (batch * length,): of every row, or of every token,
     each of which is then a row of its own. It takes no batch of 0. A front-end that gains nothing from it has none: one
-    that only looks vectors up, or that has a projection.
+    that only looks vectors up, or that has a projection; nor has one that ends in a sum of int8 with one scale.
     """
     plain = folder / EMBEDDINGS_GRAPH if (folder / EMBEDDINGS_GRAPH).is_file() else folder / GRAPH
     model = onnx.load(plain, load_external_data=False)
@@ -64,6 +64,8 @@ def _stacks(model: onnx.ModelProto) -> set[str] | None:
     nested = any(attribute.HasField("g") for node in graph.node for attribute in node.attribute)
     if nested or last.op_type not in LAST or not PRODUCTS.isdisjoint(node.op_type for node in graph.node):
         return None
+    if any(node.op_type == "DequantizeLinear" and {*node.output} & {*last.input} for node in graph.node):
+        return None  # onnxruntime 1.31 aborts where a Squeeze follows one that has no zero point
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.value_info
     stacks = {value.name for value in inferred if len(value.type.tensor_type.shape.dim) == 3}
     flat = {tensor.name for tensor in graph.initializer if len(tensor.dims) < 2}

@@ -102,12 +102,12 @@ def test_verify_proves_the_newest_version(tiny_repository: Path) -> None:
 def test_inspect_shows_limits_parity_and_the_manifest(tiny_repository: Path) -> None:
     done = run("inspect", "gpt", "--repository", tiny_repository)
     assert (done.returncode, done.stderr) == (0, "")
-    limits, identity, *parity, manifest = done.stdout.split("\n", 4)
+    limits, identity, *parity, manifest = done.stdout.split("\n", 5)
     folder = tiny_repository / "gpt" / "1"
     assert limits == f"{folder}: gpt2, ids 0 to 6, max_len 6, width 4"
     canonical = json.dumps(json.loads(manifest), sort_keys=True, separators=(",", ":"))
     assert identity == f"identity: {hashlib.sha256(canonical.encode()).hexdigest()}"
-    for line, output in zip(parity, ("embeddings", "token_embeddings"), strict=True):
+    for line, output in zip(parity, ("embeddings", "embeddings in tiles", "token_embeddings"), strict=True):
         assert re.fullmatch(rf"parity on CPUExecutionProvider, {output}: \d+ cases bit for bit equal", line)
     assert Manifest.model_validate_json(manifest) == Manifest.model_validate_json(
         (folder / "manifest.json").read_bytes()

@@ -78,7 +78,7 @@ def test_the_manifest_says_what_the_model_takes_and_gives(tiny: Exported) -> Non
 
 def test_the_manifest_holds_hashlibs_sum_of_every_file(tiny: Exported) -> None:
     found = json.loads((tiny.folder / "manifest.json").read_text())["files"]
-    assert sorted(found) == ["model.onnx", "model.onnx.data", "token.onnx", "tokenizer.json"]
+    assert sorted(found) == ["model.onnx", "model.onnx.data", "tiles.onnx", "token.onnx", "tokenizer.json"]
     for name, record in found.items():
         content = (tiny.folder / name).read_bytes()
         assert record == {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
@@ -99,7 +99,7 @@ def test_a_source_without_a_tokenizer_gives_an_artifact_without_one(tmp_path: Pa
     loaded = LoadedSource(gpt2_embedding(7, 4, 6), Source(kind="module"))
     exported = export_loaded(loaded, "m", tmp_path)
     assert not (exported.folder / "tokenizer.json").exists()
-    assert sorted(exported.manifest.files) == ["model.onnx", "model.onnx.data", "token.onnx"]
+    assert sorted(exported.manifest.files) == ["model.onnx", "model.onnx.data", "tiles.onnx", "token.onnx"]
     assert exported.manifest.source == Source(kind="module")
 
 
