@@ -83,7 +83,7 @@ class DecodeStream:
             before = repeated.before
         answer: TokenAnswer | None = None
         if isinstance(operation, Step):
-            answer = await feed(self._engine, self.model, self._request(operation), before)
+            answer = await feed(self._engine, self.model, self._request(operation), before, operation.offset)
             after = answer.next_offset
         elif isinstance(operation, Close):
             after = before
@@ -109,7 +109,6 @@ class DecodeStream:
     def _request(self, step: Step) -> Request:
         return Request(
             input_ids=step.input_ids,
-            offset=step.offset,
             position_ids=step.position_ids,
             attention_mask=step.attention_mask,
             indices=step.indices,
@@ -118,10 +117,12 @@ class DecodeStream:
         )
 
 
-async def feed(engine: Engine, model: Model, step: Request, offset: Int64) -> TokenAnswer:
+async def feed(
+    engine: Engine, model: Model, request: Request, offset: Int64, stated: Int64 | None = None
+) -> TokenAnswer:
     """Return the vectors of the next tokens of rows that are at `offset`, int64 (R,), and the offsets after them.
 
-    Rows may be empty, but not all. The offset of `step` is where the client takes the rows to be.
+    Rows may be empty, but not all. `request` has no offset yet; `stated` is where the client takes the rows to be.
 
     Raises:
         Conflict: they are elsewhere.
@@ -129,13 +130,14 @@ async def feed(engine: Engine, model: Model, step: Request, offset: Int64) -> To
         Unavailable: too much work waits.
 
     """
-    ids = step.input_ids
+    ids = request.input_ids
     if len(ids.lengths) != len(offset):
         allowed = "one row" if len(offset) == 1 else f"{len(offset)} rows"
         raise Invalid("input_ids", f"{len(ids.lengths)} rows", f"{allowed}, as are running")
-    if step.offset is not None:
-        check_stated(step.offset, offset)
-    request = replace(step, offset=offset if step.position_ids is None else None)
+    if stated is not None:
+        check_stated(stated, offset)
+    if request.position_ids is None:
+        request.offset = offset
     if ids.lengths.all() or not len(ids.values):
         answer = await engine.embed(model, request)
         if request.position_ids is None:

@@ -104,19 +104,19 @@ class Room:
             return
         turn, key = request.sequence, Key(model.name, model.version, model.identity, request.sequence.id)
         before = self._find(key, turn.start)
-        offset = before
+        offset, stated = before, request.offset
         if turn.start or offset is None:
             rows = len(request.input_ids.lengths)
-            offset = per_row("offset", ZERO if request.offset is None else request.offset, rows)
+            offset = per_row("offset", ZERO if stated is None else stated, rows)
             check_each("offset", offset, np.full(rows, model.manifest.limit))
-            request = replace(request, offset=None)
+            stated = None
         held = max(_rows(before), len(offset))
         self._hold(held - _rows(before))
         self._places.pop(key, None)
         self._busy.add(key)
         after = before
         try:
-            answer = await feed(self._all.engine, model, request, offset)
+            answer = await feed(self._all.engine, model, replace(request, offset=None), offset, stated)
             yield answer
             after = None if turn.end else answer.next_offset
         finally:

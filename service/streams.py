@@ -22,7 +22,7 @@ class Closing(Exception):
 
 
 class Lifetime:
-    """How long one stream may stay.
+    """How long one stream may stay, until `close`.
 
     Args:
         idle: seconds that it may wait for its client.
@@ -35,7 +35,10 @@ class Lifetime:
         self._idle = idle
         self._end = self._loop.time() + total
         self._over: Reason | None = None
-        self._waiting: asyncio.Timeout | None = None
+        self._since = 0.0
+        self._waiting: asyncio.Task[object] | None = None
+        # One for all that is waited for: a timer for each would take longer than a step.
+        self._timer = self._loop.call_later(min(idle, total), self._look)
 
     async def wait(self, action: Callable[[], Awaitable[T]]) -> T:
         """Return what the client sends, or what it takes.
@@ -45,24 +48,44 @@ class Lifetime:
 
         """
         # An action that need not wait would never be interrupted.
+        self._since = self._loop.time()
         if reason := self._ended():
             raise Closing(reason)
+        task = self._waiting = asyncio.current_task()
         try:
-            async with asyncio.timeout_at(min(self._loop.time() + self._idle, self._end)) as self._waiting:
-                return await action()
-        except TimeoutError:
-            raise Closing(self._ended() or "idle") from None
+            return await action()
+        except asyncio.CancelledError:
+            # Of the stream that was ended, unless the task that it runs in is cancelled too.
+            if (reason := self._ended()) and task is not None and not task.uncancel():
+                raise Closing(reason) from None
+            raise
         finally:
             self._waiting = None
 
     def _ended(self) -> Reason | None:
-        return self._over or ("time" if self._loop.time() >= self._end else None)
+        return self._over or ("time" if self._since >= self._end else None)
+
+    def _look(self) -> None:
+        """End the stream where its time is over, and look again when it may be."""
+        now = self._loop.time()
+        idle = (self._since if self._waiting else now) + self._idle
+        if now >= self._end:
+            self.end("time")
+        elif now >= idle:
+            self.end("idle")
+        else:
+            self._timer = self._loop.call_at(min(idle, self._end), self._look)
 
     def end(self, reason: Reason) -> None:
         """End the stream when it next waits, or now if it does."""
         self._over = reason
-        if self._waiting is not None and not self._waiting.expired():
-            self._waiting.reschedule(self._loop.time())
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def close(self) -> None:
+        """Forget the timer."""
+        self._timer.cancel()
 
 
 class Streams:
@@ -89,6 +112,7 @@ class Streams:
             with self._metrics.stream():
                 yield lifetime
         finally:
+            lifetime.close()
             self._open.discard(lifetime)
 
     def drain(self) -> None:

@@ -39,7 +39,8 @@ change the meaning of these.
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +55,7 @@ MAGIC = b"INCP"
 HEADER = struct.Struct("<4sBBHIIIB3s")
 STEP, VECTORS, ERROR, REWIND, REORDER, APPEND, DROP, PING, CLOSE, STATE, CLOSING = range(1, 12)
 POSITIONS, MASK, OFFSETS, FURTHER = 1, 2, 4, 256
+NO_WIDTH = bytes(3)
 DTYPE_CODES = {"float32": 1, "float16": 2, "bfloat16": 3}
 NAMES = {
     STEP: "step",
@@ -83,10 +85,10 @@ def read_frame(frame: bytes, indices: Iterable[str] = ()) -> Message:
         raise Malformed("frame", f"magic {magic!r}, version {version}", f"magic {MAGIC!r}, version 1 or 2")
     if kind not in KINDS[version]:
         raise Invalid("kind", kind, ", ".join(f"{code} ({NAMES[code]})" for code in KINDS[version]))
-    parts = _parts(indices) if version == 2 and kind == STEP else {}
-    unknown = flags & ~sum(parts.values())
-    if unknown or dtype or any(width):
-        known = f"flags {sum(parts.values())} and 0" if parts else "0"
+    parts = _parts(tuple(indices)) if version == 2 and kind == STEP else {}
+    known_flags = sum(parts.values())
+    if flags & ~known_flags or dtype or width != NO_WIDTH:
+        known = f"flags {known_flags} and 0" if parts else "0"
         raise Invalid("flags, dtype and width", f"{flags}, {dtype} and {width.hex()}", f"{known} in a {NAMES[kind]}")
     if kind == STEP:
         operation: Operation = _read_step(frame, rows, tokens, [name for name, flag in parts.items() if flags & flag])
@@ -96,7 +98,8 @@ def read_frame(frame: bytes, indices: Iterable[str] = ()) -> Message:
     return Message(operation) if version == 1 or not number else Message(operation, number, digest(frame))
 
 
-def _parts(indices: Iterable[str]) -> dict[str, int]:
+@cache
+def _parts(indices: tuple[str, ...]) -> Mapping[str, int]:
     """Return the parts that a step may have beside ids and lengths, in their order, and the flag of each."""
     further = {name: FURTHER << index for index, name in enumerate(indices)}
     return {"position_ids": POSITIONS, "attention_mask": MASK, **further, "offset": OFFSETS}
