@@ -154,14 +154,29 @@ def triton(name: str, repository: Path | None) -> None:
 
 
 @app.command()
+@click.argument("name")
+@click.option("--model", "models", multiple=True, help="A model that it may use, or a pattern; default all.")
+@click.option("--admin", is_flag=True, help="Whether it may load and unload models.")
+def key(name: str, models: tuple[str, ...], admin: bool) -> None:
+    """Print a new key for NAME, which nothing shows again, and the entry for the file that --api-keys names."""
+    from incipit.service.access import new_key
+
+    made, entry = new_key(name, models, admin)
+    click.echo(f"{made}\n\n{entry}", nl=False)
+
+
+@app.command()
 @REPOSITORY
 @PROVIDER
 def check(**options: Any) -> None:
     """Open every model, run it once, and exit."""
     _require("onnxruntime", "cpu")
+    from incipit.service.access import as_service
     from incipit.service.app import create_engine
 
-    for model in create_engine(_settings(**options)).repository.all():
+    with as_service():
+        models = create_engine(_settings(**options)).repository.all()
+    for model in models:
         click.echo(f"{model.name} {model.version}: runs on {model.provider}, {_limits(model.manifest)}")
 
 

@@ -11,16 +11,18 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
+from incipit.service.access import Access
 from incipit.service.api import bias, decode, embed, health, models, open_inference, openai, problems, schemas
 from incipit.service.api.entry import Entry
 from incipit.service.batching import Scheduler
 from incipit.service.control import Control
 from incipit.service.engine import Engine
+from incipit.service.limits import Limits
 from incipit.service.metrics import Metrics
 from incipit.service.repository import Repository
 from incipit.service.runtime import choose_provider, usable_cores
 from incipit.service.sequences import Sequences
-from incipit.service.settings import Settings
+from incipit.service.settings import Settings, listed
 from incipit.service.streams import Streams
 
 VERSION = version("incipit")
@@ -30,25 +32,28 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
     """Open every model, each run once; several workers agree through the folder `shared`.
 
     Raises:
+        Invalid: the file of keys cannot be read, or is not understood.
         ServerFault: the provider cannot be used, or an artifact is broken.
 
     """
     provider = choose_provider(settings.provider)
-    repository = Repository(settings.repository, provider, settings.threads, settings.cache)
-    scheduler = Scheduler(usable_cores(), settings.max_waiting)
+    access = Access(settings.api_keys, by_address=settings.max_requests_per_second is not None)
+    repository = Repository(settings.repository, provider, settings.threads, settings.cache, access)
+    scheduler = Scheduler(usable_cores(), settings.max_waiting, settings.max_wait_seconds)
     control = Control(repository, settings.model_control, settings.poll_seconds, shared)
-    return Engine(repository, scheduler, Metrics(), settings.max_tokens, control)
+    limits = Limits(settings.max_requests, settings.max_requests_per_second, settings.max_rows)
+    return Engine(repository, scheduler, Metrics(), settings.max_tokens, control, limits)
 
 
 def create_app(settings: Settings, shared: Path | None = None) -> Entry:
     """Build the application, its models opened and run once.
 
     Raises:
-        ServerFault: as `create_engine`.
+        Invalid, ServerFault: as `create_engine`.
 
     """
     engine = create_engine(settings, shared)
-    streams = Streams(engine.metrics, settings.stream_idle_seconds, settings.stream_seconds)
+    streams = Streams(engine.metrics, settings.stream_idle_seconds, settings.stream_seconds, settings.max_streams)
     rows = settings.max_sequence_rows, settings.max_stream_sequence_rows
     sequences = Sequences(engine, settings.stream_idle_seconds, *rows, settings.workers)
 
@@ -88,4 +93,9 @@ def create_app(settings: Settings, shared: Path | None = None) -> Entry:
     app.include_router(open_inference.router(engine, inference, VERSION, settings.max_body_bytes))
     app.include_router(openai.router(engine, settings.max_body_bytes))
     app.include_router(health.router(engine))
-    return Entry(app, {("/models/", "embed"): embedding, ("/v2/models/", "infer"): inference})
+    return Entry(
+        app,
+        {("/models/", "embed"): embedding, ("/v2/models/", "infer"): inference},
+        engine.repository.access,
+        listed(settings.cors_origins),
+    )

@@ -1,8 +1,9 @@
 """Decides when and where work runs: small pieces in the event loop, the smallest together, large ones in a pool."""
 
 import asyncio
+import contextvars
 from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -35,13 +36,15 @@ class Scheduler:
     Args:
         threads: of the pool; sessions and encoders release the interpreter while they work.
         max_waiting: pieces that may wait for a thread; one more is refused.
+        max_seconds: that a piece may wait for a thread; default None: any time.
 
     """
 
-    def __init__(self, threads: int, max_waiting: int) -> None:
+    def __init__(self, threads: int, max_waiting: int, max_seconds: float | None = None) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="incipit")
         self._limit = threads + max_waiting
         self._max_waiting = max_waiting
+        self._max_seconds = max_seconds
         self._pending = 0
         self._groups: dict[Hashable, _Group[Any, Any]] = {}
 
@@ -51,7 +54,7 @@ class Scheduler:
         `size` counts values of arrays or bytes; with `text`, bytes of JSON or numbers that become text.
 
         Raises:
-            Unavailable: too many pieces wait already.
+            Unavailable: too many pieces wait already, or this one has waited too long.
 
         """
         if size * (TEXT_COST if text else 1) <= SMALL:
@@ -61,9 +64,30 @@ class Scheduler:
             raise Unavailable("queue", f"a request more than {waiting}", f"at most {waiting}; try again later")
         self._pending += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            # In the context of the request: who asks is known in the thread too.
+            return await self._result(self._pool.submit(contextvars.copy_context().run, work))
         finally:
             self._pending -= 1
+
+    async def _result(self, future: Future[T]) -> T:
+        """Return what a piece returns, unless it has not begun in time."""
+        loop, expired = asyncio.get_running_loop(), False
+
+        def expire() -> None:
+            nonlocal expired
+            expired = future.cancel()  # does nothing to what has begun
+
+        timer = None if self._max_seconds is None else loop.call_later(self._max_seconds, expire)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if not expired:
+                raise
+            waited = f"{self._max_seconds:g} s"
+            raise Unavailable("queue", f"more than {waited} in it", f"at most {waited}; try again later") from None
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     async def share(self, key: Hashable, size: int, member: M, run: Callable[[list[M]], list[T]]) -> T:
         """Return what `run` makes of `member`, together with what else of this `key` is ready in the same turn.

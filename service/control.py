@@ -68,7 +68,7 @@ class Control:
         """Open what is new of a model, and serve it again if it was unloaded; return when all workers have.
 
         Raises:
-            Forbidden: the mode does not allow it.
+            Forbidden: the mode, or the key of the caller, does not allow it.
             NotFound: there is no such model in the folder.
             ArtifactError: a version of it cannot be opened; the others are as they were.
             Unavailable: a worker did not follow in time.
@@ -78,7 +78,7 @@ class Control:
         with _without_its_path():
             names = {found for found, _, _ in await asyncio.to_thread(find_artifacts, self._repository.root)}
         if name not in names:
-            raise NotFound("model", name, ", ".join(sorted(names)))
+            raise NotFound("model", name, ", ".join(sorted(filter(self._repository.access.shows, names))))
         await self._change(name, unloaded=False)
         for state in self._repository.index():
             if state.name == name and state.reason:
@@ -88,7 +88,7 @@ class Control:
         """Let go of every version of a model, each after its last request; return when all workers have.
 
         Raises:
-            Forbidden: the mode does not allow it.
+            Forbidden: the mode, or the key of the caller, does not allow it.
             NotFound: there is no such model.
             Unavailable: a worker did not follow in time.
 
@@ -99,6 +99,7 @@ class Control:
         await self._change(name, unloaded=True)
 
     def _check_allowed(self, name: str) -> None:
+        self._repository.access.check_admin(name)
         if self._mode != "explicit":
             raise Forbidden("model", name, f"changes by request with model_control explicit; it is {self._mode}")
 

@@ -44,6 +44,7 @@ class DecodeStream:
 
     def __init__(self, engine: Engine, model: Model, options: Options) -> None:
         check_count("rows", options.rows, engine.max_tokens)
+        engine.limits.check_rows("rows", options.rows)
         offset = per_row("offset", options.offset, options.rows)
         check_each("offset", offset, np.full(options.rows, model.manifest.limit))
         if options.dtype not in DTYPES:

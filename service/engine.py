@@ -8,7 +8,8 @@ Letters: B batch, L length, T tokens of all rows, D output width.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from incipit.service.batching import SMALL, TOKENIZER_COST, Scheduler
 from incipit.service.control import Control
 from incipit.service.errors import Invalid
+from incipit.service.limits import Limits
 from incipit.service.manifest import (
     BIAS_GRAPH,
     EMBEDDINGS,
@@ -37,7 +39,7 @@ from incipit.service.messages import (
     TextRequest,
     TokenAnswer,
 )
-from incipit.service.metrics import INFER, INPUT, OUTPUT, QUEUE, Execution, Metrics
+from incipit.service.metrics import INFER, INPUT, OUTPUT, QUEUE, Execution, Metrics, Observation
 from incipit.service.pooling import pool
 from incipit.service.positions import count_real, graph_counts, position_index, real_tokens
 from incipit.service.repository import Model, Repository, Stem
@@ -74,6 +76,7 @@ class Engine:
         metrics: counts.
         max_tokens: most tokens of one request.
         control: what changes the models; by default nothing does.
+        limits: how much may be asked; by default anything.
 
     """
 
@@ -84,13 +87,27 @@ class Engine:
         metrics: Metrics,
         max_tokens: int,
         control: Control | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.repository = repository
         self.control = control or Control(repository, "none", 1)
         self.scheduler = scheduler
         self.metrics = metrics
         self.max_tokens = max_tokens
+        self.limits = limits or Limits()
         self.ready = True
+
+    @contextmanager
+    def request(self, door: str) -> Iterator[Observation]:
+        """Count and time one request of `door`, a step of a stream included, within the limits.
+
+        Raises:
+            TooMany: its caller asks too often.
+            Unavailable: too many are answered now.
+
+        """
+        with self.metrics.request(door) as observation, self.limits:
+            yield observation
 
     async def answer(self, model: Model | Stem, request: AnyRequest) -> Answer:
         """Return what `request`, of a kind that `model` takes, asks for; raises as the methods for each kind."""
@@ -114,6 +131,7 @@ class Engine:
         """
         with self.metrics.execution(model.name, model.version) as execution:
             sent = await self._tokenize(model, wanted) if isinstance(wanted, TextRequest) else wanted
+            self.limits.check_rows("input_ids", len(sent.input_ids.lengths))
             check(sent, model.manifest, self.max_tokens)
             request = truncate(sent, model.manifest)
             call = plan(request, model.manifest)
@@ -148,6 +166,7 @@ class Engine:
         tokenizer, text = model.tokenizer, request.text
         if tokenizer is None:
             raise Invalid("text", repr(text[0]), "token ids, since this model has no tokenizer")
+        self.limits.check_rows("text", len(text))
         size = TOKENIZER_COST * (sum(map(len, text)) + len(text)) if tokenizer.opened else SMALL + 1
         tokens = await self.scheduler.run(size, lambda: tokenizer.encode(text, self.max_tokens, request.spans))
         segments = {"token_type_ids": tokens.token_type_ids}
@@ -192,6 +211,7 @@ class Engine:
         """
         with self.metrics.execution(stem.name, stem.version) as execution:
             check_stem(request, stem.manifest, self.max_tokens)
+            self.limits.check_rows(request.input, len(request.values))
             feeds = {request.input: request.values}
             execution.rows = execution.batch = len(request.values)
             execution.passed(INPUT)

@@ -4,10 +4,12 @@
     ├── ClientFault             the request is at fault; the same request fails again
     │   ├── Malformed           bytes that cannot be read as what they claim to be
     │   ├── Invalid             readable, but a value is not allowed
+    │   ├── Unauthenticated     no key that is known, where one is needed
     │   ├── NotFound            no such model or version
-    │   ├── Forbidden           a change that the settings do not allow
+    │   ├── Forbidden           what the settings, or the key, do not allow
     │   ├── Conflict            the client's idea of a stream is not its state
     │   ├── TooLarge            over a limit of size
+    │   ├── TooMany             over a limit of how often a caller may ask
     │   ├── UnsupportedFormat   a request format that is not read
     │   └── NotAcceptable       an answer format that is not written
     └── ServerFault             the request may be fine
@@ -36,6 +38,9 @@ _REPR.maxstring = _REPR.maxlong = _REPR.maxother = LONGEST_VALUE
 class IncipitError(Exception):
     """An error that names the field, the value got and the value allowed."""
 
+    retry_after: int | None = None
+    """Seconds after which the same request may succeed; None where it will not."""
+
     def __init__(self, field: str, got: object, allowed: str) -> None:
         text = got if isinstance(got, str) else _REPR.repr(got)
         self.field = field
@@ -56,12 +61,16 @@ class Invalid(ClientFault):
     """Readable, but a value is not allowed."""
 
 
+class Unauthenticated(ClientFault):
+    """No key that is known, where one is needed."""
+
+
 class NotFound(ClientFault):
     """No such model or version."""
 
 
 class Forbidden(ClientFault):
-    """A change that the settings do not allow."""
+    """What the settings, or the key, do not allow."""
 
 
 class Conflict(ClientFault):
@@ -70,6 +79,14 @@ class Conflict(ClientFault):
 
 class TooLarge(ClientFault):
     """Over a limit of size."""
+
+
+class TooMany(ClientFault):
+    """Over a limit of how often a caller may ask; the same request succeeds `retry_after` seconds later."""
+
+    def __init__(self, field: str, got: object, allowed: str, retry_after: int = 1) -> None:
+        super().__init__(field, got, allowed)
+        self.retry_after = retry_after
 
 
 class UnsupportedFormat(ClientFault):
@@ -86,6 +103,8 @@ class ServerFault(IncipitError):
 
 class Unavailable(ServerFault):
     """Not ready, shutting down, or too busy; the same request may succeed later."""
+
+    retry_after = 1
 
 
 class ArtifactError(ServerFault):

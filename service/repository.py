@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from incipit.service.access import EVERYBODY, Access
 from incipit.service.checksums import Checksums
 from incipit.service.errors import ArtifactError, Invalid, NotFound
 from incipit.service.files import Stamp, stamp_of
@@ -138,14 +139,18 @@ class Repository:
         provider: onnxruntime name of the provider that sessions run on.
         threads: of one session call.
         cache: folder in which files that were checked are remembered; default None: each is read and checked.
+        access: says which models a caller may use; every model that a door asks for is found here. Default: all.
 
     Raises:
         ArtifactError: an artifact is broken or was tampered with, or there is none at all.
 
     """
 
-    def __init__(self, root: Path, provider: str, threads: int, cache: Path | None = None) -> None:
+    def __init__(
+        self, root: Path, provider: str, threads: int, cache: Path | None = None, access: Access = EVERYBODY
+    ) -> None:
         self.root = root
+        self.access = access
         self._opener = partial(_open, provider=provider, threads=threads)
         self._cache = cache
         # Whoever finds a model keeps it until it has answered: these are replaced as a whole, never changed.
@@ -205,13 +210,14 @@ class Repository:
         return opened, State(name, version, "READY")
 
     def index(self) -> list[State]:
-        """Return the state of every version folder, by name and version."""
-        return [state for _, state in sorted(self._states.items())]
+        """Return the state of every version folder that the caller may use, by name and version."""
+        return [state for _, state in sorted(self._states.items()) if self.access.shows(state.name)]
 
     def get(self, name: str, version: str | None = None) -> Model:
         """Return a model of token ids: the version named, or its highest.
 
         Raises:
+            Forbidden: the caller may not use it.
             NotFound: no such model or version.
             Invalid: it takes something else.
 
@@ -226,12 +232,14 @@ class Repository:
         """Return a model, whatever it takes: the version named, or its highest.
 
         Raises:
+            Forbidden: the caller may not use it.
             NotFound: no such model or version.
 
         """
+        self.access.check_model(name)
         versions = self._models.get(name)
         if versions is None:
-            raise NotFound("model", name, ", ".join(self._models))
+            raise NotFound("model", name, ", ".join(filter(self.access.shows, self._models)))
         if not version:
             return versions[max(versions)]
         if not VERSION.fullmatch(version) or int(version) not in versions:
@@ -242,6 +250,7 @@ class Repository:
         """Return the version named of a model, all its versions where none is, or all models where no name is given.
 
         Raises:
+            Forbidden: the caller may not use it.
             NotFound: no such model or version.
 
         """
@@ -255,12 +264,14 @@ class Repository:
         return sorted(self._models[name])
 
     def newest(self) -> list[Model | Stem]:
-        """Return the highest version of each model, by name."""
-        return [versions[max(versions)] for _, versions in sorted(self._models.items())]
+        """Return the highest version of each model that the caller may use, by name."""
+        models = sorted(self._models.items())
+        return [versions[max(versions)] for name, versions in models if self.access.shows(name)]
 
     def all(self) -> list[Model | Stem]:
-        """Return every version of every model, by name and version."""
-        return [model for _, versions in sorted(self._models.items()) for _, model in sorted(versions.items())]
+        """Return every version of every model that the caller may use, by name and version."""
+        models = [versions for name, versions in sorted(self._models.items()) if self.access.shows(name)]
+        return [model for versions in models for _, model in sorted(versions.items())]
 
 
 def _fingerprint(folder: Path) -> Fingerprint:

@@ -1,13 +1,15 @@
 """Every setting of the service: an option of `incipit serve`, a variable `INCIPIT_<NAME>`, or a key of a TOML file."""
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from incipit.service.errors import Invalid
@@ -49,15 +51,51 @@ class Settings(BaseSettings):
     poll_seconds: float = Field(5.0, gt=0, description="With model_control poll: between two looks at the folder.")
     workers: int = Field(1, ge=1, description="Processes that serve.")
     threads: int = Field(1, ge=1, description="Threads of one session call.")
+    api_keys: Path | None = Field(None, description="TOML file of the keys that may ask; without it nobody needs one.")
+    tls_certificate: Path | None = Field(None, description="PEM file of the certificate; without it there is no TLS.")
+    tls_key: Path | None = Field(None, description="PEM file of the key of the certificate, without a password.")
+    tls_client_ca: Path | None = Field(
+        None, description="PEM file of who signs clients; with it each needs a certificate."
+    )
+    cors_origins: str | None = Field(
+        None, description="Origins of pages that browsers let ask, with commas; * for all."
+    )
+    trusted_proxies: str | None = Field(
+        None, description="Addresses or networks, with commas, whose X-Forwarded-For is believed."
+    )
     max_body_bytes: int = Field(16 * 2**20, ge=1, description="Largest request body, and message of a stream.")
     max_tokens: int = Field(65536, ge=1, description="Most tokens of one request.")
     max_waiting: int = Field(64, ge=1, description="Most pieces of work that wait for a thread.")
+    max_wait_seconds: float = Field(30.0, gt=0, description="How long work may wait for a thread.")
+    max_rows: int = Field(65536, ge=1, description="Most rows of one request.")
+    max_requests: int = Field(1024, ge=1, description="Most requests that a process answers at a time.")
+    max_requests_per_second: float | None = Field(
+        None, gt=0, description="Most requests of a key in a second, or of an address where there are no keys."
+    )
+    max_streams: int = Field(1024, ge=1, description="Most streams that a process has open.")
     stream_idle_seconds: int = Field(
         600, ge=1, description="How long a stream may wait for its client, and a sequence for its next request."
     )
     stream_seconds: int = Field(86400, ge=1, description="How long a stream may stay open.")
     max_sequence_rows: int = Field(65536, ge=1, description="Most rows of the sequences of a process.")
     max_stream_sequence_rows: int = Field(4096, ge=1, description="Most rows of the sequences of one stream of gRPC.")
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, text: str | None) -> str | None:
+        if not all(re.fullmatch(r"\*|https?://[^/\s,*]+", origin) for origin in listed(text)):
+            raise ValueError("origins such as https://pages.example, with commas between them, or *")
+        return text
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_proxies(cls, text: str | None) -> str | None:
+        try:
+            for network in listed(text):
+                ip_network(network)
+        except ValueError as error:
+            raise ValueError("addresses or networks such as 10.0.0.0/8, with commas between them") from error
+        return text
 
     @classmethod
     def settings_customise_sources(
@@ -97,8 +135,13 @@ def load(options: Mapping[str, Any]) -> Loaded:
             raise Invalid(_config(options), name, _meant(name, list(Settings.model_fields))) from error
         origin = _origin(name, options)
         where = f"{name} in {origin}" if origin == _config(options) else origin
-        raise Invalid(where, first["input"], first["msg"].removeprefix("Input should be ")) from error
+        raise Invalid(where, first["input"], _allowed(first["msg"])) from error
     return Loaded(settings, {name: _origin(name, options) for name in Settings.model_fields})
+
+
+def listed(text: str | None) -> list[str]:
+    """Return the parts of a setting that stand with commas between them."""
+    return [] if text is None else [part.strip() for part in text.split(",")]
 
 
 def option(name: str) -> str:
@@ -109,6 +152,10 @@ def option(name: str) -> str:
 def variable(name: str) -> str:
     """Return what a setting is called in the environment."""
     return PREFIX + name.upper()
+
+
+def _allowed(message: str) -> str:
+    return message.removeprefix("Input should be ").removeprefix("Value error, ")
 
 
 def _origin(name: str, options: Mapping[str, Any]) -> str:

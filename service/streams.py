@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, TypeVar
 
+from incipit.service.errors import Unavailable
 from incipit.service.metrics import Metrics
 
 T = TypeVar("T")
@@ -95,17 +96,26 @@ class Streams:
         metrics: counts them.
         idle: seconds that one may wait for its client.
         total: seconds that one may stay open.
+        most: that may be open; default None: any number.
 
     """
 
-    def __init__(self, metrics: Metrics, idle: float, total: float) -> None:
+    def __init__(self, metrics: Metrics, idle: float, total: float, most: int | None = None) -> None:
         self._metrics = metrics
+        self._most = most
         self._idle, self._total = idle, total
         self._open: set[Lifetime] = set()
 
     @contextmanager
     def open(self) -> Iterator[Lifetime]:
-        """Open a stream, until the block ends."""
+        """Open a stream, until the block ends.
+
+        Raises:
+            Unavailable: too many are open.
+
+        """
+        if self._most is not None and len(self._open) >= self._most:
+            raise Unavailable("streams", f"one more than {self._most}", f"{self._most} open at a time; try again later")
         lifetime = Lifetime(self._idle, self._total)
         self._open.add(lifetime)
         try:

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import ssl
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -14,11 +15,12 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.supervisors import Multiprocess
 
 from incipit.service import metrics
+from incipit.service.access import as_service
 from incipit.service.app import create_app, create_engine
 from incipit.service.errors import Invalid
 from incipit.service.log import LOGGING
 from incipit.service.repository import Model, Stem
-from incipit.service.settings import Settings
+from incipit.service.settings import Settings, listed
 from incipit.service.streams import LIFETIME
 
 BACKLOG = 2048
@@ -34,10 +36,11 @@ def serve(settings: Settings, announce: Announce) -> None:
     `announce` is told the address and the models once connections are accepted.
 
     Raises:
-        Invalid: an address cannot be listened on.
+        Invalid: an address cannot be listened on, or a file of keys or of TLS cannot be used.
         ServerFault: the provider cannot be used, or an artifact is broken.
 
     """
+    check_tls(settings)
     listener = listen("port", settings.host, settings.port)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit it
         # Who does not read is dropped, and with him what waits to be sent.
@@ -45,18 +48,21 @@ def serve(settings: Settings, announce: Announce) -> None:
     if settings.grpc_port is not None:
         # Only whether it is free: gRPC itself would share a port with another server without a word.
         listen("grpc-port", settings.host, settings.grpc_port).close()
-    address = _url(settings.host, listener.getsockname()[1])
+    address = _url("https" if settings.tls_certificate else "http", settings.host, listener.getsockname()[1])
     if settings.workers == 1:
         app = create_app(settings)
         # uvicorn raises the signal that ended it once more; it has been obeyed already.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         server = _Server(configure(settings, app))
-        server.announce = partial(announce, address, app.app.state.engine.repository.newest())
+        with as_service():
+            models = app.app.state.engine.repository.newest()
+        server.announce = partial(announce, address, models)
         server.run(sockets=[listener])
         return
     # In this process first: what is broken is said once, before any worker starts.
-    models = create_engine(settings).repository.newest()
+    with as_service():
+        models = create_engine(settings).repository.newest()
     with tempfile.TemporaryDirectory(prefix="incipit-") as folder:
         counters, shared = Path(folder) / "metrics", Path(folder) / "control"
         counters.mkdir()
@@ -114,6 +120,36 @@ def listen(field: str, host: str, port: int) -> socket.socket:
         raise Invalid(field, f"{host}:{port}", f"an address to listen on ({error.strerror})") from error
 
 
+def check_tls(settings: Settings) -> None:
+    """Check the files of TLS, before a server of either protocol is given them.
+
+    Raises:
+        Invalid: one is missing, or cannot be used.
+
+    """
+    certificate, key, clients = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
+    if certificate is None or key is None:
+        for name, file in (("tls_certificate", certificate), ("tls_key", key), ("tls_client_ca", clients)):
+            if file is not None:
+                raise Invalid(name, str(file), "nothing, or tls_certificate and tls_key too")
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key, password="")  # asks nobody at a terminal
+    except (OSError, ValueError) as error:
+        files = f"{certificate} and {key}"
+        raise Invalid("tls_certificate", files, f"PEM files of a certificate and its key ({_why(error)})") from error
+    try:
+        if clients is not None:
+            context.load_verify_locations(clients)
+    except OSError as error:
+        raise Invalid("tls_client_ca", str(clients), f"a PEM file of certificates ({_why(error)})") from error
+
+
+def _why(error: Exception) -> str:
+    return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
+
+
 def configure(settings: Settings, app: Callable[..., object], factory: bool = False) -> uvicorn.Config:
     """Return how `app` is served, whatever it is; with `factory`, what makes it."""
     return uvicorn.Config(
@@ -129,8 +165,14 @@ def configure(settings: Settings, app: Callable[..., object], factory: bool = Fa
         ws_max_size=settings.max_body_bytes,
         ws_per_message_deflate=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
+        ssl_ca_certs=None if settings.tls_client_ca is None else str(settings.tls_client_ca),
+        ssl_cert_reqs=ssl.CERT_NONE if settings.tls_client_ca is None else ssl.CERT_REQUIRED,
+        proxy_headers=settings.trusted_proxies is not None,
+        forwarded_allow_ips=listed(settings.trusted_proxies),
     )
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _url(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -45,7 +45,7 @@ class Server:
 
     @property
     def socket(self) -> str:
-        return self.address.replace("http:", "ws:")
+        return self.address.replace("http", "ws", 1)
 
 
 def free_port() -> int:
@@ -75,7 +75,7 @@ def serving(repository: Path, *options: str, **environment: str) -> Iterator[Ser
                 banner += line
                 if line.startswith("  curl"):
                     break
-            found = re.search(r"http://\S+", banner)
+            found = re.search(r"https?://\S+", banner)
             if found:
                 yield Server(found[0], f"127.0.0.1:{grpc_port}", process, banner)
         finally:

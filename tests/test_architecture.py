@@ -13,6 +13,8 @@ SERVICE = {
     "messages": set(),
     "settings": {"errors"},
     "log": set(),
+    "access": {"files", "errors"},
+    "limits": {"access", "errors"},
     "files": {"errors"},
     "manifest": {"files", "errors"},
     "checksums": {"manifest", "files", "errors"},
@@ -28,9 +30,10 @@ SERVICE = {
     "batching": {"errors"},
     "control": {"repository", "errors"},
     "tiles": {"manifest", "messages"},
-    "repository": {"runtime", "tiles", "graphs", "checksums", "tokenizer", "manifest", "files", "errors"},
+    "repository": {"access", "runtime", "tiles", "graphs", "checksums", "tokenizer", "manifest", "files", "errors"},
     "metrics": {"errors"},
     "engine": {
+        "limits",
         "validation",
         "truncation",
         "pooling",
@@ -44,9 +47,10 @@ SERVICE = {
         "errors",
     },
     "decode": {"engine", "operations", "validation", "positions", "repository", "messages", "errors"},
-    "streams": {"metrics"},
+    "streams": {"metrics", "errors"},
     "sequences": {"decode", "engine", "operations", "repository", "messages", "errors"},
     "api": {
+        "access",
         "decode",
         "sequences",
         "streams",
@@ -58,7 +62,7 @@ SERVICE = {
         "messages",
         "errors",
     },
-    "rpc": {"sequences", "streams", "engine", "settings", "wire", "errors"},
+    "rpc": {"access", "sequences", "streams", "engine", "settings", "wire", "errors"},
 }
 ROOMS = {
     "models": set[str](),

@@ -13,7 +13,7 @@ from incipit.client.calls import Call, Reply
 from incipit.client.decoding import Decoding
 from incipit.client.errors import needed
 from incipit.client.retry import Outcome, pause, result_of
-from incipit.client.shell import like, options, socket_address
+from incipit.client.shell import authorization, like, options, socket_address
 
 if TYPE_CHECKING:
     from incipit.client.streams import AsyncDecodeStream
@@ -45,7 +45,7 @@ def _opened(
             from incipit.client.streams import open_stream_async
 
         address = socket_address(self._http.base_url)
-        return open_stream_async(address, build(*args, **kwargs), self._timeout, self._retries)
+        return open_stream_async(address, build(*args, **kwargs), self._timeout, self._retries, self._headers)
 
     return method
 
@@ -53,10 +53,11 @@ def _opened(
 class AsyncClient:
     """A client of one server, for `async with`; its arguments are those of `Client`."""
 
-    def __init__(self, url: str, *, timeout: float = 30.0, retries: int = 3) -> None:
-        self._http = httpx.AsyncClient(**options(url, timeout))
+    def __init__(self, url: str, *, timeout: float = 30.0, retries: int = 3, key: str | None = None) -> None:
+        self._http = httpx.AsyncClient(**options(url, timeout, key))
         self._timeout = timeout
         self._retries = retries
+        self._headers = authorization(key)
 
     embed = _sent(calls.embed)
     text = _sent(calls.text)

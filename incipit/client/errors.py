@@ -5,10 +5,12 @@
     │   ├── ClientFault             the request is at fault; the same request fails again
     │   │   ├── Malformed           bytes that cannot be read as what they claim to be
     │   │   ├── Invalid             readable, but a value is not allowed
+    │   │   ├── Unauthenticated     no key that is known, where one is needed
     │   │   ├── NotFound            no such model or version
-    │   │   ├── Forbidden           a change that the settings do not allow
+    │   │   ├── Forbidden           what the settings, or the key, do not allow
     │   │   ├── Conflict            the client's idea of a stream is not its state
     │   │   ├── TooLarge            over a limit of size
+    │   │   ├── TooMany             over a limit of how often a caller may ask
     │   │   ├── UnsupportedFormat   a request format that is not read
     │   │   └── NotAcceptable       an answer format that is not written
     │   └── ServerFault             the request may be fine
@@ -68,12 +70,16 @@ class Invalid(ClientFault):
     """Readable, but a value is not allowed."""
 
 
+class Unauthenticated(ClientFault):
+    """No key that is known, where one is needed."""
+
+
 class NotFound(ClientFault):
     """No such model or version."""
 
 
 class Forbidden(ClientFault):
-    """A change that the settings do not allow."""
+    """What the settings, or the key, do not allow."""
 
 
 class Conflict(ClientFault):
@@ -82,6 +88,10 @@ class Conflict(ClientFault):
 
 class TooLarge(ClientFault):
     """Over a limit of size."""
+
+
+class TooMany(ClientFault):
+    """Over a limit of how often a caller may ask; the same request may succeed later."""
 
 
 class UnsupportedFormat(ClientFault):
@@ -144,6 +154,8 @@ def of_problem(status: int, body: bytes | bytearray) -> ServiceError:
         problem = {"status": status, "detail": f"status {status}: {body[:200].decode(errors='replace')}"}
     if status == 503:
         return Unavailable(problem)
+    if status == 429:
+        return TooMany(problem)
     fault = ClientFault if 400 <= status < 500 else ServerFault
     return KINDS.get(str(problem.get("type")).removeprefix(KIND), fault)(problem)
 

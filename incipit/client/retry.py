@@ -18,6 +18,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
 BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError, ConnectionFailed)
 """No connection, or one that ended before the answer did. What took too long is no such thing."""
 
+BUSY = (429, 503)
+"""Statuses that ask for patience."""
+
 Outcome = Reply | httpx.HTTPError
 
 
@@ -31,7 +34,7 @@ def pause(outcome: Outcome | NoAnswer, attempt: int, retries: int) -> float | No
     if isinstance(outcome, Exception):
         asked = 0.0 if isinstance(outcome, BROKEN) else None
     else:
-        asked = _retry_after(outcome.headers) if outcome.status == 503 else None
+        asked = _retry_after(outcome.headers) if outcome.status in BUSY else None
     if asked is None or asked > LONGEST_PAUSE:
         return None
     # Jitter, so that clients who were refused together do not come back together.

@@ -13,11 +13,11 @@ from incipit.client.errors import invalid
 M = TypeVar("M", bound=Callable[..., Any])
 
 
-def options(url: str, timeout: float) -> dict[str, Any]:
+def options(url: str, timeout: float, key: str | None) -> dict[str, Any]:
     """Return the options of an httpx client.
 
     Raises:
-        Invalid: `url` is no address of HTTP.
+        Invalid: `url` is no address of HTTP, or `key` cannot be sent.
 
     """
     try:
@@ -26,12 +26,19 @@ def options(url: str, timeout: float) -> dict[str, Any]:
         raise invalid("url", url, f"http://… or https://… ({error})") from error
     if address.scheme not in ("http", "https") or not address.host:
         raise invalid("url", url, "http://… or https://…")
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise invalid("key", "other characters", "printable characters of ASCII")
     return {
         "base_url": address,
         # A request may wait for one of the client's own connections as long as the others take.
         "timeout": httpx.Timeout(timeout, pool=None),
-        "headers": {"User-Agent": f"incipit/{__version__}", "Accept-Encoding": "identity"},
+        "headers": {"User-Agent": f"incipit/{__version__}", "Accept-Encoding": "identity", **authorization(key)},
     }
+
+
+def authorization(key: str | None) -> dict[str, str]:
+    """Return the header that a key is sent in, if there is one."""
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
 def socket_address(base: httpx.URL) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -58,8 +58,9 @@ def _told(build: Callable[Concatenate[Decoding, P], Effects[T]]) -> Callable[Con
 class DecodeStream(_Rows):
     """Rows that are fed step by step; for one thread."""
 
-    def __init__(self, address: str, decoding: Decoding, timeout: float) -> None:
-        self._address, self._decoding, self._timeout = address, decoding, timeout
+    def __init__(self, address: str, decoding: Decoding, timeout: float, headers: Mapping[str, str]) -> None:
+        self._address, self._decoding = address, decoding
+        self._timeout, self._headers = timeout, headers
         self._connection = ExitStack()
         self._socket: ClientConnection
 
@@ -86,7 +87,7 @@ class DecodeStream(_Rows):
     def _do(self, effect: Effect) -> Outcome:
         if isinstance(effect, Connect):
             self._connection.close()
-            opening = connect(self._address + effect.path, **_options(self._timeout))
+            opening = connect(self._address + effect.path, **_options(self._timeout, self._headers))
             self._socket = self._connection.enter_context(opening)
         elif isinstance(effect, Exchange):
             self._socket.send(effect.message)
@@ -113,8 +114,9 @@ def _awaited(
 class AsyncDecodeStream(_Rows):
     """Rows that are fed step by step, one step at a time."""
 
-    def __init__(self, address: str, decoding: Decoding, timeout: float) -> None:
-        self._address, self._decoding, self._timeout = address, decoding, timeout
+    def __init__(self, address: str, decoding: Decoding, timeout: float, headers: Mapping[str, str]) -> None:
+        self._address, self._decoding = address, decoding
+        self._timeout, self._headers = timeout, headers
         self._connection = AsyncExitStack()
         self._socket: AsyncConnection
         self._turn = asyncio.Lock()
@@ -142,7 +144,7 @@ class AsyncDecodeStream(_Rows):
     async def _do(self, effect: Effect) -> Outcome:
         if isinstance(effect, Connect):
             await self._connection.aclose()
-            opening = connect_async(self._address + effect.path, **_options(self._timeout))
+            opening = connect_async(self._address + effect.path, **_options(self._timeout, self._headers))
             self._socket = await self._connection.enter_async_context(opening)
         elif isinstance(effect, Exchange):
             async with asyncio.timeout(self._timeout):
@@ -154,9 +156,11 @@ class AsyncDecodeStream(_Rows):
 
 
 @contextmanager
-def open_stream(address: str, decoding: Decoding, timeout: float, retries: int) -> Iterator[DecodeStream]:
+def open_stream(
+    address: str, decoding: Decoding, timeout: float, retries: int, headers: Mapping[str, str]
+) -> Iterator[DecodeStream]:
     """Open a stream at the server `address`, ws://… or wss://…."""
-    stream = DecodeStream(address, decoding, timeout)
+    stream = DecodeStream(address, decoding, timeout, headers)
     with stream._connection:
         stream._carry_out(decoding.open(retries))
         yield stream
@@ -164,18 +168,19 @@ def open_stream(address: str, decoding: Decoding, timeout: float, retries: int) 
 
 @asynccontextmanager
 async def open_stream_async(
-    address: str, decoding: Decoding, timeout: float, retries: int
+    address: str, decoding: Decoding, timeout: float, retries: int, headers: Mapping[str, str]
 ) -> AsyncIterator[AsyncDecodeStream]:
     """Open a stream at the server `address`, ws://… or wss://…."""
-    stream = AsyncDecodeStream(address, decoding, timeout)
+    stream = AsyncDecodeStream(address, decoding, timeout, headers)
     async with stream._connection:
         await stream._carry_out(decoding.open(retries))
         yield stream
 
 
-def _options(timeout: float) -> dict[str, Any]:
+def _options(timeout: float, headers: Mapping[str, str]) -> dict[str, Any]:
     # A frame is as large as its step asked for, and vectors do not compress. A peer that is gone closes nothing.
-    return {"open_timeout": timeout, "close_timeout": 1, "max_size": None, "compression": None}
+    sizes = {"max_size": None, "compression": None}
+    return {"open_timeout": timeout, "close_timeout": 1, "additional_headers": headers, **sizes}
 
 
 def _failure(error: Exception) -> Reply | NoAnswer:

@@ -13,7 +13,7 @@ from incipit.client.calls import Call, Reply
 from incipit.client.decoding import Decoding
 from incipit.client.errors import needed
 from incipit.client.retry import Outcome, pause, result_of
-from incipit.client.shell import like, options, socket_address
+from incipit.client.shell import authorization, like, options, socket_address
 
 if TYPE_CHECKING:
     from incipit.client.streams import DecodeStream
@@ -41,7 +41,7 @@ def _opened(build: Callable[P, Decoding]) -> Callable[Concatenate["Client", P], 
             from incipit.client.streams import open_stream
 
         address = socket_address(self._http.base_url)
-        return open_stream(address, build(*args, **kwargs), self._timeout, self._retries)
+        return open_stream(address, build(*args, **kwargs), self._timeout, self._retries, self._headers)
 
     return method
 
@@ -53,16 +53,18 @@ class Client:
         url: http://… or https://…, with the path under which the service is, if any.
         timeout: seconds that connecting, and each read and write, may take.
         retries: how often a call is sent again where the connection breaks, or the service is too busy.
+        key: that the service asks for; default none.
 
     Raises:
-        Invalid: `url` is none.
+        Invalid: `url` is none, or `key` cannot be sent.
 
     """
 
-    def __init__(self, url: str, *, timeout: float = 30.0, retries: int = 3) -> None:
-        self._http = httpx.Client(**options(url, timeout))
+    def __init__(self, url: str, *, timeout: float = 30.0, retries: int = 3, key: str | None = None) -> None:
+        self._http = httpx.Client(**options(url, timeout, key))
         self._timeout = timeout
         self._retries = retries
+        self._headers = authorization(key)
 
     embed = _sent(calls.embed)
     text = _sent(calls.text)

@@ -17,7 +17,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
     routes = APIRouter(tags=["bias"])
 
     async def bias(request: Request, name: str, version: str | None = None) -> Response:
-        with engine.metrics.request("bias") as observation:
+        with engine.request("bias") as observation:
             model = engine.repository.get(name, version)
             observation.model = model.name
             accept = ", ".join(request.headers.getlist("accept"))

@@ -1,6 +1,7 @@
 """The streaming doors: WebSocket and HTTP `/models/{name}/decode`. See `docs/decode.md` for the messages."""
 
 import asyncio
+from contextlib import ExitStack, suppress
 from functools import partial
 
 import orjson
@@ -33,22 +34,21 @@ def router(engine: Engine, streams: Streams, max_body_bytes: int) -> APIRouter:
     @routes.websocket("/models/{name}/decode")
     @routes.websocket("/models/{name}/versions/{version}/decode")
     async def socket(socket: WebSocket, name: str, version: str | None = None) -> None:
-        try:
-            with engine.metrics.request("decode-open"):
-                fields = read_query(single_values(socket.scope["query_string"]))
-                session = Session(engine, engine.repository.get(name, version), fields)
-        except IncipitError as error:
-            await socket.send_denial_response(problems.respond(error, socket.url.path))
-            return
-        await socket.accept()
-        with streams.open() as lifetime:
+        with ExitStack() as stack:
             try:
-                await converse(socket, session, lifetime)
-            except WebSocketDisconnect:  # the client left while it was answered
+                with engine.request("decode-open"):
+                    fields = read_query(single_values(socket.scope["query_string"]))
+                    session = Session(engine, engine.repository.get(name, version), fields)
+                    lifetime = stack.enter_context(streams.open())
+            except IncipitError as error:
+                await socket.send_denial_response(problems.respond(error, socket.url.path))
                 return
+            await socket.accept()
+            with suppress(WebSocketDisconnect):  # the client left while it was answered
+                await converse(socket, session, lifetime)
 
     async def decode(request: Request, name: str, version: str | None = None) -> Response:
-        with engine.metrics.request("decode-open") as observation:
+        with engine.request("decode-open") as observation:
             model = engine.repository.get(name, version)
             observation.model = model.name
             media = answer_type(", ".join(request.headers.getlist("accept")), (NDJSON, EVENTS))

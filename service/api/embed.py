@@ -25,7 +25,7 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
     """Return what answers a request of this door."""
 
     async def embed(request: Request, name: str, version: str | None = None) -> Response:
-        with engine.metrics.request("native") as observation:
+        with engine.request("native") as observation:
             model = engine.repository.get(name, version)
             observation.model = model.name
             accept = ", ".join(request.headers.getlist("accept"))

@@ -3,19 +3,30 @@ answer. Both use the same handlers, so that a request is answered in the same wa
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
 
+from incipit.service.access import EVERYBODY, Access
 from incipit.service.api import problems
-from incipit.service.errors import IncipitError
+from incipit.service.errors import Forbidden, IncipitError
 
 LOG = logging.getLogger(__name__)
 
 Handler = Callable[[Request, str, str | None], Awaitable[Response]]
 """Answers a request for a model, by its name and its version, if one is named."""
+OPEN = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
+"""Paths that need no key: whoever starts, stops and watches the service has none."""
+METHODS = ("GET", "POST")
+EXPOSED = (
+    *("Incipit-Model", "Incipit-Version", "Incipit-Output", "Incipit-Shape", "Incipit-Dtype"),
+    *("Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate"),
+)
+"""Headers of an answer that a page may read."""
 
 
 class Entry:
@@ -24,15 +35,40 @@ class Entry:
     Args:
         app: answers what is not dispatched here.
         handlers: what stands before the name of a model in a path, and what ends it -> what answers a POST to it.
+        access: lets callers in; default: everybody.
+        origins: of pages that browsers let ask, or "*"; default: none but those of this server.
 
     """
 
-    def __init__(self, app: FastAPI, handlers: Mapping[tuple[str, str], Handler]) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        handlers: Mapping[tuple[str, str], Handler],
+        access: Access = EVERYBODY,
+        origins: Sequence[str] = (),
+    ) -> None:
         self.app = app
+        self._access = access
+        self._origins = origins
+        # Around all the rest, so that a page is told why it was refused. It adds headers, and sees no body.
+        self._cors = (
+            CORSMiddleware(self._admit, origins, allow_methods=METHODS, allow_headers=["*"], expose_headers=EXPOSED)
+            if origins
+            else None
+        )
         self._handlers = {end: (begin, handler) for (begin, end), handler in handlers.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or whatever else the server tells (ASGI 3)."""
+        await (self._admit if self._cors is None else self._cors)(scope, receive, send)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request of a page that may ask, or of no page."""
+        try:
+            self._let_in(scope)
+        except IncipitError as error:
+            await _refuse(error, scope, receive, send)
+            return
         if scope["type"] == "http" and scope["method"] == "POST":
             begin, _, end = scope["path"].rpartition("/")
             found = self._handlers.get(end)
@@ -42,6 +78,40 @@ class Entry:
                     await _answer(found[1], Request(scope, receive), name, version or None, send)
                     return
         await self.app(scope, receive, send)
+
+    def _let_in(self, scope: Scope) -> None:
+        """Raise Forbidden or Unauthenticated for whoever may not ask at all, and name the others."""
+        if scope["type"] == "lifespan":
+            return
+        if scope["type"] == "websocket" and (origin := _header(scope, b"origin")) is not None:
+            self._check_origin(origin.decode("latin-1"), scope)
+        if self._access.needs_key:
+            if scope["path"] not in OPEN:
+                self._access.enter(_header(scope, b"authorization"))
+        elif self._access.by_address:
+            self._access.came_from(scope["client"][0] if scope.get("client") else "")
+
+    def _check_origin(self, origin: str, scope: Scope) -> None:
+        """Raise Forbidden for a page of another server: a browser opens a WebSocket for any, and tells whose it is."""
+        own = (_header(scope, b"host") or b"").decode("latin-1")
+        if origin.partition("://")[2] != own and origin not in self._origins and "*" not in self._origins:
+            raise Forbidden("Origin", origin, ", ".join((f"that of {own}", *self._origins)))
+
+
+def _header(scope: Scope, wanted: bytes) -> bytes | None:
+    """Return what the first header of a name, in lower case, says."""
+    for name, value in scope["headers"]:
+        if name == wanted:
+            return bytes(value)
+    return None
+
+
+async def _refuse(error: IncipitError, scope: Scope, receive: Receive, send: Send) -> None:
+    response = problems.respond(error, scope["path"])
+    if scope["type"] == "websocket":
+        await WebSocket(scope, receive, send).send_denial_response(response)
+    else:
+        await response(scope, receive, send)
 
 
 async def _answer(handler: Handler, request: Request, name: str, version: str | None, send: Send) -> None:

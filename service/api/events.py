@@ -73,6 +73,7 @@ class Chunks:
         engine, stream, step = self._engine, self.stream, next(self._steps, None)
         if step is None:
             return None
+        # Counted, but within no limits: its client has asked once, for all of them.
         with engine.metrics.request("decode") as observation, stream.attempt():
             observation.model = stream.model.name
             answer = await stream.do(Told(step))
@@ -101,18 +102,24 @@ class Events(Response):
         self._streams, self._chunks, self._first = streams, chunks, first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as ASGI has it
-        """Send event after event, until all are sent or the client leaves."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        left = asyncio.ensure_future(receive())
-        try:
-            with self._streams.open() as lifetime:
+        """Send event after event, until all are sent or the client leaves.
+
+        Raises:
+            Unavailable: too many streams are open.
+
+        """
+        with self._streams.open() as lifetime:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            left = asyncio.ensure_future(receive())
+            try:
                 last = await self._send_all(lifetime, send, left)
+            finally:
+                left.cancel()
+        try:
             async with asyncio.timeout(FAREWELL_SECONDS):
                 await send(_body(last, more=False))
         except TimeoutError:  # the client does not read
             return
-        finally:
-            left.cancel()
 
     async def _send_all(self, lifetime: Lifetime, send: Send, left: "asyncio.Future[Message]") -> bytes:
         """Send all events but the last, and return that."""

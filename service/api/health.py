@@ -19,7 +19,7 @@ def router(engine: Engine) -> APIRouter:
     @routes.get("/readyz", response_class=Response, responses={503: {"description": "Not ready."}})
     async def ready() -> Response:
         """Answer 200 once every model has run."""
-        return Response(status_code=200 if engine.ready else 503)
+        return Response() if engine.ready else Response(status_code=503, headers={"Retry-After": "1"})
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": METRICS}})
     async def metrics(request: Request) -> Response:

@@ -35,9 +35,14 @@ class Lines(Response):
         self._streams, self._session, self._longest = streams, session, longest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, until the body or the stream ends."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        """Answer, until the body or the stream ends.
+
+        Raises:
+            Unavailable: too many streams are open.
+
+        """
         with self._streams.open() as lifetime:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             # A client that has left is learnt of only after what it has sent was read.
             scope.setdefault("state", {})[LIFETIME] = lifetime
             # So that the client learns at once that it may write.

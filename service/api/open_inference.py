@@ -33,7 +33,7 @@ def handler(engine: Engine, sequences: Room, max_body_bytes: int) -> Handler:
     """Return what answers an inference request of this door; `sequences` are those that it may belong to."""
 
     async def infer(request: Request, name: str, version: str | None = None) -> Response:
-        with engine.metrics.request("open-inference") as observation:
+        with engine.request("open-inference") as observation:
             model = engine.repository.find(name, version)
             observation.model = model.name
             body_type(request.headers.get("content-type"), (JSON, BYTES))
@@ -118,7 +118,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
                 name=f"{describe.__name__}_{endpoint.__name__}",
                 description=describe.__doc__,
                 response_model=answer,
-                responses=schemas.open_inference_errors(404),
+                responses=schemas.open_inference_errors(401, 403, 404),
             )
 
     add("", metadata, schemas.ModelMetadata)

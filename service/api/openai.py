@@ -31,7 +31,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
     @routes.post("/embeddings", **schemas.EMBEDDINGS)
     async def embeddings(request: Request) -> Response:
         """Return a vector for each input: the mean of the vectors that enter block 0, or as `pooling` says."""
-        with engine.metrics.request("openai") as observation:
+        with engine.request("openai") as observation:
             body_type(request.headers.get("content-type"), (JSON,))
             body = await read_body(request, engine, max_body_bytes)
 
@@ -57,7 +57,9 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
         )
 
     @routes.get(
-        "/models/{model}", response_model=schemas.OpenAIModel, responses=schemas.errors(schemas.OpenAIError, JSON, 404)
+        "/models/{model}",
+        response_model=schemas.OpenAIModel,
+        responses=schemas.errors(schemas.OpenAIError, JSON, 401, 403, 404),
     )
     async def get_model(model: str) -> dict[str, Any]:
         """Return a model, by `name` or `name:version`."""

@@ -13,10 +13,12 @@ from incipit.service.wire.openai import error_document, refusal
 STATUS: dict[type[errors.IncipitError], int] = {
     errors.Malformed: 400,
     errors.Invalid: 422,
+    errors.Unauthenticated: 401,
     errors.NotFound: 404,
     errors.Forbidden: 403,
     errors.Conflict: 409,
     errors.TooLarge: 413,
+    errors.TooMany: 429,
     errors.UnsupportedFormat: 415,
     errors.NotAcceptable: 406,
     errors.Unavailable: 503,
@@ -49,10 +51,16 @@ def problem(error: errors.IncipitError) -> bytes:
 def respond(error: errors.IncipitError, path: str) -> Response:
     """Return the error in the form that the protocol of `path` has."""
     if path.startswith(OPEN_INFERENCE):
-        return _json({"error": str(error)}, STATUS[type(error)])
-    if path.startswith(OPENAI):
-        return _json(error_document(error, STATUS[type(error)]), STATUS[type(error)])
-    return Response(problem(error), STATUS[type(error)], media_type=MEDIA_TYPE)
+        response = _json({"error": str(error)}, STATUS[type(error)])
+    elif path.startswith(OPENAI):
+        response = _json(error_document(error, STATUS[type(error)]), STATUS[type(error)])
+    else:
+        response = Response(problem(error), STATUS[type(error)], media_type=MEDIA_TYPE)
+    if isinstance(error, errors.Unauthenticated):
+        response.headers["WWW-Authenticate"] = "Bearer"
+    if error.retry_after is not None:
+        response.headers["Retry-After"] = str(error.retry_after)
+    return response
 
 
 def install(app: FastAPI) -> None:

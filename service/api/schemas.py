@@ -124,13 +124,15 @@ class Model(BaseModel):
 
 ERRORS = {
     400: "The body cannot be read.",
-    403: "A change that the settings do not allow.",
+    401: "No key that is known, where one is needed.",
+    403: "What the settings, or the key, do not allow.",
     404: "No such model or version.",
     406: "No such answer format.",
     409: "An offset that a sequence is not at.",
     413: "Over a limit of size.",
     415: "No such request format.",
     422: "A value is not allowed.",
+    429: "More often than one caller may ask.",
     500: "An artifact is broken, or the service failed.",
     503: "Not ready, or too busy; try again later.",
 }
@@ -143,8 +145,8 @@ def errors(kind: type[BaseModel], media: str, *statuses: int) -> dict[int | str,
 
 
 COMPONENTS = "#/components/schemas/"
-PROBLEMS = errors(Problem, MEDIA_TYPE, 400, 404, 406, 413, 415, 422, 500, 503)
-NOT_FOUND = errors(Problem, MEDIA_TYPE, 404)
+PROBLEMS = errors(Problem, MEDIA_TYPE, 400, 401, 403, 404, 406, 413, 415, 422, 429, 500, 503)
+NOT_FOUND = errors(Problem, MEDIA_TYPE, 401, 403, 404)
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 ARRAYS = {BYTES: BINARY, NPY: BINARY, SAFETENSORS: BINARY}
 BESIDE: list[dict[str, Any]] = [
@@ -289,7 +291,7 @@ class OpenAIError(BaseModel):
 EMBEDDINGS: dict[str, Any] = {
     "responses": {
         200: {"model": EmbeddingsAnswer},
-        **errors(OpenAIError, JSON, 400, 404, 413, 415, 422, 500, 503),
+        **errors(OpenAIError, JSON, 400, 401, 403, 404, 413, 415, 422, 429, 500, 503),
     },
     "openapi_extra": {
         "requestBody": {"required": True, "content": {JSON: {"schema": EmbeddingsRequest.model_json_schema()}}}
@@ -437,11 +439,11 @@ def open_inference_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return errors(OpenInferenceError, JSON, *statuses)
 
 
-OF_BODIES = (400, 413, 415, 422, 500, 503)
+OF_BODIES = (400, 401, 403, 413, 415, 422, 500, 503)
 INFER: dict[str, Any] = {
     "responses": {
         200: {"model": InferAnswer, "content": {BYTES: BINARY}},
-        **open_inference_errors(404, 409, *OF_BODIES),
+        **open_inference_errors(404, 409, 429, *OF_BODIES),
     },
     "openapi_extra": {
         "parameters": [
@@ -477,7 +479,7 @@ INDEX: dict[str, Any] = {
 }
 CHANGE: dict[str, Any] = {
     "response_class": Response,
-    "responses": open_inference_errors(403, 404, *OF_BODIES),
+    "responses": open_inference_errors(404, *OF_BODIES),
     "openapi_extra": {
         "requestBody": {
             "content": {

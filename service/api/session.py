@@ -46,7 +46,7 @@ class Session:
         engine, stream = self._engine, self.stream
         number = 0
         try:
-            with engine.metrics.request("decode") as observation, stream.attempt():
+            with engine.request("decode") as observation, stream.attempt():
                 observation.model = stream.model.name
                 document = await engine.scheduler.run(len(text), lambda: read_json(text), text=True)
                 if steps.OPEN in document:
@@ -80,7 +80,7 @@ class Session:
         engine, stream = self._engine, self.stream
         version, number = frames.header_of(frame)
         try:
-            with engine.metrics.request("decode") as observation, stream.attempt():
+            with engine.request("decode") as observation, stream.attempt():
                 observation.model = stream.model.name
                 indices = stream.model.manifest.indices
                 message = await engine.scheduler.run(len(frame), lambda: frames.read_frame(frame, indices))

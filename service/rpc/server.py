@@ -5,16 +5,18 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from incipit.service.access import Access
 from incipit.service.engine import Engine
 from incipit.service.errors import UNFORESEEN, IncipitError, Unavailable
 from incipit.service.rpc.calls import Calls
 from incipit.service.rpc.service import InferenceService, Receive, Send
-from incipit.service.rpc.status import STATUS
+from incipit.service.rpc.status import abort
 from incipit.service.sequences import Sequences
 from incipit.service.settings import Settings
 from incipit.service.streams import Closing, Lifetime, Streams
@@ -28,21 +30,61 @@ ENDS = {
     "idle": "nothing from its client for too long",
     "time": "more time than a stream may take",
 }
+OPEN = (f"/{health.SERVICE_NAME}/", f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady")
+"""Methods that need no key: whoever starts, stops and watches the service has none."""
 LOG = logging.getLogger(__name__)
 
 Method = Callable[[Any], Awaitable[Any]]
 Stream = Callable[[Receive, Send, Lifetime], Awaitable[None]]
 
 
+class _Keys(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Lets in, before any method is called, whoever has a key."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
+        """Return what handles a call: the method, or a refusal."""
+        if call.method.startswith(OPEN):
+            return await continuation(call)
+        authorization = dict(call.invocation_metadata).get("authorization")
+        try:
+            self._access.enter(None if authorization is None else authorization.encode())
+        except IncipitError as error:
+            return _refusal(error, await continuation(call))
+        return await continuation(call)
+
+
+def _refusal(error: IncipitError, refused: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+    """Return what answers every call of a method, of either kind, with an error."""
+
+    async def call(_: Any, context: grpc.aio.ServicerContext) -> None:
+        await abort(context, error)
+
+    if refused is None:  # no such method, which gRPC answers
+        return None
+    streams = refused.request_streaming
+    return (grpc.stream_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler)(call)
+
+
+def _name_caller(access: Access, context: grpc.aio.ServicerContext) -> None:
+    """Tell callers without keys apart where that is wanted."""
+    if access.by_address:
+        host = unquote(context.peer()).rpartition(":")[0].partition(":")[2]  # of ipv4:127.0.0.1:5 or ipv6:[::1]:5
+        access.came_from(host.strip("[]"))
+
+
 def _handler(method: Method, request: Any, engine: Engine, calls: Calls) -> grpc.RpcMethodHandler:
     async def call(message: bytes, context: grpc.aio.ServicerContext) -> bytes:
         await calls.begin(context)
+        _name_caller(engine.repository.access, context)
         try:
             answer = await method(await engine.scheduler.run(len(message), lambda: read(request, message)))
             written: bytes = answer if isinstance(answer, bytes) else answer.SerializeToString()
             return written
         except IncipitError as error:
-            await context.abort(STATUS[type(error)], str(error))
+            await abort(context, error)
         except Exception:
             LOG.exception("a gRPC call failed in an unforeseen way")
             await context.abort(grpc.StatusCode.INTERNAL, UNFORESEEN)
@@ -53,7 +95,7 @@ def _handler(method: Method, request: Any, engine: Engine, calls: Calls) -> grpc
     return grpc.unary_unary_rpc_method_handler(call)
 
 
-def _stream_handler(method: Stream, streams: Streams, calls: Calls) -> grpc.RpcMethodHandler:
+def _stream_handler(method: Stream, streams: Streams, calls: Calls, access: Access) -> grpc.RpcMethodHandler:
     async def call(_: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         await calls.begin(context)
 
@@ -67,15 +109,29 @@ def _stream_handler(method: Stream, streams: Streams, calls: Calls) -> grpc.RpcM
             except grpc.aio.InternalError:  # the client left, which comes before we are cancelled for it
                 raise asyncio.CancelledError from None
 
-        with streams.open() as lifetime:
-            try:
+        _name_caller(access, context)
+        try:
+            with streams.open() as lifetime:
                 await method(receive, send, lifetime)
-            except Closing as closing:
-                # A stream that ends well would let clients wait for answers to what they still send.
-                end = Unavailable("stream", ENDS[closing.reason], "a new stream, to another server or later")
-                await context.abort(STATUS[Unavailable], str(end))
+        except Unavailable as error:
+            await abort(context, error)
+        except Closing as closing:
+            # A stream that ends well would let clients wait for answers to what they still send.
+            await abort(
+                context, Unavailable("stream", ENDS[closing.reason], "a new stream, to another server or later")
+            )
 
     return grpc.stream_stream_rpc_method_handler(call)
+
+
+def _listen(server: grpc.aio.Server, address: str, settings: Settings) -> None:
+    """Listen, with TLS where it is set; its files were checked."""
+    if settings.tls_certificate is None or settings.tls_key is None:
+        server.add_insecure_port(address)
+        return
+    pair = settings.tls_key.read_bytes(), settings.tls_certificate.read_bytes()
+    clients = None if settings.tls_client_ca is None else settings.tls_client_ca.read_bytes()
+    server.add_secure_port(address, grpc.ssl_server_credentials([pair], clients, clients is not None))
 
 
 @asynccontextmanager
@@ -88,24 +144,26 @@ async def running(
     for described in pb.DESCRIPTOR.services_by_name[SERVICE.rpartition(".")[2]].methods:
         method = getattr(service, described.name)
         handlers[described.name] = (
-            _stream_handler(method, streams, calls)
+            _stream_handler(method, streams, calls, engine.repository.access)
             if described.client_streaming
             else _handler(method, getattr(pb, described.input_type.name), engine, calls)
         )
+    access = engine.repository.access
     server = grpc.aio.server(
+        interceptors=(_Keys(access),) if access.needs_key else (),
         options=[
             ("grpc.max_receive_message_length", settings.max_body_bytes),
             # What does not fit into a message of gRPC is refused before, by name.
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", int(settings.workers > 1)),
-        ]
+        ],
     )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     healths = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healths, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    server.add_insecure_port(f"{host}:{settings.grpc_port}")
+    _listen(server, f"{host}:{settings.grpc_port}", settings)
     for name in ("", SERVICE):
         await healths.set(name, health_pb2.HealthCheckResponse.SERVING)
     await server.start()

@@ -134,7 +134,7 @@ class InferenceService:
         return write_stream_error(failure, id_).SerializeToString()
 
     async def _infer(self, door: str, request: pb.ModelInferRequest, room: Room, write_answer: Any) -> bytes:
-        with self._engine.metrics.request(door) as observation:
+        with self._engine.request(door) as observation:
             model = self._engine.repository.find(request.model_name, request.model_version)
             observation.model = model.name
             schedule = self._engine.scheduler.run

@@ -24,7 +24,11 @@ def busy(after: str | None = None) -> Reply:
     return Reply(503, httpx.Headers(headers), bytearray())
 
 
-@pytest.mark.parametrize("act", [DROP, SWALLOW, CUT, BUSY, canned("503 Service Unavailable")], ids=range(5))
+@pytest.mark.parametrize(
+    "act",
+    [DROP, SWALLOW, CUT, BUSY, canned("503 Service Unavailable"), canned("429 Too Many Requests")],
+    ids=range(6),
+)
 def test_a_call_is_sent_again_until_it_is_answered(connect: Connect, flaky: FlakyProxy, act: str | bytes) -> None:
     flaky.script = [act, act]
     result = connect(flaky.address, retries=2).embed([1, 2], model="gpt")
@@ -39,6 +43,7 @@ def test_a_call_is_sent_again_until_it_is_answered(connect: Connect, flaky: Flak
         (SWALLOW, errors.ConnectionFailed),
         (CUT, errors.ConnectionFailed),
         (BUSY, errors.Unavailable),
+        (canned("429 Too Many Requests", b"<html>"), errors.TooMany),
     ],
 )
 def test_retries_end(connect: Connect, flaky: FlakyProxy, act: str | bytes, kind: type[Exception]) -> None:

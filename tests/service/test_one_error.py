@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -35,6 +36,7 @@ from tests.service.doors import (
     openai_base64,
 )
 
+KEY = "a key of the test"
 DOORS = ("native", "/v2", "/v1", "gRPC")
 INSIDE = re.compile(r"onnxruntime|onnx\.|Traceback|incipit\.|\.py\b|Error\b|Exception|/tmp|/home|0x[0-9a-f]{6}")
 """What no message may say."""
@@ -53,26 +55,36 @@ def table() -> dict[str, dict[str, str]]:
 
 @dataclass(frozen=True)
 class Place:
-    """A server whose limits are near, and one that allows no changes."""
+    """A server whose limits are near, one where `KEY` is the only key, for `bert`, and one that answers seldom."""
 
     clients: Clients
     server: Server
-    fixed: Clients
+    guarded: Clients
+    sparing: Clients
 
 
 @pytest.fixture(scope="module")
-def place(tiny_repository: Path, tiny_clients: Clients, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     root = shutil.copytree(tiny_repository, tmp_path_factory.mktemp("errors") / "repository")
     broken = root.parent / "tokenizer.json"
     broken.write_text("{}")
     export_loaded(LoadedSource(bert_embedding(11, 4, 8), Source(kind="module"), broken), "broken", root)
     options = ("--model-control", "explicit")
-    with serving(root, *options, INCIPIT_MAX_WAITING="1") as server, connect(server) as clients:
+    keys = root.parent / "keys.toml"
+    keys.write_text(f'[[keys]]\nname = "bert"\nsha256 = "{sha256(KEY.encode()).hexdigest()}"\nmodels = ["bert"]\n')
+    with (
+        serving(root, *options, INCIPIT_MAX_WAITING="1") as server,
+        connect(server) as clients,
+        serving(tiny_repository, "--api-keys", str(keys)) as asking,
+        connect(asking) as guarded,
+        serving(tiny_repository, INCIPIT_MAX_REQUESTS_PER_SECOND="0.01") as seldom,
+        connect(seldom) as sparing,
+    ):
         # A version that comes later, and cannot be opened.
         shutil.copytree(root / "gpt/1", root / "gpt/2")
         (root / "gpt/2" / GRAPH).unlink()
         (root / "gpt/2" / GRAPH).write_bytes(b"no graph")
-        yield Place(clients, server, tiny_clients)
+        yield Place(clients, server, guarded, sparing)
 
 
 def refused(response: httpx.Response) -> Refused:
@@ -95,21 +107,20 @@ def refused(response: httpx.Response) -> Refused:
 Provoke = Callable[[Place], Refused]
 
 
-def post(path: str, content: Any = b"", kind: str = "application/json", fixed: bool = False, **headers: str) -> Provoke:
+def post(path: str, content: Any = b"", kind: str = "application/json", **headers: str) -> Provoke:
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
 
     def provoke(place: Place) -> Refused:
-        http = place.fixed.http if fixed else place.clients.http
-        return refused(http.post(path, content=body, headers={"Content-Type": kind, **headers}))
+        return refused(place.clients.http.post(path, content=body, headers={"Content-Type": kind, **headers}))
 
     return provoke
 
 
-def call(method: str, fixed: bool = False, **fields: Any) -> Provoke:
+def call(method: str, **fields: Any) -> Provoke:
     def provoke(place: Place) -> Refused:
         message = getattr(service_pb2, f"{method}Request")(**fields)
         with pytest.raises(Refused) as raised:
-            call_grpc(place.fixed if fixed else place.clients, method, message)
+            call_grpc(place.clients, method, message)
         return raised.value
 
     return provoke
@@ -122,6 +133,34 @@ def ask(door: Door, model: str, fields: Fields) -> Provoke:
         return raised.value
 
     return provoke
+
+
+def with_key(path: str, content: Any, key: str) -> Provoke:
+    def provoke(place: Place) -> Refused:
+        return refused(place.guarded.http.post(path, json=content, headers={"Authorization": f"Bearer {key}"}))
+
+    return provoke
+
+
+def call_with_key(key: str) -> Provoke:
+    def provoke(place: Place) -> Refused:
+        message = service_pb2.ModelMetadataRequest(name="gpt")
+        with pytest.raises(grpc.RpcError) as raised:
+            place.guarded.stub.ModelMetadata(message, metadata=[("authorization", f"Bearer {key}")])
+        error: Any = raised.value
+        return Refused(str(error.code()), error.details())
+
+    return provoke
+
+
+def at_each_door(key: str) -> dict[str, Provoke]:
+    """Ask for `gpt` with a key."""
+    return {
+        "native": with_key(EMBED, {}, key),
+        "/v2": with_key(INFER, {}, key),
+        "/v1": with_key(EMBEDDINGS, {"model": "gpt", "input": [1]}, key),
+        "gRPC": call_with_key(key),
+    }
 
 
 def bytes_over_grpc(place: Place) -> Refused:
@@ -168,6 +207,20 @@ def infer_over_grpc(clients: Clients, parameters: dict[str, Any]) -> None:
     call_grpc(clients, "ModelInfer", message)
 
 
+def too_many(door: Door) -> Provoke:
+    """Ask twice."""
+
+    def provoke(place: Place) -> Refused:
+        try:
+            for _ in range(2):
+                door(place.sparing, "gpt", {"input_ids": [[1]]})
+        except Refused as error:
+            return error
+        raise AssertionError("nothing was refused")
+
+    return provoke
+
+
 def too_busy(door: Door, rows: int = 5000) -> Provoke:
     """Ask while others ask for more than may wait; what is small does not wait."""
     body = json.dumps({"input_ids": [[1] * 6] * 5000, "encoding": "float"}).encode()
@@ -209,10 +262,8 @@ PROVOKE: dict[str, dict[str, Provoke]] = {
         "/v1": post(EMBEDDINGS, b"{"),
         "gRPC": bytes_over_grpc,
     },
-    "Forbidden": {
-        "/v2": post(LOAD, fixed=True),
-        "gRPC": call("RepositoryModelLoad", fixed=True, model_name="gpt"),
-    },
+    "Unauthenticated": at_each_door("another"),
+    "Forbidden": at_each_door(KEY),
     "NotFound": everywhere("nope", {"input_ids": [[1]]}),
     "NotAcceptable": {"native": post(EMBED, {"input_ids": [1]}, Accept="text/plain")},
     "Conflict": {
@@ -221,6 +272,10 @@ PROVOKE: dict[str, dict[str, Provoke]] = {
         "gRPC": request_of_a_sequence(infer_over_grpc),
     },
     "TooLarge": everywhere("gpt", {"input_ids": [[1]] * 65537}),
+    "TooMany": {
+        name: too_many(door)
+        for name, door in zip(DOORS, (native_json, open_inference_json, openai_base64, grpc_raw), strict=True)
+    },
     "UnsupportedFormat": {
         name: post(path, {}, kind="text/plain")
         for name, path in (("native", EMBED), ("/v2", INFER), ("/v1", EMBEDDINGS))

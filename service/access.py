@@ -1,0 +1,236 @@
+"""Who asks, and what he may use: the keys of a file, and the caller of the request that is being answered."""
+
+import fnmatch
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from incipit.service.errors import Forbidden, Invalid, Unauthenticated
+from incipit.service.files import Stamp, stamp_of
+
+LOG = logging.getLogger(__name__)
+LOOK_SECONDS = 1.0
+"""Least time between two looks at whether the file of keys has changed."""
+SCHEME = b"bearer "
+ALL = ("*",)
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks.
+
+    Args:
+        name: of the key.
+        models: that it may use: names, or patterns of the shell.
+        admin: whether it may load and unload them.
+
+    """
+
+    name: str
+    models: tuple[str, ...]
+    admin: bool
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(fnmatch.translate, self.models)) or r"(?!)")
+
+    def may_use(self, model: str) -> bool:
+        """Return whether a model of this name is in the scope."""
+        return self._pattern.match(model) is not None
+
+
+NOBODY = Caller("nobody", (), admin=False)
+SERVICE = Caller("service", ALL, admin=True)
+_CALLER: ContextVar[Caller] = ContextVar("caller", default=NOBODY)
+"""Whoever has not been let in is nobody, so that a way in that is forgotten, or a thread, opens nothing."""
+
+
+class Entry(BaseModel):
+    """What the file holds of a key: never the key itself."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: str = Field(min_length=1)
+    # Whoever reads the file must not be able to ask. A plain hash is enough for that: a key has 256 random bits, which
+    # nobody finds by trying, unlike a password; and a slow one would be paid for by every request.
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    models: list[str] = Field(default=list(ALL), min_length=1)
+    admin: bool = False
+
+
+class Document(BaseModel):
+    """The file of keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    keys: list[Entry] = Field(min_length=1)
+
+
+class Access:
+    """Lets callers in, and says what they may use.
+
+    Args:
+        file: TOML, with the keys; read again when it changes. Default None: no key is needed, and all may do all.
+        by_address: whether callers without keys are told apart by their addresses.
+
+    Raises:
+        Invalid: the file cannot be read, or is not understood.
+
+    """
+
+    def __init__(self, file: Path | None = None, by_address: bool = False) -> None:
+        self._file = file
+        self.by_address = by_address and file is None
+        self._callers: list[tuple[bytes, Caller]] = []
+        self._seen: Stamp | None = None
+        self._looked = time.monotonic()
+        if file is not None:
+            self._seen = _stamp(file)
+            self._callers = read_keys(file)
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether a key is needed."""
+        return self._file is not None
+
+    def enter(self, authorization: bytes | None) -> None:
+        """Let in whoever asks, for what follows in this context; `authorization` is what the header of that name says.
+
+        Raises:
+            Unauthenticated: it holds no key, or none of these.
+
+        """
+        _CALLER.set(NOBODY)
+        if authorization is None:
+            raise Unauthenticated("Authorization", "nothing", "Bearer and a key")
+        if authorization[: len(SCHEME)].lower() != SCHEME:
+            raise Unauthenticated("Authorization", "another scheme", "Bearer and a key")
+        _CALLER.set(self._find(authorization[len(SCHEME) :].strip()))
+
+    def came_from(self, address: str) -> None:
+        """Name whoever asks, for what follows in this context, by its address."""
+        _CALLER.set(Caller(address, ALL, admin=True))
+
+    def check_model(self, name: str) -> None:
+        """Raise Forbidden where the caller may not use a model of this name, whether or not there is one."""
+        if self._file is None:
+            return
+        caller = _CALLER.get()
+        if not caller.may_use(name):
+            raise Forbidden("model", name, f"a model that this key is for: {', '.join(caller.models)}")
+
+    def check_admin(self, name: str) -> None:
+        """Raise Forbidden where the caller may not load and unload a model of this name."""
+        self.check_model(name)
+        if self._file is not None and not _CALLER.get().admin:
+            raise Forbidden("key", _CALLER.get().name, "a key with admin = true, to load and unload models")
+
+    def shows(self, name: str) -> bool:
+        """Return whether a list for the caller holds a model of this name."""
+        return self._file is None or _CALLER.get().may_use(name)
+
+    def _find(self, key: bytes) -> Caller:
+        if time.monotonic() - self._looked >= LOOK_SECONDS:
+            self._look()
+        digest, found = hashlib.sha256(key).digest(), None
+        # All of them, so that the time says nothing of which one was near.
+        for known, caller in self._callers:
+            if hmac.compare_digest(known, digest):
+                found = caller
+        if found is None:
+            raise Unauthenticated("Authorization", "a key that is not known", "Bearer and a key")
+        return found
+
+    def _look(self) -> None:
+        """Read the file again if it has changed; one that is broken changes nothing."""
+        assert self._file is not None
+        self._looked = time.monotonic()
+        stamp = _stamp(self._file)
+        if stamp == self._seen:
+            return
+        self._seen = stamp
+        try:
+            self._callers = read_keys(self._file)
+        except Invalid as error:
+            LOG.warning("the keys stay as they were: %s", error)
+
+
+EVERYBODY = Access()
+"""No key is needed."""
+
+
+def caller_name() -> str:
+    """Return who asks: the name of a key, or an address."""
+    return _CALLER.get().name
+
+
+@contextmanager
+def as_service() -> Iterator[None]:
+    """Look at every model, for what the service does of itself."""
+    token = _CALLER.set(SERVICE)
+    try:
+        yield
+    finally:
+        _CALLER.reset(token)
+
+
+def read_keys(file: Path) -> list[tuple[bytes, Caller]]:
+    """Return the SHA-256 of every key of a file, with who has it.
+
+    Raises:
+        Invalid: the file cannot be read, or is not understood.
+
+    """
+    try:
+        document = Document.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise Invalid("api_keys", str(file), f"a TOML file that can be read ({error.strerror})") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise Invalid("api_keys", f"{place} of {file}", f"what docs/operations.md shows ({first['msg']})") from error
+    except ValueError as error:  # no UTF-8, or no TOML
+        raise Invalid("api_keys", str(file), f"a TOML file ({error})") from error
+    for field in ("name", "sha256"):
+        values = [getattr(entry, field) for entry in document.keys]
+        if twice := next((value for value in values if values.count(value) > 1), None):
+            raise Invalid("api_keys", f"{field} {twice} twice", "each once")
+    return [
+        (bytes.fromhex(entry.sha256), Caller(entry.name, tuple(entry.models), entry.admin)) for entry in document.keys
+    ]
+
+
+def new_key(name: str, models: tuple[str, ...], admin: bool) -> tuple[str, str]:
+    """Return a new key of 256 random bits, and the entry of the file that lets it in; without `models`, for all."""
+    key = secrets.token_urlsafe(32)
+    lines = ["[[keys]]", f"name = {_toml(name)}", f'sha256 = "{hashlib.sha256(key.encode()).hexdigest()}"']
+    if models:
+        lines.append(f"models = [{', '.join(map(_toml, models))}]")
+    if admin:
+        lines.append("admin = true")
+    return key, "\n".join(lines) + "\n"
+
+
+def _toml(text: str) -> str:
+    """Return a basic string of TOML."""
+    escaped = "".join(f"\\u{ord(sign):04x}" if sign < " " or sign in '"\\\x7f' else sign for sign in text)
+    return f'"{escaped}"'
+
+
+def _stamp(file: Path) -> Stamp | None:
+    try:
+        return stamp_of(file.stat())
+    except OSError:
+        return None

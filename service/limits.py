@@ -1,0 +1,70 @@
+"""How much may be asked at once, and how often by one caller."""
+
+import math
+import time
+from types import TracebackType
+
+from incipit.service.access import caller_name
+from incipit.service.errors import TooLarge, TooMany, Unavailable
+
+SWEEP_SECONDS = 10.0
+"""Between two looks for callers that have been quiet for long enough to be forgotten."""
+
+
+class Limits:
+    """The limits of this process; each request runs within a `with` block of them.
+
+    Args:
+        requests: most that are answered at a time; default None: any number.
+        per_second: most of one caller in a second, of which as many may come at once; default None: any number.
+        rows: most of one request; default None: any number.
+
+    """
+
+    def __init__(self, requests: int | None = None, per_second: float | None = None, rows: int | None = None) -> None:
+        self._requests, self._per_second, self._rows = requests or math.inf, per_second, rows or math.inf
+        self._running = 0
+        # By caller: when all that it was allowed would have been used up, at its rate.
+        self._spent: dict[str, float] = {}
+        self._swept = time.monotonic()
+
+    def __enter__(self) -> None:
+        """Begin a request.
+
+        Raises:
+            TooMany: the caller asks too often.
+            Unavailable: too many are answered now.
+
+        """
+        if self._per_second is not None:
+            self._count(caller_name(), self._per_second, time.monotonic())
+        if self._running >= self._requests:
+            raise Unavailable(
+                "requests", f"one more than {self._requests}", f"{self._requests} at a time; try again later"
+            )
+        self._running += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End a request."""
+        self._running -= 1
+
+    def check_rows(self, field: str, rows: int) -> None:
+        """Raise TooLarge where a request has too many rows."""
+        if rows > self._rows:
+            raise TooLarge(field, f"{rows} rows", f"at most {self._rows} rows in a request")
+
+    def _count(self, caller: str, per_second: float, now: float) -> None:
+        """Count a request of a caller, by the generic cell rate algorithm (ITU-T I.371)."""
+        if now - self._swept > SWEEP_SECONDS:
+            self._spent = {name: until for name, until in self._spent.items() if until > now}
+            self._swept = now
+        interval = 1 / per_second
+        until = max(self._spent.get(caller, now), now)
+        # What a second holds may come at once; sums of fractions are not exact.
+        wait = until - now - max(1 - interval, 0)
+        if wait > 1e-6:
+            allowed = f"at most {per_second:g} a second"
+            raise TooMany("requests", f"more than {per_second:g} a second", allowed, math.ceil(wait))
+        self._spent[caller] = until + interval

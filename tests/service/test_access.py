@@ -1,0 +1,184 @@
+"""The file of keys, and what their holders may use."""
+
+import contextvars
+import hashlib
+import logging
+import time
+from pathlib import Path
+
+import pytest
+
+from incipit.service.access import LOOK_SECONDS, Access, as_service, new_key, read_keys
+from incipit.service.errors import Forbidden, Invalid, Unauthenticated
+from tests.conftest import ROOT
+
+DIGEST = hashlib.sha256(b"key").hexdigest()
+ENTRY = f'[[keys]]\nname = "one"\nsha256 = "{DIGEST}"\n'
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys.toml"
+    path.write_text(ENTRY)
+    return path
+
+
+def enter(access: Access, authorization: bytes | None, model: str = "gpt", admin: bool = False) -> None:
+    """Let in and check in a context of its own, as each request has one."""
+
+    def request() -> None:
+        access.enter(authorization)
+        (access.check_admin if admin else access.check_model)(model)
+
+    contextvars.copy_context().run(request)
+
+
+@pytest.mark.parametrize("authorization", [b"Bearer key", b"bearer key", b"BEARER   key "])
+def test_a_key_of_the_file_is_let_in(file: Path, authorization: bytes) -> None:
+    enter(Access(file), authorization)
+
+
+@pytest.mark.parametrize(
+    ("authorization", "got"),
+    [
+        (None, "nothing"),
+        (b"", "another scheme"),
+        (b"key", "another scheme"),
+        (b"Basic key", "another scheme"),
+        (b"Bearer", "another scheme"),
+        (b"Bearer ", "a key that is not known"),
+        (b"Bearer Key", "a key that is not known"),
+        (b"Bearer key key", "a key that is not known"),
+        (b"Bearer " + DIGEST.encode(), "a key that is not known"),
+        (b"Bearer \xff\x00", "a key that is not known"),
+    ],
+)
+def test_any_other_is_not_and_is_not_repeated(file: Path, authorization: bytes | None, got: str) -> None:
+    with pytest.raises(Unauthenticated) as refused:
+        enter(Access(file), authorization)
+    assert str(refused.value) == f"Authorization: got {got}, allowed Bearer and a key"
+
+
+def test_whoever_was_not_let_in_may_use_nothing(file: Path) -> None:
+    access = Access(file)
+    assert not access.shows("gpt")
+    with pytest.raises(Forbidden):
+        access.check_model("gpt")
+    with as_service():
+        access.check_model("gpt")
+    with pytest.raises(Unauthenticated):
+        access.enter(b"Bearer no")
+    assert not access.shows("gpt")
+
+
+@pytest.mark.parametrize(
+    ("models", "model", "allowed"),
+    [
+        ('["gpt"]', "gpt", True),
+        ('["gpt"]', "gpt2", False),
+        ('["gpt"]', "a-gpt", False),
+        ('["bert", "gpt*"]', "gpt2", True),
+        ('["gpt?"]', "gpt", False),
+        ('["[ab]c"]', "bc", True),
+        ('["*"]', "anything", True),
+        ('["GPT"]', "gpt", False),
+        ('["gpt"]', "gpt\n", False),
+    ],
+)
+def test_a_scope_is_names_and_patterns(file: Path, models: str, model: str, allowed: bool) -> None:
+    file.write_text(f"{ENTRY}models = {models}\n")
+    if allowed:
+        enter(Access(file), b"Bearer key", model)
+    else:
+        with pytest.raises(Forbidden, match=r"^model: got (gpt|a-gpt)"):
+            enter(Access(file), b"Bearer key", model)
+
+
+def test_only_an_administrator_of_a_model_may_change_it(file: Path) -> None:
+    with pytest.raises(Forbidden, match="key: got one, allowed a key with admin = true"):
+        enter(Access(file), b"Bearer key", admin=True)
+    file.write_text(f'{ENTRY}admin = true\nmodels = ["bert"]\n')
+    enter(Access(file), b"Bearer key", "bert", admin=True)
+    with pytest.raises(Forbidden, match="model: got gpt"):
+        enter(Access(file), b"Bearer key", "gpt", admin=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "keys of {file}"),
+        ("keys = []", "keys of {file}"),
+        ("keys = 3", "keys of {file}"),
+        ("[[keys", "got {file}, allowed a TOML file"),
+        ('[[keys]]\nname = "x"', "keys.0.sha256 of {file}"),
+        (ENTRY.replace(DIGEST, "key"), "keys.0.sha256 of {file}"),
+        (ENTRY.replace(DIGEST, DIGEST.upper()), "keys.0.sha256 of {file}"),
+        (ENTRY + "models = []", "keys.0.models of {file}"),
+        (ENTRY + 'models = "gpt"', "keys.0.models of {file}"),
+        (ENTRY + 'admin = "no"', "keys.0.admin of {file}"),
+        (ENTRY + 'key = "key"', "keys.0.key of {file}"),
+        (ENTRY.replace('"one"', '""'), "keys.0.name of {file}"),
+        (ENTRY + ENTRY.replace(DIGEST, "0" * 64), "got name one twice"),
+        (ENTRY + ENTRY.replace("one", "two"), f"got sha256 {DIGEST} twice"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = Path("keys.toml")
+    file.write_text(text)
+    with pytest.raises(Invalid) as refused:
+        Access(file)
+    assert message.format(file=file)[:70] in str(refused.value)
+    assert str(refused.value).startswith("api_keys: got ")
+
+
+def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="allowed a TOML file that can be read"):
+        Access(tmp_path / "none.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff")
+    with pytest.raises(Invalid, match="allowed a TOML file"):
+        Access(tmp_path / "bytes.toml")
+
+
+def test_the_file_is_followed_and_a_broken_one_changes_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    access = Access(file)
+    enter(access, b"Bearer key")
+    for broken in ("[[keys", None):
+        file.unlink() if broken is None else file.write_text(broken)
+        time.sleep(LOOK_SECONDS)
+        with caplog.at_level(logging.WARNING):
+            enter(access, b"Bearer key")
+            enter(access, b"Bearer key")
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["the keys stay as they were"] * 2
+    other = file.with_suffix(".tmp")
+    other.write_text(ENTRY.replace(DIGEST, hashlib.sha256(b"new").hexdigest()))
+    other.replace(file)
+    enter(access, b"Bearer key")  # not looked at again so soon
+    time.sleep(LOOK_SECONDS)
+    enter(access, b"Bearer new")
+    with pytest.raises(Unauthenticated):
+        enter(access, b"Bearer key")
+
+
+@pytest.mark.parametrize("name", ["alice", 'quo"te\\', "new\nline", "ä"])
+def test_a_new_key_is_let_in_by_its_entry(tmp_path: Path, name: str) -> None:
+    key, entry = new_key(name, ("bert", "gpt*"), admin=True)
+    assert key not in entry
+    assert len(key) == 43
+    file = tmp_path / "keys.toml"
+    file.write_text(entry + new_key("other", (), admin=False)[1])
+    ((_, caller), (_, other)) = read_keys(file)
+    assert (caller.name, caller.models, caller.admin) == (name, ("bert", "gpt*"), True)
+    assert (other.models, other.admin) == (("*",), False)
+    enter(Access(file), f"Bearer {key}".encode())
+    assert new_key(name, (), admin=False)[0] != key
+
+
+def test_the_file_of_the_documentation_is_one(tmp_path: Path) -> None:
+    section = (ROOT / "docs" / "operations.md").read_text().partition("## Keys")[2]
+    file = tmp_path / "keys.toml"
+    file.write_text(section.partition("```toml")[2].partition("```")[0])
+    ((_, caller),) = read_keys(file)
+    assert (caller.name, caller.models, caller.admin) == ("alice", ("minilm", "gpt2-*"), False)

@@ -1,0 +1,331 @@
+"""Keys at every door, by real clients: who has none, who has one for some models, who may change them."""
+
+import json
+import shlex
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import openai
+import pytest
+import tritonclient.grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+from websockets import InvalidStatus
+from websockets.sync.client import connect as connect_socket
+
+import incipit
+from incipit.client import errors
+from incipit.service.access import new_key, read_keys
+from tests.conftest import INCIPIT, ROOT, Server, serving
+
+PATHS = [
+    ("POST", "/models/gpt/embed"),
+    ("POST", "/models/gpt/versions/1/embed"),
+    ("POST", "/models/gpt/bias"),
+    ("POST", "/models/gpt/decode"),
+    ("GET", "/models/gpt"),
+    ("GET", "/models/gpt/versions/1"),
+    ("POST", "/v2/models/gpt/infer"),
+    ("GET", "/v2/models/gpt"),
+    ("GET", "/v2/models/gpt/ready"),
+    ("GET", "/v2/models/gpt/config"),
+    ("GET", "/v2/models/gpt/stats"),
+    ("POST", "/v2/repository/models/gpt/load"),
+    ("POST", "/v2/repository/models/gpt/unload"),
+    ("POST", "/v1/embeddings"),
+    ("GET", "/v1/models/gpt"),
+    ("GET", "/v1/models/gpt:1"),
+]
+OTHERS = [("GET", path) for path in ("/models", "/v2", "/v1/models", "/metrics", "/docs", "/openapi.json", "/nope")]
+METHODS = {
+    "ModelInfer": {"model_name": "gpt"},
+    "ModelReady": {"name": "gpt"},
+    "ModelMetadata": {"name": "gpt"},
+    "ModelConfig": {"name": "gpt"},
+    "ModelStatistics": {"name": "gpt"},
+    "RepositoryModelLoad": {"model_name": "gpt"},
+    "RepositoryModelUnload": {"model_name": "gpt"},
+}
+
+
+def add_key(file: Path, name: str, *models: str, admin: bool = False) -> str:
+    """Make a key, add its entry to `file`, and return it."""
+    key, entry = new_key(name, models, admin)
+    with file.open("a") as keys:
+        keys.write(entry)
+    return key
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A key for `bert`, one for all models, and one that may change them; `file` holds their entries."""
+    file = tmp_path_factory.mktemp("keys") / "keys.toml"
+    scopes = {"bert": (("b*",), False), "all": ((), False), "admin": ((), True), "bert-admin": (("bert",), True)}
+    made = {name: add_key(file, name, *models, admin=admin) for name, (models, admin) in scopes.items()}
+    return made | {"file": str(file)}
+
+
+@pytest.fixture(scope="module")
+def guarded(tiny_repository: Path, keys: dict[str, str]) -> Iterator[Server]:
+    with serving(tiny_repository, "--api-keys", keys["file"], "--model-control", "explicit") as server:
+        yield server
+
+
+def ask(server: Server, method: str, path: str, key: str | None) -> httpx.Response:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    content: Any = {"model": "gpt", "input": [1]} if path == "/v1/embeddings" else {}
+    if path.endswith("/decode"):
+        headers["Content-Type"] = "application/x-ndjson"
+    return httpx.request(
+        method, server.address + path, headers=headers, json=content if method == "POST" else None, timeout=60
+    )
+
+
+def check_form(response: httpx.Response, kind: str) -> None:
+    """Check that an error has the form of its door."""
+    document, path = response.json(), response.request.url.path
+    if path.startswith("/v2"):
+        assert list(document) == ["error"]
+    elif path.startswith("/v1"):
+        assert document["error"]["code"] == kind
+        assert document["error"]["type"] == "invalid_request_error"
+    else:
+        assert response.headers["Content-Type"] == "application/problem+json"
+        assert (document["type"], document["status"]) == (f"urn:incipit:error:{kind}", response.status_code)
+
+
+@pytest.mark.parametrize("key", [None, "wrong"])
+@pytest.mark.parametrize(("method", "path"), PATHS + OTHERS)
+def test_nothing_is_answered_without_a_key(guarded: Server, method: str, path: str, key: str | None) -> None:
+    response = ask(guarded, method, path, key)
+    assert response.status_code == 401
+    assert response.headers["WWW-Authenticate"] == "Bearer"
+    assert "wrong" not in response.text
+    check_form(response, "Unauthenticated")
+
+
+@pytest.mark.parametrize(("method", "path"), PATHS)
+def test_a_model_outside_the_scope_is_forbidden_whether_or_not_it_exists(
+    guarded: Server, keys: dict[str, str], method: str, path: str
+) -> None:
+    response = ask(guarded, method, path, keys["bert"])
+    assert response.status_code == 403, response.text
+    assert "model: got gpt" in response.text.replace("gpt:1", "gpt")
+    check_form(response, "Forbidden")
+    unknown = ask(guarded, method, path.replace("gpt", "none"), keys["bert"])
+    assert unknown.status_code == 403
+
+
+def test_a_name_that_is_not_found_is_answered_with_those_of_the_scope(guarded: Server, keys: dict[str, str]) -> None:
+    response = ask(guarded, "GET", "/models/bort", keys["bert"])
+    assert response.status_code == 404
+    assert response.json()["allowed"] == "bert"
+    assert ask(guarded, "POST", "/v2/repository/models/bert2/unload", keys["bert"]).status_code == 403
+    assert "allowed bert" in ask(guarded, "GET", "/v2/models/bort", keys["bert"]).text
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/v2/health/live", "/v2/health/ready"])
+def test_health_needs_no_key(guarded: Server, path: str) -> None:
+    assert ask(guarded, "GET", path, None).status_code == 200
+
+
+def test_lists_hold_the_models_of_the_scope(guarded: Server, keys: dict[str, str]) -> None:
+    found = {}
+    for name in ("bert", "all"):
+        models, index, documents, stats = (
+            ask(guarded, method, path, keys[name]).json()
+            for method, path in (
+                ("GET", "/models"),
+                ("POST", "/v2/repository/index"),
+                ("GET", "/v1/models"),
+                ("GET", "/v2/models/stats"),
+            )
+        )
+        found[name] = [
+            {model["name"] for model in models},
+            {model["name"] for model in index},
+            {model["id"] for model in documents["data"]},
+            {model["name"] for model in stats["model_stats"]},
+        ]
+    assert found == {"bert": [{"bert"}] * 4, "all": [{"bert", "gpt"}] * 4}
+
+
+def test_only_an_administrator_changes_models(guarded: Server, keys: dict[str, str]) -> None:
+    def change(verb: str, key: str, model: str = "bert") -> int:
+        return ask(guarded, "POST", f"/v2/repository/models/{model}/{verb}", keys[key]).status_code
+
+    assert [change("unload", key) for key in ("bert", "all")] == [403, 403]
+    assert change("unload", "bert-admin", "gpt") == 403
+    assert [change(verb, key) for key in ("admin", "bert-admin") for verb in ("unload", "load")] == [200] * 4
+
+
+@pytest.mark.parametrize("rows", [1, 8000])
+def test_the_client_of_openai_sends_a_key(guarded: Server, keys: dict[str, str], rows: int) -> None:
+    """A body that is large is read, and its model found, in a thread."""
+
+    def client(key: str) -> openai.OpenAI:
+        return openai.OpenAI(api_key=key, base_url=f"{guarded.address}/v1", max_retries=0)
+
+    ids = [[1]] * rows
+    with client(keys["bert"]) as allowed:
+        assert len(allowed.embeddings.create(model="bert", input=ids).data) == rows
+        with pytest.raises(openai.PermissionDeniedError):
+            allowed.embeddings.create(model="gpt", input=ids)
+    with client("wrong") as refused, pytest.raises(openai.AuthenticationError):
+        refused.embeddings.create(model="bert", input=ids)
+
+
+@pytest.mark.parametrize(
+    ("key", "model", "status"), [(None, "bert", 401), ("wrong", "bert", 401), ("bert", "gpt", 403), ("bert", "b", 404)]
+)
+def test_a_socket_is_refused(guarded: Server, keys: dict[str, str], key: str | None, model: str, status: int) -> None:
+    headers = {"Authorization": f"Bearer {keys.get(key, key)}"} if key else {}
+    with (
+        pytest.raises(InvalidStatus) as refused,
+        connect_socket(f"{guarded.socket}/models/{model}/decode", additional_headers=headers),
+    ):
+        pass
+    assert refused.value.response.status_code == status
+    assert json.loads(refused.value.response.body or b"")["status"] == status
+    assert ("WWW-Authenticate" in refused.value.response.headers) == (status == 401)
+
+
+def test_the_client_sends_a_key_at_every_door(guarded: Server, keys: dict[str, str]) -> None:
+    with incipit.connect(guarded.address, key=keys["bert"]) as client:
+        assert client.embed([1, 2], model="bert").vectors.shape == (1, 2, 4)
+        with client.decode("bert") as stream:
+            assert stream.step([1]).shape == (1, 1, 4)
+        with pytest.raises(errors.Forbidden):
+            client.embed([1], model="gpt")
+        with pytest.raises(errors.Forbidden), client.decode("gpt"):
+            pass
+    with incipit.connect(guarded.address) as client:
+        with pytest.raises(errors.Unauthenticated):
+            client.models()
+        with pytest.raises(errors.Unauthenticated), client.decode("bert"):
+            pass
+    with pytest.raises(errors.Invalid, match="key: got other characters"):
+        incipit.connect(guarded.address, key="clé")
+
+
+def test_two_requests_of_one_connection_are_two_callers(guarded: Server, keys: dict[str, str]) -> None:
+    with httpx.Client(base_url=guarded.address) as http:
+        for _ in range(2):
+            for key, status in ((keys["all"], 200), (keys["bert"], 403), (None, 401)):
+                headers = {"Authorization": f"Bearer {key}"} if key else {}
+                answer = http.post("/models/gpt/embed", json={"input_ids": [1]}, headers=headers)
+                assert answer.status_code == status
+
+
+def status_of(server: Server, method: str, fields: dict[str, str], key: str | None) -> str:
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        message = getattr(service_pb2, f"{method}Request")(**fields)
+        try:
+            getattr(stub, method)(message, metadata=[("authorization", f"Bearer {key}")] if key else [])
+        except grpc.RpcError as error:
+            return str(error.code().name)
+        return "OK"
+
+
+@pytest.mark.parametrize(("method", "fields"), METHODS.items(), ids=METHODS)
+def test_grpc_says_the_same(guarded: Server, keys: dict[str, str], method: str, fields: dict[str, str]) -> None:
+    assert status_of(guarded, method, fields, None) == "UNAUTHENTICATED"
+    assert status_of(guarded, method, fields, "wrong") == "UNAUTHENTICATED"
+    assert status_of(guarded, method, fields, keys["bert"]) == "PERMISSION_DENIED"
+
+
+def test_tritonclient_sends_a_key(guarded: Server, keys: dict[str, str]) -> None:
+    tensor = tritonclient.grpc.InferInput("input_ids", [1, 1], "INT64")
+    tensor.set_data_from_numpy(np.array([[1]]))
+    headers = {"authorization": f"Bearer {keys['bert']}"}
+    with tritonclient.grpc.InferenceServerClient(guarded.grpc) as client:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.infer("bert", [tensor], headers=headers).as_numpy("embeddings").shape == (1, 1, 4)
+        index = client.get_model_repository_index(headers=headers)
+        assert {model.name for model in index.models} == {"bert"}
+        with pytest.raises(InferenceServerException, match="Authorization: got nothing, allowed Bearer and a key"):
+            client.get_server_metadata()
+
+
+def test_a_stream_of_grpc_has_the_scope_of_its_key(guarded: Server, keys: dict[str, str]) -> None:
+    def stream(key: str | None) -> list[str]:
+        messages = []
+        for model in ("bert", "gpt"):
+            message = service_pb2.ModelInferRequest(model_name=model)
+            message.inputs.add(name="input_ids", datatype="INT64", shape=[1, 1]).contents.int64_contents.append(1)
+            messages.append(message)
+        with grpc.insecure_channel(guarded.grpc) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            metadata = [("authorization", f"Bearer {key}")] if key else []
+            return [answer.error_message for answer in stub.ModelStreamInfer(iter(messages), metadata=metadata)]
+
+    assert stream(keys["bert"]) == ["", "model: got gpt, allowed a model that this key is for: b*"]
+    with pytest.raises(grpc.RpcError) as refused:
+        stream(None)
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_the_health_of_grpc_needs_no_key_and_reflection_does(guarded: Server) -> None:
+    with grpc.insecure_channel(guarded.grpc) as channel:
+        health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+        watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
+        watched.cancel()
+        with pytest.raises(grpc.RpcError) as refused:
+            ProtoReflectionDescriptorDatabase(channel).get_services()
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_every_worker_follows_the_file(tiny_repository: Path, tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    old = add_key(file, "old")
+    with serving(tiny_repository, "--workers", "2", INCIPIT_API_KEYS=str(file)) as server:
+        assert {ask(server, "GET", "/models", old).status_code for _ in range(8)} == {200}
+        draft = tmp_path / "draft.toml"
+        new = add_key(draft, "new")
+        draft.replace(file)
+        time.sleep(1.1)
+        assert {ask(server, "GET", "/models", new).status_code for _ in range(8)} == {200}
+        assert {ask(server, "GET", "/models", old).status_code for _ in range(8)} == {401}
+
+
+def test_a_mistake_in_the_file_is_said_before_anything_is_served(tiny_repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys.toml").write_text("keys = []")
+    command: list[str | Path] = [
+        INCIPIT,
+        "serve",
+        "--repository",
+        tiny_repository,
+        "--port",
+        "0",
+        "--api-keys",
+        tmp_path / "keys.toml",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("incipit: api_keys: got keys of ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_commands_of_the_documentation_make_keys(tmp_path: Path) -> None:
+    section = (ROOT / "docs" / "operations.md").read_text().partition("## Keys")[2]
+    commands = [line for line in section.splitlines() if line.startswith("incipit key ")]
+    for command in commands:
+        done = subprocess.run([INCIPIT, *shlex.split(command)[1:]], capture_output=True, text=True, check=True)
+        key, _, entry = done.stdout.partition("\n\n")
+        assert key not in entry
+        with (tmp_path / "keys.toml").open("a") as file:
+            file.write(entry)
+    found = [(caller.name, caller.models, caller.admin) for _, caller in read_keys(tmp_path / "keys.toml")]
+    assert found == [("alice", ("minilm", "gpt2-*"), False), ("operator", ("*",), True)]

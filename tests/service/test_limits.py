@@ -1,0 +1,217 @@
+"""How much may be asked at once, and how often: each limit at a real server, by real clients."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+import httpx
+import pytest
+from tritonclient.grpc import service_pb2
+from websockets import InvalidStatus
+from websockets.sync.client import connect as connect_socket
+
+import incipit
+from incipit.service.access import Access
+from incipit.service.batching import SMALL, Scheduler
+from incipit.service.errors import TooMany, Unavailable
+from incipit.service.limits import Limits
+from tests.conftest import Server, serving
+from tests.service.doors import (
+    Clients,
+    Door,
+    Refused,
+    connect,
+    grpc_raw,
+    native_json,
+    open_inference_json,
+    openai_base64,
+)
+from tests.service.test_access import ENTRY
+
+DOORS = (native_json, open_inference_json, openai_base64, grpc_raw)
+ONE = {"input_ids": [[1]]}
+LINES = {"Content-Type": "application/x-ndjson"}
+
+
+@pytest.fixture(scope="module")
+def strict(tiny_repository: Path) -> Iterator[Server]:
+    """A server whose limits are near."""
+    limits = {"INCIPIT_MAX_ROWS": "3", "INCIPIT_MAX_REQUESTS": "1", "INCIPIT_MAX_STREAMS": "2"}
+    with serving(tiny_repository, **limits) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def clients(strict: Server) -> Iterator[Clients]:
+    with connect(strict) as connected:
+        yield connected
+
+
+def wait(server: Server, sample: str) -> None:
+    """Wait until the metrics say so: the end of a connection is learnt of a little later."""
+    deadline = time.monotonic() + 30
+    while sample not in httpx.get(f"{server.address}/metrics", timeout=60).text.splitlines():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_rows_are_limited(clients: Clients, door: Door) -> None:
+    assert len(door(clients, "gpt", {"input_ids": [[1]] * 3})) == 3
+    with pytest.raises(Refused, match="got 4 rows, allowed at most 3 rows in a request") as refused:
+        door(clients, "gpt", {"input_ids": [[1]] * 4})
+    assert refused.value.status in (413, "StatusCode.RESOURCE_EXHAUSTED")
+
+
+def test_rows_of_text_and_of_streams_are_limited(clients: Clients) -> None:
+    text = clients.http.post("/models/bert/embed", json={"text": ["a"] * 4})
+    assert (text.status_code, text.json()["field"]) == (413, "text")
+    stream = clients.http.post("/models/gpt/decode?rows=4", content=b"", headers=LINES)
+    assert (stream.status_code, stream.json()["field"]) == (413, "rows")
+
+
+def test_requests_at_a_time_are_limited_and_the_next_is_answered(strict: Server, clients: Clients) -> None:
+    address = urlsplit(strict.address)
+    with socket.create_connection((str(address.hostname), int(address.port or 0))) as half:
+        half.sendall(b"POST /models/gpt/embed HTTP/1.1\r\nHost: x\r\nContent-Length: 20\r\n\r\n{")
+        deadline = time.monotonic() + 30
+        while (refused := clients.http.post("/models/gpt/embed", json=ONE)).status_code == 200:
+            assert time.monotonic() < deadline
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+        assert refused.json()["detail"] == "requests: got one more than 1, allowed 1 at a time; try again later"
+        with pytest.raises(grpc.RpcError) as raised:
+            clients.stub.ModelInfer(service_pb2.ModelInferRequest(model_name="gpt"))
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert dict(raised.value.trailing_metadata())["retry-after"] == "1"
+        assert clients.http.get("/models").status_code == 200
+    with incipit.connect(strict.address) as client:  # is refused until the half request is gone, and asks again
+        assert client.embed([1], model="gpt").vectors.shape == (1, 1, 4)
+
+
+def test_streams_are_limited_at_every_door(strict: Server, clients: Clients) -> None:
+    address = f"{strict.socket}/models/gpt/decode"
+    wait(strict, "incipit_streams_open 0.0")
+    with ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(connect_socket(address))
+        with pytest.raises(InvalidStatus) as refused, connect_socket(address):
+            pass
+        answer = refused.value.response
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+        assert json.loads(answer.body or b"")["got"] == "one more than 2"
+        for body, headers in ((b"", LINES), (b'{"input_ids": [1]}', {"Content-Type": "application/json"})):
+            accept = {"Accept": "application/x-ndjson" if headers is LINES else "text/event-stream"}
+            http = clients.http.post("/models/gpt/decode", content=body, headers=headers | accept)
+            assert (http.status_code, http.headers.get("Retry-After")) == (503, "1")
+        with pytest.raises(grpc.RpcError) as raised:
+            list(clients.stub.ModelStreamInfer(iter(())))
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert dict(raised.value.trailing_metadata())["retry-after"] == "1"
+    wait(strict, "incipit_streams_open 0.0")
+    with connect_socket(address) as stream:
+        stream.send('{"input_ids": [1]}')
+        assert json.loads(stream.recv())["next_offset"] == [1]
+
+
+@pytest.mark.parametrize("keys", [False, True], ids=["addresses", "keys"])
+def test_the_rate_of_a_caller_is_limited_at_every_door_together(
+    tiny_repository: Path, tmp_path: Path, keys: bool
+) -> None:
+    environment, headers = {"INCIPIT_MAX_REQUESTS_PER_SECOND": "0.05"}, {}
+    if keys:
+        (tmp_path / "keys.toml").write_text(ENTRY)
+        environment["INCIPIT_API_KEYS"] = str(tmp_path / "keys.toml")
+        headers = {"authorization": "Bearer key"}
+    request = service_pb2.ModelInferRequest(model_name="gpt")
+    with serving(tiny_repository, **environment) as server, connect(server) as clients:
+        clients.http.headers.update(headers)
+        assert clients.http.post("/models/gpt/embed", json=ONE).status_code == 200
+        refused = clients.http.post("/models/gpt/embed", json=ONE)
+        assert refused.status_code == 429
+        assert 1 <= int(refused.headers["Retry-After"]) <= 20
+        assert refused.json()["allowed"] == "at most 0.05 a second"
+        assert clients.http.post("/v1/embeddings", json={"model": "gpt", "input": [1]}).status_code == 429
+        with pytest.raises(grpc.RpcError) as raised:
+            clients.stub.ModelInfer(request, metadata=[*headers.items()])
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert 1 <= int(dict(raised.value.trailing_metadata())["retry-after"]) <= 20
+        with (
+            pytest.raises(InvalidStatus) as denied,
+            connect_socket(f"{server.socket}/models/gpt/decode", additional_headers=headers),
+        ):
+            pass
+        assert denied.value.response.status_code == 429
+        assert "Retry-After" in denied.value.response.headers
+        assert clients.http.get("/models").status_code == 200
+
+
+def times(per_second: float, moments: list[float]) -> list[int | None]:
+    """Return what a caller who asks at these moments is told: None, or when to come again."""
+    limits, found = Limits(per_second=per_second), list[int | None]()
+    for moment in moments:
+        try:
+            limits._count("one", per_second, 1000 + moment)
+            found.append(None)
+        except TooMany as error:
+            found.append(error.retry_after)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("per_second", "moments", "told"),
+    [
+        (1, [0, 0, 0.9, 1, 1.5, 5, 5], [None, 1, 1, None, 1, None, 1]),
+        (10, [0] * 11, [None] * 10 + [1]),
+        (10, [0] * 10 + [0.1, 0.1, 0.2], [None] * 11 + [1, None]),
+        (0.5, [0, 0, 1.5, 2], [None, 2, 1, None]),
+        (1.5, [0, 0, 0.4, 0.7], [None, 1, None, 1]),
+    ],
+)
+def test_a_second_holds_what_it_may(per_second: float, moments: list[float], told: list[int | None]) -> None:
+    assert times(per_second, moments) == told
+
+
+def test_callers_are_counted_apart_and_forgotten() -> None:
+    limits, access = Limits(per_second=1), Access(by_address=True)
+    for number in range(1000):
+        access.came_from(f"10.0.0.{number}")
+        with limits:
+            pass
+    with pytest.raises(TooMany), limits:
+        pass
+    limits._count("late", 1, time.monotonic() + 60)
+    assert list(limits._spent) == ["late"]
+
+
+def test_work_that_has_waited_too_long_is_dropped_and_never_runs() -> None:
+    gate, ran = threading.Event(), list[int]()
+
+    async def scenario() -> None:
+        scheduler = Scheduler(1, 8, max_seconds=0.1)
+        first = asyncio.create_task(scheduler.run(SMALL + 1, gate.wait))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match=r"queue: got more than 0\.1 s in it, allowed at most 0\.1 s") as refused:
+            await scheduler.run(SMALL + 1, lambda: ran.append(1))
+        assert refused.value.retry_after == 1
+        left = asyncio.create_task(scheduler.run(SMALL + 1, lambda: ran.append(2)))
+        await asyncio.sleep(0)
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        await asyncio.sleep(0.2)  # what runs may take as long as it needs
+        gate.set()
+        assert await first is True
+        result: Any = await scheduler.run(SMALL + 1, lambda: 3)
+        assert result == 3
+        scheduler.close()
+
+    asyncio.run(scenario())
+    assert ran == []

@@ -1,0 +1,220 @@
+"""TLS at every door, which pages may ask, and whose word for an address is taken: real servers, real clients."""
+
+import json
+import ssl
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+import trustme
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from websockets import InvalidStatus
+from websockets.sync.client import connect as connect_socket
+
+from tests.conftest import INCIPIT, Server, serving
+
+PAGE = "https://pages.example"
+
+
+@dataclass(frozen=True)
+class Files:
+    """A certificate of the server, its key, who signed both it and that of a client, and that of the client."""
+
+    certificate: Path
+    key: Path
+    ca: Path
+    client: Path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    folder, ca = tmp_path_factory.mktemp("tls"), trustme.CA()
+    server, client = ca.issue_cert("127.0.0.1"), ca.issue_cert("client.example")
+    found = Files(*(folder / f"{name}.pem" for name in ("certificate", "key", "ca", "client")))
+    server.cert_chain_pems[0].write_to_path(str(found.certificate))
+    server.private_key_pem.write_to_path(str(found.key))
+    ca.cert_pem.write_to_path(str(found.ca))
+    client.private_key_and_cert_chain_pem.write_to_path(str(found.client))
+    return found
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["tls", "mtls"])
+def secure(request: pytest.FixtureRequest, tiny_repository: Path, files: Files) -> Iterator[tuple[Server, bool]]:
+    """A server with TLS, and whether it asks clients for a certificate."""
+    options = ["--tls-certificate", str(files.certificate), "--tls-key", str(files.key)]
+    if request.param:
+        options += ["--tls-client-ca", str(files.ca)]
+    with serving(tiny_repository, *options) as server:
+        yield server, request.param
+
+
+def context(files: Files, certificate: bool) -> ssl.SSLContext:
+    made = ssl.create_default_context(cafile=str(files.ca))
+    if certificate:
+        made.load_cert_chain(files.client)
+    return made
+
+
+def ready_over_grpc(server: Server, files: Files, certificate: bool) -> bool:
+    pem = files.client.read_bytes() if certificate else None
+    credentials = grpc.ssl_channel_credentials(files.ca.read_bytes(), pem, pem)
+    with grpc.secure_channel(server.grpc, credentials) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        return bool(stub.ModelReady(service_pb2.ModelReadyRequest(name="gpt"), timeout=20).ready)
+
+
+def test_every_door_speaks_tls(secure: tuple[Server, bool], files: Files) -> None:
+    server, asked = secure
+    tls = context(files, certificate=asked)
+    assert server.address.startswith("https://")
+    with httpx.Client(base_url=server.address, verify=tls, timeout=60) as http:
+        assert http.post("/models/gpt/embed", json={"input_ids": [1]}).status_code == 200
+    with connect_socket(f"{server.socket}/models/gpt/decode", ssl=tls) as stream:
+        stream.send('{"input_ids": [1]}')
+        assert json.loads(stream.recv())["next_offset"] == [1]
+    assert ready_over_grpc(server, files, certificate=asked)
+
+
+def test_no_door_answers_without_it(secure: tuple[Server, bool], files: Files) -> None:
+    server, asked = secure
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(server.address.replace("https", "http") + "/livez")
+    with grpc.insecure_channel(server.grpc) as channel, pytest.raises(grpc.RpcError):
+        service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(service_pb2.ServerLiveRequest(), timeout=5)
+    with pytest.raises(httpx.ConnectError):  # who does not trust who signed it
+        httpx.get(f"{server.address}/livez")
+    old = context(files, certificate=asked)
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    assert httpx.get(f"{server.address}/livez", verify=old).status_code == 200
+
+
+def test_a_client_without_a_certificate_is_refused_where_one_is_asked_for(
+    secure: tuple[Server, bool], files: Files
+) -> None:
+    server, asked = secure
+    if not asked:
+        assert httpx.get(f"{server.address}/livez", verify=context(files, False)).status_code == 200
+        return
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(f"{server.address}/livez", verify=context(files, certificate=False))
+    with pytest.raises(grpc.RpcError):
+        ready_over_grpc(server, files, certificate=False)
+    stranger = context(files, certificate=False)
+    trustme.CA().issue_cert("client.example").configure_cert(stranger)
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(f"{server.address}/livez", verify=stranger)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"certificate": "certificate"}, "tls_certificate: got {certificate}, allowed nothing, or tls_certificate and"),
+        ({"key": "key"}, "tls_key: got {key}, allowed nothing, or tls_certificate and tls_key too"),
+        ({"client-ca": "ca"}, "tls_client_ca: got {ca}, allowed nothing, or tls_certificate and tls_key too"),
+        ({"certificate": "none", "key": "key"}, "allowed PEM files of a certificate and its key (No such file"),
+        ({"certificate": "ca", "key": "key"}, "allowed PEM files of a certificate and its key (KEY_VALUES_MISMATCH)"),
+        ({"certificate": "key", "key": "key"}, "allowed PEM files of a certificate and its key ("),
+        (
+            {"certificate": "certificate", "key": "key", "client-ca": "key"},
+            "tls_client_ca: got {key}, allowed a PEM file of certificates (",
+        ),
+    ],
+)
+def test_files_that_cannot_be_used_are_named(
+    tiny_repository: Path, files: Files, options: dict[str, str], message: str
+) -> None:
+    folder = files.ca.parent
+    given = [text for name, file in options.items() for text in (f"--tls-{name}", f"{file}.pem")]
+    command: list[str | Path] = [INCIPIT, "serve", "--repository", tiny_repository, "--port", "0", *given]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
+    names = {path.stem: path.name for path in folder.iterdir()}
+    assert message.format(**names) in done.stderr
+
+
+@pytest.fixture(scope="module")
+def open_to_a_page(tiny_repository: Path) -> Iterator[Server]:
+    options = {"INCIPIT_CORS_ORIGINS": f"{PAGE}, http://other.example", "INCIPIT_TRUSTED_PROXIES": "127.0.0.0/8"}
+    with serving(tiny_repository, INCIPIT_MAX_REQUESTS_PER_SECOND="0.01", **options) as server:
+        yield server
+
+
+def preflight(server: Server, origin: str) -> httpx.Response:
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+    return httpx.options(f"{server.address}/models/gpt/embed", headers={"Origin": origin, **asked}, timeout=60)
+
+
+def test_a_page_that_is_named_may_ask_and_no_other(open_to_a_page: Server, tiny_server: Server) -> None:
+    answer = preflight(open_to_a_page, PAGE)
+    assert answer.status_code == 200
+    assert answer.headers["Access-Control-Allow-Origin"] == PAGE
+    assert answer.headers["Access-Control-Allow-Headers"] == "authorization,content-type"
+    assert preflight(open_to_a_page, "https://evil.example").status_code == 400
+    for origin, allowed in ((PAGE, PAGE), ("https://evil.example", None)):
+        listed = httpx.get(f"{open_to_a_page.address}/models", headers={"Origin": origin})
+        assert (listed.status_code, listed.headers.get("Access-Control-Allow-Origin")) == (200, allowed)
+    assert preflight(tiny_server, PAGE).status_code == 405
+    closed = httpx.get(f"{tiny_server.address}/models", headers={"Origin": PAGE})
+    assert not any(name.startswith("access-control") for name in closed.headers)
+
+
+def test_an_answer_to_a_page_has_the_same_bytes(open_to_a_page: Server, tiny_server: Server) -> None:
+    content = {"input_ids": [[1, 2]] * 2000, "encoding": "float"}
+    headers = {"Origin": PAGE, "X-Forwarded-For": "203.0.113.9"}
+    one, other = (
+        httpx.post(f"{server.address}/models/gpt/embed", json=content, headers=headers, timeout=60)
+        for server in (open_to_a_page, tiny_server)
+    )
+    assert one.content == other.content
+    assert "Incipit-Shape" in one.headers["Access-Control-Expose-Headers"]
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "https://pages.example:444", ""])
+def test_a_socket_of_another_page_is_refused(open_to_a_page: Server, tiny_server: Server, origin: str) -> None:
+    for server in (open_to_a_page, tiny_server):
+        with (
+            pytest.raises(InvalidStatus) as refused,
+            connect_socket(f"{server.socket}/models/gpt/decode", additional_headers={"Origin": origin}),
+        ):
+            pass
+        assert refused.value.response.status_code == 403
+        assert json.loads(refused.value.response.body or b"")["field"] == "Origin"
+
+
+def test_a_socket_of_the_server_s_own_page_or_of_one_that_is_named_is_opened(
+    open_to_a_page: Server, tiny_server: Server
+) -> None:
+    for number, (server, origin) in enumerate([(tiny_server, tiny_server.address), (open_to_a_page, PAGE)]):
+        headers = {"Origin": origin, "X-Forwarded-For": f"198.51.100.{number}"}
+        with connect_socket(f"{server.socket}/models/gpt/decode", additional_headers=headers):
+            pass
+    with (
+        pytest.raises(InvalidStatus) as refused,
+        connect_socket(f"{tiny_server.socket}/models/gpt/decode", additional_headers={"Origin": PAGE}),
+    ):
+        pass
+    assert refused.value.response.status_code == 403
+
+
+def statuses(server: Server, addresses: list[str]) -> list[int]:
+    """Ask once from each address, as a proxy would tell it."""
+    found = []
+    for address in addresses:
+        headers = {"X-Forwarded-For": address}
+        answer = httpx.post(f"{server.address}/models/gpt/embed", json={"input_ids": [1]}, headers=headers, timeout=60)
+        found.append(answer.status_code)
+    return found
+
+
+def test_a_proxy_that_is_trusted_says_who_asks(open_to_a_page: Server) -> None:
+    asked = ["203.0.113.1", "203.0.113.1", "203.0.113.2", "203.0.113.1, 203.0.113.3", "203.0.113.3"]
+    assert statuses(open_to_a_page, asked) == [200, 429, 200, 200, 429]
+
+
+def test_by_default_nobody_is_believed(tiny_repository: Path) -> None:
+    with serving(tiny_repository, INCIPIT_MAX_REQUESTS_PER_SECOND="0.01") as server:
+        assert statuses(server, ["203.0.113.1", "203.0.113.2"]) == [200, 429]
