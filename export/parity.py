@@ -185,10 +185,9 @@ def prove_tiles(
         calls = {"tokens": cut(feeds, _offsets(signature, feeds), TILE)}
         calls |= {"rows": feeds} if len(case.offset) == 1 else {}
         expected = plain.run(feeds, [EMBEDDINGS])[EMBEDDINGS]
-        flat = expected.reshape(-1, expected.shape[-1])
         for kind, call in calls.items():
-            found = tiles.run(call)[EMBEDDINGS].reshape(-1, expected.shape[-1])
-            max_abs, max_ulp = difference(found[None, : len(flat)], flat[None])
+            found = tiles.run(call)[EMBEDDINGS].reshape(-1, expected.shape[-1])[: case.batch * case.length]
+            max_abs, max_ulp = difference(found.reshape(expected.shape), expected)
             cases.append(ParityCase(arguments={**_arguments(case), "tiles": kind}, max_abs=max_abs, max_ulp=max_ulp))
         told(expected.nbytes)
     return judge(IN_TILES, cases, 0.0)

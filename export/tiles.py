@@ -58,7 +58,7 @@ def tiles_of(width: int) -> Tiles:
     return Tiles(size=size, least=LEAST * size)
 
 
-def _stacks(model: onnx.ModelProto) -> set[str] | None:
+def _stacks(model: onnx.ModelProto) -> list[str] | None:
     """Return which inputs of the last node of `model` are (batch, length, …); None where it cannot be tiled."""
     graph, last = model.graph, model.graph.node[-1]
     nested = any(attribute.HasField("g") for node in graph.node for attribute in node.attribute)
@@ -69,7 +69,7 @@ def _stacks(model: onnx.ModelProto) -> set[str] | None:
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.value_info
     stacks = {value.name for value in inferred if len(value.type.tensor_type.shape.dim) == 3}
     flat = {tensor.name for tensor in graph.initializer if len(tensor.dims) < 2}
-    return stacks.intersection(last.input) if stacks | flat >= {*last.input} else None
+    return [name for name in dict.fromkeys(last.input) if name in stacks] if stacks | flat >= {*last.input} else None
 
 
 def _over_rows(graph: GraphProto, stacks: Collection[str]) -> GraphProto:
