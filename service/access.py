@@ -1,4 +1,4 @@
-"""Who asks, and what he may use: the keys of a file, and the caller of the request that is being answered."""
+"""Who asks, and what they may use: the keys of a file, and the caller of the request that is being answered."""
 
 import fnmatch
 import hashlib
