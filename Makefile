@@ -40,7 +40,7 @@ fuzz: $(VENV)/dev ## Hold thousands of random requests against the OpenAPI docum
 check: $(VENV)/dev ## Lint, check the format and the types of sources and tests.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p incipit -p tests
+	$(BIN)/mypy -p incipit -p tests -p benchmarks
 
 format: $(VENV)/dev ## Format the sources and mend what the linter can.
 	$(BIN)/ruff check --fix .

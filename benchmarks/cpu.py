@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,14 @@ from numpy.typing import NDArray
 from incipit.export.exporter import export_loaded
 from incipit.export.source import LoadedSource
 from incipit.models.embeddings import bert_embedding, gpt2_embedding, transformer_embedding
+from incipit.models.frontend import FrontEnd
 from incipit.models.initialisers import seeded_
 from incipit.service.manifest import EMBEDDINGS, GRAPH, Source
 from incipit.service.repository import Model, Repository
 from incipit.service.runtime import CPU, SLOW_ON_CPU
 
 WIDTH, POSITIONS = 768, 8192
-FRONT_ENDS = {
+FRONT_ENDS: dict[str, Callable[[], FrontEnd]] = {
     "learned": lambda: gpt2_embedding(50257, WIDTH, POSITIONS),
     "sinusoidal": lambda: transformer_embedding(50257, WIDTH, POSITIONS),
     "bert": lambda: bert_embedding(30522, WIDTH, POSITIONS),
@@ -93,9 +95,9 @@ def measure(model: Model, folder: Path, threads: int, rounds: int) -> list[str]:
         target = np.empty_like(vectors)
         copy, plain, served = medians(
             {
-                "memcpy": lambda target=target, vectors=vectors: np.copyto(target, vectors),
-                "plain": lambda wanted=wanted: bare.run([EMBEDDINGS], wanted),
-                "served": lambda feeds=feeds: model.run(feeds, (EMBEDDINGS,)),
+                "memcpy": partial(np.copyto, target, vectors),
+                "plain": partial(bare.run, [EMBEDDINGS], wanted),
+                "served": partial(model.run, feeds, (EMBEDDINGS,)),
             },
             rounds,
         ).values()

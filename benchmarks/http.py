@@ -1,0 +1,154 @@
+"""Requests for tensors over HTTP, beside a server that reads as much and answers with as many canned bytes.
+
+    python -m benchmarks.http
+
+serves gpt2-small of `model_repository`, and in another process a bare ASGI application, by the same server with the
+same settings, both on one core; `wrk` (https://github.com/wg/wrk), which must be installed, asks on another. In each
+round the two take turns, door by door and shape by shape. What is printed is the median of the rounds: requests per
+second of the bare application, and of each door over those.
+"""
+
+import argparse
+import io
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+import uvicorn
+
+from benchmarks.streams import MODEL, WIDTH, running
+from incipit.service.metrics import Metrics
+from incipit.service.settings import Settings
+from incipit.service.streams import Streams
+from incipit.service.workers import configure, listen
+
+SHAPES = ((1, 1), (1, 128), (8, 128), (32, 512))
+CONNECTIONS = 4
+SERVER_CORE, CLIENT_CORE = 0, 1
+NPY, BYTES = "application/x-npy", "application/octet-stream"
+
+
+class Door(NamedTuple):
+    """How ids are sent: a path, a body, and headers."""
+
+    path: str
+    body: bytes
+    headers: dict[str, str]
+
+
+def native(ids: Any) -> Door:
+    """Ask for `.npy` with `.npy`."""
+    body = io.BytesIO()
+    np.save(body, ids)
+    return Door(f"/models/{MODEL}/embed", body.getvalue(), {"Content-Type": NPY, "Accept": NPY})
+
+
+def open_inference(ids: Any) -> Door:
+    """Ask with binary tensors, as Triton's client does."""
+    tensor = {"name": "input_ids", "shape": ids.shape, "datatype": "INT64"}
+    document = {
+        "inputs": [tensor | {"parameters": {"binary_data_size": ids.nbytes}}],
+        "outputs": [{"name": "embeddings", "parameters": {"binary_data": True}}],
+    }
+    header = orjson.dumps(document)
+    headers = {"Content-Type": BYTES, "Inference-Header-Content-Length": str(len(header))}
+    return Door(f"/v2/models/{MODEL}/infer", header + ids.tobytes(), headers)
+
+
+DOORS = {"native": native, "V2": open_inference}
+
+
+async def bare(
+    scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
+) -> None:
+    """Read a body, and answer with as many bytes as the path says."""
+    if scope["type"] == "lifespan":
+        while (await receive())["type"] == "lifespan.startup":
+            scope["state"]["streams"] = Streams(Metrics(), 1, 1)
+            await send({"type": "lifespan.startup.complete"})
+        await send({"type": "lifespan.shutdown.complete"})
+        return
+    while (await receive()).get("more_body"):
+        pass
+    content = CANNED[scope["path"]]
+    headers = [(b"content-type", BYTES.encode()), (b"content-length", b"%d" % len(content))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
+
+
+CANNED = {f"/{batch}/{length}": bytes(4 * batch * length * WIDTH) for batch, length in SHAPES}
+
+
+def serve_bare() -> None:
+    """Serve the bare application, and print its port."""
+    listener = listen("port", "127.0.0.1", 0)
+    print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+    uvicorn.Server(configure(Settings(port=0), bare)).run(sockets=[listener])
+
+
+def script(folder: Path, name: str, door: Door) -> Path:
+    """Write what wrk sends, in Lua."""
+    body = "".join(f"\\{byte:03d}" for byte in door.body)
+    headers = "".join(f'wrk.headers["{name}"] = "{value}"\n' for name, value in door.headers.items())
+    file = folder / f"{name}.lua"
+    file.write_text(f'wrk.method = "POST"\nwrk.body = "{body}"\n{headers}')
+    return file
+
+
+def rate(port: int, path: str, lua: Path, seconds: float, connections: int) -> float:
+    """Return how many requests were answered in a second."""
+    command = ["taskset", "-c", CLIENT_CORE, "wrk", "-t", 1, "-c", connections, "-d", f"{seconds:g}s", "-s", lua]
+    done = subprocess.run(
+        [*map(str, command), f"http://127.0.0.1:{port}{path}"], capture_output=True, text=True, check=True
+    )
+    if "Non-2xx" in done.stdout or "Socket errors" in done.stdout:
+        raise RuntimeError(done.stdout)
+    return float(re.findall(r"Requests/sec:\s+(\S+)", done.stdout)[0])
+
+
+def main() -> None:
+    """Serve and measure."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2)
+    parser.add_argument("--connections", type=int, default=CONNECTIONS)
+    parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.bare:
+        serve_bare()
+        return
+    incipit = Path(sys.executable).parent / "incipit"
+    pinned = ("taskset", "-c", SERVER_CORE)
+    random = np.random.default_rng(0)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running(*pinned, incipit, "serve", "--port", 0) as (_, port),
+        running(*pinned, sys.executable, "-m", "benchmarks.http", "--bare") as (_, bare_port),
+    ):
+        doors = {
+            (shape, name): door(random.integers(0, 50257, shape)) for shape in SHAPES for name, door in DOORS.items()
+        }
+        found: dict[tuple[tuple[int, int], str], list[tuple[float, float]]] = {case: [] for case in doors}
+        for _ in range(options.rounds):
+            for (shape, name), door in doors.items():
+                lua = script(Path(folder), name, door)
+                floor = rate(bare_port, f"/{shape[0]}/{shape[1]}", lua, options.seconds, options.connections)
+                ours = rate(port, door.path, lua, options.seconds, options.connections)
+                found[shape, name].append((floor, ours / floor))
+    print(f"{options.connections} connections, load {os.getloadavg()[0]:.1f}")
+    for (shape, name), rounds in found.items():
+        floors, ratios = zip(*rounds, strict=True)
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        print(f"{shape} {name}: {statistics.median(ratios):.2f} of {statistics.median(floors):.0f}/s ({spread})")
+
+
+if __name__ == "__main__":
+    main()
