@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -135,14 +135,15 @@ class Engine:
             check(sent, model.manifest, self.max_tokens)
             request = truncate(sent, model.manifest)
             call = plan(request, model.manifest)
+            outputs, names, width = _sources(request.outputs, model.manifest)
             tokens = len(request.input_ids.values)
-            size = tokens * sum(model.manifest.widths[output] for output in request.outputs)
+            size = tokens * width
             execution.rows = len(request.input_ids.lengths)
             execution.passed(INPUT)
-            member, outputs = Member(request, call, execution), _sources(request, model.manifest)
-            run = partial(_run, model, tuple(dict.fromkeys(outputs.values())))
+            member = Member(request, call, execution)
+            run = partial(_run, model, names)
             if size <= SHARED and model.manifest.exact_rows:
-                found = await self.scheduler.share((id(model), *outputs.values()), size, member, run)
+                found = await self.scheduler.share((id(model), names), size, member, run)
                 tensors = _finish(member, model.manifest, outputs, found)
             else:
                 tensors = await self.scheduler.run(
@@ -239,11 +240,13 @@ def _run_graph(
     return tensors
 
 
-def _sources(request: Request, manifest: Manifest) -> dict[str, str]:
-    """Return for each output that `request` wants the output of a graph that it is."""
+@lru_cache
+def _sources(outputs: tuple[str, ...], manifest: Manifest) -> tuple[Mapping[str, str], tuple[str, ...], int]:
+    """Return for each output that is wanted the output of a graph that it is, those, and the width of all wanted."""
     # Where the model's own lookup is what enters block 0, it has no output of its own.
     same = manifest.token_embeddings is not None and manifest.token_embeddings.output == EMBEDDINGS
-    return {name: EMBEDDINGS if same and name == TOKEN_EMBEDDINGS else name for name in request.outputs}
+    sources = {name: EMBEDDINGS if same and name == TOKEN_EMBEDDINGS else name for name in outputs}
+    return sources, tuple(dict.fromkeys(sources.values())), sum(manifest.widths[name] for name in outputs)
 
 
 def _run(model: Model, outputs: tuple[str, ...], members: list[Member]) -> list[dict[str, NDArray[np.float32]]]:
