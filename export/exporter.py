@@ -324,8 +324,9 @@ def _prove(frontend: AnyFrontEnd, folder: Path, provider: str, report: Report) -
         tiles: dict[str, OutputParity] = {}
         if TILES_GRAPH in graphs:
             told = Progress(report, "proving tiles equal").add
-            plain = session(EMBEDDINGS_GRAPH if EMBEDDINGS_GRAPH in graphs else GRAPH)
-            tiles[IN_TILES] = prove_tiles(frontend.signature, session(TILES_GRAPH), plain, told)
+            plain = EMBEDDINGS_GRAPH if EMBEDDINGS_GRAPH in graphs else GRAPH
+            # Sessions keep what a run took for as long as they are open.
+            tiles[IN_TILES] = prove_tiles(frontend.signature, session(TILES_GRAPH), session(plain), told)
         outputs |= {EMBEDDINGS: prove(frontend, session(), Progress(report, step).cases)} | tiles
     if isinstance(frontend, FrontEnd):
         signature = frontend.signature
