@@ -23,8 +23,8 @@ RANKS = {"token.offset": 1}
 """Of slices that are no matrix."""
 VALUES = 2**18
 """Of the vectors of a tile: one MiB, which stays in the cache of a core or near it."""
-LEAST = 4
-"""Tiles of the smallest call that gains."""
+LEAST = 8
+"""Tiles of the smallest call that gains: four gain nothing, and lose with two threads."""
 
 
 def write_tiles(folder: Path) -> None:

@@ -52,7 +52,7 @@ def test_another_table_of_positions_in_it_is_found(artifacts: dict[str, Exported
 
 
 def test_a_tile_is_a_mebibyte_of_vectors_in_a_power_of_two() -> None:
-    assert tiles_of(768) == Tiles(size=256, least=1024)
-    assert tiles_of(4096) == Tiles(size=64, least=256)
-    assert tiles_of(2**19) == Tiles(size=1, least=4)
-    assert tiles_of(1) == Tiles(size=2**16, least=2**18)
+    assert tiles_of(768) == Tiles(size=256, least=2048)
+    assert tiles_of(4096) == Tiles(size=64, least=512)
+    assert tiles_of(2**19) == Tiles(size=1, least=8)
+    assert tiles_of(1) == Tiles(size=2**16, least=2**19)
