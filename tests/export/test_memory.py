@@ -96,8 +96,7 @@ def test_an_export_in_another_type_needs_the_sources_table_once(
 ) -> None:
     name, table = f"{source}-as-{stored}", TABLE // 2 if source == "float16" else TABLE
     assert measured[0][name] <= 1.2 * table + PARTS
-    data = measured[1] / name / "1" / "model.onnx.data"
-    assert measured[0][f"verify {name}"] <= 1.2 * data.stat().st_size + PARTS
+    assert measured[0][f"verify {name}"] <= 1.2 * table + PARTS  # small data files are mapped by several sessions
 
 
 def test_a_proof_needs_the_table_once(measured: tuple[dict[str, Any], Path]) -> None:
