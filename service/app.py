@@ -70,6 +70,7 @@ def create_app(settings: Settings, shared: Path | None = None) -> Entry:
 
             async with running(engine, streams, sequences, VERSION, settings):
                 yield state
+        engine.metrics.tell()
         following.cancel()
         engine.scheduler.close()
 

@@ -18,6 +18,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from websockets.sync.client import connect as connect_socket
 
 from incipit.service.errors import Invalid
+from incipit.service.metrics import TELL_SECONDS
 from incipit.service.workers import listen
 from tests.conftest import Server, serving
 from tests.service.doors import Clients, Refused, connect, grpc_raw, native_bytes, native_json
@@ -66,6 +67,7 @@ def test_workers_give_the_same_bits_and_their_counters_are_summed(two: Server) -
         answers.add(httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [1, 2, 3]}).text)
         httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [11]})
     assert len(answers) == 1
+    time.sleep(2 * TELL_SECONDS)
     text = httpx.get(f"{two.address}/metrics").text
     samples = {(s.name, *s.labels.values()): s.value for f in text_string_to_metric_families(text) for s in f.samples}
     assert samples["incipit_requests_total", "native", "bert", "ok"] == 20
@@ -91,9 +93,11 @@ def test_the_statistics_of_a_model_are_summed_over_workers(two: Server) -> None:
         return model["inference_count"], model["inference_stats"]["success"]["count"], sizes.get(2, 0)
 
     httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [1]})
+    time.sleep(2 * TELL_SECONDS)
     before = read()
     for _ in range(20):  # a connection each, so that both workers are asked
         httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [[1], [2]]})
+    time.sleep(2 * TELL_SECONDS)
     found = {read() for _ in range(6)}  # whoever answers
     assert found == {(before[0] + 40, before[1] + 20, before[2] + 20)}
 
@@ -153,6 +157,7 @@ def test_a_change_is_answered_when_all_workers_have_followed_it(tiny_repository:
             client.load_model("bert")
         assert ask() == {(200, 2)}
         assert index() == {(("bert", "1", "READY"), ("bert", "2", "READY"), gpt)}
+        time.sleep(2 * TELL_SECONDS)
         counted = {
             tuple(
                 (m["version"], m["inference_count"]) for m in client.get("/v2/models/bert/stats").json()["model_stats"]
