@@ -5,13 +5,12 @@ Letters: B batch, L length, M maximum length.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import JsonValue
-from torch import Tensor
 
 from incipit.export.errors import ParityError
 from incipit.models.custom import CustomFrontEnd
@@ -32,10 +31,8 @@ the neighbour there, and a projection carries that further."""
 ROTARY_ULP = 1.0
 """For cosines and sines, in units in the last place of the largest one: torch's float32 kernels against the float64 of
 the graph, which is rounded. Found: 0.5, 6e-8, at every position up to 2^31."""
-LARGEST = 2**25
+LARGEST = 2**23
 """Numbers of an output of several rows: the longest rows of a case that would have more are as long as fits."""
-AT_ONCE = 2**23
-"""Numbers of the vectors that the module computes at once: of what is larger, some rows after others."""
 LONG = 512
 """Length that stands for the longest where no table of positions sets one."""
 PART = 2**20
@@ -245,28 +242,17 @@ def _compare(frontend: FrontEnd | CustomFrontEnd, session: runtime.Session, case
     feeds = feeds_of(frontend.signature, case)
     inputs = {name: torch.from_numpy(array) for name, array in feeds.items()}
     indices = {name: inputs.pop(name) for name in frontend.signature.indices}
+    further = {"indices": indices} if case.segments else {}  # else its own default against the zeros of the graph
     if case.padding == "none":
         inputs.pop("attention_mask", None)
+    with torch.inference_mode():
+        expected = frontend(**inputs, **further).numpy()
     try:
         found = session.run(feeds)[EMBEDDINGS]
     except Exception as error:  # onnxruntime's own exceptions share no narrower parent
         raise ParityError(f"the graph fails at {_say(case)}: {' '.join(str(error).split())}") from error
-    count = max(1, AT_ONCE // (case.length * frontend.signature.width))
-    differences = []
-    for begin in range(0, case.batch, count):
-        rows = slice(begin, begin + count)
-        given: dict[str, Any] = {name: _rows(values, case.batch, rows) for name, values in inputs.items()}
-        if case.segments:  # else its own default against the zeros of the graph
-            given["indices"] = {name: values[rows] for name, values in indices.items()}
-        with torch.inference_mode():
-            differences.append(difference(found[rows], frontend(**given).numpy()))
-    max_abs, max_ulp = (max(values) for values in zip(*differences, strict=True))
+    max_abs, max_ulp = difference(found, expected)
     return ParityCase(arguments=_arguments(case), max_abs=max_abs, max_ulp=max_ulp)
-
-
-def _rows(values: Tensor, batch: int, rows: slice) -> Tensor:
-    """Return the `rows` of an input; an `offset` of one element is that of every row."""
-    return values[rows] if len(values) == batch else values
 
 
 def feeds_of(signature: Signature, case: Arguments) -> dict[str, NDArray[np.int64]]:

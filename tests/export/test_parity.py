@@ -70,36 +70,17 @@ def test_the_grid_covers_batches_lengths_offsets_and_segments(artifacts: dict[st
 
 
 def test_rows_that_are_too_long_for_a_batch_are_as_long_as_fits() -> None:
-    width, longest = 2**13, 4096
+    width, longest = 2**11, 4096
     lengths: dict[int, set[int]] = {}
     for case in grid(gpt2_embedding(30, 8, longest).signature):
         lengths.setdefault(case.batch, set()).add(case.length)
     assert lengths == {batch: {1, 2, 17, longest} for batch in (1, 2, 5)}
     wide: dict[int, set[int]] = {}
     for case in grid(replace(gpt2_embedding(30, 8, longest).signature, width=width)):
-        assert case.batch == 1 or case.batch * case.length * width <= 2**25
+        assert case.batch == 1 or case.batch * case.length * width <= 2**23
         wide.setdefault(case.batch, set()).add(case.length)
         assert max(case.offset) + case.length <= longest
-    assert wide == {1: {1, 2, 17, longest}, 2: {1, 2, 17, 2**11}, 5: {1, 2, 17, 2**25 // (5 * width)}}
-
-
-def test_a_batch_that_the_module_computes_in_parts_is_compared_as_a_whole(tmp_path: Path) -> None:
-    frontend = gpt2_embedding(30, 2**11, 1024)
-    seeded_(frontend, 1)
-    folder = export_loaded(LoadedSource(frontend, Source(kind="module")), "m", tmp_path).folder
-    session = Recording(folder)
-    parity = prove(frontend, session)
-    assert parity.max_abs == 0
-    assert max(feeds["input_ids"].size for feeds in session.asked) == 5 * 1024  # more than 2^23 numbers
-    shapes: list[tuple[int, ...]] = []
-
-    def spoil_the_last(_: Any, __: Any, given: dict[str, Any], vectors: torch.Tensor) -> torch.Tensor:
-        shapes.append(tuple(given["input_ids"].shape))
-        return vectors + 1 if shapes[-2:] == [(4, 1024), (1, 1024)] else vectors
-
-    frontend.register_forward_hook(spoil_the_last, with_kwargs=True)
-    with pytest.raises(ParityError, match=r"by 1 .* at batch 5, length 1024"):
-        prove(frontend, Session(folder))
+    assert wide == {1: {1, 2, 17, longest}, 2: {1, 2, 17, 2**11}, 5: {1, 2, 17, 2**23 // (5 * width)}}
 
 
 def test_a_front_end_without_segments_is_proven_without_them(artifacts: dict[str, Path]) -> None:
