@@ -131,8 +131,8 @@ class Engine:
         """
         with self.metrics.execution(model.name, model.version) as execution:
             sent = await self._tokenize(model, wanted) if isinstance(wanted, TextRequest) else wanted
-            self.limits.check_rows("input_ids", len(sent.input_ids.lengths))
             check(sent, model.manifest, self.max_tokens)
+            self.limits.check_rows("input_ids", len(sent.input_ids.lengths))
             request = truncate(sent, model.manifest)
             call = plan(request, model.manifest)
             outputs, names, width = _sources(request.outputs, model.manifest)
