@@ -1,6 +1,6 @@
 """Requests for tensors over HTTP, beside a server that reads as much and answers with as many canned bytes.
 
-    python -m benchmarks.http
+    python -m benchmarks.tensors
 
 serves gpt2-small of `model_repository`, and in another process a bare ASGI application, by the same server with the
 same settings, both on one core; `wrk` (https://github.com/wg/wrk), which must be installed, asks on another. In each
@@ -131,7 +131,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         running(*pinned, incipit, "serve", "--port", 0) as (_, port),
-        running(*pinned, sys.executable, "-m", "benchmarks.http", "--bare") as (_, bare_port),
+        running(*pinned, sys.executable, "-m", "benchmarks.tensors", "--bare") as (_, bare_port),
     ):
         doors = {
             (shape, name): door(random.integers(0, 50257, shape)) for shape in SHAPES for name, door in DOORS.items()
