@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -120,42 +120,20 @@ class Metrics:
             registry=self._registry,
             multiprocess_mode="livesum",
         )
-        # Not summaries, which cannot be told many observations at once.
-        outcomes = Counter(
-            "incipit_model_requests",
+        self._outcome = self._timed(
+            "request",
             "Requests to a model, whichever door they came through, by outcome: 'success' or 'fail'.",
             ["model", "version", "outcome"],
-            registry=self._registry,
         )
-        outcome_seconds = Counter(
-            "incipit_model_request_seconds",
-            "Time of these requests, in seconds.",
-            ["model", "version", "outcome"],
-            registry=self._registry,
-        )
-        phases = Counter(
-            "incipit_model_phases",
+        self._phase = self._timed(
+            "phase",
             f"Phases of executions, by the rows of all requests: 1 to {LARGEST_BATCH}, or 'more'.",
             ["model", "version", "rows", "phase"],
-            registry=self._registry,
         )
-        phase_seconds = Counter(
-            "incipit_model_phase_seconds",
-            "Time of these phases, in seconds.",
-            ["model", "version", "rows", "phase"],
-            registry=self._registry,
-        )
-        joined = Counter(
-            "incipit_model_joined",
+        self._joined = self._timed(
+            "joined_phase",
             "Phases of requests that were answered by the execution of another.",
             ["model", "version", "phase"],
-            registry=self._registry,
-        )
-        joined_seconds = Counter(
-            "incipit_model_joined_seconds",
-            "Time of these phases, in seconds.",
-            ["model", "version", "phase"],
-            registry=self._registry,
         )
         rows = Counter("incipit_model_rows", "Rows answered.", ["model", "version"], registry=self._registry)
         last = Gauge(
@@ -168,13 +146,20 @@ class Metrics:
         # Looking labels up takes longer than counting; each has few values.
         self._requests, self._seconds = cache(requests.labels), cache(seconds.labels)
         self._tokens, self._operations = cache(tokens.labels), cache(operations.labels)
-        self._outcome, self._outcome_seconds = cache(outcomes.labels), cache(outcome_seconds.labels)
-        self._phase, self._phase_seconds = cache(phases.labels), cache(phase_seconds.labels)
-        self._joined, self._joined_seconds = cache(joined.labels), cache(joined_seconds.labels)
         self._rows, self._last = cache(rows.labels), cache(last.labels)
         self._counted: dict[Counter, float] = {}
         self._asked: dict[Gauge, float] = {}
         self._shared = FOLDER in os.environ
+
+    def _timed(self, noun: str, told: str, labels: list[str]) -> Callable[..., tuple[Counter, Counter]]:
+        """Return what finds, by labels, the counters of how often something happened to a model, and how long it took.
+
+        Not summaries, which cannot be told many observations at once.
+        """
+        times = Counter(f"incipit_model_{noun}s", told, labels, registry=self._registry)
+        whole = "Time of what is counted beside it, in seconds."
+        seconds = Counter(f"incipit_model_{noun}_seconds", whole, labels, registry=self._registry)
+        return cache(lambda *values: (times.labels(*values), seconds.labels(*values)))
 
     @contextmanager
     def request(self, door: str) -> Iterator[Observation]:
@@ -203,19 +188,14 @@ class Metrics:
             yield execution
             outcome = "success"
         finally:
-            self._count(self._outcome(model, version, outcome), 1)
-            self._count(self._outcome_seconds(model, version, outcome), time.perf_counter() - begin)
+            self._observe(self._outcome(model, version, outcome), time.perf_counter() - begin)
             self._asked[self._last(model, version)] = time.time()
             if outcome == "success":
                 self._count(self._rows(model, version), execution.rows)
                 rows = execution.batch if execution.batch <= LARGEST_BATCH else "more"
                 for phase, seconds in execution.seconds.items():
-                    if rows:
-                        self._count(self._phase(model, version, rows, phase), 1)
-                        self._count(self._phase_seconds(model, version, rows, phase), seconds)
-                    else:
-                        self._count(self._joined(model, version, phase), 1)
-                        self._count(self._joined_seconds(model, version, phase), seconds)
+                    timed = self._phase(model, version, rows, phase) if rows else self._joined(model, version, phase)
+                    self._observe(timed, seconds)
 
     def tokens(self, model: str, count: int) -> None:
         """Count tokens that were embedded."""
@@ -244,6 +224,11 @@ class Metrics:
         if self._shared and not counted:  # whoever is asked reads what every worker has told
             asyncio.get_running_loop().call_later(TELL_SECONDS, self.tell)
         counted[counter] = counted.get(counter, 0) + amount
+
+    def _observe(self, timed: tuple[Counter, Counter], seconds: float) -> None:
+        times, whole = timed
+        self._count(times, 1)
+        self._count(whole, seconds)
 
     def tell(self) -> None:
         """Add what was counted since the last time to the counters."""
@@ -278,9 +263,9 @@ class Metrics:
                     model.phases[_rows(labels), labels["phase"]].count = int(sample.value)
                 case "phase_seconds_total":
                     model.phases[_rows(labels), labels["phase"]].seconds = sample.value
-                case "joined_total":
+                case "joined_phases_total":
                     model.joined[labels["phase"]].count = int(sample.value)
-                case "joined_seconds_total":
+                case "joined_phase_seconds_total":
                     model.joined[labels["phase"]].seconds = sample.value
                 case "rows_total":
                     model.rows = int(sample.value)
