@@ -5,7 +5,7 @@ Letters: B batch, T tokens of all rows, D output width.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import ml_dtypes
 import numpy as np
@@ -44,7 +44,7 @@ class Rows:
     def of_array(cls, array: Int64) -> "Rows":
         """Return the rows of an int64 (B, L) array, or the one row of an (L,) array; a contiguous one is not copied."""
         batch, length = array.shape if array.ndim == 2 else (1, len(array))
-        rows = cls(array.reshape(-1), np.full(batch, length, np.int64), flat=array.ndim == 1)
+        rows = cls(array.reshape(-1), _equal(batch, length), flat=array.ndim == 1)
         vars(rows)["length"] = length if batch else 0  # known, so that it need not be found out
         return rows
 
@@ -85,6 +85,14 @@ class Rows:
         part = Rows(np.empty(0, np.int64), lengths, self.flat)
         index = part.spread(self.starts + begin - part.starts) + np.arange(int(lengths.sum()))
         return Rows(self.values[index], lengths, self.flat)
+
+
+@lru_cache
+def _equal(batch: int, length: int) -> Int64:
+    """Return the lengths of rows of one length: int64 (B,), which cannot be written to."""
+    lengths = np.full(batch, length, np.int64)
+    lengths.flags.writeable = False
+    return lengths
 
 
 @dataclass(eq=False, kw_only=True)

@@ -27,32 +27,71 @@ QUEUE, INPUT, INFER, OUTPUT = "queue", "compute_input", "compute_infer", "comput
 """The phases of an execution: what is asked for is checked, waits for a thread, runs, and is made what was wanted."""
 TELL_SECONDS = 0.1
 """With several workers, how late a count may be seen by another."""
+MOST_LATENCIES = 256
+"""That are kept before they are counted: one by one takes three times as long, and more would hold others up."""
 LARGEST_BATCH = 64
 """Executions of more rows are counted together, so that nobody can add numbers without end."""
+MORE, FAILED = "more", "failed"
+"""In the place of a number of rows: more than that, and those of executions that failed."""
+COUNT, TOTAL, ROWS = "count", "seconds", "rows"
+"""Of executions, beside the phases."""
 
 
 class Observation:
-    """What a door learns of a request while it answers it."""
+    """One request of a door, or a step of a stream, while the block runs; an error that leaves it is its outcome.
 
-    model: str = ""
+    `model` is what the door learns while it answers.
+    """
+
+    __slots__ = ("_begin", "_door", "_metrics", "model")
+
+    def __init__(self, metrics: "Metrics", door: str) -> None:
+        self._metrics, self._door, self.model = metrics, door, ""
+
+    def __enter__(self) -> "Observation":
+        """Begin."""
+        self._begin = time.perf_counter()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """Count the request."""
+        outcome = "ok" if kind is None else _outcome(kind)
+        self._metrics.asked(self._door, self.model, outcome, time.perf_counter() - self._begin)
+
+
+def _outcome(kind: type[BaseException]) -> str:
+    if issubclass(kind, IncipitError):
+        return kind.__name__
+    return "Failed" if issubclass(kind, Exception) else "Aborted"
 
 
 class Execution:
-    """The phases of one request to a model as they pass, and how many rows it has.
+    """One request to a model while the block runs, and the phases of it as they pass.
 
-    `batch` counts the rows of the run of the model, those of other requests included; 0 in a request that joined the
-    run of another.
+    `rows` are those of the request. `batch` counts the rows of the run of the model, those of other requests included;
+    it is 0 in a request that joined the run of another.
     """
 
-    def __init__(self) -> None:
+    __slots__ = ("_begin", "_last", "_metrics", "batch", "model", "rows", "seconds", "version")
+
+    def __init__(self, metrics: "Metrics", model: str, version: int) -> None:
+        self._metrics, self.model, self.version = metrics, model, version
         self.rows = self.batch = 0
         self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
+
+    def __enter__(self) -> "Execution":
+        """Begin."""
+        self._begin = self._last = time.perf_counter()
+        return self
 
     def passed(self, phase: str) -> None:
         """Count the time since the last phase as one of `phase`."""
         now = time.perf_counter()
         self.seconds[phase], self._last = now - self._last, now
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """Count the request; whatever leaves the block as an exception has failed."""
+        self._metrics.executed(self, kind is None, time.perf_counter() - self._begin)
 
 
 @dataclass
@@ -147,9 +186,12 @@ class Metrics:
         self._requests, self._seconds = cache(requests.labels), cache(seconds.labels)
         self._tokens, self._operations = cache(tokens.labels), cache(operations.labels)
         self._rows, self._last = cache(rows.labels), cache(last.labels)
-        self._counted: dict[Counter, float] = {}
-        self._asked: dict[Gauge, float] = {}
-        self._shared = FOLDER in os.environ
+        self._counted: defaultdict[Counter, float] = defaultdict(float)
+        self._latencies: list[tuple[str, float]] = []
+        self._tallies: defaultdict[tuple[str, int, int | str], defaultdict[str, float]]
+        self._tallies = defaultdict(lambda: defaultdict(float))
+        self._asked: dict[tuple[str, int], float] = {}
+        self._shared, self._telling = FOLDER in os.environ, False
 
     def _timed(self, noun: str, told: str, labels: list[str]) -> Callable[..., tuple[Counter, Counter]]:
         """Return what finds, by labels, the counters of how often something happened to a model, and how long it took.
@@ -161,41 +203,33 @@ class Metrics:
         seconds = Counter(f"incipit_model_{noun}_seconds", whole, labels, registry=self._registry)
         return cache(lambda *values: (times.labels(*values), seconds.labels(*values)))
 
-    @contextmanager
-    def request(self, door: str) -> Iterator[Observation]:
-        """Count and time one request of `door`; an error that leaves the block is its outcome."""
-        observation, outcome, begin = Observation(), "ok", time.perf_counter()
-        try:
-            yield observation
-        except IncipitError as error:
-            outcome = type(error).__name__
-            raise
-        except Exception:
-            outcome = "Failed"
-            raise
-        except BaseException:
-            outcome = "Aborted"
-            raise
-        finally:
-            self._seconds(door).observe(time.perf_counter() - begin)
-            self._count(self._requests(door, observation.model, outcome), 1)
+    def request(self, door: str) -> Observation:
+        """Return what counts and times one request of `door`."""
+        return Observation(self, door)
 
-    @contextmanager
-    def execution(self, model: str, version: int) -> Iterator[Execution]:
-        """Count and time one request to a model; whatever leaves the block as an exception has failed."""
-        execution, outcome, begin = Execution(), "fail", time.perf_counter()
-        try:
-            yield execution
-            outcome = "success"
-        finally:
-            self._observe(self._outcome(model, version, outcome), time.perf_counter() - begin)
-            self._asked[self._last(model, version)] = time.time()
-            if outcome == "success":
-                self._count(self._rows(model, version), execution.rows)
-                rows = execution.batch if execution.batch <= LARGEST_BATCH else "more"
-                for phase, seconds in execution.seconds.items():
-                    timed = self._phase(model, version, rows, phase) if rows else self._joined(model, version, phase)
-                    self._observe(timed, seconds)
+    def execution(self, model: str, version: int) -> Execution:
+        """Return what counts and times one request to a model."""
+        return Execution(self, model, version)
+
+    def asked(self, door: str, model: str, outcome: str, seconds: float) -> None:
+        """Count a request that was answered, and how long that took."""
+        self._count(self._requests(door, model, outcome), 1)
+        self._latencies.append((door, seconds))
+        if len(self._latencies) >= MOST_LATENCIES:
+            self._tell_latencies()
+
+    def executed(self, execution: Execution, success: bool, seconds: float) -> None:
+        """Count a request to a model, its phases and how long it took."""
+        rows: int | str = execution.batch if execution.batch <= LARGEST_BATCH else MORE
+        self._soon()
+        tally = self._tallies[execution.model, execution.version, rows if success else FAILED]
+        tally[COUNT] += 1
+        tally[TOTAL] += seconds
+        if success:
+            tally[ROWS] += execution.rows
+            for phase, passed in execution.seconds.items():
+                tally[phase] += passed
+        self._asked[execution.model, execution.version] = time.time()
 
     def tokens(self, model: str, count: int) -> None:
         """Count tokens that were embedded."""
@@ -220,24 +254,45 @@ class Metrics:
 
     def _count(self, counter: Counter, amount: float) -> None:
         """Add to a counter, soon: adding to a number takes a tenth of the time."""
-        counted = self._counted
-        if self._shared and not counted:  # whoever is asked reads what every worker has told
-            asyncio.get_running_loop().call_later(TELL_SECONDS, self.tell)
-        counted[counter] = counted.get(counter, 0) + amount
+        self._soon()
+        self._counted[counter] += amount
 
-    def _observe(self, timed: tuple[Counter, Counter], seconds: float) -> None:
-        times, whole = timed
-        self._count(times, 1)
-        self._count(whole, seconds)
+    def _soon(self) -> None:
+        """With several workers, tell soon what is counted now: whoever is asked reads what every worker has told."""
+        if self._shared and not self._telling:
+            self._telling = True
+            asyncio.get_running_loop().call_later(TELL_SECONDS, self.tell)
 
     def tell(self) -> None:
         """Add what was counted since the last time to the counters."""
-        counted, asked = self._counted, self._asked
-        self._counted, self._asked = {}, {}
+        self._telling = False
+        self._tell_latencies()
+        counted, self._counted = self._counted, defaultdict(float)
         for counter, amount in counted.items():
             counter.inc(amount)
-        for gauge, when in asked.items():
-            gauge.set(when)
+        tallies, self._tallies = self._tallies, defaultdict(lambda: defaultdict(float))
+        for (model, version, rows), tally in tallies.items():
+            self._tell(model, version, rows, tally)
+        asked, self._asked = self._asked, {}
+        for key, when in asked.items():
+            self._last(*key).set(when)
+
+    def _tell(self, model: str, version: int, rows: int | str, tally: dict[str, float]) -> None:
+        """Add what was counted of executions of so many rows, of those that joined another, or of those that failed."""
+        outcome = "fail" if rows == FAILED else "success"
+        _add(self._outcome(model, version, outcome), tally[COUNT], tally[TOTAL])
+        if rows == FAILED:
+            return
+        self._rows(model, version).inc(tally[ROWS])
+        for phase in (QUEUE, INPUT, INFER, OUTPUT):
+            if phase in tally:
+                timed = self._phase(model, version, rows, phase) if rows else self._joined(model, version, phase)
+                _add(timed, tally[COUNT], tally[phase])
+
+    def _tell_latencies(self) -> None:
+        latencies, self._latencies = self._latencies, []
+        for door, seconds in latencies:
+            self._seconds(door).observe(seconds)
 
     def expose(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics in a Prometheus format, and its content type; OpenMetrics where `accept` names it."""
@@ -285,8 +340,14 @@ class Metrics:
         return registry
 
 
+def _add(timed: tuple[Counter, Counter], count: float, seconds: float) -> None:
+    times, whole = timed
+    times.inc(count)
+    whole.inc(seconds)
+
+
 def _rows(labels: dict[str, str]) -> int | None:
-    return None if labels["rows"] == "more" else int(labels["rows"])
+    return None if labels["rows"] == MORE else int(labels["rows"])
 
 
 def _forget_dead(folder: Path) -> None:

@@ -9,12 +9,13 @@ import numpy as np
 
 from incipit.service.errors import Invalid, TooLarge
 from incipit.service.manifest import BIAS_GRAPH, Manifest, StemManifest
-from incipit.service.messages import DTYPES, BiasRequest, Request, Rows, StemRequest
+from incipit.service.messages import DTYPES, BiasRequest, Int64, Request, Rows, StemRequest
 from incipit.service.pooling import POOLINGS
 from incipit.service.positions import count_real, position_limit
 from incipit.service.truncation import SIDES, least_room
 
 ZERO = np.zeros(1, np.int64)
+ZERO.flags.writeable = False
 _WHAT = {"token_type_ids": "segments"}
 
 
@@ -26,6 +27,8 @@ def check(request: Request, manifest: Manifest, max_tokens: int) -> None:
         TooLarge: more than `max_tokens` tokens.
 
     """
+    if _plainly_right(request, manifest, max_tokens):
+        return
     if request.dtype not in DTYPES:
         raise Invalid("dtype", request.dtype, ", ".join(DTYPES))
     if request.truncate not in (None, *SIDES):
@@ -74,6 +77,36 @@ def check(request: Request, manifest: Manifest, max_tokens: int) -> None:
         _check_range("position_ids", request.position_ids, limit)
     else:
         _check_offset(request, manifest, limit)
+
+
+def _plainly_right(request: Request, manifest: Manifest, max_tokens: int) -> bool:
+    """Return True only for what `check` allows, and that for most of it: rows of one length, and an offset at most.
+
+    A small answer is computed in less time than the whole check takes.
+    """
+    rows, offset = request.input_ids, request.offset
+    length, tokens = rows.length, len(rows.values)
+    if (
+        not length
+        or tokens > max_tokens
+        or request.indices
+        or request.attention_mask is not None
+        or request.position_ids is not None
+        or request.truncate is not None
+        or request.pooling != "none"
+        or request.dtype not in DTYPES
+        or manifest.counts == "ids"
+        or manifest.needed
+        or manifest.refused_ids
+        or manifest.rotary
+        or not manifest.widths.keys() >= set(request.outputs)
+        or _largest(rows.values) >= manifest.vocab_size
+    ):
+        return False
+    room = manifest.limit - length
+    if offset is None:
+        return room >= 0
+    return len(offset) in (1, len(rows.lengths)) and room >= 0 and _largest(offset) <= room
 
 
 def check_bias(request: BiasRequest, manifest: Manifest, max_tokens: int) -> tuple[int, ...]:
@@ -150,11 +183,15 @@ def check_like(field: str, rows: Rows, ids: Rows) -> None:
 
 def _check_range(field: str, rows: Rows, limit: int) -> None:
     """Check that every value is 0 to `limit` - 1."""
-    # One pass for both ends: as unsigned numbers, the negative ones are the largest.
-    unsigned = rows.values.view(np.uint64)
-    if unsigned.max() >= limit:
-        index = int(np.flatnonzero(unsigned >= limit)[0])
+    if _largest(rows.values) >= limit:
+        index = int(np.flatnonzero(rows.values.view(np.uint64) >= limit)[0])
         raise Invalid(field + rows.place(index), int(rows.values[index]), f"0 to {limit - 1}")
+
+
+def _largest(values: Int64) -> int:
+    """Return the largest of some values, negative ones being larger than any other: one pass checks both ends."""
+    unsigned = values.view(np.uint64)
+    return int(unsigned[0] if len(unsigned) == 1 else np.maximum.reduce(unsigned))
 
 
 def _check_offset(request: Request, manifest: Manifest, limit: int) -> None:

@@ -10,18 +10,16 @@ from functools import partial
 from pathlib import Path
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.supervisors import Multiprocess
 
 from incipit.service import metrics
 from incipit.service.access import as_service
 from incipit.service.app import create_app, create_engine
+from incipit.service.connections import Http, WebSocket
 from incipit.service.errors import Invalid
 from incipit.service.log import LOGGING
 from incipit.service.repository import Model, Stem
 from incipit.service.settings import Settings, listed
-from incipit.service.streams import LIFETIME
 
 BACKLOG = 2048
 GRACE_SECONDS = 20
@@ -71,29 +69,6 @@ def serve(settings: Settings, announce: Announce) -> None:
         processes = Multiprocess(configure(settings, partial(create_app, settings, shared), factory=True), [listener])
         announce(address, models)  # from now on it obeys signals
         processes.run()
-
-
-class _Http(HttpToolsProtocol):
-    """Ends the decode streams when the server stops, and one whose client leaves; uvicorn alone would go on."""
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        cycle: RequestResponseCycle | None = self.cycle  # none before the first request
-        if cycle is not None and (lifetime := cycle.scope["state"].get(LIFETIME)):
-            lifetime.end("left")
-
-    def shutdown(self) -> None:
-        super().shutdown()
-        self.app_state["streams"].drain()
-
-
-class _WebSocket(WebSocketsSansIOProtocol):
-    """Lets a decode stream say where it is before it is closed."""
-
-    def shutdown(self) -> None:
-        if self.close_sent or not self.handshake_complete:
-            super().shutdown()
-        self.app_state["streams"].drain()
 
 
 class _Server(uvicorn.Server):
@@ -160,8 +135,8 @@ def configure(settings: Settings, app: Callable[..., object], factory: bool = Fa
         log_config=LOGGING,
         access_log=False,
         server_header=False,
-        http=_Http,
-        ws=_WebSocket,
+        http=Http,
+        ws=WebSocket,
         ws_max_size=settings.max_body_bytes,
         ws_per_message_deflate=False,
         timeout_graceful_shutdown=GRACE_SECONDS,

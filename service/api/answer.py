@@ -1,12 +1,13 @@
 """Answers of the native door, in the format that was asked for."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from incipit.service.api.media import BYTES, JSON, NPY, SAFETENSORS
-from incipit.service.api.reply import Reply
+from incipit.service.api.reply import Headers, Reply, headers
 from incipit.service.messages import Answer
 from incipit.service.wire.arrays import npy_header
-from incipit.service.wire.content import raw_bytes
+from incipit.service.wire.content import Part, raw_bytes
 from incipit.service.wire.native import answer_json, json_content
 from incipit.service.wire.prompt_embeds import PROMPT_EMBEDS
 from incipit.service.wire.safetensors import answer_safetensors
@@ -36,11 +37,18 @@ def respond(answer: Answer, media: str, encoding: str) -> Reply:
     if media == SAFETENSORS:
         return Reply(answer_safetensors(answer), media)
     ((name, tensor),) = answer.tensors.items()
-    headers = {
-        "Incipit-Model": answer.model,
-        "Incipit-Version": str(answer.version),
-        "Incipit-Output": name,
-        "Incipit-Shape": ",".join(map(str, tensor.shape)),
-        "Incipit-Dtype": answer.dtype,
-    }
-    return Reply([npy_header(tensor) if media == NPY else b"", raw_bytes(tensor)], media, headers)
+    parts: list[Part] = [npy_header(tensor) if media == NPY else b"", raw_bytes(tensor)]
+    return Reply(parts, media, _headers(answer.model, answer.version, name, tensor.shape, answer.dtype))
+
+
+@lru_cache  # a client asks the same again and again
+def _headers(model: str, version: int, output: str, shape: tuple[int, ...], dtype: str) -> Headers:
+    return headers(
+        {
+            "Incipit-Model": model,
+            "Incipit-Version": str(version),
+            "Incipit-Output": output,
+            "Incipit-Shape": ",".join(map(str, shape)),
+            "Incipit-Dtype": dtype,
+        }
+    )

@@ -5,6 +5,7 @@ from fastapi.responses import Response
 
 from incipit.service.api import schemas
 from incipit.service.api.answer import TYPES, respond, writable
+from incipit.service.api.arrival import Arrival
 from incipit.service.api.body import read_body
 from incipit.service.api.coding import encode
 from incipit.service.api.media import JSON, answer_type, body_type
@@ -23,14 +24,14 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             accept = ", ".join(request.headers.getlist("accept"))
             answer_type(accept, TYPES)  # what no answer can follow is refused before the body is read
             body_type(request.headers.get("content-type"), (JSON,))
-            body = await read_body(request, engine, max_body_bytes)
+            body = await read_body(Arrival.of(request), engine, max_body_bytes)
             fields = await engine.scheduler.run(len(body), lambda: read_json(body), text=True)
             message, encoding = read_bias(fields)
             media = answer_type(accept, *writable(message.dtype))
             answer = await engine.bias(model, message)
             text = media == JSON and encoding == "float"
             response = await engine.scheduler.run(answer.size, lambda: respond(answer, media, encoding), text)
-            return await encode(response, request, engine, text)
+            return await encode(response, Arrival.of(request), engine, text)
 
     @routes.post("/models/{name}/bias", **schemas.BIAS)
     async def bias_newest(request: Request, name: str) -> Response:

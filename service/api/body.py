@@ -1,13 +1,12 @@
 """Reads request bodies, within the limit."""
 
-from fastapi import Request
-
+from incipit.service.api.arrival import Arrival
 from incipit.service.api.coding import CODINGS, EXPANSION, expand
 from incipit.service.engine import Engine
 from incipit.service.errors import Malformed, TooLarge, UnsupportedFormat
 
 
-async def read_body(request: Request, engine: Engine, limit: int) -> bytes:
+async def read_body(arrival: Arrival, engine: Engine, limit: int) -> bytes:
     """Return the whole body, expanded where it is compressed, of at most `limit` bytes before and after.
 
     Raises:
@@ -16,27 +15,30 @@ async def read_body(request: Request, engine: Engine, limit: int) -> bytes:
         UnsupportedFormat: it is of a coding that is not read.
 
     """
-    coding = request.headers.get("content-encoding", "identity").lower()
+    coding = (arrival.header(b"content-encoding") or "identity").lower()
     if coding != "identity" and coding not in CODINGS:
         raise UnsupportedFormat("Content-Encoding", coding, ", ".join(("identity", *CODINGS)))
-    allowed = f"at most {limit} bytes"
-    declared = request.headers.get("content-length")
+    declared = arrival.header(b"content-length")
     if declared is not None:
         if not declared.isascii() or not declared.isdigit():
             raise Malformed("Content-Length", declared, "a number of bytes")
         if len(declared) > 20 or int(declared) > limit:
-            raise TooLarge("body", f"{declared} bytes", allowed)
+            raise TooLarge("body", f"{declared} bytes", f"at most {limit} bytes")
+    body = await _received(arrival, limit) if arrival.body is None else arrival.body
+    if coding == "identity":
+        return body
+    return await engine.scheduler.run(EXPANSION * len(body), lambda: expand(body, coding, limit))
+
+
+async def _received(arrival: Arrival, limit: int) -> bytes:
     chunks, size, more = [], 0, True
     while more:
-        message = await request.receive()
+        message = await arrival.receive()
         if message["type"] == "http.disconnect":  # nobody reads the answer, but it is counted as what it is
             raise Malformed("body", f"{size} bytes and no end", "a whole body")
         chunk, more = message.get("body", b""), message.get("more_body", False)
         size += len(chunk)
         if size > limit:
-            raise TooLarge("body", f"more than {limit} bytes", allowed)
+            raise TooLarge("body", f"more than {limit} bytes", f"at most {limit} bytes")
         chunks.append(chunk)
-    body = b"".join(chunks)
-    if coding == "identity":
-        return body
-    return await engine.scheduler.run(EXPANSION * len(body), lambda: expand(body, coding, limit))
+    return b"".join(chunks)

@@ -3,8 +3,7 @@
 import zlib
 from functools import lru_cache
 
-from fastapi import Request
-
+from incipit.service.api.arrival import Arrival
 from incipit.service.api.reply import Reply
 from incipit.service.engine import Engine
 from incipit.service.errors import Malformed, TooLarge
@@ -61,9 +60,9 @@ def wanted(accept: str, text: bool) -> str | None:
     return best if best in CODINGS and qualities.get(best, 0.0) > 0 else None
 
 
-async def encode(reply: Reply, request: Request, engine: Engine, text: bool) -> Reply:
-    """Return `reply`, compressed where `request` asks for it; `text` says whether it holds numbers as text."""
-    accept = request.headers.get("accept-encoding")
+async def encode(reply: Reply, arrival: Arrival, engine: Engine, text: bool) -> Reply:
+    """Return `reply`, compressed where `arrival` asks for it; `text` says whether it holds numbers as text."""
+    accept = arrival.header(b"accept-encoding")
     coding = wanted(accept, text) if accept else None
     if coding is None or reply.size < LEAST:
         return reply

@@ -1,22 +1,25 @@
 """The native door: `POST /models/{name}/embed`."""
 
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from numpy.typing import NDArray
 
 from incipit.service.api import schemas
 from incipit.service.api.answer import TYPES, respond, writable
+from incipit.service.api.arrival import Arrival
 from incipit.service.api.body import read_body
 from incipit.service.api.coding import encode
 from incipit.service.api.entry import Handler
-from incipit.service.api.media import JSON, NPY, SAFETENSORS, answer_type, body_type
+from incipit.service.api.media import BYTES, JSON, NPY, SAFETENSORS, answer_type, body_type
 from incipit.service.api.query import single_values
 from incipit.service.engine import Engine
 from incipit.service.errors import Invalid
 from incipit.service.wire.arrays import read_npy, read_raw
-from incipit.service.wire.native import Embed, read_embed, read_json, read_query
+from incipit.service.wire.native import Embed, Wishes, read_beside, read_embed, read_json, read_query
 from incipit.service.wire.prompt_embeds import PROMPT_EMBEDS, check_prompt_embeds
 from incipit.service.wire.safetensors import read_safetensors
 
@@ -24,17 +27,16 @@ from incipit.service.wire.safetensors import read_safetensors
 def handler(engine: Engine, max_body_bytes: int) -> Handler:
     """Return what answers a request of this door."""
 
-    async def embed(request: Request, name: str, version: str | None = None) -> Response:
+    async def embed(arrival: Arrival, name: str, version: str | None = None) -> Response:
         with engine.request("native") as observation:
             model = engine.repository.get(name, version)
             observation.model = model.name
-            accept = ", ".join(request.headers.getlist("accept"))
+            accept = arrival.accept
             answer_type(accept, TYPES)  # what no answer can follow is refused before the body is read
-            kind = body_type(request.headers.get("content-type"), TYPES)
-            body = await read_body(request, engine, max_body_bytes)
-            query = single_values(request.scope["query_string"])
+            kind = body_type(arrival.header(b"content-type"), TYPES)
+            body = await read_body(arrival, engine, max_body_bytes)
             message = await engine.scheduler.run(
-                len(body), lambda: _read(body, kind, query, model.manifest.indices), text=kind == JSON
+                len(body), lambda: _read(body, kind, arrival.query, model.manifest.indices), text=kind == JSON
             )
             wanted, encoding = message.request, message.encoding
             media = answer_type(accept, *writable(wanted.dtype, encoding, wanted.outputs, message.tells_lengths))
@@ -43,7 +45,7 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             answer = await engine.embed(model, wanted)
             text = media == JSON and encoding != "base64"
             response = await engine.scheduler.run(answer.size, lambda: respond(answer, media, encoding), text)
-            return await encode(response, request, engine, text=media == JSON and encoding == "float")
+            return await encode(response, arrival, engine, text=media == JSON and encoding == "float")
 
     return embed
 
@@ -55,26 +57,38 @@ def router(embed: Handler) -> APIRouter:
     @routes.post("/models/{name}/embed", **schemas.EMBED)
     async def embed_newest(request: Request, name: str) -> Response:
         """Return the vectors that enter block 0, from the model's highest version."""
-        return await embed(request, name, None)
+        return await embed(Arrival.of(request), name, None)
 
     @routes.post("/models/{name}/versions/{version}/embed", **schemas.EMBED)
     async def embed_version(request: Request, name: str, version: str) -> Response:
         """Return the vectors that enter block 0, from one version of the model."""
-        return await embed(request, name, version)
+        return await embed(Arrival.of(request), name, version)
 
     return routes
 
 
-def _read(body: bytes, kind: str, query: Mapping[str, str], indices: Collection[str]) -> Embed:
-    fields = read_query(query)
+def _read(body: bytes, kind: str, query: bytes, indices: Collection[str]) -> Embed:
+    if kind in (NPY, BYTES) and (wishes := _beside(query, tuple(indices))):
+        return wishes.of(_read_array(body, kind, single_values(query)))
+    fields = read_query(single_values(query))
     content: Mapping[str, Any]
     if kind == JSON:
         content = read_json(body)
     elif kind == SAFETENSORS:
         content = read_safetensors(body)
     else:
-        content = {"input_ids": read_npy(body) if kind == NPY else read_raw(body, fields.pop("shape", None))}
+        content = {"input_ids": _read_array(body, kind, fields)}
+        fields.pop("shape", None)
     for name in fields:
         if name in content:
             raise Invalid(name, "one in the query and one in the body", "one of them")
     return read_embed({**fields, **content}, indices)
+
+
+@lru_cache  # a client asks the same again and again
+def _beside(query: bytes, indices: tuple[str, ...]) -> Wishes | None:
+    return read_beside(single_values(query), indices)
+
+
+def _read_array(body: bytes, kind: str, query: Mapping[str, Any]) -> NDArray[Any]:
+    return read_npy(body) if kind == NPY else read_raw(body, query.get("shape"))

@@ -4,8 +4,10 @@ answer. Both use the same handlers, so that a request is answered in the same wa
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
@@ -13,11 +15,12 @@ from starlette.websockets import WebSocket
 
 from incipit.service.access import EVERYBODY, Access
 from incipit.service.api import problems
+from incipit.service.api.arrival import Arrival
 from incipit.service.errors import Forbidden, IncipitError
 
 LOG = logging.getLogger(__name__)
 
-Handler = Callable[[Request, str, str | None], Awaitable[Response]]
+Handler = Callable[[Arrival, str, str | None], Awaitable[Response]]
 """Answers a request for a model, by its name and its version, if one is named."""
 OPEN = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
 """Paths that need no key: whoever starts, stops and watches the service has none."""
@@ -27,6 +30,19 @@ EXPOSED = (
     *("Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate"),
 )
 """Headers of an answer that a page may read."""
+
+
+class Target(NamedTuple):
+    """What a request for tensors is for: the model, its version if one is named, and what answers.
+
+    `path` and `query` are those of the request, where it was found by its address.
+    """
+
+    handler: Handler
+    name: str
+    version: str | None
+    path: str = ""
+    query: bytes = b""
 
 
 class Entry:
@@ -57,6 +73,7 @@ class Entry:
             else None
         )
         self._handlers = {end: (begin, handler) for (begin, end), handler in handlers.items()}
+        self.target = lru_cache(self._target)  # a client asks the same again and again
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or whatever else the server tells (ASGI 3)."""
@@ -69,15 +86,38 @@ class Entry:
         except IncipitError as error:
             await _refuse(error, scope, receive, send)
             return
-        if scope["type"] == "http" and scope["method"] == "POST":
-            begin, _, end = scope["path"].rpartition("/")
-            found = self._handlers.get(end)
-            if found and begin.startswith(found[0]):
-                name, versioned, version = begin[len(found[0]) :].partition("/versions/")
-                if name and "/" not in name + version and bool(versioned) == bool(version):
-                    await _answer(found[1], Request(scope, receive), name, version or None, send)
-                    return
+        if scope["type"] == "http" and scope["method"] == "POST" and (target := self._find(scope["path"])):
+            arrival = Arrival(scope, receive)
+            response = await _answer(arrival, target)
+            await response(scope, receive, send)
+            return
         await self.app(scope, receive, send)
+
+    async def answer(self, arrival: Arrival, target: Target) -> Response:
+        """Answer a request of no page, for a target that was found by its address."""
+        try:
+            self._let_in(arrival.scope)
+        except IncipitError as error:
+            return problems.respond(error, arrival.path)
+        return await _answer(arrival, target)
+
+    def _target(self, address: bytes) -> Target | None:
+        """Return what a POST to an address, as the first line of a request has it, is for, if that is a tensor."""
+        if not address.startswith(b"/") or b"%" in address or b"#" in address or not address.isascii():
+            return None
+        path, _, query = address.partition(b"?")
+        target = self._find(path.decode())
+        return target and target._replace(path=path.decode(), query=query)
+
+    def _find(self, path: str) -> Target | None:
+        """Return what a POST to `path` is for, if that is a tensor."""
+        begin, _, end = path.rpartition("/")
+        found = self._handlers.get(end)
+        if found and begin.startswith(found[0]):
+            name, versioned, version = begin[len(found[0]) :].partition("/versions/")
+            if name and "/" not in name + version and bool(versioned) == bool(version):
+                return Target(found[1], name, version or None)
+        return None
 
     def _let_in(self, scope: Scope) -> None:
         """Raise Forbidden or Unauthenticated for whoever may not ask at all, and name the others."""
@@ -114,12 +154,11 @@ async def _refuse(error: IncipitError, scope: Scope, receive: Receive, send: Sen
         await response(scope, receive, send)
 
 
-async def _answer(handler: Handler, request: Request, name: str, version: str | None, send: Send) -> None:
+async def _answer(arrival: Arrival, target: Target) -> Response:
     try:
-        response = await handler(request, name, version)
+        return await target.handler(arrival, target.name, target.version)
     except IncipitError as error:
-        response = problems.respond(error, request.url.path)
+        return problems.respond(error, arrival.path)
     except Exception:
         LOG.exception("a request failed in an unforeseen way")
-        response = problems.unforeseen(request.url.path)
-    await response(request.scope, request.receive, send)
+        return problems.unforeseen(arrival.path)

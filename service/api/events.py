@@ -9,6 +9,7 @@ from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from incipit.service.api import problems
+from incipit.service.api.arrival import Arrival
 from incipit.service.api.body import read_body
 from incipit.service.api.lines import FAREWELL_SECONDS, HEADERS
 from incipit.service.api.media import EVENTS
@@ -31,7 +32,7 @@ async def open_events(
         ClientFault: the request, or its first chunk, is not allowed.
 
     """
-    body = await read_body(request, engine, max_body_bytes)
+    body = await read_body(Arrival.of(request), engine, max_body_bytes)
     feed = await engine.scheduler.run(len(body), lambda: _read(body, query, model), text=True)
     chunks = Chunks(engine, DecodeStream(engine, model, feed.options), feed)
     return Events(streams, chunks, await chunks.next())

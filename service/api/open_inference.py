@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from incipit.service.api import schemas
+from incipit.service.api.arrival import Arrival
 from incipit.service.api.body import read_body
 from incipit.service.api.coding import encode
 from incipit.service.api.entry import Handler
@@ -28,17 +29,19 @@ from incipit.service.wire.open_inference_models import (
 )
 from incipit.service.wire.rows import refuse_unknown
 
+HEADER = HEADER_LENGTH.lower().encode()
+
 
 def handler(engine: Engine, sequences: Room, max_body_bytes: int) -> Handler:
     """Return what answers an inference request of this door; `sequences` are those that it may belong to."""
 
-    async def infer(request: Request, name: str, version: str | None = None) -> Response:
+    async def infer(arrival: Arrival, name: str, version: str | None = None) -> Response:
         with engine.request("open-inference") as observation:
             model = engine.repository.find(name, version)
             observation.model = model.name
-            body_type(request.headers.get("content-type"), (JSON, BYTES))
-            body = await read_body(request, engine, max_body_bytes)
-            header_length = request.headers.get(HEADER_LENGTH)
+            body_type(arrival.header(b"content-type"), (JSON, BYTES))
+            body = await read_body(arrival, engine, max_body_bytes)
+            header_length = arrival.header(HEADER)
             text = header_length is None
             message = await engine.scheduler.run(
                 len(body), lambda: read_infer(body, header_length, model.manifest), text
@@ -48,9 +51,11 @@ def handler(engine: Engine, sequences: Room, max_body_bytes: int) -> Handler:
                 parts, json_length = await engine.scheduler.run(
                     answer.size, lambda: write_infer(answer, message), as_text
                 )
-                headers = {} if json_length is None else {HEADER_LENGTH: str(json_length)}
-                reply = Reply(parts, JSON if json_length is None else BYTES, headers)
-                return await encode(reply, request, engine, as_text)
+                if json_length is None:
+                    reply = Reply(parts, JSON)
+                else:
+                    reply = Reply(parts, BYTES, [(HEADER, b"%d" % json_length)])
+                return await encode(reply, arrival, engine, as_text)
 
     return infer
 
@@ -129,17 +134,17 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
     @routes.post("/models/{name}/infer", **schemas.INFER)
     async def infer_newest(request: Request, name: str) -> Response:
         """Return the outputs asked for, `embeddings` by default; inputs other than `input_ids` may be left out."""
-        return await infer(request, name, None)
+        return await infer(Arrival.of(request), name, None)
 
     @routes.post("/models/{name}/versions/{version}/infer", **schemas.INFER)
     async def infer_version(request: Request, name: str, version: str) -> Response:
         """Return the outputs asked for of one version of the model."""
-        return await infer(request, name, version)
+        return await infer(Arrival.of(request), name, version)
 
     @routes.post("/repository/index", **schemas.INDEX)
     async def index(request: Request) -> list[dict[str, str]]:
         """Return every version of every model; `ready` leaves out those that are not."""
-        body = await read_body(request, engine, max_body_bytes)
+        body = await read_body(Arrival.of(request), engine, max_body_bytes)
         wishes = read_json(body) if body else {}
         refuse_unknown(wishes, ("ready",))
         only_ready = wishes.get("ready", False)
@@ -148,7 +153,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
         return repository_index((astuple(state) for state in engine.repository.index()), only_ready)
 
     async def check(request: Request, verb: str) -> None:
-        body = await read_body(request, engine, max_body_bytes)
+        body = await read_body(Arrival.of(request), engine, max_body_bytes)
         wishes = read_json(body) if body else {}
         refuse_unknown(wishes, ("parameters",))
         parameters = wishes.get("parameters", {})

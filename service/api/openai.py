@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from incipit.service.api import schemas
+from incipit.service.api.arrival import Arrival
 from incipit.service.api.body import read_body
 from incipit.service.api.coding import encode
 from incipit.service.api.media import JSON, body_type
@@ -33,7 +34,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
         """Return a vector for each input: the mean of the vectors that enter block 0, or as `pooling` says."""
         with engine.request("openai") as observation:
             body_type(request.headers.get("content-type"), (JSON,))
-            body = await read_body(request, engine, max_body_bytes)
+            body = await read_body(Arrival.of(request), engine, max_body_bytes)
 
             def read() -> tuple[Model, Embeddings]:
                 document = read_json(body)
@@ -45,7 +46,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             answer = await engine.embed(model, message.request)
             text = message.encoding == "float"
             content = await engine.scheduler.run(answer.size, lambda: write_embeddings(answer, message), text)
-            return await encode(Reply(content, JSON), request, engine, text)
+            return await encode(Reply(content, JSON), Arrival.of(request), engine, text)
 
     @routes.get("/models", response_model=schemas.OpenAIModels)
     async def list_models() -> dict[str, Any]:

@@ -1,17 +1,25 @@
 """Answers as they are sent: in parts that are joined nowhere, packet by packet, as fast as the client takes them."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastapi.responses import Response
-from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
-from incipit.service.wire.content import PACKET, Part, packets
+from incipit.service.wire.content import PACKET, Buffer, Part, packets
 
 Deflate = Any
 """What `zlib.compressobj` returns, which has no public name."""
+
+
+Headers = Sequence[tuple[bytes, bytes]]
+"""As ASGI has them, names in lower case."""
+
+
+def headers(values: Mapping[str, str]) -> Headers:
+    """Return headers by name as they are sent."""
+    return [(name.lower().encode("ascii"), value.encode("ascii")) for name, value in values.items()]
 
 
 class Reply(Response):
@@ -20,25 +28,23 @@ class Reply(Response):
     Args:
         parts: its content.
         media: its type.
-        headers: further ones.
+        further: headers, as `headers` returns them.
 
     """
 
-    def __init__(self, parts: Sequence[Part], media: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, parts: Sequence[Part], media: str, further: Headers = ()) -> None:
         # Not as the parent does it, which wants the content whole, and takes as long as all the rest of a small answer.
         self.status_code = 200
         self.background = None
         self.parts = parts
         self.size = sum(map(len, parts))
-        self.raw_headers = [(b"content-type", media.encode("ascii")), (b"content-length", b"%d" % self.size)]
-        for name, value in (headers or {}).items():
-            self.raw_headers.append((name.lower().encode("ascii"), value.encode("ascii")))
+        self.raw_headers = [(b"content-type", media.encode()), (b"content-length", b"%d" % self.size), *further]
         self._deflate: Deflate = None
 
     @property
     def small(self) -> bool:
         """Whether it is sent at once."""
-        return self.size <= PACKET
+        return self.size <= PACKET and self._deflate is None
 
     def compressed(self, coding: str, content: bytes | None, deflate: Deflate = None) -> None:
         """Make it one of the content coding `coding`: with that content, or by `deflate` as it is sent."""
@@ -53,26 +59,39 @@ class Reply(Response):
         if content is not None:
             self.parts, self.size = [content], len(content)
 
+    def content(self) -> Iterator[Buffer]:
+        """Yield what is sent at once."""
+        return packets(self.parts)
+
+    async def packets(self) -> AsyncIterator[Buffer]:
+        """Yield what is sent packet by packet; others are answered between two of them."""
+        deflate = self._deflate
+        for packet in packets(self.parts):
+            if deflate is None:
+                yield packet
+                await asyncio.sleep(0)
+            else:
+                # Not by the scheduler, which may refuse: the answer has begun.
+                yield await asyncio.get_running_loop().run_in_executor(None, deflate.compress, packet)
+        if deflate is not None:
+            yield deflate.flush()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as ASGI has it
         """Send it, or as much of it as the client waits for."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        if self.small and self._deflate is None:
-            *others, last = packets(self.parts)
-            for packet in others:
+        if self.small:
+            for packet in self.content():
                 await send({"type": "http.response.body", "body": packet, "more_body": True})
-            await send({"type": "http.response.body", "body": last})
-            return
-        gone = asyncio.ensure_future(_gone(receive))
-        try:
-            for packet in packets(self.parts):
-                # Not by the scheduler, which may refuse: the answer has begun.
-                body = await run_in_threadpool(self._deflate.compress, packet) if self._deflate else packet
-                if gone.done():
-                    return
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-            await send({"type": "http.response.body", "body": self._deflate.flush() if self._deflate else b""})
-        finally:
-            gone.cancel()
+        else:
+            gone = asyncio.ensure_future(_gone(receive))
+            try:
+                async for packet in self.packets():
+                    if gone.done():
+                        return
+                    await send({"type": "http.response.body", "body": packet, "more_body": True})
+            finally:
+                gone.cancel()
+        await send({"type": "http.response.body", "body": b""})
 
 
 async def _gone(receive: Receive) -> None:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -39,7 +39,7 @@ MARK = orjson.Fragment(b'"\0"')
 """Stands for base64 in a document; JSON that is written holds no such byte."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Embed:
     """A request, and how its vectors are written where the answer is JSON."""
 
@@ -111,6 +111,33 @@ def read_query(query: Mapping[str, str]) -> dict[str, Any]:
     return fields
 
 
+class Wishes(NamedTuple):
+    """What is asked for, whatever the tokens are: fields of `Wanted`, and how JSON holds values."""
+
+    wanted: Mapping[str, Any]
+    encoding: str
+
+    def of(self, ids: NDArray[Any]) -> Embed:
+        """Return the request for an array of ids; raises Invalid as `rows_of_array`."""
+        return Embed(Request(input_ids=rows_of_array("input_ids", ids), **self.wanted), self.encoding)
+
+
+def read_beside(query: Mapping[str, str], indices: Collection[str] = ()) -> Wishes | None:
+    """Read the fields that stand beside an array of ids, but not its `shape`; None where they hold further rows.
+
+    Raises:
+        Malformed, Invalid: as `read_query` and `read_embed`.
+
+    """
+    fields = read_query(query)
+    fields.pop("shape", None)
+    in_rows, known = _known(tuple(indices))
+    if not fields.keys().isdisjoint((*in_rows, "text", "return_tokens", "lengths")):
+        return None
+    refuse_unknown(fields, known)
+    return _read_wishes(fields)
+
+
 def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embed:
     """Read the fields of an embed request, whose rows may be arrays; `indices` are the further inputs of the model.
 
@@ -139,16 +166,21 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
         raise Invalid(name, f"text and {name}", "one of them: the tokenizer says what the tokens of a text are")
     if type(spans) is not bool or (spans and text is None):
         raise Invalid("return_tokens", spans, "true or false, beside text")
+    wanted, encoding = _read_wishes(fields)
+    if text is None:
+        return Embed(Request(**{**wanted, **rows}, indices=given), encoding)
+    return Embed(TextRequest(text=read_text("text", text), spans=spans, **wanted), encoding)
+
+
+def _read_wishes(fields: Mapping[str, Any]) -> Wishes:
     encoding = read_encoding(fields, (*ENCODINGS, PROMPT_EMBEDS))
-    wanted: dict[str, Any] = {
+    wanted = {
         "offset": None if fields.get("offset") is None else read_offset(fields["offset"]),
         "truncate": fields.get("truncate"),
         "outputs": read_outputs(fields.get("output", TOKEN_EMBEDDINGS if encoding == PROMPT_EMBEDS else EMBEDDINGS)),
         "dtype": read_dtype(fields),
     }
-    if text is None:
-        return Embed(Request(**wanted | rows, indices=given), encoding)
-    return Embed(TextRequest(text=read_text("text", text), spans=spans, **wanted), encoding)
+    return Wishes(wanted, encoding)
 
 
 @cache

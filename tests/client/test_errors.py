@@ -50,7 +50,7 @@ def test_a_problem_of_the_service_is_an_error_of_its_kind(kind: type[service.Inc
         ([1], {"model": "none"}, errors.NotFound, None),
         ([1], {"model": "../gpt"}, errors.ClientFault, None),
         ([1], {"version": 7}, errors.NotFound, None),
-        ([object()], {}, errors.Invalid, "request"),
+        ([print], {}, errors.Invalid, "request"),
     ],
     ids=str,
 )
