@@ -14,6 +14,7 @@ from fastapi_offline import FastAPIOffline
 from incipit.service.access import Access
 from incipit.service.api import bias, decode, embed, health, models, open_inference, openai, problems, schemas
 from incipit.service.api.entry import Entry
+from incipit.service.api.form import Forms
 from incipit.service.batching import Scheduler
 from incipit.service.control import Control
 from incipit.service.engine import Engine
@@ -99,4 +100,5 @@ def create_app(settings: Settings, shared: Path | None = None) -> Entry:
         {("/models/", "embed"): embedding, ("/v2/models/", "infer"): inference},
         engine.repository.access,
         listed(settings.cors_origins),
+        Forms(engine.repository),
     )

@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from incipit.service.errors import Unavailable
@@ -20,14 +20,43 @@ TOKENIZER_COST = 2**11
 """A character of text that becomes token ids takes as long as this many values."""
 
 
-@dataclass(slots=True)
-class _Group(Generic[M, T]):
-    """Members that are ready in one turn of the event loop, and what each was answered with once they ran."""
+class Group(Generic[M, T]):
+    """Members that are ready in one turn of the event loop, to be run together once the first asks for its answer.
 
-    members: dict[int, M] = field(default_factory=dict)
-    joined: int = 0
-    size: int = 0
-    answers: dict[int, T | Exception] | None = None
+    Args:
+        run: returns what each of some members is answered with.
+        end: is called with the group when no more may join.
+
+    """
+
+    __slots__ = ("_answers", "_end", "_joined", "_members", "_run", "size")
+
+    def __init__(self, run: Callable[[list[M]], list[T]], end: Callable[["Group[M, T]"], object]) -> None:
+        self.size = self._joined = 0
+        self._members: dict[int, M] = {}
+        self._answers: dict[int, T | Exception] | None = None
+        self._run, self._end = run, end
+
+    def join(self, size: int, member: M) -> int:
+        """Add a member, and return its number."""
+        self.size += size
+        number = self._joined = self._joined + 1
+        self._members[number] = member
+        return number
+
+    def leave(self, number: int) -> None:
+        """Forget a member."""
+        del self._members[number]
+
+    def answer(self, number: int) -> T:
+        """Return what a member is answered with, once the turn is over: whoever asks first runs them all."""
+        if self._answers is None:
+            self._end(self)
+            self._answers = _run_all(self._members, self._run)
+        answer = self._answers[number]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 class Scheduler:
@@ -46,7 +75,7 @@ class Scheduler:
         self._max_waiting = max_waiting
         self._max_seconds = max_seconds
         self._pending = 0
-        self._groups: dict[Hashable, _Group[Any, Any]] = {}
+        self._groups: dict[Hashable, Group[Any, Any]] = {}
 
     async def run(self, size: int, work: Callable[[], T], text: bool = False) -> T:
         """Return what `work` returns; a `size` of at most `SMALL` is not worth a thread.
@@ -89,35 +118,35 @@ class Scheduler:
             if timer is not None:
                 timer.cancel()
 
+    def group(self, key: Hashable, size: int, run: Callable[[list[M]], list[T]]) -> Group[M, T]:
+        """Return the group of this `key` that a member of `size` may join in this turn of the event loop.
+
+        `size` counts values of arrays; members of more than `SMALL` in all run in several groups, so that nobody holds
+        the loop for long.
+        """
+        group = self._groups.get(key)
+        if group is None or group.size + size > SMALL:
+            group = self._groups[key] = Group(run, partial(self._close, key))
+        return group
+
     async def share(self, key: Hashable, size: int, member: M, run: Callable[[list[M]], list[T]]) -> T:
         """Return what `run` makes of `member`, together with what else of this `key` is ready in the same turn.
 
-        There is no timer: a member waits until everything that is ready has joined, and alone for nothing. `size`
-        counts values of arrays; members of more than `SMALL` in all run in several groups, so that nobody holds the
-        loop for long. Where a run fails, each member runs by itself and meets its own error.
+        There is no timer: a member waits until everything that is ready has joined, and alone for nothing. Where a run
+        fails, each member runs by itself and meets its own error.
         """
-        group: _Group[M, T] = self._groups.get(key) or _Group()
-        if group.size + size > SMALL:
-            group = _Group()
-        self._groups[key] = group
-        number = group.joined
-        group.members[number] = member
-        group.joined += 1
-        group.size += size
+        group: Group[M, T] = self.group(key, size, run)
+        number = group.join(size, member)
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
-            del group.members[number]
+            group.leave(number)
             raise
-        finally:
-            if self._groups.get(key) is group:  # the turn is over
-                del self._groups[key]
-        if group.answers is None:  # whoever goes on first runs them all
-            group.answers = _run_all(group.members, run)
-        answer = group.answers[number]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        return group.answer(number)
+
+    def _close(self, key: Hashable, group: Group[M, T]) -> None:
+        if self._groups.get(key) is group:
+            del self._groups[key]
 
     def close(self) -> None:
         """Finish what runs and take no more."""
@@ -126,6 +155,8 @@ class Scheduler:
 
 def _run_all(members: dict[int, M], run: Callable[[list[M]], list[T]]) -> dict[int, T | Exception]:
     """Return what each member is answered with, by its number."""
+    if not members:
+        return {}
     try:
         return dict(zip(members, run([*members.values()]), strict=True))
     except Exception as error:

@@ -12,21 +12,22 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from incipit.service.api.arrival import Arrival
-from incipit.service.api.entry import Entry, Target
+from incipit.service.api.entry import Entry
+from incipit.service.api.form import Form
 from incipit.service.api.reply import Reply
+from incipit.service.api.target import Target
+from incipit.service.errors import IncipitError
 from incipit.service.loop import drive
+from incipit.service.plain import Run
 from incipit.service.streams import LIFETIME
+from incipit.service.wire.content import COPIED, raw_bytes
 
 LOG = logging.getLogger(__name__)
-LONGEST_BODY = 2**16
-"""Bytes of a body that is awaited here, its length being told; ids of more have answers that take long anyway."""
+LONGEST_BODY = 2**18
+"""Bytes of a body that is awaited here, its length being told; an answer to more takes long anyway."""
 ELSEWHERE = {b"expect", b"transfer-encoding", b"content-encoding", b"upgrade", b"origin"}
 """Headers of requests that are the application's."""
-
-
-async def _nothing() -> Any:
-    """Receive nothing more: the body is there."""
-    raise RuntimeError("a body that was received")
+Header = tuple[bytes, bytes]
 
 
 class _Turn:
@@ -34,9 +35,9 @@ class _Turn:
 
     disconnected = False
 
-    def __init__(self, keep_alive: bool) -> None:
-        self.response_complete = False
-        self.keep_alive = keep_alive
+    def __init__(self) -> None:
+        self.response_complete = True
+        self.keep_alive = True
         self.scope: dict[str, Any] = {"state": {}}
         self.message_event = asyncio.Event()
 
@@ -49,34 +50,63 @@ class Http(HttpToolsProtocol):
 
     cycle: RequestResponseCycle | _Turn | None  # type: ignore[assignment]
     _target: Target | None = None
+    _form: Form | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # Behind proxies, another stands before it, and says who the client is.
         self._entry = self.app if isinstance(self.app, Entry) else None
+        self._turn = _Turn()
+
+    def on_message_begin(self) -> None:
+        """Forget the request before."""
+        self.url = b""
+        self._raw: list[Header] = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header as it is."""
+        self._raw.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Choose who answers."""
-        self._target = self._find() if self.cycle is None or self.cycle.response_complete else None
-        if self._target is None:
-            super().on_headers_complete()
-            return
-        self._parts: list[bytes] = []
-        self.cycle = self._turn = _Turn(self.parser.should_keep_alive())
+        self._target = self._form = None
+        entry, cycle = self._entry, self.cycle
+        if entry is not None and (cycle is None or cycle.response_complete):
+            target = entry.target(self.url)
+            if target is not None and self._is_for(target, entry):
+                self._target = target
+                self._parts: list[bytes] = []
+                self.cycle = turn = self._turn
+                turn.response_complete, turn.keep_alive = False, self.parser.should_keep_alive()
+                return
+        self._begin()
+        super().on_headers_complete()
 
-    def _find(self) -> Target | None:
-        """Return what answers the request that has come, if it is to be answered here."""
-        if self._entry is None or self.parser.get_method() != b"POST" or self.parser.get_http_version() != "1.1":
-            return None
+    def _is_for(self, target: Target, entry: Entry) -> bool:
+        """Return whether a request that may be for `target` is to be answered here."""
+        if entry.forms is not None:
+            self._key = (self.url, *self._raw)
+            self._form = entry.forms.find(target, self._key)
+            if self._form is not None:
+                return True
+        if self.parser.get_method() != b"POST" or self.parser.get_http_version() != "1.1":
+            return False
         length = None
-        for name, value in self.headers:
+        for name, value in self._raw:
+            name = name.lower()
             if name == b"content-length":
                 length = value
             elif name in ELSEWHERE:
-                return None
-        if length is None or len(length) > 6 or int(length) > LONGEST_BODY:
-            return None
-        return self._entry.target(self.url)
+                return False
+        return length is not None and len(length) <= 6 and int(length) <= LONGEST_BODY
+
+    def _begin(self) -> None:
+        """Keep the head of a request as ASGI has it."""
+        url, raw = self.url, self._raw
+        super().on_message_begin()
+        self.url = url
+        for header in raw:
+            super().on_header(*header)
 
     def on_body(self, body: bytes) -> None:
         """Keep a part of the body."""
@@ -87,47 +117,127 @@ class Http(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Answer, now that the body is there."""
-        if self._target is None:
+        target = self._target
+        if target is None:
             super().on_message_complete()
             return
-        self.scope["path"], self.scope["query_string"] = self._target.path, self._target.query
-        arrival = Arrival(self.scope, _nothing, b"".join(self._parts))  # type: ignore[arg-type]
-        drive(self._answer(arrival, self._target, self._turn), copy_context(), self.tasks)
-
-    async def _answer(self, arrival: Arrival, target: Target, turn: _Turn) -> None:
-        transport, entry = self.transport, self._entry
-        assert entry is not None
-        try:
-            await self._send(await entry.answer(arrival, target), turn)
-        except Exception:  # the answer may have begun
-            LOG.exception("an answer was broken off")
-            transport.abort()
-        if transport.is_closing():
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        if self._form is not None and self._answer_alike(self._form, body):
             return
-        turn.response_complete = True
-        if not turn.keep_alive:
-            transport.close()
-        self.on_response_complete()
+        self._begin()
+        self.scope["path"], self.scope["query_string"] = target.path, target.query
+        arrival = Arrival(self.scope, _nothing, body)  # type: ignore[arg-type]
+        drive(self._answer(arrival, target), copy_context(), self.tasks)
 
-    async def _send(self, response: Response, turn: _Turn) -> None:
-        """Write an answer, as fast as the client takes it."""
-        transport = self.transport
-        head = [STATUS_LINE[response.status_code]]
-        for name, value in (*self.server_state.default_headers, *response.raw_headers):
-            head += (name, b": ", value, b"\r\n")
-        head.append(b"\r\n" if turn.keep_alive else b"connection: close\r\n\r\n")
-        if not isinstance(response, Reply):
-            transport.write(b"".join((*head, response.body)))
-        elif response.small:
-            transport.writelines((b"".join(head), *response.content()))
+    def _answer_alike(self, form: Form, body: bytes) -> bool:
+        """Answer a request like one before, unless it is to be refused: why, the way that is everybody's tells."""
+        if not body.startswith(form.head):
+            return False
+        ids, offset = form.read(body)
+        if not form.plain.takes(ids, offset):
+            return False
+        try:
+            form.plain.limits.__enter__()
+        except IncipitError:
+            return False
+        run = form.plain.begin(form.door, ids, offset)
+        if run.shared:
+            self.loop.call_soon(self._finish, form, run)
+        elif run.large:
+            drive(self._send_pieces(form, run), copy_context(), self.tasks)
         else:
-            transport.write(b"".join(head))
+            self._finish(form, run)
+        return True
+
+    def _finish(self, form: Form, run: Run) -> None:
+        """Write the answer to a request like one before."""
+        transport = self.transport
+        try:
+            vectors = run.finish()
+        except Exception:
+            self._break_off()
+            return
+        finally:
+            form.plain.limits.__exit__(None, None, None)
+        head = self._head(200, form.headers)
+        if vectors.nbytes <= COPIED:
+            transport.write(b"".join((head, form.prefix, vectors.data)))
+        else:
+            transport.writelines((head + form.prefix, raw_bytes(vectors)))
+        self._end()
+
+    async def _send_pieces(self, form: Form, run: Run) -> None:
+        """Write a large answer piece by piece, each when it is computed, as fast as the client takes them."""
+        self.transport.write(self._head(200, form.headers) + form.prefix)
+        try:
+            for piece in run.pieces():
+                self.transport.write(raw_bytes(piece))
+                await self._let_others()
+                if self.transport.is_closing():
+                    return
+        except Exception:
+            self._break_off()
+            return
+        finally:
+            form.plain.limits.__exit__(None, None, None)
+        self._end()
+
+    async def _answer(self, arrival: Arrival, target: Target) -> None:
+        """Answer a request for `target`."""
+        assert self._entry is not None
+        try:
+            response = await self._entry.answer(arrival, target)
+            await self._send(response)
+        except Exception:
+            self._break_off()
+            return
+        forms = self._entry.forms
+        if forms is not None and isinstance(response, Reply) and response.form and (form := response.form()):
+            forms.keep(self._key, form)
+        self._end()
+
+    async def _send(self, response: Response) -> None:
+        """Write an answer, as fast as the client takes it."""
+        transport, head = self.transport, self._head(response.status_code, response.raw_headers)
+        if not isinstance(response, Reply):
+            transport.write(head + bytes(response.body))
+        elif response.small:
+            transport.writelines((head, *response.content()))
+        else:
+            transport.write(head)
             async for packet in response.packets():
                 transport.write(packet)
-                if self.flow.write_paused:
-                    await self.flow.drain()
+                await self._let_others()
                 if transport.is_closing():
                     return
+
+    def _head(self, status: int, headers: list[Header]) -> bytes:
+        parts = [STATUS_LINE[status]]
+        for name, value in (*self.server_state.default_headers, *headers):
+            parts += (name, b": ", value, b"\r\n")
+        parts.append(b"\r\n" if self._turn.keep_alive else b"connection: close\r\n\r\n")
+        return b"".join(parts)
+
+    async def _let_others(self) -> None:
+        """Wait until more can be written, and let others have a turn at least."""
+        if self.flow.write_paused:
+            await self.flow.drain()
+        else:
+            await asyncio.sleep(0)
+
+    def _end(self) -> None:
+        """Say that the answer is written."""
+        if self.transport.is_closing():
+            return
+        self._turn.response_complete = True
+        if not self._turn.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
+
+    def _break_off(self) -> None:
+        """Let the client know that no more comes, the answer having begun."""
+        LOG.exception("an answer was broken off")
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the stream that the connection was."""
@@ -139,6 +249,11 @@ class Http(HttpToolsProtocol):
         """End the streams."""
         super().shutdown()
         self.app_state["streams"].drain()
+
+
+async def _nothing() -> Any:
+    """Receive nothing more: the body is there."""
+    raise RuntimeError("a body that was received")
 
 
 class WebSocket(WebSocketsSansIOProtocol):

@@ -39,7 +39,7 @@ from incipit.service.messages import (
     TextRequest,
     TokenAnswer,
 )
-from incipit.service.metrics import INFER, INPUT, OUTPUT, QUEUE, Execution, Metrics, Observation
+from incipit.service.metrics import Execution, Metrics, Observation
 from incipit.service.pooling import pool
 from incipit.service.positions import count_real, graph_counts, position_index, real_tokens
 from incipit.service.repository import Model, Repository, Stem
@@ -61,11 +61,14 @@ class Call:
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """What one request asks of a model in a run that it may share."""
+    """What one request asks of a model in a run that it may share.
 
-    request: Request
-    call: Call
+    `request` is None where every token is real and comes after the one before.
+    """
+
+    feeds: dict[str, Int64]
     execution: Execution
+    request: Request | None = None
 
 
 class Admission:
@@ -160,19 +163,19 @@ class Engine:
             self.limits.check_rows("input_ids", len(sent.input_ids.lengths))
             request = truncate(sent, model.manifest)
             call = plan(request, model.manifest)
-            outputs, names, width = _sources(request.outputs, model.manifest)
+            outputs, names, width = sources(request.outputs, model.manifest)
             tokens = len(request.input_ids.values)
             size = tokens * width
             execution.rows = len(request.input_ids.lengths)
-            execution.passed(INPUT)
-            member = Member(request, call, execution)
-            run = partial(_run, model, names)
+            execution.passed()
+            member = Member(call.feeds, execution, request)
+            run = partial(run_members, model, names)
             if size <= SHARED and model.manifest.exact_rows:
                 found = await self.scheduler.share((id(model), names), size, member, run)
-                tensors = _finish(member, model.manifest, outputs, found)
+                tensors = _finish(request, member, model.manifest, outputs, found)
             else:
                 tensors = await self.scheduler.run(
-                    size, lambda: _finish(member, model.manifest, outputs, *run([member]))
+                    size, lambda: _finish(request, member, model.manifest, outputs, *run([member]))
                 )
         self.metrics.tokens(model.name, tokens)
         return TokenAnswer(
@@ -221,7 +224,7 @@ class Engine:
             lengths = (request.query_offset or 0, request.query_length, request.key_length)
             feeds = dict(zip(("query_offset", "query_length", "key_length"), map(_single, lengths), strict=True))
             execution.rows = execution.batch = 1
-            execution.passed(INPUT)
+            execution.passed()
             tensors = await self.scheduler.run(
                 math.prod(shape), lambda: _run_graph(model, BIAS_GRAPH, feeds, request.dtype, execution)
             )
@@ -240,7 +243,7 @@ class Engine:
             self.limits.check_rows(request.input, len(request.values))
             feeds = {request.input: request.values}
             execution.rows = execution.batch = len(request.values)
-            execution.passed(INPUT)
+            execution.passed()
             # A convolution is never small.
             tensors = await self.scheduler.run(
                 SMALL + 1, lambda: _run_graph(stem, GRAPH, feeds, request.dtype, execution)
@@ -257,16 +260,16 @@ def _run_graph(
     model: Model | Stem, graph: str, feeds: Mapping[str, NDArray[Any]], dtype: str, execution: Execution
 ) -> dict[str, NDArray[np.generic]]:
     """Return every output of a graph, in the type `dtype`."""
-    execution.passed(QUEUE)
+    execution.passed()
     found = model.sessions[graph].run(feeds)
-    execution.passed(INFER)
+    execution.passed()
     tensors = {name: cast(tensor, dtype) for name, tensor in found.items()}
-    execution.passed(OUTPUT)
+    execution.passed()
     return tensors
 
 
 @lru_cache
-def _sources(outputs: tuple[str, ...], manifest: Manifest) -> tuple[Mapping[str, str], tuple[str, ...], int]:
+def sources(outputs: tuple[str, ...], manifest: Manifest) -> tuple[Mapping[str, str], tuple[str, ...], int]:
     """Return for each output that is wanted the output of a graph that it is, those, and the width of all wanted."""
     # Where the model's own lookup is what enters block 0, it has no output of its own.
     same = manifest.token_embeddings is not None and manifest.token_embeddings.output == EMBEDDINGS
@@ -274,18 +277,18 @@ def _sources(outputs: tuple[str, ...], manifest: Manifest) -> tuple[Mapping[str,
     return sources, tuple(dict.fromkeys(sources.values())), sum(manifest.widths[name] for name in outputs)
 
 
-def _run(model: Model, outputs: tuple[str, ...], members: list[Member]) -> list[dict[str, NDArray[np.float32]]]:
+def run_members(model: Model, outputs: tuple[str, ...], members: list[Member]) -> list[dict[str, NDArray[np.float32]]]:
     """Return the outputs of each member; several share one run, as rows of one token."""
     for member in members:
-        member.execution.passed(QUEUE)
+        member.execution.passed()
     if len(members) == 1:
-        answers = [model.run(members[0].call.feeds, outputs)]
+        answers = [model.run(members[0].feeds, outputs)]
     else:
         rows = [_rows_of_one(member, model.manifest) for member in members]
         feeds = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
         answers = _parts(model.run(feeds, outputs), members)
     for member in members:
-        member.execution.passed(INFER)
+        member.execution.passed()
         member.execution.batch = 0
     members[0].execution.batch = sum(member.execution.rows for member in members)
     return answers
@@ -293,19 +296,23 @@ def _run(model: Model, outputs: tuple[str, ...], members: list[Member]) -> list[
 
 def _rows_of_one(member: Member, manifest: Manifest) -> dict[str, Int64]:
     """Return the inputs of a call as rows of one token, each at its position."""
-    feeds = member.call.feeds
+    feeds, offset = member.feeds, member.feeds["offset"]
     batch, length = feeds["input_ids"].shape
-    if length > 1:
-        feeds = {name: values.reshape(-1, 1) for name, values in feeds.items() if name != "offset"}
-        return feeds | {"offset": position_index(member.request, manifest, member.call.feeds["offset"])}
-    return feeds if len(feeds["offset"]) == batch else feeds | {"offset": np.repeat(feeds["offset"], batch)}
+    if length == 1:
+        return feeds if len(offset) == batch else feeds | {"offset": np.repeat(offset, batch)}
+    feeds = {name: values.reshape(-1, 1) for name, values in feeds.items() if name != "offset"}
+    if member.request is None:
+        positions = np.broadcast_to(offset.reshape(-1, 1) + np.arange(length), (batch, length)).reshape(-1)
+    else:
+        positions = position_index(member.request, manifest, offset)
+    return feeds | {"offset": positions}
 
 
 def _parts(found: Mapping[str, NDArray[np.float32]], members: list[Member]) -> list[dict[str, NDArray[np.float32]]]:
     """Return what each member has of vectors (T, 1, width), in the shape that it called for."""
     parts, begin = [], 0
     for member in members:
-        shape = member.call.feeds["input_ids"].shape
+        shape = member.feeds["input_ids"].shape
         end = begin + math.prod(shape)
         parts.append({name: vectors[begin:end].reshape(*shape, -1) for name, vectors in found.items()})
         begin = end
@@ -313,11 +320,14 @@ def _parts(found: Mapping[str, NDArray[np.float32]], members: list[Member]) -> l
 
 
 def _finish(
-    member: Member, manifest: Manifest, outputs: Mapping[str, str], found: Mapping[str, NDArray[np.float32]]
+    request: Request,
+    member: Member,
+    manifest: Manifest,
+    outputs: Mapping[str, str],
+    found: Mapping[str, NDArray[np.float32]],
 ) -> dict[str, NDArray[np.generic]]:
     """Return the outputs that a request wants, in its type and shape."""
-    request = member.request
-    rows, called = request.input_ids, member.call.feeds["input_ids"].shape
+    rows, called = request.input_ids, member.feeds["input_ids"].shape
     shape = (len(rows.values),) if rows.length is None else (len(rows.lengths), rows.length)
     tensors: dict[str, NDArray[np.generic]] = {}
     for output, name in outputs.items():
@@ -330,7 +340,7 @@ def _finish(
         else:
             pooled = pool(vectors.reshape(-1, width), rows, real_tokens(request, manifest), request.pooling)
             tensors[output] = cast(pooled, request.dtype)
-    member.execution.passed(OUTPUT)
+    member.execution.passed()
     return tensors
 
 

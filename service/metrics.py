@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
@@ -24,10 +25,11 @@ from incipit.service.errors import IncipitError
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 QUEUE, INPUT, INFER, OUTPUT = "queue", "compute_input", "compute_infer", "compute_output"
+PHASES = (INPUT, QUEUE, INFER, OUTPUT)
 """The phases of an execution: what is asked for is checked, waits for a thread, runs, and is made what was wanted."""
 TELL_SECONDS = 0.1
 """With several workers, how late a count may be seen by another."""
-MOST_LATENCIES = 256
+MOST_LATENCIES, MOST_ANSWERED = 256, 64
 """That are kept before they are counted: one by one takes three times as long, and more would hold others up."""
 LARGEST_BATCH = 64
 """Executions of more rows are counted together, so that nobody can add numbers without end."""
@@ -72,26 +74,24 @@ class Execution:
     it is 0 in a request that joined the run of another.
     """
 
-    __slots__ = ("_begin", "_last", "_metrics", "batch", "model", "rows", "seconds", "version")
+    __slots__ = ("_metrics", "batch", "marks", "model", "rows", "version")
 
     def __init__(self, metrics: "Metrics", model: str, version: int) -> None:
         self._metrics, self.model, self.version = metrics, model, version
         self.rows = self.batch = 0
-        self.seconds: dict[str, float] = {}
+        self.marks = [time.perf_counter()]
 
     def __enter__(self) -> "Execution":
         """Begin."""
-        self._begin = self._last = time.perf_counter()
         return self
 
-    def passed(self, phase: str) -> None:
-        """Count the time since the last phase as one of `phase`."""
-        now = time.perf_counter()
-        self.seconds[phase], self._last = now - self._last, now
+    def passed(self) -> None:
+        """Say that the next of the phases is over: `PHASES` has their order."""
+        self.marks.append(time.perf_counter())
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         """Count the request; whatever leaves the block as an exception has failed."""
-        self._metrics.executed(self, kind is None, time.perf_counter() - self._begin)
+        self._metrics.executed(self, kind is None, time.perf_counter())
 
 
 @dataclass
@@ -187,6 +187,7 @@ class Metrics:
         self._tokens, self._operations = cache(tokens.labels), cache(operations.labels)
         self._rows, self._last = cache(rows.labels), cache(last.labels)
         self._counted: defaultdict[Counter, float] = defaultdict(float)
+        self._answered: list[tuple[str, Execution, int, float]] = []
         self._latencies: list[tuple[str, float]] = []
         self._tallies: defaultdict[tuple[str, int, int | str], defaultdict[str, float]]
         self._tallies = defaultdict(lambda: defaultdict(float))
@@ -218,17 +219,31 @@ class Metrics:
         if len(self._latencies) >= MOST_LATENCIES:
             self._tell_latencies()
 
-    def executed(self, execution: Execution, success: bool, seconds: float) -> None:
-        """Count a request to a model, its phases and how long it took."""
+    def answered(self, door: str, execution: Execution, tokens: int) -> None:
+        """Count all of a request that is answered, which took from its first mark until now, soon."""
+        self._soon()
+        self._answered.append((door, execution, tokens, time.perf_counter()))
+        if len(self._answered) >= MOST_ANSWERED:
+            self._tell_answered()
+
+    def _tell_answered(self) -> None:
+        answered, self._answered = self._answered, []
+        for door, execution, tokens, end in answered:
+            self.executed(execution, True, end)
+            self.tokens(execution.model, tokens)
+            self.asked(door, execution.model, "ok", end - execution.marks[0])
+
+    def executed(self, execution: Execution, success: bool, end: float) -> None:
+        """Count a request to a model that ended at `end`, of the clock of its marks."""
         rows: int | str = execution.batch if execution.batch <= LARGEST_BATCH else MORE
         self._soon()
         tally = self._tallies[execution.model, execution.version, rows if success else FAILED]
         tally[COUNT] += 1
-        tally[TOTAL] += seconds
+        tally[TOTAL] += end - execution.marks[0]
         if success:
             tally[ROWS] += execution.rows
-            for phase, passed in execution.seconds.items():
-                tally[phase] += passed
+            for phase, (begin, passed) in zip(PHASES, pairwise(execution.marks), strict=True):
+                tally[phase] += passed - begin
         self._asked[execution.model, execution.version] = time.time()
 
     def tokens(self, model: str, count: int) -> None:
@@ -266,6 +281,7 @@ class Metrics:
     def tell(self) -> None:
         """Add what was counted since the last time to the counters."""
         self._telling = False
+        self._tell_answered()
         self._tell_latencies()
         counted, self._counted = self._counted, defaultdict(float)
         for counter, amount in counted.items():
@@ -284,10 +300,9 @@ class Metrics:
         if rows == FAILED:
             return
         self._rows(model, version).inc(tally[ROWS])
-        for phase in (QUEUE, INPUT, INFER, OUTPUT):
-            if phase in tally:
-                timed = self._phase(model, version, rows, phase) if rows else self._joined(model, version, phase)
-                _add(timed, tally[COUNT], tally[phase])
+        for phase in PHASES:
+            timed = self._phase(model, version, rows, phase) if rows else self._joined(model, version, phase)
+            _add(timed, tally[COUNT], tally[phase])
 
     def _tell_latencies(self) -> None:
         latencies, self._latencies = self._latencies, []

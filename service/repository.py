@@ -65,6 +65,8 @@ class Served:
     parity: ParityReport
     sessions: dict[str, Session]
     created: int
+    kept: dict[Any, Any] = dataclass_field(default_factory=dict, init=False, repr=False)
+    """What doors remember of it, for as long as it is served."""
 
     @property
     def provider(self) -> str:

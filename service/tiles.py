@@ -6,7 +6,7 @@ in the cache of the processor, where a large call of the plain graph goes throug
 Letters: B batch, L length, T tokens of all rows, N tiles.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,27 @@ def tile(feeds: Mapping[str, NDArray[np.int64]], manifest: Manifest) -> dict[str
     if length > 1 and manifest.counts != "slots":
         return None  # how many real tokens precede one, only the graph counts
     return cut(feeds, offset.reshape(-1, 1) + np.arange(length), tiles.size)
+
+
+def pieces(feeds: Mapping[str, Int64], most: int) -> Iterator[dict[str, Int64]]:
+    """Yield feeds of at most `most` tokens, whose vectors, one after another, are those of `feeds`.
+
+    Rows that are longer are cut too: for a graph that counts slots alone.
+    """
+    batch, length = feeds["input_ids"].shape
+    offset = feeds["offset"]
+    if length <= most:
+        rows = max(1, most // length)
+        for row in range(0, batch, rows):
+            piece = {name: values[row : row + rows] for name, values in feeds.items()}
+            yield piece if len(offset) > 1 else piece | {"offset": offset}
+        return
+    tokens = {name: values for name, values in feeds.items() if name != "offset"}
+    for row in range(batch):
+        start = offset[row : row + 1] if len(offset) > 1 else offset
+        for begin in range(0, length, most):
+            piece = {name: values[row : row + 1, begin : begin + most] for name, values in tokens.items()}
+            yield piece | {"offset": start + begin}
 
 
 def cut(feeds: Mapping[str, NDArray[np.int64]], offsets: Int64, size: int) -> dict[str, Int64]:

@@ -1,10 +1,12 @@
 """The native door: `POST /models/{name}/embed`."""
 
 from collections.abc import Collection, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
-from fastapi import APIRouter, Request
+import fastapi
+import numpy as np
+from fastapi import APIRouter
 from fastapi.responses import Response
 from numpy.typing import NDArray
 
@@ -13,15 +15,22 @@ from incipit.service.api.answer import TYPES, respond, writable
 from incipit.service.api.arrival import Arrival
 from incipit.service.api.body import read_body
 from incipit.service.api.coding import encode
-from incipit.service.api.entry import Handler
+from incipit.service.api.form import Form, form_of
 from incipit.service.api.media import BYTES, JSON, NPY, SAFETENSORS, answer_type, body_type
 from incipit.service.api.query import single_values
+from incipit.service.api.reply import Reply
+from incipit.service.api.target import Handler
 from incipit.service.engine import Engine
 from incipit.service.errors import Invalid
+from incipit.service.messages import Request
+from incipit.service.plain import plain
+from incipit.service.repository import Model
 from incipit.service.wire.arrays import read_npy, read_raw
 from incipit.service.wire.native import Embed, Wishes, read_beside, read_embed, read_json, read_query
 from incipit.service.wire.prompt_embeds import PROMPT_EMBEDS, check_prompt_embeds
 from incipit.service.wire.safetensors import read_safetensors
+
+ARRAYS = (NPY, BYTES)
 
 
 def handler(engine: Engine, max_body_bytes: int) -> Handler:
@@ -45,6 +54,8 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             answer = await engine.embed(model, wanted)
             text = media == JSON and encoding != "base64"
             response = await engine.scheduler.run(answer.size, lambda: respond(answer, media, encoding), text)
+            if kind in ARRAYS and media in ARRAYS and isinstance(wanted, Request):
+                response.form = partial(_form, engine, model, wanted, body, response)
             return await encode(response, arrival, engine, text=media == JSON and encoding == "float")
 
     return embed
@@ -55,20 +66,33 @@ def router(embed: Handler) -> APIRouter:
     routes = APIRouter(tags=["embed"])
 
     @routes.post("/models/{name}/embed", **schemas.EMBED)
-    async def embed_newest(request: Request, name: str) -> Response:
+    async def embed_newest(request: fastapi.Request, name: str) -> Response:
         """Return the vectors that enter block 0, from the model's highest version."""
         return await embed(Arrival.of(request), name, None)
 
     @routes.post("/models/{name}/versions/{version}/embed", **schemas.EMBED)
-    async def embed_version(request: Request, name: str, version: str) -> Response:
+    async def embed_version(request: fastapi.Request, name: str, version: str) -> Response:
         """Return the vectors that enter block 0, from one version of the model."""
         return await embed(Arrival.of(request), name, version)
 
     return routes
 
 
+def _form(engine: Engine, model: Model, request: Request, body: bytes, response: Reply) -> Form | None:
+    """Return the form of a request whose body ends with its ids."""
+    answers, start = plain(engine, model, request), len(body) - request.input_ids.values.nbytes
+    # Where the ids are those very bytes, neither their type nor their order differs from what they are read as.
+    if (
+        answers is None
+        or start < 0
+        or request.input_ids.values.ctypes.data != np.frombuffer(body, np.uint8).ctypes.data + start
+    ):
+        return None
+    return form_of("native", answers, request, response, body[:start], start)
+
+
 def _read(body: bytes, kind: str, query: bytes, indices: Collection[str]) -> Embed:
-    if kind in (NPY, BYTES) and (wishes := _beside(query, tuple(indices))):
+    if kind in ARRAYS and (wishes := _beside(query, tuple(indices))):
         return wishes.of(_read_array(body, kind, single_values(query)))
     fields = read_query(single_values(query))
     content: Mapping[str, Any]

@@ -3,9 +3,8 @@ answer. Both use the same handlers, so that a request is answered in the same wa
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 from fastapi import FastAPI
 from fastapi.responses import Response
@@ -16,12 +15,12 @@ from starlette.websockets import WebSocket
 from incipit.service.access import EVERYBODY, Access
 from incipit.service.api import problems
 from incipit.service.api.arrival import Arrival
+from incipit.service.api.form import Forms
+from incipit.service.api.target import Handler, Target
 from incipit.service.errors import Forbidden, IncipitError
 
 LOG = logging.getLogger(__name__)
 
-Handler = Callable[[Arrival, str, str | None], Awaitable[Response]]
-"""Answers a request for a model, by its name and its version, if one is named."""
 OPEN = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
 """Paths that need no key: whoever starts, stops and watches the service has none."""
 METHODS = ("GET", "POST")
@@ -32,19 +31,6 @@ EXPOSED = (
 """Headers of an answer that a page may read."""
 
 
-class Target(NamedTuple):
-    """What a request for tensors is for: the model, its version if one is named, and what answers.
-
-    `path` and `query` are those of the request, where it was found by its address.
-    """
-
-    handler: Handler
-    name: str
-    version: str | None
-    path: str = ""
-    query: bytes = b""
-
-
 class Entry:
     """The application as a server sees it.
 
@@ -53,6 +39,7 @@ class Entry:
         handlers: what stands before the name of a model in a path, and what ends it -> what answers a POST to it.
         access: lets callers in; default: everybody.
         origins: of pages that browsers let ask, or "*"; default: none but those of this server.
+        forms: of requests that were answered, where no caller is told from another; default: none is kept.
 
     """
 
@@ -62,9 +49,11 @@ class Entry:
         handlers: Mapping[tuple[str, str], Handler],
         access: Access = EVERYBODY,
         origins: Sequence[str] = (),
+        forms: Forms | None = None,
     ) -> None:
         self.app = app
         self._access = access
+        self.forms = None if access.needs_key or access.by_address else forms
         self._origins = origins
         # Around all the rest, so that a page is told why it was refused. It adds headers, and sees no body.
         self._cors = (

@@ -2,23 +2,29 @@
 
 from collections.abc import Callable
 from dataclasses import astuple
+from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request
+import fastapi
+from fastapi import APIRouter
 from fastapi.responses import Response
 
 from incipit.service.api import schemas
 from incipit.service.api.arrival import Arrival
 from incipit.service.api.body import read_body
 from incipit.service.api.coding import encode
-from incipit.service.api.entry import Handler
+from incipit.service.api.form import Form, form_of
 from incipit.service.api.media import BYTES, JSON, body_type
 from incipit.service.api.reply import Reply
+from incipit.service.api.target import Handler
 from incipit.service.engine import Engine
 from incipit.service.errors import Invalid, Unavailable
+from incipit.service.messages import AnyRequest, Request
+from incipit.service.plain import plain
+from incipit.service.repository import Model, Stem
 from incipit.service.sequences import Room
 from incipit.service.wire.native import read_json
-from incipit.service.wire.open_inference import HEADER_LENGTH, read_infer, write_infer
+from incipit.service.wire.open_inference import HEADER_LENGTH, places, read_infer, write_infer
 from incipit.service.wire.open_inference_models import (
     check_change,
     model_config,
@@ -55,9 +61,23 @@ def handler(engine: Engine, sequences: Room, max_body_bytes: int) -> Handler:
                     reply = Reply(parts, JSON)
                 else:
                     reply = Reply(parts, BYTES, [(HEADER, b"%d" % json_length)])
+                    reply.form = partial(_form, engine, model, message.request, body, header_length, reply)
                 return await encode(reply, arrival, engine, as_text)
 
     return infer
+
+
+def _form(
+    engine: Engine, model: Model | Stem, request: AnyRequest, body: bytes, header_length: str | None, reply: Reply
+) -> Form | None:
+    """Return the form of a request whose tensors, and whose answer's, are bytes."""
+    if header_length is None or not isinstance(model, Model) or not isinstance(request, Request):
+        return None
+    answers, at = plain(engine, model, request), places(body, header_length, model.manifest)
+    if answers is None or at is None or not at.keys() <= {"input_ids", "offset"}:
+        return None
+    head = body[: min(at.values())]
+    return form_of("open-inference", answers, request, reply, head, at["input_ids"], at.get("offset"))
 
 
 def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) -> APIRouter:
@@ -132,17 +152,17 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
     add("/stats", statistics, schemas.Statistics)
 
     @routes.post("/models/{name}/infer", **schemas.INFER)
-    async def infer_newest(request: Request, name: str) -> Response:
+    async def infer_newest(request: fastapi.Request, name: str) -> Response:
         """Return the outputs asked for, `embeddings` by default; inputs other than `input_ids` may be left out."""
         return await infer(Arrival.of(request), name, None)
 
     @routes.post("/models/{name}/versions/{version}/infer", **schemas.INFER)
-    async def infer_version(request: Request, name: str, version: str) -> Response:
+    async def infer_version(request: fastapi.Request, name: str, version: str) -> Response:
         """Return the outputs asked for of one version of the model."""
         return await infer(Arrival.of(request), name, version)
 
     @routes.post("/repository/index", **schemas.INDEX)
-    async def index(request: Request) -> list[dict[str, str]]:
+    async def index(request: fastapi.Request) -> list[dict[str, str]]:
         """Return every version of every model; `ready` leaves out those that are not."""
         body = await read_body(Arrival.of(request), engine, max_body_bytes)
         wishes = read_json(body) if body else {}
@@ -152,7 +172,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
             raise Invalid("ready", only_ready, "true or false")
         return repository_index((astuple(state) for state in engine.repository.index()), only_ready)
 
-    async def check(request: Request, verb: str) -> None:
+    async def check(request: fastapi.Request, verb: str) -> None:
         body = await read_body(Arrival.of(request), engine, max_body_bytes)
         wishes = read_json(body) if body else {}
         refuse_unknown(wishes, ("parameters",))
@@ -162,13 +182,13 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
         check_change(verb, parameters)
 
     @routes.post("/repository/models/{name}/load", **schemas.CHANGE)
-    async def load(request: Request, name: str) -> None:
+    async def load(request: fastapi.Request, name: str) -> None:
         """Open what is new of a model, and serve it again if it was unloaded, where `model_control` allows it."""
         await check(request, "load")
         await engine.control.load(name)
 
     @routes.post("/repository/models/{name}/unload", **schemas.CHANGE)
-    async def unload(request: Request, name: str) -> None:
+    async def unload(request: fastapi.Request, name: str) -> None:
         """Let go of every version of a model, each after its last request, where `model_control` allows it."""
         await check(request, "unload")
         await engine.control.unload(name)

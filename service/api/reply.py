@@ -1,13 +1,16 @@
 """Answers as they are sent: in parts that are joined nowhere, packet by packet, as fast as the client takes them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from incipit.service.wire.content import PACKET, Buffer, Part, packets
+
+if TYPE_CHECKING:
+    from incipit.service.api.form import Form
 
 Deflate = Any
 """What `zlib.compressobj` returns, which has no public name."""
@@ -25,6 +28,8 @@ def headers(values: Mapping[str, str]) -> Headers:
 class Reply(Response):
     """An answer of one type, in parts.
 
+    `form`, where it is set, tells the form of the request, if later ones may be answered by it.
+
     Args:
         parts: its content.
         media: its type.
@@ -34,6 +39,7 @@ class Reply(Response):
 
     def __init__(self, parts: Sequence[Part], media: str, further: Headers = ()) -> None:
         # Not as the parent does it, which wants the content whole, and takes as long as all the rest of a small answer.
+        self.form: Callable[[], Form | None] | None = None
         self.status_code = 200
         self.background = None
         self.parts = parts

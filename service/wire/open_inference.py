@@ -93,6 +93,19 @@ def read_infer(body: bytes, header_length: str | None, manifest: Manifests) -> I
     return Infer(request, header.id, header.wishes.binary)
 
 
+def places(body: bytes, header_length: str, manifest: Manifest) -> dict[str, int] | None:
+    """Return where the tensors of a request that was read begin in its body; None where one is in the JSON."""
+    position, found = _header_length(header_length, len(body)), {}
+    if position == 0:
+        return {"input_ids": 0}
+    for tensor in _kept_header(body[:position], manifest).inputs:
+        if tensor.data is not None:
+            return None
+        found[tensor.name] = position
+        position += tensor.size
+    return found
+
+
 def _read_header(text: bytes, manifest: Manifests) -> _Header:
     document = read_json(text)
     refuse_unknown(document, FIELDS)

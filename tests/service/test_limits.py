@@ -81,7 +81,7 @@ def test_rows_of_text_and_of_streams_are_limited(clients: Clients) -> None:
 def test_requests_at_a_time_are_limited_and_the_next_is_answered(strict: Server, clients: Clients) -> None:
     address = urlsplit(strict.address)
     with socket.create_connection((str(address.hostname), int(address.port or 0))) as half:
-        half.sendall(b"POST /models/gpt/embed HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n{")
+        half.sendall(b"POST /models/gpt/embed HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n")
         deadline = time.monotonic() + 30
         while (refused := clients.http.post("/models/gpt/embed", json=ONE)).status_code == 200:
             assert time.monotonic() < deadline

@@ -1,0 +1,24 @@
+"""What a request for tensors is for."""
+
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from fastapi.responses import Response
+
+from incipit.service.api.arrival import Arrival
+
+Handler = Callable[[Arrival, str, str | None], Awaitable[Response]]
+"""Answers a request for a model, by its name and its version, if one is named."""
+
+
+class Target(NamedTuple):
+    """What a request for tensors is for: the model, its version if one is named, and what answers.
+
+    `path` and `query` are those of the request, where it was found by its address.
+    """
+
+    handler: Handler
+    name: str
+    version: str | None
+    path: str = ""
+    query: bytes = b""

@@ -1,0 +1,135 @@
+"""Requests that say nothing but ids and an offset, as nearly all do, answered with as little as that takes.
+
+What is done for any request takes several times as long as the run of the model for one token: here it is done once for
+a model and an output, and what is left for each request are the checks of its numbers. What they do not pass is left to
+the engine, which says why.
+
+Letters: B batch, L length, D output width.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from incipit.service.batching import SMALL, Group
+from incipit.service.engine import SHARED, Engine, Member, run_members, sources
+from incipit.service.messages import Int64, Request
+from incipit.service.metrics import Execution
+from incipit.service.repository import Model
+from incipit.service.tiles import pieces
+
+Float32 = NDArray[np.float32]
+Outputs = dict[str, Float32]
+PIECE = 2**17
+"""Values of a piece of a large answer: what is computed while nobody else is answered, and then sent from the cache."""
+
+
+def plain(engine: Engine, model: Model, request: Request) -> "Plain | None":
+    """Return what answers requests like one that was answered, if such are plain."""
+    manifest, rows = model.manifest, request.input_ids
+    if (
+        not rows.length
+        or request.indices
+        or request.attention_mask is not None
+        or request.position_ids is not None
+        or request.truncate is not None
+        or request.sequence is not None
+        or request.pooling != "none"
+        or request.dtype != "float32"
+        or len(request.outputs) != 1
+        or manifest.counts != "slots"
+        or manifest.needed
+        or manifest.needs_mask
+        or manifest.refused_ids
+        or manifest.rotary
+    ):
+        return None
+    return Plain(engine, model, request.outputs[0])
+
+
+class Plain:
+    """One output of a model, as float32, for rows of one length.
+
+    Args:
+        engine: whose scheduler, metrics and limits count.
+        model: what answers.
+        output: which of its outputs.
+
+    """
+
+    def __init__(self, engine: Engine, model: Model, output: str) -> None:
+        manifest = model.manifest
+        _, self.names, self.width = sources((output,), manifest)
+        (self.name,) = self.names
+        self.model, self.metrics, self.limits, self.scheduler = model, engine.metrics, engine.limits, engine.scheduler
+        self.run = partial(run_members, model, self.names)
+        self.key = (id(model), self.names)
+        self.shared = SHARED if manifest.exact_rows else 0
+        self.indices = tuple(manifest.indices)
+        self._vocabulary, self._limit = manifest.vocab_size, manifest.limit
+
+    def takes(self, ids: Int64, offset: Int64) -> bool:
+        """Return whether ids (B, L) at `offset`, (1,) or (B,), are allowed; of how many there are nothing is said."""
+        if ids.size == 1:
+            right = 0 <= ids.item() < self._vocabulary
+        else:
+            right = np.maximum.reduce(ids.view(np.uint64), axis=None) < self._vocabulary
+        room = self._limit - ids.shape[1]
+        if len(offset) == 1:
+            return bool(right) and 0 <= offset.item() <= room
+        return bool(right) and room >= 0 and bool(np.maximum.reduce(offset.view(np.uint64)) <= room)
+
+    def begin(self, door: str, ids: Int64, offset: Int64) -> "Run":
+        """Begin to answer ids and an offset that are allowed."""
+        return Run(self, door, ids, offset)
+
+
+class Run:
+    """What one request asks of a model.
+
+    `shared` says whether others that are ready in this turn of the event loop may be answered with it: then it is to be
+    finished in the next. `large` says that it is answered piece by piece.
+    """
+
+    __slots__ = ("_door", "_execution", "_group", "_member", "_number", "_plain", "large", "shared")
+
+    def __init__(self, plain: Plain, door: str, ids: Int64, offset: Int64) -> None:
+        self._plain, self._door = plain, door
+        self._execution = execution = Execution(plain.metrics, plain.model.name, plain.model.version)
+        feeds = {"input_ids": ids, "offset": offset}
+        for name in plain.indices:
+            feeds[name] = np.zeros_like(ids)
+        self._member = Member(feeds, execution)
+        execution.rows = len(ids)
+        execution.passed()
+        size = ids.size * plain.width
+        self.shared, self.large = size <= plain.shared, size > SMALL
+        if self.shared:
+            self._group: Group[Member, Outputs] = plain.scheduler.group(plain.key, size, plain.run)
+            self._number = self._group.join(size, self._member)
+
+    def finish(self) -> Float32:
+        """Return the vectors, (B, L, width)."""
+        found: Outputs
+        if self.shared:
+            found = self._group.answer(self._number)
+        else:
+            (found,) = self._plain.run([self._member])
+        self._count()
+        return found[self._plain.name]
+
+    def pieces(self) -> Iterator[Float32]:
+        """Yield the vectors, a few of the B * L after another."""
+        plain, execution = self._plain, self._execution
+        execution.passed()
+        for feeds in pieces(self._member.feeds, PIECE // plain.width):
+            yield plain.model.run(feeds, plain.names)[plain.name]
+        execution.passed()
+        execution.batch = execution.rows
+        self._count()
+
+    def _count(self) -> None:
+        self._execution.passed()
+        self._plain.metrics.answered(self._door, self._execution, self._member.feeds["input_ids"].size)

@@ -1,0 +1,263 @@
+"""Requests that are alike are answered in the connection: as any other, whatever comes before, between and after them.
+
+Oracles: NumPy over the raw tables, the JSON door, which goes another way, and the counters.
+"""
+
+import base64
+import http.client
+import io
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import httpx
+import numpy as np
+import orjson
+import pytest
+from numpy.typing import NDArray
+
+from incipit.export.exporter import export_loaded
+from incipit.export.source import LoadedSource
+from incipit.models.embeddings import gpt2_embedding
+from incipit.service.manifest import Source
+from tests.conftest import Server, serving
+from tests.service.api.test_deaf_clients import tokens_of
+
+NPY, BYTES = "application/x-npy", "application/octet-stream"
+VOCABULARY, WIDTH, MAX_LEN = 500, 96, 900
+Ids = NDArray[np.int64]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose answers to the longest requests are large."""
+    root = tmp_path_factory.mktemp("connections")
+    export_loaded(LoadedSource(gpt2_embedding(VOCABULARY, WIDTH, MAX_LEN), Source(kind="module")), "gpt", root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def running(root: Path) -> Iterator[Server]:
+    with serving(root) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(running: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=running.address, timeout=30) as client:
+        yield client
+
+
+def native(ids: Ids, offset: int) -> tuple[str, bytes, dict[str, str]]:
+    body = io.BytesIO()
+    np.save(body, ids)
+    return f"/models/gpt/embed?offset={offset}", body.getvalue(), {"Content-Type": NPY, "Accept": NPY}
+
+
+def raw(ids: Ids, offset: int) -> tuple[str, bytes, dict[str, str]]:
+    path = f"/models/gpt/versions/1/embed?offset={offset}&shape={ids.shape[0]},{ids.shape[1]}"
+    return path, ids.tobytes(), {"Content-Type": BYTES, "Accept": BYTES}
+
+
+def triton(ids: Ids, offset: int) -> tuple[str, bytes, dict[str, str]]:
+    tensors = {"input_ids": ids, "offset": np.array([offset])}
+    inputs = [
+        {"name": name, "shape": tensor.shape, "datatype": "INT64", "parameters": {"binary_data_size": tensor.nbytes}}
+        for name, tensor in tensors.items()
+    ]
+    outputs = [{"name": "embeddings", "parameters": {"binary_data": True}}]
+    header = orjson.dumps({"inputs": inputs, "outputs": outputs})
+    body = header + b"".join(tensor.tobytes() for tensor in tensors.values())
+    return "/v2/models/gpt/infer", body, {"Inference-Header-Content-Length": str(len(header))}
+
+
+WAYS = {"native": native, "raw": raw, "triton": triton}
+
+
+def vectors_of(answer: httpx.Response, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    count = 4 * shape[0] * shape[1] * WIDTH
+    return np.frombuffer(answer.content[-count:], np.float32).reshape(*shape, WIDTH)
+
+
+def oracle(client: httpx.Client, ids: Ids, offset: int) -> NDArray[np.float32]:
+    document = client.post("/models/gpt/embed", json={"input_ids": ids.tolist(), "offset": offset}).json()
+    return np.frombuffer(base64.b64decode(document["embeddings"]), np.float32).reshape(*ids.shape, WIDTH)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 40), (2, 21), (16, 120), (9, 850)])
+def test_each_of_them_has_its_own_vectors(client: httpx.Client, way: str, shape: tuple[int, int]) -> None:
+    random = np.random.default_rng(shape[0])
+    for number in range(4):
+        ids, offset = random.integers(0, VOCABULARY, shape), 7 * (number % 2)
+        path, body, headers = WAYS[way](ids, offset)
+        answer = client.post(path, content=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        np.testing.assert_array_equal(vectors_of(answer, shape), oracle(client, ids, offset))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_head_and_the_counters_are_those_of_the_first(client: httpx.Client, way: str) -> None:
+    path, body, headers = WAYS[way](np.array([[3, 4]]), 5)
+    first = client.post(path, content=body, headers=headers)
+    before, stats = tokens_of(client, "gpt"), client.get("/v2/models/gpt/stats").json()["model_stats"][0]
+    second = client.post(path, content=body, headers=headers)
+    assert second.content == first.content
+    names = set(first.headers) - {"date"}
+    assert {name: second.headers[name] for name in names} == {name: first.headers[name] for name in names}
+    assert set(second.headers) == set(first.headers)
+    assert tokens_of(client, "gpt") == before + 2
+    after = client.get("/v2/models/gpt/stats").json()["model_stats"][0]
+    assert after["inference_count"] == stats["inference_count"] + 1
+    assert after["inference_stats"]["success"]["count"] == stats["inference_stats"]["success"]["count"] + 1
+    assert after["inference_stats"]["compute_infer"]["ns"] > stats["inference_stats"]["compute_infer"]["ns"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("ids", "offset"),
+    [
+        ([[1, VOCABULARY]], 5),
+        ([[-1, 1]], 5),
+        ([[-(2**63), 1]], 5),
+        ([[1, 1]], MAX_LEN - 1),
+        ([[1, 1]], -1),
+        ([[1, 1]], 2**63 - 1),
+    ],
+)
+def test_a_bad_one_among_them_is_refused_as_it_would_be_alone(
+    client: httpx.Client, way: str, ids: list[list[int]], offset: int
+) -> None:
+    path, body, headers = WAYS[way](np.array(ids), offset)
+    alone = client.post(path, content=body, headers=headers | {"X-Other": "header"})
+    good_path, good, _ = WAYS[way](np.array([[1, 1]]), 5)
+    for _ in range(2):
+        assert client.post(good_path, content=good, headers=headers).status_code == 200
+    answer = client.post(path, content=body, headers=headers)
+    assert (answer.status_code, answer.content) == (alone.status_code, alone.content)
+    assert answer.status_code == 422
+    assert client.post(good_path, content=good, headers=headers).status_code == 200
+
+
+def head(path: str, body: bytes, headers: dict[str, str]) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}"]
+    return "\r\n".join([*lines, *(f"{name}: {value}" for name, value in headers.items()), "\r\n"]).encode()
+
+
+def read_answers(stream: socket.socket, count: int) -> list[bytes]:
+    """Return the bodies of so many answers."""
+    file = stream.makefile("rb")
+    bodies = []
+    for _ in range(count):
+        length = 0
+        while (line := file.readline().lower()) != b"\r\n":
+            assert line, "the connection was closed"
+            if line.startswith(b"content-length:"):
+                length = int(line.partition(b":")[2])
+        bodies.append(file.read(length))
+    return bodies
+
+
+@pytest.mark.parametrize("split", [0, 1, 7])
+def test_answers_keep_the_order_of_requests_that_do_not_wait_for_them(running: Server, split: int) -> None:
+    url = httpx.URL(running.address)
+    sizes = [(1, 1), (1, 1), (2, 300), (9, 850), (1, 1), (1, 40), (1, 40), (9, 850), (1, 1)]
+    sent, expected = b"", []
+    with httpx.Client(base_url=running.address) as client:
+        for number, shape in enumerate(sizes):
+            ids = np.full(shape, number)
+            path, body, headers = WAYS["raw"](ids, number)
+            expected.append(client.post(path, content=body, headers=headers).content)
+            sent += head(path, body, headers) + body
+            sent += b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+            expected.append(client.get("/livez").content)
+    with socket.create_connection((url.host, url.port or 0)) as stream:
+        stream.settimeout(20)
+        if split:
+            for begin in range(0, len(sent), len(sent) // split + 1):
+                stream.sendall(sent[begin : begin + len(sent) // split + 1])
+                time.sleep(0.02)
+        else:
+            stream.sendall(sent)
+        assert read_answers(stream, len(expected)) == expected
+
+
+def test_a_connection_is_closed_where_the_client_asks_for_it(running: Server) -> None:
+    url = httpx.URL(running.address)
+    path, body, headers = WAYS["raw"](np.array([[1]]), 0)
+    for _ in range(3):
+        with socket.create_connection((url.host, url.port or 0)) as stream:
+            stream.settimeout(20)
+            stream.sendall(head(path, body, headers | {"Connection": "close"}) + body)
+            answer = b"".join(iter(lambda: stream.recv(65536), b""))
+            assert b"connection: close\r\n" in answer
+            assert len(answer.partition(b"\r\n\r\n")[2]) == 4 * WIDTH
+    with closing(http.client.HTTPConnection(url.host, url.port)) as connection:
+        for _ in range(3):
+            connection.request("POST", path, body, headers)
+            assert len(connection.getresponse().read()) == 4 * WIDTH
+
+
+def test_a_body_that_never_ends_hurts_nobody(running: Server, client: httpx.Client) -> None:
+    url = httpx.URL(running.address)
+    path, body, headers = WAYS["raw"](np.array([[1, 2, 3]]), 0)
+    answer = client.post(path, content=body, headers=headers).content
+    for _ in range(3):
+        with socket.create_connection((url.host, url.port or 0)) as stream:
+            stream.sendall(head(path, body, headers) + body[:-1])
+            assert client.post(path, content=body, headers=headers).content == answer
+
+
+def test_nothing_more_is_computed_for_a_client_that_leaves(running: Server, client: httpx.Client) -> None:
+    url = httpx.URL(running.address)
+    path, body, headers = WAYS["raw"](np.ones((70, 850), np.int64), 0)
+    for _ in range(2):  # the first goes the way of all
+        assert client.post(path, content=body, headers=headers).status_code == 200
+    before = client.get("/v2/models/gpt/stats").json()["model_stats"][0]["execution_count"]
+    with socket.create_connection((url.host, url.port or 0)) as stream:
+        stream.sendall(head(path, body, headers) + body)
+        assert stream.recv(1000).startswith(b"HTTP/1.1 200")
+    after = client.get("/v2/models/gpt/stats").json()["model_stats"][0]["execution_count"]
+    assert after == before + 1
+
+
+def test_small_ones_of_many_connections_share_runs(running: Server, client: httpx.Client) -> None:
+    url = httpx.URL(running.address)
+    path, body, headers = WAYS["raw"](np.array([[5]]), 3)
+    expected = client.post(path, content=body, headers=headers).content
+    (before,) = client.get("/v2/models/gpt/stats").json()["model_stats"]
+    with ExitStack() as stack:
+        streams = [stack.enter_context(socket.create_connection((url.host, url.port or 0))) for _ in range(20)]
+        for _ in range(20):
+            for stream in streams:
+                stream.sendall(head(path, body, headers) + body)
+            for stream in streams:
+                assert read_answers(stream, 1) == [expected]
+    (after,) = client.get("/v2/models/gpt/stats").json()["model_stats"]
+    assert after["inference_count"] - before["inference_count"] == 400
+    assert after["execution_count"] - before["execution_count"] < 400
+
+
+def test_a_version_that_replaces_another_answers_from_then_on(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root, tmp_path / "models")
+    with (
+        serving(tmp_path / "models", "--model-control", "poll", "--poll-seconds", "0.2") as server,
+        httpx.Client(base_url=server.address) as client,
+    ):
+        path, body, headers = native(np.array([[1, 2]]), 0)
+        old = [client.post(path, content=body, headers=headers) for _ in range(3)][-1]
+        second = LoadedSource(gpt2_embedding(VOCABULARY, WIDTH, MAX_LEN), Source(kind="module"))
+        export_loaded(second, "gpt", tmp_path / "models")
+        deadline = time.monotonic() + 30
+        while (new := client.post(path, content=body, headers=headers)).headers["Incipit-Version"] == "1":
+            assert new.content == old.content
+            assert time.monotonic() < deadline
+        assert new.headers["Incipit-Version"] == "2"
+        assert new.content != old.content
+        shutil.rmtree(tmp_path / "models" / "gpt" / "2")
+        while (last := client.post(path, content=body, headers=headers)).headers["Incipit-Version"] == "2":
+            assert time.monotonic() < deadline
+        assert last.content == old.content
