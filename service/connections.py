@@ -4,22 +4,27 @@ ASGI would cost as much as all the rest of a small answer. Everything else is th
 
 import asyncio
 import logging
+import struct
 from contextvars import copy_context
+from http.client import SWITCHING_PROTOCOLS
 from typing import Any
 
 from fastapi.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.http11 import Request
 
 from incipit.service.api.arrival import Arrival
+from incipit.service.api.decode import CONNECTION
 from incipit.service.api.entry import Entry
 from incipit.service.api.form import Form
 from incipit.service.api.reply import Reply
+from incipit.service.api.session import PlainAnswer, Session
 from incipit.service.api.target import Target
 from incipit.service.errors import IncipitError
 from incipit.service.loop import drive
 from incipit.service.plain import Run
-from incipit.service.streams import LIFETIME
+from incipit.service.streams import LIFETIME, Lifetime
 from incipit.service.wire.content import COPIED, raw_bytes
 
 LOG = logging.getLogger(__name__)
@@ -28,6 +33,10 @@ LONGEST_BODY = 2**18
 ELSEWHERE = {b"expect", b"transfer-encoding", b"content-encoding", b"upgrade", b"origin"}
 """Headers of requests that are the application's."""
 Header = tuple[bytes, bytes]
+BINARY, MASKED = 0x82, 0x80
+"""The first byte of a binary message in one frame, and of the second what says that it is masked (RFC 6455, 5.2)."""
+SHORTEST = 6
+"""Bytes of a frame of a client, at least."""
 
 
 class _Turn:
@@ -251,13 +260,92 @@ class Http(HttpToolsProtocol):
         self.app_state["streams"].drain()
 
 
+def _unmasked(data: bytes, mask: bytes) -> bytes:
+    """Return what was masked with four bytes over and over (RFC 6455, section 5.3)."""
+    size = len(data)
+    whole = (mask * (size // 4 + 1))[:size]
+    return (int.from_bytes(data, "little") ^ int.from_bytes(whole, "little")).to_bytes(size, "little")
+
+
 async def _nothing() -> Any:
     """Receive nothing more: the body is there."""
     raise RuntimeError("a body that was received")
 
 
 class WebSocket(WebSocketsSansIOProtocol):
-    """A WebSocket, whose decode stream may say where it is before it is closed."""
+    """A WebSocket. Plain steps of a decode stream are answered here, without a message of ASGI each.
+
+    A stream may say where it is before it is closed.
+    """
+
+    _session: Session | None = None
+    _lifetime: Lifetime
+    _answer: PlainAnswer | None = None
+    _later: bytes = b""
+
+    def handle_connect(self, event: Request) -> None:
+        """Let the application know the connection."""
+        super().handle_connect(event)
+        if self.response.status_code == SWITCHING_PROTOCOLS:
+            self.scope["state"][CONNECTION] = self
+
+    def listen(self, session: Session | None, lifetime: Lifetime) -> None:
+        """Answer plain steps of the session until told otherwise; None does so."""
+        self._session, self._lifetime = session, lifetime
+
+    def data_received(self, data: bytes) -> None:
+        """Answer a plain step that came alone, or leave what came to others."""
+        if self._answer is not None:  # no message overtakes another
+            self._later += data
+            self.transport.pause_reading()
+        elif not self._begin(data):
+            super().data_received(data)
+
+    def _begin(self, data: bytes) -> bool:
+        """Begin to answer, if all that is waited for is a plain step, and this is one."""
+        session = self._session
+        if (
+            session is None
+            or len(data) < SHORTEST
+            or data[0] != BINARY
+            or not self.queue.empty()
+            or not self.writable.is_set()
+            or self.conn.reader.buffer
+            or self.frames
+        ):
+            return False
+        start = 6 if data[1] < MASKED + 126 else 8
+        length = data[1] - MASKED if start == 6 else int.from_bytes(data[2:4], "big")
+        if data[1] >= MASKED + 127 or len(data) != start + length:
+            return False
+        if not self._lifetime.touch():
+            return False
+        answer = session.begin(_unmasked(data[start:], data[start - 4 : start]))
+        if answer is None:
+            return False
+        self._answer = answer
+        self.loop.call_soon(self._finish, session)
+        return True
+
+    def _finish(self, session: Session) -> None:
+        """Write the answer, unless the stream was ended in the meantime."""
+        answer, later = self._answer, self._later
+        assert answer is not None
+        self._answer, self._later = None, b""
+        try:
+            head, vectors = answer.finish()
+        except Exception:
+            LOG.exception("a step failed in an unforeseen way")
+            self.transport.abort()
+            return
+        if self._session is session and not self.transport.is_closing():
+            size = len(head) + len(vectors)
+            before = struct.pack("!BBH", BINARY, 126, size) if size < 2**16 else struct.pack("!BBQ", BINARY, 127, size)
+            self.transport.write(b"".join((before, head, vectors)))
+            session.told, session.spoken = session.stream.offset, answer.version
+        if later:
+            self.transport.resume_reading()
+            self.data_received(later)
 
     def shutdown(self) -> None:
         """Let the stream close the connection; without one, close it."""

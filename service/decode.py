@@ -96,6 +96,16 @@ class DecodeStream:
                 self._last = _Done(message.number, message.digest, before, after)
         return answer
 
+    def advance(self, after: Int64, number: int, digest: bytes) -> None:
+        """Go on after a step that was answered elsewhere, whose number is new."""
+        if number:
+            self._last = _Done(number, digest, self.offset, after)
+        self.offset = after
+
+    def is_new(self, number: int) -> bool:
+        """Return whether a message of this number cannot be one that was sent before."""
+        return not number or self._last is None or number > self._last.number
+
     def _repeats(self, message: Message) -> _Done | None:
         """Return what was done before, if this message is the one that did it."""
         last = self._last

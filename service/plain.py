@@ -26,19 +26,12 @@ PIECE = 2**17
 """Values of a piece of a large answer: what is computed while nobody else is answered, and then sent from the cache."""
 
 
-def plain(engine: Engine, model: Model, request: Request) -> "Plain | None":
-    """Return what answers requests like one that was answered, if such are plain."""
-    manifest, rows = model.manifest, request.input_ids
+def plain(engine: Engine, model: Model, outputs: tuple[str, ...], dtype: str) -> "Plain | None":
+    """Return what answers plain requests of a model for such outputs, if the model and they allow it."""
+    manifest = model.manifest
     if (
-        not rows.length
-        or request.indices
-        or request.attention_mask is not None
-        or request.position_ids is not None
-        or request.truncate is not None
-        or request.sequence is not None
-        or request.pooling != "none"
-        or request.dtype != "float32"
-        or len(request.outputs) != 1
+        dtype != "float32"
+        or len(outputs) != 1
         or manifest.counts != "slots"
         or manifest.needed
         or manifest.needs_mask
@@ -46,7 +39,20 @@ def plain(engine: Engine, model: Model, request: Request) -> "Plain | None":
         or manifest.rotary
     ):
         return None
-    return Plain(engine, model, request.outputs[0])
+    return Plain(engine, model, outputs[0])
+
+
+def is_plain(request: Request) -> bool:
+    """Return whether a request says nothing but ids, in rows of one length, and offsets."""
+    return (
+        bool(request.input_ids.length)
+        and not request.indices
+        and request.attention_mask is None
+        and request.position_ids is None
+        and request.truncate is None
+        and request.sequence is None
+        and request.pooling == "none"
+    )
 
 
 class Plain:

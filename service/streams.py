@@ -63,6 +63,11 @@ class Lifetime:
         finally:
             self._waiting = None
 
+    def touch(self) -> bool:
+        """Count a message that was answered while `wait` goes on; return whether the stream still stays."""
+        self._since = self._loop.time()
+        return self._ended() is None
+
     def _ended(self) -> Reason | None:
         return self._over or ("time" if self._since >= self._end else None)
 

@@ -3,11 +3,11 @@
 import asyncio
 from contextlib import ExitStack, suppress
 from functools import partial
+from typing import Protocol
 
 import orjson
 from fastapi import APIRouter, Request, WebSocket, WebSocketDisconnect
 from fastapi.responses import Response
-from starlette.types import Message
 
 from incipit.service.api import problems, schemas
 from incipit.service.api.events import open_events
@@ -17,12 +17,13 @@ from incipit.service.api.query import single_values
 from incipit.service.api.session import Session
 from incipit.service.engine import Engine
 from incipit.service.errors import IncipitError, UnsupportedFormat
-from incipit.service.messages import Int64
 from incipit.service.streams import Closing, Lifetime, Streams
 from incipit.service.wire import frames, steps
 from incipit.service.wire.native import read_query
 
 CODES = {"close": 1000, "shutdown": 1012, "idle": 1008, "time": 1008}
+CONNECTION = "incipit.connection"
+"""Of a WebSocket, in the state of its request: itself."""
 LONGEST_REASON = 123
 """Bytes, of a close frame (RFC 6455, section 5.5)."""
 
@@ -75,40 +76,51 @@ def router(engine: Engine, streams: Streams, max_body_bytes: int) -> APIRouter:
     return routes
 
 
+class Connection(Protocol):
+    """Of a WebSocket, what answers plain steps without the rest of a stream."""
+
+    def listen(self, session: Session | None, lifetime: Lifetime) -> None:
+        """Answer plain steps of the session until told otherwise; None does so."""
+
+
 async def converse(socket: WebSocket, session: Session, lifetime: Lifetime) -> None:
     """Answer message after message, until either side ends the stream."""
-    last: Message = {}
-    # As far as the client knows: an answer that was not sent has not fed anything.
-    told = session.stream.offset
+    connection: Connection = socket.scope["state"][CONNECTION]
     try:
         while True:
-            message = await lifetime.wait(socket.receive)
+            connection.listen(session, lifetime)
+            try:
+                message = await lifetime.wait(socket.receive)
+            finally:
+                connection.listen(None, lifetime)
             if message["type"] == "websocket.disconnect":
                 return
-            last = message
-            if message.get("bytes") is not None:
-                await lifetime.wait(partial(socket.send_bytes, await session.answer_frame(message["bytes"])))
+            frame = message.get("bytes")
+            if frame is not None:
+                session.spoken = frames.header_of(frame)[0]
+                await lifetime.wait(partial(socket.send_bytes, await session.answer_frame(frame)))
             else:
+                session.spoken = "text"
                 answer = await session.answer_text(message["text"].encode())
                 await lifetime.wait(partial(socket.send_text, answer.decode()))
-            told = session.stream.offset
+            session.told = session.stream.offset
             # Neither receiving nor sending lets others run while messages wait.
             await asyncio.sleep(0)
     except Closing as closing:
-        await say_goodbye(socket, told, last, closing)
+        await say_goodbye(socket, session, closing)
 
 
-async def say_goodbye(socket: WebSocket, offset: Int64, last: Message, closing: Closing) -> None:
-    """Tell the client, in the kind of its last message, that its rows are at `offset`, int64 (R,), and close."""
-    frame = last.get("bytes")
+async def say_goodbye(socket: WebSocket, session: Session, closing: Closing) -> None:
+    """Tell the client, as it spoke last, where it has been told that its rows are, and close."""
+    offset = session.told
     reason = orjson.dumps({"closing": closing.reason, "next_offset": offset.tolist()}).decode()
     if len(reason) > LONGEST_REASON:
         reason = closing.reason
     try:
         async with asyncio.timeout(FAREWELL_SECONDS):
-            if frame is None and last:
+            if session.spoken == "text":
                 await socket.send_text(steps.write_state(offset, closing=closing.reason).decode())
-            elif frame is not None and frames.header_of(frame)[0] == 2:
+            elif session.spoken == 2:
                 await socket.send_bytes(frames.write_closing(offset, closing.reason))
             await socket.close(CODES[closing.reason], reason)
     except TimeoutError:  # it does not read

@@ -23,7 +23,7 @@ from incipit.service.api.target import Handler
 from incipit.service.engine import Engine
 from incipit.service.errors import Invalid
 from incipit.service.messages import Request
-from incipit.service.plain import plain
+from incipit.service.plain import is_plain, plain
 from incipit.service.repository import Model
 from incipit.service.wire.arrays import read_npy, read_raw
 from incipit.service.wire.native import Embed, Wishes, read_beside, read_embed, read_json, read_query
@@ -80,13 +80,12 @@ def router(embed: Handler) -> APIRouter:
 
 def _form(engine: Engine, model: Model, request: Request, body: bytes, response: Reply) -> Form | None:
     """Return the form of a request whose body ends with its ids."""
-    answers, start = plain(engine, model, request), len(body) - request.input_ids.values.nbytes
-    # Where the ids are those very bytes, neither their type nor their order differs from what they are read as.
-    if (
-        answers is None
-        or start < 0
-        or request.input_ids.values.ctypes.data != np.frombuffer(body, np.uint8).ctypes.data + start
-    ):
+    answers, ids = plain(engine, model, request.outputs, request.dtype), request.input_ids.values
+    start = len(body) - ids.nbytes
+    if answers is None or not is_plain(request):
+        return None
+    # Where the ids are those very bytes, neither their type nor their order differs from what they will be read as.
+    if ids.ctypes.data != np.frombuffer(body, np.uint8).ctypes.data + start:
         return None
     return form_of("native", answers, request, response, body[:start], start)
 

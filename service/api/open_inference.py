@@ -20,7 +20,7 @@ from incipit.service.api.target import Handler
 from incipit.service.engine import Engine
 from incipit.service.errors import Invalid, Unavailable
 from incipit.service.messages import AnyRequest, Request
-from incipit.service.plain import plain
+from incipit.service.plain import is_plain, plain
 from incipit.service.repository import Model, Stem
 from incipit.service.sequences import Room
 from incipit.service.wire.native import read_json
@@ -73,8 +73,9 @@ def _form(
     """Return the form of a request whose tensors, and whose answer's, are bytes."""
     if header_length is None or not isinstance(model, Model) or not isinstance(request, Request):
         return None
-    answers, at = plain(engine, model, request), places(body, header_length, model.manifest)
-    if answers is None or at is None or not at.keys() <= {"input_ids", "offset"}:
+    answers = plain(engine, model, request.outputs, request.dtype)
+    at = places(body, header_length, model.manifest)
+    if answers is None or not is_plain(request) or at is None or not at.keys() <= {"input_ids", "offset"}:
         return None
     head = body[: min(at.values())]
     return form_of("open-inference", answers, request, reply, head, at["input_ids"], at.get("offset"))

@@ -1,20 +1,25 @@
 """What the doors of a decode stream share: a message in, its answer out, errors included."""
 
-from typing import Any
+from typing import Any, Literal
 
 from incipit.service.api import problems
 from incipit.service.decode import DecodeStream
 from incipit.service.engine import Engine
 from incipit.service.errors import Conflict, IncipitError
-from incipit.service.operations import Close, Message
+from incipit.service.operations import Close, Message, Step
+from incipit.service.plain import Plain, plain
 from incipit.service.repository import Model
 from incipit.service.streams import Closing
 from incipit.service.wire import frames, steps
+from incipit.service.wire.content import raw_bytes
 from incipit.service.wire.native import read_json
 
 
 class Session:
     """A stream, and how its client speaks.
+
+    `told` is where the client knows the rows to be: an answer that was not sent has not fed anything. `spoken` is how
+    its last message came, as text or as a frame of a version; None before the first.
 
     Args:
         engine: answers the steps.
@@ -27,14 +32,17 @@ class Session:
     """
 
     def __init__(self, engine: Engine, model: Model, fields: dict[str, Any]) -> None:
-        self._engine = engine
-        self._fresh = True
+        self.engine = engine
+        self.opened = False
         self._open(model, fields)
+        self.told = self.stream.offset
+        self.spoken: Literal["text", 1, 2] | None = None
 
     def _open(self, model: Model, fields: dict[str, Any]) -> None:
         options, encoding = steps.read_options(fields)
-        self.stream = DecodeStream(self._engine, model, options)
+        self.stream = DecodeStream(self.engine, model, options)
         self._encoding = encoding
+        self._plain = plain(self.engine, model, options.outputs, options.dtype)
 
     async def answer_text(self, text: bytes) -> bytes:
         """Answer a message of JSON; an error changes nothing and is a JSON object with the key `error`.
@@ -43,7 +51,7 @@ class Session:
             Closing: the client ends the stream.
 
         """
-        engine, stream = self._engine, self.stream
+        engine, stream = self.engine, self.stream
         number = 0
         try:
             with engine.request("decode") as observation, stream.attempt():
@@ -77,7 +85,7 @@ class Session:
             Closing: the client ends the stream.
 
         """
-        engine, stream = self._engine, self.stream
+        engine, stream = self.engine, self.stream
         version, number = frames.header_of(frame)
         try:
             with engine.request("decode") as observation, stream.attempt():
@@ -96,19 +104,69 @@ class Session:
         self._done(message)
         return written
 
+    def begin(self, frame: bytes) -> "PlainAnswer | None":
+        """Begin to answer a step that is plain and allowed; None of any other message."""
+        stream, answers = self.stream, self._plain
+        step = None if answers is None else frames.read_plain(frame)
+        if (
+            answers is None
+            or step is None
+            or len(step.ids) != len(stream.offset)
+            or (step.stated and step.stated != stream.offset.tobytes())
+            or step.ids.size * answers.width > answers.shared
+            or (step.version == 2 and not stream.is_new(step.number))
+            or not answers.takes(step.ids, stream.offset)
+        ):
+            return None
+        try:
+            answers.limits.__enter__()
+        except IncipitError:
+            return None
+        return PlainAnswer(self, frame, step, answers)
+
     def _reopen(self, document: dict[str, Any]) -> bytes:
         """Open the stream anew, as its first message may say."""
-        if not self._fresh:
+        if self.opened:
             raise Conflict(steps.OPEN, "a message that opens, after others", "none, since the stream has begun")
         fields = steps.read_open(document)
         model = self.stream.model
         self._open(model, fields)
-        self._fresh = False
+        self.opened = True
         manifest, outputs = model.manifest, self.stream.options.outputs
         return steps.write_opened(model.name, model.version, manifest, self.stream.offset, outputs)
 
     def _done(self, message: Message) -> None:
-        self._fresh = False
-        self._engine.metrics.operation(self.stream.model.name, message.operation.name)
+        self.opened = True
+        self.engine.metrics.operation(self.stream.model.name, message.operation.name)
         if isinstance(message.operation, Close):
             raise Closing("close")
+
+
+class PlainAnswer:
+    """A plain step that is answered; `finish` it in the next turn of the event loop."""
+
+    __slots__ = ("_frame", "_plain", "_run", "_session", "_step")
+
+    def __init__(self, session: Session, frame: bytes, step: frames.PlainStep, answers: Plain) -> None:
+        self._session, self._frame, self._step, self._plain = session, frame, step, answers
+        self._run = answers.begin("decode", step.ids, session.stream.offset)
+
+    @property
+    def version(self) -> Literal[1, 2]:
+        """Of the frame."""
+        return self._step.version
+
+    def finish(self) -> tuple[bytes, memoryview]:
+        """Return the frame that is the answer, in two parts; the stream has made the step."""
+        session, step, stream = self._session, self._step, self._session.stream
+        try:
+            vectors = self._run.finish()
+        finally:
+            self._plain.limits.__exit__(None, None, None)
+        after = stream.offset + step.ids.shape[1]
+        # In version 1 the number is an echo and says nothing of repetitions.
+        number = step.number if step.version == 2 else 0
+        stream.advance(after, number, steps.digest(self._frame) if number else b"")
+        session.engine.metrics.operation(stream.model.name, Step.name)
+        session.opened = True
+        return frames.head_of_plain(step, after, self._plain.width), raw_bytes(vectors)

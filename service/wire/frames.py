@@ -41,6 +41,7 @@ change the meaning of these.
 import struct
 from collections.abc import Iterable, Mapping
 from functools import cache
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +56,7 @@ MAGIC = b"INCP"
 HEADER = struct.Struct("<4sBBHIIIB3s")
 STEP, VECTORS, ERROR, REWIND, REORDER, APPEND, DROP, PING, CLOSE, STATE, CLOSING = range(1, 12)
 POSITIONS, MASK, OFFSETS, FURTHER = 1, 2, 4, 256
-NO_WIDTH = bytes(3)
+NO_WIDTH, ONE_OUTPUT = bytes(3), b"\1\0\0"
 DTYPE_CODES = {"float32": 1, "float16": 2, "bfloat16": 3}
 NAMES = {
     STEP: "step",
@@ -96,6 +97,53 @@ def read_frame(frame: bytes, indices: Iterable[str] = ()) -> Message:
         operation = _read_operation(frame, NAMES[kind], rows, tokens)
     # In version 1 the number is an echo and says nothing of repetitions.
     return Message(operation) if version == 1 or not number else Message(operation, number, digest(frame))
+
+
+class PlainStep(NamedTuple):
+    """A step of the same number of ids in each row, and nothing beside but offsets.
+
+    `ids` are int64 (R, L), `stated` the offsets that the client takes the rows to be at, R times 8 bytes, or none.
+    """
+
+    ids: Int64
+    stated: bytes
+    version: Literal[1, 2]
+    number: int
+    lengths: bytes
+
+
+def read_plain(frame: bytes) -> PlainStep | None:
+    """Read a step that is plain; None of everything else, which `read_frame` reads, or refuses."""
+    if len(frame) < HEADER.size:
+        return None
+    magic, version, kind, flags, number, rows, tokens, dtype, width = HEADER.unpack_from(frame)
+    stated = 8 * rows if flags == OFFSETS and version == 2 else 0
+    at = HEADER.size + 8 * tokens + stated
+    if (
+        magic != MAGIC
+        or version not in KINDS
+        or kind != STEP
+        or (flags and not stated)
+        or dtype
+        or width != NO_WIDTH
+        or not rows
+        or not tokens
+        or tokens % rows
+        or len(frame) != at + 4 * rows
+        or frame[at:] != (tokens // rows).to_bytes(4, "little") * rows
+    ):
+        return None
+    ids: Int64 = np.frombuffer(frame, "<i8", tokens, HEADER.size).reshape(rows, tokens // rows)
+    return PlainStep(ids, frame[at - stated : at], version, number, frame[at:])
+
+
+def head_of_plain(step: PlainStep, after: Int64, width: int) -> bytes:
+    """Return what stands before the vectors, float32, in the answer to a step: rows (R, L) that are at `after` now."""
+    version, rows = step.version, len(after)
+    last = width.to_bytes(3, "little") if version == 1 else ONE_OUTPUT
+    header = HEADER.pack(MAGIC, version, VECTORS, 0, step.number, rows, step.ids.size, DTYPE_CODES["float32"], last)
+    widths = b"" if version == 1 else width.to_bytes(4, "little")
+    return header + after.tobytes() + step.lengths + widths
 
 
 @cache
@@ -142,7 +190,7 @@ def _check_size(frame: bytes, declared: int, rows: int, tokens: int) -> None:
         raise Malformed("frame", f"{len(frame)} bytes", f"{declared} bytes for {tokens} tokens in {rows} rows")
 
 
-def header_of(frame: bytes) -> tuple[int, int]:
+def header_of(frame: bytes) -> tuple[Literal[1, 2], int]:
     """Return the version in which a frame is answered, and the client's number; those of a broken one are 1 and 0."""
     if len(frame) < HEADER.size:
         return 1, 0
