@@ -201,7 +201,7 @@ class Http(HttpToolsProtocol):
             self._break_off()
             return
         forms = self._entry.forms
-        if forms is not None and isinstance(response, Reply) and response.form and (form := response.form()):
+        if forms is not None and isinstance(response, Reply) and response.form and (form := response.form(response)):
             forms.keep(self._key, form)
         self._end()
 

@@ -159,7 +159,7 @@ async def feed(
     answer = await engine.embed(model, request)
     after = offset.copy()
     after[kept] = _after(request, answer, offset[kept], model)
-    flat = {name: tensor.reshape(-1, tensor.shape[-1]) for name, tensor in answer.tensors.items()}
+    flat = {name: tensor.reshape(-1, tensor.shape[-1]) for name, tensor in answer.arrays.items()}
     return replace(answer, tensors=flat, lengths=ids.lengths, next_offset=after)
 
 

@@ -8,7 +8,7 @@ Letters: B batch, L length, T tokens of all rows, D output width.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import TracebackType
@@ -34,8 +34,10 @@ from incipit.service.messages import (
     AnyRequest,
     BiasRequest,
     Int64,
+    Pieces,
     Request,
     StemRequest,
+    Tensor,
     TextRequest,
     TokenAnswer,
 )
@@ -43,6 +45,7 @@ from incipit.service.metrics import Execution, Metrics, Observation
 from incipit.service.pooling import pool
 from incipit.service.positions import count_real, graph_counts, position_index, real_tokens
 from incipit.service.repository import Model, Repository, Stem
+from incipit.service.tiles import PIECE, pieces
 from incipit.service.truncation import truncate
 from incipit.service.validation import ZERO, check, check_bias, check_stem
 
@@ -170,7 +173,13 @@ class Engine:
             execution.passed()
             member = Member(call.feeds, execution, request)
             run = partial(run_members, model, names)
-            if size <= SHARED and model.manifest.exact_rows:
+            if request.in_pieces and size > SMALL and _in_pieces(request, call, model.manifest, PIECE // width):
+                execution.goes_on = True
+                (output,) = outputs
+                shape = (*call.feeds["input_ids"].shape, width)
+                found_later = _computed(model, names, call.feeds, PIECE // width, execution)
+                tensors: Mapping[str, Tensor] = {output: Pieces(shape, found_later)}
+            elif size <= SHARED and model.manifest.exact_rows:
                 found = await self.scheduler.share((id(model), names), size, member, run)
                 tensors = _finish(request, member, model.manifest, outputs, found)
             else:
@@ -317,6 +326,37 @@ def _parts(found: Mapping[str, NDArray[np.float32]], members: list[Member]) -> l
         parts.append({name: vectors[begin:end].reshape(*shape, -1) for name, vectors in found.items()})
         begin = end
     return parts
+
+
+def _in_pieces(request: Request, call: Call, manifest: Manifest, most: int) -> bool:
+    """Return whether pieces of `most` tokens give the vectors of a call, as they are asked for."""
+    length = call.feeds["input_ids"].shape[1]
+    return (
+        len(request.outputs) == 1
+        and request.pooling == "none"
+        and request.dtype == "float32"
+        and request.input_ids.length == length
+        and manifest.exact_rows
+        and not manifest.rotary
+        and (manifest.counts == "slots" or length <= most)
+    )
+
+
+def _computed(
+    model: Model, names: tuple[str, ...], feeds: Mapping[str, Int64], most: int, execution: Execution
+) -> Iterator[NDArray[np.float32]]:
+    """Yield the vectors of a call in pieces of at most `most` tokens, and count it."""
+    execution.passed()
+    success = False
+    try:
+        for piece in pieces(feeds, most):
+            (vectors,) = model.run(piece, names).values()
+            yield vectors
+        execution.passed()
+        execution.passed()
+        execution.batch, success = execution.rows, True
+    finally:
+        execution.end(success)
 
 
 def _finish(

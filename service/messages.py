@@ -3,9 +3,11 @@
 Letters: B batch, T tokens of all rows, D output width.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -105,6 +107,7 @@ class Wanted:
         pooling: what becomes of the vectors of a row: "none", or one vector, its "mean", "first" or "last".
         outputs: which tensors are wanted, by name; default `embeddings`.
         dtype: of the answer, a key of DTYPES.
+        in_pieces: whether the answer may be computed while it is sent, where it is large.
 
     """
 
@@ -113,6 +116,7 @@ class Wanted:
     pooling: str = "none"
     outputs: tuple[str, ...] = ("embeddings",)
     dtype: str = "float32"
+    in_pieces: bool = False
 
 
 @dataclass(frozen=True)
@@ -219,6 +223,37 @@ class StemRequest:
 AnyRequest = Request | BiasRequest | StemRequest
 
 
+class Pieces:
+    """A tensor whose values are computed when they are sent, once, piece by piece.
+
+    Args:
+        shape: of the whole.
+        pieces: float32, C-contiguous, one after another.
+
+    """
+
+    dtype: ClassVar[np.dtype[np.float32]] = np.dtype(np.float32)
+    itemsize: ClassVar[int] = 4
+    size: ClassVar[int] = 0
+    """Values that it holds now."""
+
+    def __init__(self, shape: tuple[int, ...], pieces: Iterator[NDArray[np.float32]]) -> None:
+        self.shape = shape
+        self.nbytes = self.itemsize * math.prod(shape)
+        self._pieces = pieces
+
+    def __len__(self) -> int:
+        """Bytes of the whole."""
+        return self.nbytes
+
+    def __iter__(self) -> Iterator[NDArray[np.float32]]:
+        """Compute the pieces."""
+        return self._pieces
+
+
+Tensor = NDArray[np.generic] | Pieces
+
+
 @dataclass(eq=False, kw_only=True)
 class Answer:
     """The tensors that were asked for.
@@ -227,19 +262,24 @@ class Answer:
         model: name of the model that answered.
         version: its version.
         dtype: a key of DTYPES.
-        tensors: by output, in that type, C-contiguous.
+        tensors: by output, in that type, C-contiguous; in pieces only where the request allowed it.
 
     """
 
     model: str
     version: int
     dtype: str
-    tensors: Mapping[str, NDArray[np.generic]]
+    tensors: Mapping[str, Tensor]
 
     @property
     def size(self) -> int:
         """How many values it holds."""
         return sum(tensor.size for tensor in self.tensors.values())
+
+    @property
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """The tensors, for a request that did not allow pieces."""
+        return {name: tensor for name, tensor in self.tensors.items() if not isinstance(tensor, Pieces)}
 
 
 @dataclass(eq=False, kw_only=True)

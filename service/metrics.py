@@ -71,14 +71,16 @@ class Execution:
     """One request to a model while the block runs, and the phases of it as they pass.
 
     `rows` are those of the request. `batch` counts the rows of the run of the model, those of other requests included;
-    it is 0 in a request that joined the run of another.
+    it is 0 in a request that joined the run of another. Where `goes_on` was set, the execution does not end with the
+    block, but by `end`.
     """
 
-    __slots__ = ("_metrics", "batch", "marks", "model", "rows", "version")
+    __slots__ = ("_metrics", "batch", "goes_on", "marks", "model", "rows", "version")
 
     def __init__(self, metrics: "Metrics", model: str, version: int) -> None:
         self._metrics, self.model, self.version = metrics, model, version
         self.rows = self.batch = 0
+        self.goes_on = False
         self.marks = [time.perf_counter()]
 
     def __enter__(self) -> "Execution":
@@ -91,7 +93,17 @@ class Execution:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         """Count the request; whatever leaves the block as an exception has failed."""
-        self._metrics.executed(self, kind is None, time.perf_counter())
+        if not self.goes_on:
+            self.end(kind is None)
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.perf_counter() - self.marks[0]
+
+    def end(self, success: bool) -> None:
+        """Count the request."""
+        self._metrics.executed(self, success, time.perf_counter())
 
 
 @dataclass

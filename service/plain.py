@@ -18,12 +18,10 @@ from incipit.service.engine import SHARED, Engine, Member, run_members, sources
 from incipit.service.messages import Int64, Request
 from incipit.service.metrics import Execution
 from incipit.service.repository import Model
-from incipit.service.tiles import pieces
+from incipit.service.tiles import PIECE, pieces
 
 Float32 = NDArray[np.float32]
 Outputs = dict[str, Float32]
-PIECE = 2**17
-"""Values of a piece of a large answer: what is computed while nobody else is answered, and then sent from the cache."""
 
 
 def plain(engine: Engine, model: Model, outputs: tuple[str, ...], dtype: str) -> "Plain | None":
@@ -130,8 +128,15 @@ class Run:
         """Yield the vectors, a few of the B * L after another."""
         plain, execution = self._plain, self._execution
         execution.passed()
-        for feeds in pieces(self._member.feeds, PIECE // plain.width):
-            yield plain.model.run(feeds, plain.names)[plain.name]
+        whole = False
+        try:
+            for feeds in pieces(self._member.feeds, PIECE // plain.width):
+                yield plain.model.run(feeds, plain.names)[plain.name]
+            whole = True
+        finally:
+            if not whole:
+                execution.end(success=False)
+                plain.metrics.asked(self._door, plain.model.name, "Aborted", execution.seconds)
         execution.passed()
         execution.batch = execution.rows
         self._count()

@@ -35,6 +35,7 @@ SERVICE = {
     "metrics": {"errors"},
     "engine": {
         "limits",
+        "tiles",
         "validation",
         "truncation",
         "pooling",
@@ -97,7 +98,7 @@ HOMES = {
     "pydantic_settings": {"service.settings"},
     "click": {"cli"},
     "httpx": {"client"},
-    "websockets": {"client"},
+    "websockets": {"client", "service.connections"},
 }
 WHEN_NEEDED = {
     "client": {"torch": (), "ml_dtypes": (), "websockets": ("client.streams",), "incipit.client.streams": ()},

@@ -7,7 +7,7 @@ from incipit.service.api.media import BYTES, JSON, NPY, SAFETENSORS
 from incipit.service.api.reply import Headers, Reply, headers
 from incipit.service.messages import Answer
 from incipit.service.wire.arrays import npy_header
-from incipit.service.wire.content import Part, raw_bytes
+from incipit.service.wire.content import Part, bytes_of
 from incipit.service.wire.native import answer_json, json_content
 from incipit.service.wire.prompt_embeds import PROMPT_EMBEDS
 from incipit.service.wire.safetensors import answer_safetensors
@@ -37,7 +37,7 @@ def respond(answer: Answer, media: str, encoding: str) -> Reply:
     if media == SAFETENSORS:
         return Reply(answer_safetensors(answer), media)
     ((name, tensor),) = answer.tensors.items()
-    parts: list[Part] = [npy_header(tensor) if media == NPY else b"", raw_bytes(tensor)]
+    parts: list[Part] = [npy_header(tensor) if media == NPY else b"", bytes_of(tensor)]
     return Reply(parts, media, _headers(answer.model, answer.version, name, tensor.shape, answer.dtype))
 
 

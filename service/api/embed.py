@@ -51,11 +51,12 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             media = answer_type(accept, *writable(wanted.dtype, encoding, wanted.outputs, message.tells_lengths))
             if encoding == PROMPT_EMBEDS:
                 check_prompt_embeds(wanted, model.manifest)
+            wanted.in_pieces = media != JSON or encoding == "base64"
             answer = await engine.embed(model, wanted)
             text = media == JSON and encoding != "base64"
             response = await engine.scheduler.run(answer.size, lambda: respond(answer, media, encoding), text)
             if kind in ARRAYS and media in ARRAYS and isinstance(wanted, Request):
-                response.form = partial(_form, engine, model, wanted, body, response)
+                response.form = partial(_form, engine, model, wanted, body)
             return await encode(response, arrival, engine, text=media == JSON and encoding == "float")
 
     return embed

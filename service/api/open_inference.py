@@ -52,7 +52,10 @@ def handler(engine: Engine, sequences: Room, max_body_bytes: int) -> Handler:
             message = await engine.scheduler.run(
                 len(body), lambda: read_infer(body, header_length, model.manifest), text
             )
-            async with sequences.answer(model, message.request) as answer:
+            request = message.request
+            if isinstance(request, Request):
+                request.in_pieces = request.sequence is None and all(message.binary.values())
+            async with sequences.answer(model, request) as answer:
                 as_text = not all(message.binary.values())
                 parts, json_length = await engine.scheduler.run(
                     answer.size, lambda: write_infer(answer, message), as_text
@@ -61,7 +64,7 @@ def handler(engine: Engine, sequences: Room, max_body_bytes: int) -> Handler:
                     reply = Reply(parts, JSON)
                 else:
                     reply = Reply(parts, BYTES, [(HEADER, b"%d" % json_length)])
-                    reply.form = partial(_form, engine, model, message.request, body, header_length, reply)
+                    reply.form = partial(_form, engine, model, message.request, body, header_length)
                 return await encode(reply, arrival, engine, as_text)
 
     return infer

@@ -28,7 +28,7 @@ def headers(values: Mapping[str, str]) -> Headers:
 class Reply(Response):
     """An answer of one type, in parts.
 
-    `form`, where it is set, tells the form of the request, if later ones may be answered by it.
+    `form`, where it is set, tells from the answer the form of the request, if later ones may be answered by it.
 
     Args:
         parts: its content.
@@ -39,7 +39,7 @@ class Reply(Response):
 
     def __init__(self, parts: Sequence[Part], media: str, further: Headers = ()) -> None:
         # Not as the parent does it, which wants the content whole, and takes as long as all the rest of a small answer.
-        self.form: Callable[[], Form | None] | None = None
+        self.form: Callable[[Reply], Form | None] | None = None
         self.status_code = 200
         self.background = None
         self.parts = parts

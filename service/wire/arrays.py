@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from incipit.service.errors import Malformed
-from incipit.service.messages import Int64
+from incipit.service.messages import Int64, Tensor
 
 Header = tuple[tuple[int, ...], Literal["C", "F"], np.dtype[Any]]
 """Of a .npy file: shape, order, and type."""
@@ -80,7 +80,7 @@ def _kept_header(header: bytes) -> Header:
     return _read_header(header)[1]
 
 
-def npy_header(tensor: NDArray[np.generic]) -> bytes:
+def npy_header(tensor: Tensor) -> bytes:
     """Return what stands before the values of an array in a .npy file; the format has no bfloat16."""
     return _write_header(tensor.dtype, tensor.shape)
 

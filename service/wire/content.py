@@ -7,6 +7,8 @@ import numpy as np
 import pybase64
 from numpy.typing import NDArray
 
+from incipit.service.messages import Pieces, Tensor
+
 Buffer = bytes | memoryview
 
 CHUNK = 3 * 2**18
@@ -21,18 +23,23 @@ COPIED = 2**15
 class Base64:
     """Bytes that are written as base64, one part after another; its length is that of the text."""
 
-    parts: tuple[Buffer, ...]
+    parts: tuple[Buffer | Pieces, ...]
 
     def __len__(self) -> int:
         return -(-sum(map(len, self.parts)) // 3) * 4
 
 
-Part = Buffer | Base64
+Part = Buffer | Base64 | Pieces
 
 
 def raw_bytes(tensor: NDArray[np.generic]) -> memoryview:
     """Return the values as little-endian bytes, without a copy."""
     return tensor.reshape(-1).view(np.uint8).data
+
+
+def bytes_of(tensor: Tensor) -> memoryview | Pieces:
+    """Return the values as bytes; those of pieces when they are sent."""
+    return tensor if isinstance(tensor, Pieces) else raw_bytes(tensor)
 
 
 def joined(parts: Iterable[Part]) -> bytes:
@@ -65,12 +72,13 @@ def _pieces(parts: Iterable[Part]) -> Iterator[Buffer]:
             yield from _sliced(part)
 
 
-def _sliced(part: Buffer) -> Iterator[memoryview]:
-    view = memoryview(part)
-    return (view[start : start + CHUNK] for start in range(0, len(view), CHUNK))
+def _sliced(part: Buffer | Pieces) -> Iterator[memoryview]:
+    for buffer in map(raw_bytes, part) if isinstance(part, Pieces) else (part,):
+        view = memoryview(buffer)
+        yield from (view[start : start + CHUNK] for start in range(0, len(view), CHUNK))
 
 
-def _encoded(parts: Iterable[Buffer]) -> Iterator[bytes]:
+def _encoded(parts: Iterable[Buffer | Pieces]) -> Iterator[bytes]:
     """Yield base64 of the parts as if they were one."""
     rest = b""
     for part in parts:

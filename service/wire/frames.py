@@ -206,13 +206,13 @@ def write_vectors(answer: TokenAnswer, number: int, version: int = 2) -> bytes:
 
     """
     if version == 1:
-        if len(answer.tensors) > 1:
-            raise Invalid("output", list(answer.tensors), "one output, or frames of version 2")
-        tensors: list[NDArray[np.generic]] = list(answer.tensors.values())
+        if len(answer.arrays) > 1:
+            raise Invalid("output", list(answer.arrays), "one output, or frames of version 2")
+        tensors: list[NDArray[np.generic]] = list(answer.arrays.values())
         last = tensors[0].shape[-1].to_bytes(3, "little")
         widths: list[int] = []
     else:
-        tensors = list(answer.tensors.values())
+        tensors = list(answer.arrays.values())
         last = bytes((len(tensors), 0, 0))
         widths = [tensor.shape[-1] for tensor in tensors]
     rows, tokens = len(answer.lengths), int(answer.lengths.sum())

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from incipit.service.errors import Invalid, Malformed
 from incipit.service.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
-from incipit.service.messages import Answer, BiasRequest, Request, Rows, TextRequest, TokenAnswer
+from incipit.service.messages import Answer, BiasRequest, Pieces, Request, Rows, Tensor, TextRequest, TokenAnswer
 from incipit.service.wire.content import Base64, Part, joined, raw_bytes
 from incipit.service.wire.prompt_embeds import PROMPT_EMBEDS, write_prompt_embeds
 from incipit.service.wire.rows import (
@@ -288,7 +288,9 @@ def answer_json(answer: Answer, encoding: str) -> dict[str, Any]:
     return document
 
 
-def _written(answer: Answer, tensor: NDArray[np.generic], encoding: str) -> Any:
+def _written(answer: Answer, tensor: Tensor, encoding: str) -> Any:
+    if isinstance(tensor, Pieces):
+        return Base64((tensor,))
     if encoding == PROMPT_EMBEDS and isinstance(answer, TokenAnswer):
         return write_prompt_embeds(tensor, answer.lengths)
     return base64_of(tensor) if encoding == "base64" else floats_of(tensor)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from incipit.service.errors import Invalid, Malformed
 from incipit.service.manifest import BIAS_GRAPH, Manifest, StemManifest
-from incipit.service.messages import Answer, AnyRequest, BiasRequest, Request, Rows, StemRequest
-from incipit.service.wire.content import raw_bytes
+from incipit.service.messages import Answer, AnyRequest, BiasRequest, Pieces, Request, Rows, StemRequest
+from incipit.service.wire.content import Part, bytes_of
 from incipit.service.wire.native import read_json
 from incipit.service.wire.open_inference_models import DATATYPES, Manifests, Shapes, describe, inputs_of
 from incipit.service.wire.open_inference_parameters import Wishes, check_input, read_wishes
@@ -218,7 +218,7 @@ def _read(inputs: list[Input], known: Shapes, *needed: str) -> dict[str, NDArray
     return tensors
 
 
-def write_infer(answer: Answer, infer: Infer) -> tuple[list[bytes | memoryview], int | None]:
+def write_infer(answer: Answer, infer: Infer) -> tuple[list[Part], int | None]:
     """Return the parts of a response body, and the length of the JSON where bytes follow it."""
     document: dict[str, Any] = {"model_name": answer.model, "model_version": str(answer.version)}
     if infer.id is not None:
@@ -227,9 +227,9 @@ def write_infer(answer: Answer, infer: Infer) -> tuple[list[bytes | memoryview],
     for name, tensor in answer.tensors.items():
         output: dict[str, Any] = {"name": name, "datatype": DATATYPES[answer.dtype], "shape": tensor.shape}
         if infer.binary[name]:
-            parts.append(raw_bytes(tensor))
-            output["parameters"] = {"binary_data_size": parts[-1].nbytes}
-        elif np.isfinite(tensor).all():
+            parts.append(bytes_of(tensor))
+            output["parameters"] = {"binary_data_size": tensor.nbytes}
+        elif not isinstance(tensor, Pieces) and np.isfinite(tensor).all():
             output["data"] = tensor.reshape(-1)
         else:
             allowed = "binary_data, since a value is infinite or no number, which JSON cannot hold"

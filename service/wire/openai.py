@@ -79,7 +79,7 @@ def read_embeddings(document: Mapping[str, Any], width: int) -> Embeddings:
 
 def write_embeddings(answer: TokenAnswer, message: Embeddings) -> list[Part]:
     """Write the vectors of each input: one, or with the pooling "none" one for each token, and then their shape."""
-    (tensor,) = answer.tensors.values()
+    (tensor,) = answer.arrays.values()
     if message.encoding == "float":
         tensor = floats_of(tensor)
     whole = message.request.pooling == "none"

@@ -76,7 +76,7 @@ def write_infer(answer: Answer, id_: str) -> pb.ModelInferResponse:
         TooLarge: they do not fit into a message.
 
     """
-    size = sum(tensor.nbytes for tensor in answer.tensors.values())
+    size = sum(tensor.nbytes for tensor in answer.arrays.values())
     if size > LARGEST:
         raise TooLarge("outputs", f"{size} bytes", f"at most {LARGEST} bytes in a message; ask for fewer tokens")
     describe = pb.ModelInferResponse.InferOutputTensor
@@ -86,9 +86,9 @@ def write_infer(answer: Answer, id_: str) -> pb.ModelInferResponse:
         id=id_,
         outputs=[
             describe(name=name, datatype=DATATYPES[answer.dtype], shape=tensor.shape)
-            for name, tensor in answer.tensors.items()
+            for name, tensor in answer.arrays.items()
         ],
-        raw_output_contents=[bytes(raw_bytes(tensor)) for tensor in answer.tensors.values()],
+        raw_output_contents=[bytes(raw_bytes(tensor)) for tensor in answer.arrays.values()],
     )
 
 

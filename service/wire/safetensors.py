@@ -14,8 +14,8 @@ import orjson
 from numpy.typing import NDArray
 
 from incipit.service.errors import Malformed
-from incipit.service.messages import DTYPES, Answer, TokenAnswer
-from incipit.service.wire.content import Buffer, raw_bytes
+from incipit.service.messages import DTYPES, Answer, Tensor, TokenAnswer
+from incipit.service.wire.content import Part, bytes_of
 
 TYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -93,7 +93,7 @@ def _sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
 
 
-def write_safetensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> list[Buffer]:
+def write_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[Part]:
     """Write C-contiguous tensors, without a copy: the same bytes for the same tensors."""
     # Wider types stand first, so that every tensor is aligned.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
@@ -104,12 +104,12 @@ def write_safetensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str
         header[name] = {"dtype": NAMES[tensor.dtype], "shape": tensor.shape, "data_offsets": (begin, end)}
     text = orjson.dumps(header)
     text += b" " * (-len(text) % 8)
-    return [len(text).to_bytes(8, "little") + text, *(raw_bytes(tensor) for _, tensor in ordered)]
+    return [len(text).to_bytes(8, "little") + text, *(bytes_of(tensor) for _, tensor in ordered)]
 
 
-def answer_safetensors(answer: Answer) -> list[Buffer]:
+def answer_safetensors(answer: Answer) -> list[Part]:
     """Write an answer: its outputs, and of tokens what tells the rows apart and continues them."""
-    tensors: dict[str, NDArray[Any]] = dict(answer.tensors)
+    tensors: dict[str, Tensor] = dict(answer.tensors)
     if isinstance(answer, TokenAnswer):
         tensors |= {"next_offset": answer.next_offset, "lengths": answer.lengths}
         if answer.truncated is not None:

@@ -65,7 +65,7 @@ def test_it_is_served(mine: Mine, exported: Exported) -> None:
     with torch.inference_mode():
         expected = mine(torch.from_numpy(ids), torch.tensor([0, 6])).numpy()
     np.testing.assert_allclose(
-        answer.tensors["embeddings"].reshape(2, 3, D).astype(np.float32), expected, rtol=0, atol=1e-6
+        answer.arrays["embeddings"].reshape(2, 3, D).astype(np.float32), expected, rtol=0, atol=1e-6
     )
     with pytest.raises(Invalid, match="got 7 \\+ 3 = 10, allowed at most 9"):
         asyncio.run(engine.embed(model, Request(input_ids=Rows.of_array(ids), offset=np.array([0, 7]))))

@@ -447,7 +447,7 @@ def test_the_engine_serves_it_with_rows_of_any_length(repository: Path, tables: 
     answer = asyncio.run(engine.embed(engine.repository.get(way), request))
     tokens, positions = (rounded(table, way) for table in tables)
     expected = [tokens[row] + positions[at : at + len(row)] for row, at in zip(rows, offsets, strict=True)]
-    assert np.array_equal(answer.tensors["embeddings"], np.concatenate(expected))
+    assert np.array_equal(answer.arrays["embeddings"], np.concatenate(expected))
 
 
 def test_a_server_answers_in_the_type_that_was_asked_for(repository: Path, tables: tuple[Array, Array]) -> None:

@@ -244,9 +244,9 @@ def test_a_cancelled_request_does_not_change_its_neighbours(tiny_repository: Pat
         tasks[4].cancel()
         answers = await asyncio.gather(*tasks, return_exceptions=True)
         assert [isinstance(answer, asyncio.CancelledError) for answer in answers] == [i in (1, 4) for i in range(6)]
-        return [answer.tensors["embeddings"].tobytes() for answer in answers if not isinstance(answer, BaseException)]
+        return [answer.arrays["embeddings"].tobytes() for answer in answers if not isinstance(answer, BaseException)]
 
     together = asyncio.run(scenario())
-    alone = [asyncio.run(engine.embed(model, requests[i])).tensors["embeddings"].tobytes() for i in (0, 2, 3, 5)]
+    alone = [asyncio.run(engine.embed(model, requests[i])).arrays["embeddings"].tobytes() for i in (0, 2, 3, 5)]
     assert together == alone
     scheduler.close()

@@ -59,13 +59,13 @@ def feed(stream: DecodeStream, ids: Rows, number: int = 0, digest: bytes = b"", 
 def whole(stream: DecodeStream, **fields: Any) -> bytes:
     """Return the vectors of one request, the rows one after another."""
     request = read_embed(fields, indices=stream.model.manifest.indices).request
-    return asyncio.run(stream._engine.embed(stream.model, request)).tensors["embeddings"].tobytes()
+    return asyncio.run(stream._engine.embed(stream.model, request)).arrays["embeddings"].tobytes()
 
 
 def test_steps_equal_one_request_bit_for_bit(engine: Engine) -> None:
     stream = stream_of(engine, offset=(2,))
     steps = [row(1), row(2, 3, 4), row(5, 6)]
-    parts = [feed(stream, step).tensors["embeddings"] for step in steps]
+    parts = [feed(stream, step).arrays["embeddings"] for step in steps]
     one = whole(stream, input_ids=[1, 2, 3, 4, 5, 6], offset=2)
     assert np.concatenate(parts, 1).tobytes() == one
     assert stream.offset.tolist() == [8]
@@ -80,12 +80,12 @@ def test_rows_advance_by_their_own_lengths_also_by_none(engine: Engine) -> None:
         [2, 3, 6],
     )
     assert first.tensors["embeddings"].shape == (3, 4)
-    assert first.tensors["embeddings"].tobytes() == whole(stream, input_ids=[[1, 2], [3]], offset=[0, 5])
+    assert first.arrays["embeddings"].tobytes() == whole(stream, input_ids=[[1, 2], [3]], offset=[0, 5])
     second = feed(stream, rows([4], [5], [6]))
     assert second.tensors["embeddings"].shape == (3, 1, 4)
-    assert second.tensors["embeddings"].tobytes() == whole(stream, input_ids=[[4], [5], [6]], offset=[2, 3, 6])
+    assert second.arrays["embeddings"].tobytes() == whole(stream, input_ids=[[4], [5], [6]], offset=[2, 3, 6])
     third = feed(stream, rows([], [7, 8], []))
-    assert third.tensors["embeddings"].tobytes() == whole(stream, input_ids=[[7, 8]], offset=4)
+    assert third.arrays["embeddings"].tobytes() == whole(stream, input_ids=[[7, 8]], offset=4)
     assert stream.offset.tolist() == [3, 6, 7]
 
 
@@ -99,9 +99,9 @@ def test_segments_masks_and_positions_belong_to_a_step_with_empty_rows(engine: E
     )
     assert stream.offset.tolist() == [2, 1, 3]
     fields = {"input_ids": [[1, 2], [3, 4]], "offset": 1, "token_type_ids": [[0, 1], [1, 0]]}
-    assert answer.tensors["embeddings"].tobytes() == whole(stream, **fields, attention_mask=[[0, 1], [1, 1]])
+    assert answer.arrays["embeddings"].tobytes() == whole(stream, **fields, attention_mask=[[0, 1], [1, 1]])
     answer = feed(stream, rows([1], [2, 3], []), position_ids=rows([7], [0, 4], []))
-    assert answer.tensors["embeddings"].tobytes() == whole(stream, input_ids=[[1], [2, 3]], position_ids=[[7], [0, 4]])
+    assert answer.arrays["embeddings"].tobytes() == whole(stream, input_ids=[[1], [2, 3]], position_ids=[[7], [0, 4]])
     assert stream.offset.tolist() == [8, 5, 3]
 
 
@@ -133,7 +133,7 @@ def test_a_rewound_row_is_fed_again(engine: Engine) -> None:
     stream = stream_of(engine)
     feed(stream, row(1, 2, 3, 4))
     do(stream, Rewind(array(2)))
-    assert feed(stream, row(5)).tensors["embeddings"].tobytes() == whole(stream, input_ids=[5], offset=2)
+    assert feed(stream, row(5)).arrays["embeddings"].tobytes() == whole(stream, input_ids=[5], offset=2)
     assert stream.offset.tolist() == [3]
 
 
@@ -205,7 +205,7 @@ def test_a_numbered_step_that_is_sent_again_is_answered_again_and_advances_nothi
     stream = stream_of(engine, offset=(1, 2))
     first = feed(stream, rows([1], [2, 3]), 5, b"a", offset=array(1, 2))
     again = feed(stream, rows([1], [2, 3]), 5, b"a", offset=array(1, 2))
-    assert again.tensors["embeddings"].tobytes() == first.tensors["embeddings"].tobytes()
+    assert again.arrays["embeddings"].tobytes() == first.arrays["embeddings"].tobytes()
     assert again.next_offset.tolist() == first.next_offset.tolist() == stream.offset.tolist() == [2, 4]
     assert feed(stream, rows([1], [1]), 6, b"b").next_offset.tolist() == [3, 5]
 

@@ -154,7 +154,7 @@ def test_an_answer_is_what_the_session_gives(engine: Engine) -> None:
     answer = asyncio.run(engine.embed(model, read_embed({"input_ids": [[1, 2], [3, 4]], "offset": [1, 3]}).request))
     feeds = {"input_ids": np.array([[1, 2], [3, 4]]), "offset": np.array([1, 3])}
     oracle = model.sessions["model.onnx"].run(feeds)["embeddings"]
-    assert answer.tensors["embeddings"].tobytes() == oracle.tobytes()
+    assert answer.arrays["embeddings"].tobytes() == oracle.tobytes()
     assert answer.tensors["embeddings"].shape == (2, 2, 4)
     assert (answer.model, answer.version, answer.dtype) == ("gpt", 1, "float32")
     assert answer.next_offset.tolist() == [3, 5]
@@ -176,7 +176,7 @@ def test_requests_of_many_tasks_do_not_mix(engine: Engine) -> None:
         return await asyncio.gather(*(engine.embed(model, request) for request in requests))
 
     together = [answer.tensors["embeddings"].tobytes() for answer in asyncio.run(all_at_once())]
-    assert together == [asyncio.run(engine.embed(model, r)).tensors["embeddings"].tobytes() for r in requests]
+    assert together == [asyncio.run(engine.embed(model, r)).arrays["embeddings"].tobytes() for r in requests]
 
 
 def executions(engine: Engine, model: str) -> tuple[int, int, dict[int | None, int]]:
@@ -196,7 +196,7 @@ def answers_together(engine: Engine, asked: list[tuple[str, str | None, Request]
 
 
 def bits(answer: TokenAnswer) -> list[object]:
-    arrays = {"next": answer.next_offset, "lengths": answer.lengths, **answer.tensors}
+    arrays = {"next": answer.next_offset, "lengths": answer.lengths, **answer.arrays}
     return [answer.version, answer.dtype, *((name, array.shape, array.tobytes()) for name, array in arrays.items())]
 
 

@@ -82,7 +82,7 @@ def test_a_real_token_stands_behind_the_real_tokens_before_it(engine: Engine, na
     tokens, positions = tables()
     index = offset[:, None] + mask.cumsum(1) - 1
     expected = tokens[ids] + positions[index + FIRST]
-    found = answer.tensors["embeddings"].reshape(4, 5, 4)
+    found = answer.arrays["embeddings"].reshape(4, 5, 4)
     np.testing.assert_array_equal(found[mask == 1], expected[mask == 1])
     np.testing.assert_array_equal(answer.next_offset, offset + mask.sum(1))
 
@@ -92,20 +92,20 @@ def test_padding_stands_where_the_library_puts_it(engine: Engine, name: str, row
     ids, mask = padded()
     answer = embed(engine, name, ids, mask, np.array([0, 1, 2, 3]))
     tokens, positions = tables()
-    found = answer.tensors["embeddings"].reshape(4, 5, 4)[mask == 0]
+    found = answer.arrays["embeddings"].reshape(4, 5, 4)[mask == 0]
     np.testing.assert_array_equal(found, np.broadcast_to(tokens[PAD] + positions[row], found.shape))
 
 
 def test_padding_becomes_zero_where_the_family_multiplies_by_the_mask(engine: Engine) -> None:
     ids, mask = padded()
-    found = embed(engine, "masked", ids, mask, np.array([0])).tensors["embeddings"].reshape(4, 5, 4)
+    found = embed(engine, "masked", ids, mask, np.array([0])).arrays["embeddings"].reshape(4, 5, 4)
     assert not found[mask == 0].any()
 
 
 @pytest.mark.parametrize("name", [*COUNTS, "masked"])
 def test_a_padded_row_fed_token_by_token_is_that_of_one_pass(engine: Engine, name: str) -> None:
     ids, mask = padded()
-    whole = embed(engine, name, ids, mask, np.array([0])).tensors["embeddings"].reshape(4, 5, 4)
+    whole = embed(engine, name, ids, mask, np.array([0])).arrays["embeddings"].reshape(4, 5, 4)
     offset = np.zeros(4, np.int64)
     for column in range(5):
         step = embed(engine, name, ids[:, column : column + 1], mask[:, column : column + 1], offset)
@@ -124,7 +124,7 @@ def test_rows_of_unequal_length_are_those_of_one_row_each(engine: Engine, name: 
     together = asyncio.run(engine.embed(engine.repository.get(name), request))
     alone = [embed(engine, name, row[None], marks[None], np.array([0])) for row, marks in pieces]
     np.testing.assert_array_equal(
-        together.tensors["embeddings"], np.concatenate([answer.tensors["embeddings"][0] for answer in alone])
+        together.arrays["embeddings"], np.concatenate([answer.arrays["embeddings"][0] for answer in alone])
     )
     np.testing.assert_array_equal(together.next_offset, np.concatenate([answer.next_offset for answer in alone]))
 
@@ -169,8 +169,8 @@ def test_what_is_not_real_is_no_part_of_a_mean(
         attention_mask=None if mask is None else Rows(np.array(mask), lengths),
     )
     model = engine.repository.get(name)
-    vectors = asyncio.run(engine.embed(model, request)).tensors["embeddings"]
-    mean = asyncio.run(engine.embed(model, replace(request, pooling="mean"))).tensors["embeddings"]
+    vectors = asyncio.run(engine.embed(model, request)).arrays["embeddings"]
+    mean = asyncio.run(engine.embed(model, replace(request, pooling="mean"))).arrays["embeddings"]
     expected = np.stack([vectors[row].astype(np.float64).sum(0) / len(row) for row in real])
     assert mean.tobytes() == expected.astype(np.float32).tobytes()
 

@@ -46,12 +46,12 @@ def request(ids: Any, turn: Turn | None = None, offset: Any = None, **more: Any)
 
 async def ask(room: Room, model: Model, ids: Any, turn: Turn, offset: Any = None, **more: Any) -> bytes:
     async with room.answer(model, request(ids, turn, offset, **more)) as answer:
-        return answer.tensors["embeddings"].tobytes()
+        return answer.arrays["embeddings"].tobytes()
 
 
 async def stateless(engine: Engine, model: Model, ids: Any, offset: Any, **more: Any) -> bytes:
     answer = await engine.embed(model, request(ids, None, offset, **more))
-    return answer.tensors["embeddings"].tobytes()
+    return answer.arrays["embeddings"].tobytes()
 
 
 def where(room: Room) -> dict[Any, list[int]]:
@@ -289,7 +289,7 @@ def test_what_belongs_to_no_sequence_is_answered_as_ever(engine: Engine) -> None
 
     async def test(_: Sequences, room: Room) -> None:
         async with room.answer(model, request([1], None, 3)) as answer:
-            assert answer.tensors["embeddings"].tobytes() == await stateless(engine, model, [1], 3)
+            assert answer.arrays["embeddings"].tobytes() == await stateless(engine, model, [1], 3)
         with pytest.raises(Invalid, match="bias: got a request for it"):
             async with room.answer(model, BiasRequest(query_length=1, key_length=1)):
                 pass

@@ -129,12 +129,12 @@ def test_segments_are_those_of_the_tokenizer(tmp_path: Path, engine: Engine) -> 
     file.write_text(file.read_text().replace('"type_id": 0', '"type_id": 1').replace('"type_id":0', '"type_id":1'))
     segments = Rows(np.ones(3, np.int64), np.array([3]))
     request = Request(input_ids=Rows(np.array([1, 4, 2]), np.array([3])), indices={"token_type_ids": segments})
-    expected = asyncio.run(engine.embed(model, request)).tensors["embeddings"]
+    expected = asyncio.run(engine.embed(model, request)).arrays["embeddings"]
     other = replace(model, tokenizer=tokenizer_of(file))
     assert (
-        asyncio.run(engine.embed(other, TextRequest(text=("a",)))).tensors["embeddings"].tobytes() == expected.tobytes()
+        asyncio.run(engine.embed(other, TextRequest(text=("a",)))).arrays["embeddings"].tobytes() == expected.tobytes()
     )
-    own = asyncio.run(engine.embed(model, TextRequest(text=("a",)))).tensors["embeddings"]
+    own = asyncio.run(engine.embed(model, TextRequest(text=("a",)))).arrays["embeddings"]
     assert own.tobytes() != expected.tobytes()
 
 

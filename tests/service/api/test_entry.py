@@ -9,11 +9,12 @@ from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from incipit.service.api import problems
+from incipit.service.api.arrival import Arrival
 from incipit.service.api.entry import Entry
 from incipit.service.errors import Invalid
 
 
-async def handler(_: Request, name: str, version: str | None) -> Response:
+async def handler(_: Arrival | Request, name: str, version: str | None) -> Response:
     if name == "wrong":
         raise Invalid("model", name, "another")
     if name == "broken":

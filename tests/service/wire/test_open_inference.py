@@ -9,6 +9,7 @@ import pytest
 
 from incipit.service.errors import Invalid
 from incipit.service.messages import Request, TokenAnswer, Turn
+from incipit.service.wire.content import joined
 from incipit.service.wire.open_inference import Infer, read_infer, write_infer
 from tests.service.manifests import tiny_manifest
 
@@ -49,14 +50,15 @@ def test_a_binary_answer_is_the_array_itself() -> None:
     written = answer()
     (header, data), length = write_infer(written, infer(binary=True))
     assert length == len(header)
-    assert json.loads(bytes(header)) == {
+    assert json.loads(joined([header])) == {
         "model_name": "m",
         "model_version": "2",
         "outputs": [
             {"name": "embeddings", "datatype": "FP32", "shape": [1, 1, 2], "parameters": {"binary_data_size": 8}}
         ],
     }
-    assert np.shares_memory(np.frombuffer(data, np.uint8), written.tensors["embeddings"])
+    assert isinstance(data, memoryview)
+    assert np.shares_memory(np.frombuffer(data, np.uint8), written.arrays["embeddings"])
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
@@ -64,7 +66,7 @@ def test_json_refuses_what_it_cannot_hold_and_bytes_do_not(value: float) -> None
     with pytest.raises(Invalid, match="outputs embeddings: got JSON, allowed binary_data"):
         write_infer(answer(value), infer(binary=False))
     (_, data), _ = write_infer(answer(value), infer(binary=True))
-    assert bytes(data) == np.array([value, 1], np.float32).tobytes()
+    assert joined([data]) == np.array([value, 1], np.float32).tobytes()
 
 
 def sequence_of(**parameters: Any) -> Turn | None:

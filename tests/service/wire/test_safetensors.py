@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from incipit.service.errors import Malformed
 from incipit.service.messages import Rows, TokenAnswer
-from incipit.service.wire.content import Buffer
+from incipit.service.wire.content import joined
 from incipit.service.wire.safetensors import LONGEST_HEADER, answer_safetensors, read_safetensors, write_safetensors
 
 INTEGERS = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
@@ -28,10 +28,6 @@ def file(header: Any, data: bytes = b"") -> bytes:
 
 def entry(dtype: Any = "I64", shape: Any = (2,), offsets: Any = (0, 16), **more: Any) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets} | more
-
-
-def whole(parts: list[Buffer]) -> bytes:
-    return b"".join(parts)
 
 
 @pytest.mark.parametrize("dtype", [*INTEGERS, "bool", "float16", "float32", "float64"])
@@ -63,8 +59,8 @@ def test_the_library_reads_what_is_written() -> None:
         "single": random.standard_normal((2, 3, 5)).astype(np.float32),
         "lengths": np.array([1, 2, 3]),
     }
-    body = whole(write_safetensors(tensors, {"model": "m"}))
-    assert body == whole(write_safetensors(tensors, {"model": "m"}))
+    body = joined(write_safetensors(tensors, {"model": "m"}))
+    assert body == joined(write_safetensors(tensors, {"model": "m"}))
     found = safetensors.torch.load(body)
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
@@ -81,6 +77,7 @@ def test_the_library_reads_what_is_written() -> None:
 def test_writing_does_not_copy() -> None:
     array = np.zeros((2, 3), np.float32)
     _, values = write_safetensors({"a": array}, {})
+    assert isinstance(values, memoryview)
     assert np.shares_memory(np.frombuffer(values, np.uint8), array)
 
 
@@ -99,7 +96,7 @@ def test_an_answer_holds_all_that_tells_its_rows_apart() -> None:
         input_ids=Rows(ids, lengths),
         spans=spans,
     )
-    body = whole(answer_safetensors(answer))
+    body = joined(answer_safetensors(answer))
     expected = {
         "embeddings": vectors,
         "lengths": lengths,
