@@ -180,10 +180,11 @@ class Http(HttpToolsProtocol):
         self.transport.write(self._head(200, form.headers) + form.prefix)
         try:
             for piece in run.pieces():
-                self.transport.write(raw_bytes(piece))
+                # Not behind the last, on whose heels the next request may come.
                 await self._let_others()
                 if self.transport.is_closing():
                     return
+                self.transport.write(raw_bytes(piece))
         except Exception:
             self._break_off()
             return
@@ -215,10 +216,10 @@ class Http(HttpToolsProtocol):
         else:
             transport.write(head)
             async for packet in response.packets():
-                transport.write(packet)
                 await self._let_others()
                 if transport.is_closing():
                     return
+                transport.write(packet)
 
     def _head(self, status: int, headers: list[Header]) -> bytes:
         parts = [STATUS_LINE[status]]

@@ -70,12 +70,11 @@ class Reply(Response):
         return packets(self.parts)
 
     async def packets(self) -> AsyncIterator[Buffer]:
-        """Yield what is sent packet by packet; others are answered between two of them."""
+        """Yield what is sent packet by packet; whoever takes them lets others be answered between two of them."""
         deflate = self._deflate
         for packet in packets(self.parts):
             if deflate is None:
                 yield packet
-                await asyncio.sleep(0)
             else:
                 # Not by the scheduler, which may refuse: the answer has begun.
                 yield await asyncio.get_running_loop().run_in_executor(None, deflate.compress, packet)
@@ -92,6 +91,7 @@ class Reply(Response):
             gone = asyncio.ensure_future(_gone(receive))
             try:
                 async for packet in self.packets():
+                    await asyncio.sleep(0)
                     if gone.done():
                         return
                     await send({"type": "http.response.body", "body": packet, "more_body": True})
