@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from incipit.service.api.media import BYTES, EVENTS, JSON, NDJSON, NPY, SAFETENSORS
 from incipit.service.api.problems import MEDIA_TYPE
@@ -18,7 +18,13 @@ Texts = Text | Annotated[list[Text], Field(min_length=1)]
 Truncate = Literal["left", "right"]
 
 
-class EmbedRequest(BaseModel):
+class Documented(BaseModel):
+    """What the document alone says of a body: built when it is first asked for, since most servers never are."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class EmbedRequest(Documented):
     """Token ids and what belongs to them."""
 
     input_ids: Rows | None = Field(
@@ -43,14 +49,14 @@ class EmbedRequest(BaseModel):
     return_tokens: bool = Field(False, description="Whether the answer says what the tokens of a text are.")
 
 
-class Output(BaseModel):
+class Output(Documented):
     """One of several outputs."""
 
     shape: list[int]
     data: str | list[Any]
 
 
-class EmbedAnswer(BaseModel):
+class EmbedAnswer(Documented):
     """The vectors that enter block 0, or another output under its own name, or several in `outputs`."""
 
     model: str
@@ -72,7 +78,7 @@ class EmbedAnswer(BaseModel):
     )
 
 
-class BiasRequest(BaseModel):
+class BiasRequest(Documented):
     """Which queries meet which keys: queries from a position on, keys from position 0 on."""
 
     model_config = ConfigDict(extra="forbid")
@@ -84,7 +90,7 @@ class BiasRequest(BaseModel):
     encoding: Literal["base64", "float"] = Field("base64", description="How JSON holds the values.")
 
 
-class BiasAnswer(BaseModel):
+class BiasAnswer(Documented):
     """What attention adds for each head, query and key; or the sinusoid of each distance."""
 
     model: str
@@ -96,7 +102,7 @@ class BiasAnswer(BaseModel):
     relative_positions: str | list[Any] | None = Field(None, description="The same of a sinusoid.")
 
 
-class Problem(BaseModel):
+class Problem(Documented):
     """An error (RFC 9457)."""
 
     type: str
@@ -140,11 +146,18 @@ ERRORS = {
 
 def errors(kind: type[BaseModel], media: str, *statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return what OpenAPI tells of the errors with these statuses, in the form that a door gives them."""
-    content = {media: {"schema": {"$ref": f"{COMPONENTS}{kind.__name__}"}}}
-    return {status: {"description": ERRORS[status], "content": content} for status in statuses}
+    return {status: {"description": ERRORS[status], "content": described(kind, media)} for status in statuses}
 
 
 COMPONENTS = "#/components/schemas/"
+ANSWER = "What was asked for."
+
+
+def described(kind: type[BaseModel], media: str = JSON) -> dict[str, Any]:
+    """Return what OpenAPI tells of a body, by the name of its description."""
+    return {media: {"schema": {"$ref": f"{COMPONENTS}{kind.__name__}"}}}
+
+
 PROBLEMS = errors(Problem, MEDIA_TYPE, 400, 401, 403, 404, 406, 413, 415, 422, 429, 500, 503)
 NOT_FOUND = errors(Problem, MEDIA_TYPE, 401, 403, 404)
 BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -165,23 +178,21 @@ BESIDE: list[dict[str, Any]] = [
 ]
 EMBED: dict[str, Any] = {
     "responses": {
-        200: {"model": EmbedAnswer, "content": ARRAYS},
+        200: {"description": ANSWER, "content": {**described(EmbedAnswer), **ARRAYS}},
         **PROBLEMS,
     },
     "openapi_extra": {
         "parameters": BESIDE,
-        "requestBody": {"required": True, "content": {JSON: {"schema": EmbedRequest.model_json_schema()}, **ARRAYS}},
+        "requestBody": {"required": True, "content": {**described(EmbedRequest), **ARRAYS}},
     },
 }
 BIAS: dict[str, Any] = {
-    "responses": {200: {"model": BiasAnswer, "content": ARRAYS}, **PROBLEMS},
-    "openapi_extra": {
-        "requestBody": {"required": True, "content": {JSON: {"schema": BiasRequest.model_json_schema()}}}
-    },
+    "responses": {200: {"description": ANSWER, "content": {**described(BiasAnswer), **ARRAYS}}, **PROBLEMS},
+    "openapi_extra": {"requestBody": {"required": True, "content": described(BiasRequest)}},
 }
 
 
-class DecodeRequest(BaseModel):
+class DecodeRequest(Documented):
     """A known list of ids, answered as events; as lines, each message of `docs/decode.md` stands alone."""
 
     input_ids: Rows = Field(description="Rows of token ids, which may differ in length; a flat list is one row.")
@@ -208,13 +219,13 @@ DECODE: dict[str, Any] = {
     "openapi_extra": {
         "requestBody": {
             "required": True,
-            "content": {NDJSON: TEXT, JSON: {"schema": DecodeRequest.model_json_schema()}},
+            "content": {NDJSON: TEXT, **described(DecodeRequest)},
         }
     },
 }
 
 
-class EmbeddingsRequest(BaseModel):
+class EmbeddingsRequest(Documented):
     """Inputs, as the API of OpenAI has them; `pooling` and `truncate` are additions to it."""
 
     model_config = ConfigDict(extra="forbid")
@@ -230,7 +241,7 @@ class EmbeddingsRequest(BaseModel):
     truncate: Truncate | None = Field(None, description="Where an input that is too long is cut; default is an error.")
 
 
-class Embedding(BaseModel):
+class Embedding(Documented):
     """The vector of one input."""
 
     object: Literal["embedding"]
@@ -239,14 +250,14 @@ class Embedding(BaseModel):
     shape: list[int] | None = Field(None, description="With the pooling none: [tokens, width].")
 
 
-class Usage(BaseModel):
+class Usage(Documented):
     """How many tokens were embedded."""
 
     prompt_tokens: int
     total_tokens: int
 
 
-class EmbeddingsAnswer(BaseModel):
+class EmbeddingsAnswer(Documented):
     """The vectors of all inputs."""
 
     object: Literal["list"]
@@ -273,7 +284,7 @@ class OpenAIModels(BaseModel):
     data: list[OpenAIModel]
 
 
-class OpenAIErrorDetails(BaseModel):
+class OpenAIErrorDetails(Documented):
     """What is wrong."""
 
     message: str
@@ -282,7 +293,7 @@ class OpenAIErrorDetails(BaseModel):
     code: str | None = Field(description="The kind of error.")
 
 
-class OpenAIError(BaseModel):
+class OpenAIError(Documented):
     """An error, as the API of OpenAI has it."""
 
     error: OpenAIErrorDetails
@@ -290,19 +301,17 @@ class OpenAIError(BaseModel):
 
 EMBEDDINGS: dict[str, Any] = {
     "responses": {
-        200: {"model": EmbeddingsAnswer},
+        200: {"description": ANSWER, "content": described(EmbeddingsAnswer)},
         **errors(OpenAIError, JSON, 400, 401, 403, 404, 413, 415, 422, 429, 500, 503),
     },
-    "openapi_extra": {
-        "requestBody": {"required": True, "content": {JSON: {"schema": EmbeddingsRequest.model_json_schema()}}}
-    },
+    "openapi_extra": {"requestBody": {"required": True, "content": described(EmbeddingsRequest)}},
 }
 
 
 Parameters = dict[str, str | int | float | bool]
 
 
-class Described(BaseModel):
+class Described(Documented):
     """A tensor of a model; sizes that are free are -1."""
 
     name: str
@@ -310,7 +319,7 @@ class Described(BaseModel):
     shape: list[int]
 
 
-class InferInput(BaseModel):
+class InferInput(Documented):
     """A tensor of a request: its data here, or as bytes behind the JSON."""
 
     model_config = ConfigDict(extra="forbid")
@@ -322,7 +331,7 @@ class InferInput(BaseModel):
     data: list[Any] = Field([], description="Flat or nested; absent beside the parameter binary_data_size.")
 
 
-class InferWish(BaseModel):
+class InferWish(Documented):
     """An output that is asked for."""
 
     model_config = ConfigDict(extra="forbid")
@@ -331,7 +340,7 @@ class InferWish(BaseModel):
     parameters: Parameters = {}
 
 
-class InferRequest(BaseModel):
+class InferRequest(Documented):
     """Tensors by name, as the Open Inference Protocol has them."""
 
     model_config = ConfigDict(extra="forbid")
@@ -343,7 +352,7 @@ class InferRequest(BaseModel):
     outputs: list[InferWish] | None = Field(None, description="Default is the first output.")
 
 
-class InferOutput(BaseModel):
+class InferOutput(Documented):
     """A tensor of an answer: its data here, or as bytes behind the JSON."""
 
     name: str
@@ -353,7 +362,7 @@ class InferOutput(BaseModel):
     data: list[float] | None = None
 
 
-class InferAnswer(BaseModel):
+class InferAnswer(Documented):
     """The outputs that were asked for."""
 
     model_name: str
@@ -428,7 +437,7 @@ class Statistics(BaseModel):
     model_stats: list[ModelStatistics]
 
 
-class OpenInferenceError(BaseModel):
+class OpenInferenceError(Documented):
     """An error, as the Open Inference Protocol has it."""
 
     error: str
@@ -442,7 +451,7 @@ def open_inference_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 OF_BODIES = (400, 401, 403, 413, 415, 422, 500, 503)
 INFER: dict[str, Any] = {
     "responses": {
-        200: {"model": InferAnswer, "content": {BYTES: BINARY}},
+        200: {"description": ANSWER, "content": {**described(InferAnswer), BYTES: BINARY}},
         **open_inference_errors(404, 409, 429, *OF_BODIES),
     },
     "openapi_extra": {
@@ -456,7 +465,7 @@ INFER: dict[str, Any] = {
         ],
         "requestBody": {
             "required": True,
-            "content": {JSON: {"schema": {"$ref": f"{COMPONENTS}InferRequest"}}, BYTES: BINARY},
+            "content": {**described(InferRequest), BYTES: BINARY},
         },
     },
 }
@@ -496,14 +505,21 @@ CHANGE: dict[str, Any] = {
 }
 
 
+NAMED: dict[JsonSchemaMode, tuple[type[BaseModel], ...]] = {
+    "validation": (EmbedRequest, BiasRequest, DecodeRequest, EmbeddingsRequest, InferRequest),
+    "serialization": (EmbedAnswer, BiasAnswer, EmbeddingsAnswer, InferAnswer, Problem, OpenAIError, OpenInferenceError),
+}
+"""What the document holds by name, of requests and of answers."""
+
+
 def document(build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return the OpenAPI document that FastAPI builds once, with what is described by name alone, and without what no
     door answers.
     """
     whole = build()
-    named: tuple[type[BaseModel], ...] = (Problem, OpenAIError, OpenInferenceError, InferRequest)
-    _, found = models_json_schema([(model, "validation") for model in named], ref_template=COMPONENTS + "{model}")
-    whole["components"]["schemas"] |= found["$defs"]
+    for mode, kinds in NAMED.items():
+        _, found = models_json_schema([(kind, mode) for kind in kinds], ref_template=COMPONENTS + "{model}")
+        whole["components"]["schemas"] |= found["$defs"]
     for name in ("HTTPValidationError", "ValidationError"):
         whole["components"]["schemas"].pop(name, None)
     for operations in whole["paths"].values():

@@ -87,7 +87,7 @@ def test_operation_ids_are_unique(document: Any) -> None:
 
 def test_embed_describes_every_field_that_is_read(tiny: httpx.Client, document: Any) -> None:
     content = document["paths"]["/models/{name}/embed"]["post"]["requestBody"]["content"]
-    fields = list(content["application/json"]["schema"]["properties"])
+    fields = list(document["components"]["schemas"]["EmbedRequest"]["properties"])
     allowed = tiny.post("/models/gpt/embed", json={"nope": 1}).json()["allowed"].split(", ")
     assert sorted(fields) == sorted(allowed)
     assert list(content) == TYPES
@@ -98,7 +98,7 @@ def test_embed_describes_every_field_that_is_read(tiny: httpx.Client, document: 
 
 def test_decode_describes_every_field_that_is_read(tiny: httpx.Client, document: Any) -> None:
     content = document["paths"]["/models/{name}/decode"]["post"]["requestBody"]["content"]
-    fields = set(content["application/json"]["schema"]["properties"])
+    fields = set(document["components"]["schemas"]["DecodeRequest"]["properties"])
     known = {"step"}  # of a message, which a list of ids is not
     for values in ({"nope": 1}, {"open": {"nope": 1}}):
         line = tiny.post("/models/gpt/decode", json=values, headers={"Content-Type": "application/x-ndjson"})
@@ -121,7 +121,7 @@ def test_embed_describes_every_field_that_is_answered(tiny: httpx.Client, docume
 
 
 def test_embeddings_describes_every_field_that_is_read_and_answered(tiny: httpx.Client, document: Any) -> None:
-    described = document["paths"]["/v1/embeddings"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    described = document["components"]["schemas"]["EmbeddingsRequest"]
     refused = tiny.post("/v1/embeddings", json={"nope": 1}).json()
     assert sorted(described["properties"]) == sorted(refused["error"]["message"].partition("allowed ")[2].split(", "))
     fields = {"model": "gpt", "input": [1], "pooling": "none", "truncate": "left"}
