@@ -17,11 +17,12 @@ from incipit.service.api.entry import Entry
 from incipit.service.api.form import Forms
 from incipit.service.batching import Scheduler
 from incipit.service.control import Control
+from incipit.service.cores import usable_cores
 from incipit.service.engine import Engine
 from incipit.service.limits import Limits
 from incipit.service.metrics import Metrics
 from incipit.service.repository import Repository
-from incipit.service.runtime import choose_provider, usable_cores
+from incipit.service.runtime import choose_provider
 from incipit.service.sequences import Sequences
 from incipit.service.settings import Settings, listed
 from incipit.service.streams import Streams

@@ -36,11 +36,6 @@ PROBE = (
 """The smallest ONNX model: y = x + x, float32 (1,)."""
 
 
-def usable_cores() -> int:
-    """Return how many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def why_no_cuda() -> str | None:
     """Return why CUDA cannot be used, or None where a session ran on it.
 

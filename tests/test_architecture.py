@@ -14,6 +14,7 @@ SERVICE = {
     "settings": {"errors"},
     "log": set(),
     "loop": set(),
+    "cores": set(),
     "access": {"files", "errors"},
     "limits": {"access", "errors"},
     "files": {"errors"},

@@ -1,6 +1,5 @@
 """onnxruntime: which provider runs, and what is said where it cannot. Oracle: the raw tables."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from incipit.service.errors import ArtifactError, ProviderError
 from incipit.service.manifest import DATA, GRAPH
-from incipit.service.runtime import CPU, CUDA, PROBE, VERSION, Session, choose_provider, usable_cores, why_no_cuda
+from incipit.service.runtime import CPU, CUDA, PROBE, VERSION, Session, choose_provider, why_no_cuda
 
 HAS_CUDA = CUDA in onnxruntime.get_available_providers()
 cpu_package = pytest.mark.skipif(HAS_CUDA, reason="onnxruntime-gpu is installed")
@@ -113,16 +112,6 @@ def test_cpu_is_the_cpu() -> None:
 
 def test_the_version_is_that_of_onnxruntime() -> None:
     assert onnxruntime.__version__ == VERSION
-
-
-def test_usable_cores_are_those_of_this_process() -> None:
-    before = os.sched_getaffinity(0)
-    assert usable_cores() == len(before)
-    try:
-        os.sched_setaffinity(0, {min(before)})
-        assert usable_cores() == 1
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def test_the_probe_of_a_provider_is_a_graph_that_adds() -> None:

@@ -1,0 +1,55 @@
+"""How many processors this process may use."""
+
+import math
+import os
+from pathlib import Path
+
+GROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def usable_cores() -> int:
+    """Return how many processors this process may use, by its affinity and by the quota of its control groups."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(affinity, quota())))
+
+
+def quota(groups: Path = GROUPS, own: Path = OWN) -> float:
+    """Return how many processors' time the control groups of this process allow it; infinity where none limits it.
+
+    Args:
+        groups: where control groups are mounted, version 2 or the controller `cpu` of version 1 (cgroups(7)).
+        own: what says in which this process is.
+
+    """
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:  # no Linux
+        return math.inf
+    least = math.inf
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root = groups
+        elif "cpu" in controllers.split(","):
+            root = groups / "cpu"
+        else:
+            continue
+        group = root / path.lstrip("/")
+        # A group may be limited by those that it is in. In a container, its own is mounted as the root.
+        for folder in (group, *group.parents):
+            least = min(least, _limit(folder))
+            if folder == root:
+                break
+    return least
+
+
+def _limit(folder: Path) -> float:
+    """Return how many processors' time one group is allowed."""
+    try:
+        if (file := folder / "cpu.max").exists():
+            allowed, period = file.read_text().split()
+        else:
+            allowed, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return math.inf if allowed == "max" or int(allowed) < 0 else int(allowed) / int(period)
+    except (OSError, ValueError):
+        return math.inf

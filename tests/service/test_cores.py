@@ -1,0 +1,57 @@
+"""Processors that may be used: by the affinity of the process, and by the quota of its control groups, as the kernel
+documents their files (Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/cpu).
+"""
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from incipit.service.cores import quota, usable_cores
+
+
+def group(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "expected"),
+    [
+        ("0::/\n", {"cpu.max": "200000 100000\n"}, 2),
+        ("0::/\n", {"cpu.max": "50000 100000\n"}, 0.5),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, math.inf),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/a/b\n", {"a/b/cpu.max": "100000 100000\n", "a/cpu.max": "400000 100000\n"}, 1),
+        ("0::/docker/1234\n", {"cpu.max": "300000 100000\n"}, 3),  # a container, whose own group is the root
+        (
+            "4:cpu,cpuacct:/a\n1:memory:/b\n",
+            {"cpu/a/cpu.cfs_quota_us": "250000", "cpu/a/cpu.cfs_period_us": "100000"},
+            2.5,
+        ),
+        ("4:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "100000"}, math.inf),
+        ("0::/\n", {"cpu.max": "a mistake"}, math.inf),
+        ("", {}, math.inf),
+    ],
+)
+def test_the_smallest_quota_counts(tmp_path: Path, own: str, files: dict[str, str], expected: float) -> None:
+    file = tmp_path / "own"
+    file.write_text(own)
+    assert quota(group(tmp_path / "groups", files), file) == expected
+
+
+def test_without_control_groups_there_is_no_quota(tmp_path: Path) -> None:
+    assert quota(tmp_path / "none", tmp_path / "none") == math.inf
+
+
+def test_the_affinity_counts() -> None:
+    before = os.sched_getaffinity(0)
+    assert usable_cores() == len(before)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert usable_cores() == 1
+    finally:
+        os.sched_setaffinity(0, before)
