@@ -43,7 +43,9 @@ def companions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def native(server: Server, model: str, **fields: Any) -> dict[str, Any]:
     """Return the JSON answer of the native door, with its vectors as bytes."""
-    answer: dict[str, Any] = httpx.post(f"{server.address}/models/{model}/embed", json=fields).raise_for_status().json()
+    answer: dict[str, Any] = (
+        httpx.post(f"{server.address}/models/{model}/embed", json=fields, timeout=60).raise_for_status().json()
+    )
     return answer | {"data": base64.b64decode(answer[fields.get("output", "embeddings")])}
 
 

@@ -298,7 +298,7 @@ def test_a_stream_resumes_wherever_its_connections_break(
 
 
 def steps_done(server: Server) -> float:
-    text = httpx.get(f"{server.address}/metrics").text
+    text = httpx.get(f"{server.address}/metrics", timeout=60).text
     (line,) = re.findall(r'^incipit_stream_operations_total\{.*"gpt".*"step".*\} (.*)$', text, re.MULTILINE)
     return float(line)
 

@@ -552,7 +552,7 @@ def test_a_body_over_the_limit_is_refused(
     size = 16 * 2**20 + 1
     content: Any = iter([bytes(size - 1), b"x"]) if chunked else bytes(size)
     # A client of its own, since the server closes this connection.
-    response = httpx.post(tiny_clients.http.base_url.join(path), content=content)
+    response = httpx.post(tiny_clients.http.base_url.join(path), content=content, timeout=60)
     assert response.status_code == 413
     got = "more than 16777216 bytes" if chunked else "16777217 bytes"
     assert f"body: got {got}, allowed at most 16777216 bytes" in response.text

@@ -146,7 +146,7 @@ def asking(address: str, versions: set[int], failures: list[str]) -> Iterator[No
     done = threading.Event()
 
     def ask() -> None:
-        with httpx.Client(base_url=address) as client:
+        with httpx.Client(base_url=address, timeout=60) as client:
             while not done.is_set():
                 try:
                     answer = client.post("/models/gpt/embed", json={"input_ids": [1, 2]})
@@ -165,7 +165,7 @@ def asking(address: str, versions: set[int], failures: list[str]) -> Iterator[No
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -185,4 +185,4 @@ def test_a_server_follows_its_folder_without_a_failed_request(root: Path, worker
             shutil.rmtree(folder)
             wait_for(lambda: 1 in versions)
         assert failures == []
-        assert httpx.get(f"{server.address}/readyz").status_code == 200
+        assert httpx.get(f"{server.address}/readyz", timeout=60).status_code == 200

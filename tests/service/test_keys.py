@@ -217,7 +217,7 @@ def test_the_client_sends_a_key_at_every_door(guarded: Server, keys: dict[str, s
 
 
 def test_two_requests_of_one_connection_are_two_callers(guarded: Server, keys: dict[str, str]) -> None:
-    with httpx.Client(base_url=guarded.address) as http:
+    with httpx.Client(base_url=guarded.address, timeout=60) as http:
         for _ in range(2):
             for key, status in ((keys["all"], 200), (keys["bert"], 403), (None, 401)):
                 headers = {"Authorization": f"Bearer {key}"} if key else {}

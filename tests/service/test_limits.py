@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -181,12 +182,16 @@ def test_a_second_holds_what_it_may(per_second: float, moments: list[float], tol
 
 def test_callers_are_counted_apart_and_forgotten() -> None:
     limits, access = Limits(per_second=1), Access(by_address=True)
-    for number in range(1000):
-        access.came_from(f"10.0.0.{number}")
+
+    def ask(address: str) -> None:
+        access.came_from(address)
         with limits:
             pass
-    with pytest.raises(TooMany), limits:
-        pass
+
+    for number in range(1000):
+        copy_context().run(ask, f"10.0.0.{number}")  # a context of its own, as each request has one
+    with pytest.raises(TooMany):
+        copy_context().run(ask, "10.0.0.999")
     limits._count("late", 1, time.monotonic() + 60)
     assert list(limits._spent) == ["late"]
 

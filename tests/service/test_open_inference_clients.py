@@ -189,10 +189,10 @@ def test_models_are_unloaded_and_loaded_where_the_settings_allow_it(tiny_reposit
             assert client.infer("gpt", client.inputs(input_ids=IDS)).as_numpy("embeddings").shape == (2, 3, 4)
             with pytest.raises(InferenceServerException, match="parameters: got config, allowed nothing"):
                 client.load_model("gpt", config="{}")
-        ready = httpx.post(f"{server.address}/v2/repository/index", json={"ready": True}).json()
+        ready = httpx.post(f"{server.address}/v2/repository/index", json={"ready": True}, timeout=60).json()
         assert len(ready) == 3
-        httpx.post(f"{server.address}/v2/repository/models/gpt/unload").raise_for_status()
-        ready = httpx.post(f"{server.address}/v2/repository/index", json={"ready": True}).json()
+        httpx.post(f"{server.address}/v2/repository/models/gpt/unload", timeout=60).raise_for_status()
+        ready = httpx.post(f"{server.address}/v2/repository/index", json={"ready": True}, timeout=60).json()
         assert [model["name"] for model in ready] == ["bert", "bert"]
 
 

@@ -146,7 +146,7 @@ def test_an_option_wins_over_a_variable_and_that_over_the_file(monkeypatch: pyte
     [
         ("prot = 1", "{file}: got prot, allowed port, or another that incipit settings lists"),
         ("port = 'x'", "port in {file}: got x, allowed a valid integer, unable to parse string as an integer"),
-        ("port =", "config: got {file}, allowed a TOML file (Invalid value (at end of document))"),
+        ("port =", "config: got {shown}, allowed a TOML file (Invalid value (at end of document))"),
         ("config = 'other.toml'", "{file}: got config, allowed every other setting, since this is the file"),
     ],
 )
@@ -154,7 +154,8 @@ def test_a_mistake_in_the_file_is_named(file: Path, text: str, message: str) -> 
     file.write_text(text)
     with pytest.raises(Invalid) as refused:
         load({"config": file})
-    assert str(refused.value) == message.format(file=str(file) if len(str(file)) <= 80 else str(file)[:80] + "…")
+    shown = str(file) if len(str(file)) <= 80 else str(file)[:80] + "…"
+    assert str(refused.value) == message.format(file=file, shown=shown)
 
 
 def test_the_file_of_the_documentation_is_one(file: Path) -> None:

@@ -82,14 +82,14 @@ def test_every_door_speaks_tls(secure: tuple[Server, bool], files: Files) -> Non
 def test_no_door_answers_without_it(secure: tuple[Server, bool], files: Files) -> None:
     server, asked = secure
     with pytest.raises(httpx.HTTPError):
-        httpx.get(server.address.replace("https", "http") + "/livez")
+        httpx.get(server.address.replace("https", "http") + "/livez", timeout=60)
     with grpc.insecure_channel(server.grpc) as channel, pytest.raises(grpc.RpcError):
         service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(service_pb2.ServerLiveRequest(), timeout=5)
     with pytest.raises(httpx.ConnectError):  # who does not trust who signed it
-        httpx.get(f"{server.address}/livez")
+        httpx.get(f"{server.address}/livez", timeout=60)
     old = context(files, certificate=asked)
     old.maximum_version = ssl.TLSVersion.TLSv1_2
-    assert httpx.get(f"{server.address}/livez", verify=old).status_code == 200
+    assert httpx.get(f"{server.address}/livez", verify=old, timeout=60).status_code == 200
 
 
 def test_a_client_without_a_certificate_is_refused_where_one_is_asked_for(
@@ -97,16 +97,16 @@ def test_a_client_without_a_certificate_is_refused_where_one_is_asked_for(
 ) -> None:
     server, asked = secure
     if not asked:
-        assert httpx.get(f"{server.address}/livez", verify=context(files, False)).status_code == 200
+        assert httpx.get(f"{server.address}/livez", verify=context(files, False), timeout=60).status_code == 200
         return
     with pytest.raises(httpx.HTTPError):
-        httpx.get(f"{server.address}/livez", verify=context(files, certificate=False))
+        httpx.get(f"{server.address}/livez", verify=context(files, certificate=False), timeout=60)
     with pytest.raises(grpc.RpcError):
         ready_over_grpc(server, files, certificate=False)
     stranger = context(files, certificate=False)
     trustme.CA().issue_cert("client.example").configure_cert(stranger)
     with pytest.raises(httpx.HTTPError):
-        httpx.get(f"{server.address}/livez", verify=stranger)
+        httpx.get(f"{server.address}/livez", verify=stranger, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -155,10 +155,10 @@ def test_a_page_that_is_named_may_ask_and_no_other(open_to_a_page: Server, tiny_
     assert answer.headers["Access-Control-Allow-Headers"] == "authorization,content-type"
     assert preflight(open_to_a_page, "https://evil.example").status_code == 400
     for origin, allowed in ((PAGE, PAGE), ("https://evil.example", None)):
-        listed = httpx.get(f"{open_to_a_page.address}/models", headers={"Origin": origin})
+        listed = httpx.get(f"{open_to_a_page.address}/models", headers={"Origin": origin}, timeout=60)
         assert (listed.status_code, listed.headers.get("Access-Control-Allow-Origin")) == (200, allowed)
     assert preflight(tiny_server, PAGE).status_code == 405
-    closed = httpx.get(f"{tiny_server.address}/models", headers={"Origin": PAGE})
+    closed = httpx.get(f"{tiny_server.address}/models", headers={"Origin": PAGE}, timeout=60)
     assert not any(name.startswith("access-control") for name in closed.headers)
 
 

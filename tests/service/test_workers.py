@@ -64,11 +64,11 @@ def test_the_environment_limits_messages(limited: Clients) -> None:
 def test_workers_give_the_same_bits_and_their_counters_are_summed(two: Server) -> None:
     answers = set()
     for _ in range(20):  # a connection each, so that both workers are asked
-        answers.add(httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [1, 2, 3]}).text)
-        httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [11]})
+        answers.add(httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [1, 2, 3]}, timeout=60).text)
+        httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [11]}, timeout=60)
     assert len(answers) == 1
     time.sleep(2 * TELL_SECONDS)
-    text = httpx.get(f"{two.address}/metrics").text
+    text = httpx.get(f"{two.address}/metrics", timeout=60).text
     samples = {(s.name, *s.labels.values()): s.value for f in text_string_to_metric_families(text) for s in f.samples}
     assert samples["incipit_requests_total", "native", "bert", "ok"] == 20
     assert samples["incipit_requests_total", "native", "bert", "Invalid"] == 20
@@ -83,20 +83,20 @@ def test_the_gauge_of_streams_is_summed_over_workers(two: Server) -> None:
             stream.send('{"input_ids": [1]}')
             assert json.loads(stream.recv())["next_offset"] == [1]
         for _ in range(6):  # whoever answers
-            assert "incipit_streams_open 3.0" in httpx.get(f"{two.address}/metrics").text
+            assert "incipit_streams_open 3.0" in httpx.get(f"{two.address}/metrics", timeout=60).text
 
 
 def test_the_statistics_of_a_model_are_summed_over_workers(two: Server) -> None:
     def read() -> tuple[int, int, int]:
-        (model,) = httpx.get(f"{two.address}/v2/models/bert/versions/2/stats").json()["model_stats"]
+        (model,) = httpx.get(f"{two.address}/v2/models/bert/versions/2/stats", timeout=60).json()["model_stats"]
         sizes = {batch["batch_size"]: batch["compute_infer"]["count"] for batch in model["batch_stats"]}
         return model["inference_count"], model["inference_stats"]["success"]["count"], sizes.get(2, 0)
 
-    httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [1]})
+    httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [1]}, timeout=60)
     time.sleep(2 * TELL_SECONDS)
     before = read()
     for _ in range(20):  # a connection each, so that both workers are asked
-        httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [[1], [2]]})
+        httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [[1], [2]]}, timeout=60)
     time.sleep(2 * TELL_SECONDS)
     found = {read() for _ in range(6)}  # whoever answers
     assert found == {(before[0] + 40, before[1] + 20, before[2] + 20)}
@@ -168,7 +168,7 @@ def test_a_change_is_answered_when_all_workers_have_followed_it(tiny_repository:
 
 
 def test_every_worker_answers_grpc(two: Server) -> None:
-    httpx.get(f"{two.address}/readyz")
+    httpx.get(f"{two.address}/readyz", timeout=60)
     answers = set()
     for _ in range(10):  # a connection each
         with grpc.insecure_channel(two.grpc, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
@@ -194,7 +194,7 @@ def test_a_host_may_be_of_either_family(tiny_repository: Path, host: str) -> Non
     with serving(tiny_repository, "--host", host) as server:
         written = f"[{host}]" if ":" in host else host
         assert server.address.startswith(f"http://{written}:")
-        assert httpx.get(f"{server.address}/readyz").status_code == 200
+        assert httpx.get(f"{server.address}/readyz", timeout=60).status_code == 200
         with grpc.insecure_channel(f"{written}:{server.grpc.rpartition(':')[2]}") as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             assert stub.ServerReady(service_pb2.ServerReadyRequest()).ready
