@@ -1,5 +1,6 @@
 """A real server on a free port, and artifacts to serve."""
 
+import functools
 import os
 import re
 import socket
@@ -18,6 +19,7 @@ import tokenizers
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from incipit.export.exporter import export_loaded
 from incipit.export.source import LoadedSource
@@ -96,6 +98,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep what the service remembers of files out of the user's home."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INCIPIT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def translations() -> Iterator[None]:
+    """Read torch's table of translations to ONNX once, not with every export: that is half the time of a small one.
+
+    Exports in processes of their own, such as those of the command line, read it as torch does.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
         yield
 
 
