@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import socket
@@ -22,12 +21,18 @@ from safetensors.torch import save_file
 import incipit
 from incipit.service.manifest import Manifest
 from incipit.service.runtime import why_no_cuda
+from tests import commands
 from tests.conftest import INCIPIT, Server, serving
 
 
 def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [INCIPIT, *map(str, arguments)]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+    """Run `incipit` in a process that has most of what it imports already."""
+    return commands.run(commands.incipit, *arguments, **environment)
+
+
+def run_installed(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run `incipit` as a shell does."""
+    return subprocess.run([INCIPIT, *map(str, arguments)], capture_output=True, text=True, check=False)
 
 
 def failing(*arguments: str | Path, code: int, **environment: str) -> str:
@@ -55,7 +60,7 @@ def test_export_adds_a_version_and_says_how_it_was_proven(tmp_path: Path) -> Non
     config = {"model_type": "gpt2", "vocab_size": 7, "n_embd": 4, "n_positions": 6}
     (tmp_path / "source" / "config.json").write_text(json.dumps(config))
     save_file({"wte.weight": torch.randn(7, 4), "wpe.weight": torch.randn(6, 4)}, tmp_path / "source/model.safetensors")
-    done = run("export", tmp_path / "source", "--name", "tiny", "--repository", tmp_path / "made" / "here")
+    done = run_installed("export", tmp_path / "source", "--name", "tiny", "--repository", tmp_path / "made" / "here")
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "made" / "here" / "tiny" / "1"
     assert re.fullmatch(
@@ -115,7 +120,7 @@ def test_inspect_shows_limits_parity_and_the_manifest(tiny_repository: Path) -> 
 
 
 def test_check_opens_every_version(tiny_repository: Path) -> None:
-    done = run("check", "--repository", tiny_repository, "--provider", "cpu")
+    done = run_installed("check", "--repository", tiny_repository, "--provider", "cpu")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "bert 1: runs on CPUExecutionProvider, bert, ids 0 to 10, token_type_ids 0 to 1, max_len 8, width 4",
@@ -142,13 +147,13 @@ def test_help_names_every_command() -> None:
 
 
 def test_no_command_shows_the_help_and_is_wrong_use() -> None:
-    done = run()
+    done = run_installed()
     assert done.returncode == 2
     assert done.stdout == run("--help").stdout
 
 
 def test_the_version_is_that_of_the_package() -> None:
-    assert run("--version").stdout.split()[-1] == incipit.__version__
+    assert run_installed("--version").stdout.split()[-1] == incipit.__version__
 
 
 @pytest.mark.parametrize(
@@ -310,7 +315,7 @@ def test_a_terminal_shows_one_line_that_changes_and_a_file_few(monkeypatch: pyte
 
 
 def test_debug_shows_the_traceback(empty: Path) -> None:
-    done = run("--debug", "check", "--repository", empty)
+    done = run_installed("--debug", "check", "--repository", empty)
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback (most recent call last):")
     assert "find_artifacts" in done.stderr
@@ -330,7 +335,7 @@ def test_both_workers_answer_and_their_metrics_are_summed(two_workers: tuple[Ser
 
     # A connection for each request, which either worker may accept; one that started later comes later.
     limits, sent, deadline = httpx.Limits(max_keepalive_connections=0), 0, time.monotonic() + 100
-    with httpx.Client(base_url=server.address, limits=limits) as client, ThreadPoolExecutor(8) as pool:
+    with httpx.Client(base_url=server.address, limits=limits, timeout=60) as client, ThreadPoolExecutor(8) as pool:
 
         def embed(_: int) -> int:
             return client.post("/models/gpt/embed", json={"input_ids": [[1, 2, 3]]}).status_code
@@ -340,14 +345,14 @@ def test_both_workers_answer_and_their_metrics_are_summed(two_workers: tuple[Ser
             assert set(pool.map(embed, range(40))) == {200}
             sent += 40
     assert len(list(temporary.glob("*/metrics/counter_*.db"))) == 2
-    metrics = httpx.get(server.address + "/metrics").text
+    metrics = httpx.get(server.address + "/metrics", timeout=60).text
     assert f'incipit_requests_total{{door="native",model="gpt",outcome="ok"}} {sent}.0' in metrics
     assert f'incipit_tokens_total{{model="gpt"}} {3 * sent}.0' in metrics
 
 
 def test_a_server_is_ready_once_it_says_its_address(server: Server, tiny_server: Server) -> None:
     for running in (server, tiny_server):
-        assert httpx.get(running.address + "/readyz").status_code == 200
+        assert httpx.get(running.address + "/readyz", timeout=60).status_code == 200
 
 
 def test_the_banner_holds_address_and_limits(tiny_server: Server) -> None:
@@ -363,7 +368,7 @@ def test_the_line_of_the_banner_works_in_a_shell(tiny_server: Server) -> None:
     line = tiny_server.banner.splitlines()[-1]
     done = subprocess.run(line, shell=True, capture_output=True, text=True, check=True)
     expected = httpx.post(
-        tiny_server.address + "/models/bert/embed", json={"input_ids": [[1, 2, 3]], "encoding": "float"}
+        tiny_server.address + "/models/bert/embed", json={"input_ids": [[1, 2, 3]], "encoding": "float"}, timeout=60
     )
     assert done.stdout == expected.text
     assert expected.json()["shape"] == [1, 3, 4]

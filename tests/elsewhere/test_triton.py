@@ -1,7 +1,6 @@
 """`incipit triton`, read with the schema of Triton's own client; and what its settings mean to onnxruntime."""
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from incipit.models.stems import AudioConfig, AudioStem
 from incipit.service.manifest import Source
 from incipit.service.repository import find_artifacts
 from incipit.service.runtime import Session
-from tests.conftest import INCIPIT
+from tests import commands
 from tests.families.published import save
 
 
@@ -37,8 +36,7 @@ def repository(tiny_repository: Path, tmp_path: Path) -> Path:
 
 
 def test_every_field_is_triton_s(repository: Path) -> None:
-    arguments = [INCIPIT, "triton", "bert", "--repository", str(repository)]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    done = commands.run(commands.incipit, "triton", "bert", "--repository", repository)
     file = repository / "bert" / "config.pbtxt"
     assert (done.stdout, done.stderr) == (f"{file}\n", "")
     tokens = {"data_type": triton.TYPE_INT64, "dims": [-1, -1]}
@@ -125,9 +123,7 @@ def test_its_level_of_optimisation_gives_the_bits_that_were_proven(tmp_path: Pat
 
 
 def test_a_model_that_is_not_there_fails(repository: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [INCIPIT, "triton", "nope", "--repository", str(repository)], capture_output=True, text=True, check=False
-    )
+    done = commands.run(commands.incipit, "triton", "nope", "--repository", repository)
     assert (done.returncode, done.stderr) == (1, "incipit: NAME: got nope, allowed bert, gpt\n")
     with pytest.raises(ExportError, match="got no version, allowed at least one"):
         write_config(tmp_path / "none")

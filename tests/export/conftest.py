@@ -1,9 +1,11 @@
-"""A tiny checkpoint that transformers wrote."""
+"""A tiny checkpoint that transformers wrote, and a large one."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import BertConfig, BertModel
 
 
@@ -22,4 +24,14 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     BertModel(config).save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes(b'{ "any":\r\n "bytes" }')
+    return folder
+
+
+@pytest.fixture(scope="session")
+def large_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a GPT-2 whose table is 80 MB, and 20 MB as int8: more than is written, or rounded, at once."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    config = {"model_type": "gpt2", "vocab_size": 2**15, "n_embd": 610, "n_positions": 8}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({"wte.weight": torch.ones(2**15, 610), "wpe.weight": torch.ones(8, 610)}, folder / "model.safetensors")
     return folder

@@ -1,5 +1,6 @@
 """How artifacts enter a repository: drafts, versions, and what an export that dies leaves behind."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -8,7 +9,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from incipit.export.artifact import DRAFT, check_name, draft, publish, sweep, ve
 from incipit.export.errors import ExportError
 from incipit.export.exporter import export
 from incipit.service.repository import find_artifacts
-from tests.conftest import INCIPIT
+from tests import commands
 
 
 def add(repository: Path, name: str, content: str = "") -> int:
@@ -100,7 +100,7 @@ def test_a_draft_of_another_process_is_swept_once_that_process_is_dead(tmp_path:
 
 MOMENTS = {
     "the draft": ("", "float32"),
-    "the middle of the table": ("model.onnx.data", "float32"),  # which is 154 MB
+    "the middle of the table": ("model.onnx.data", "float32"),
     "the middle of the rounded table": ("model.onnx.data.new", "float16"),
     "the proof": ("manifest.json", "float32"),
 }
@@ -108,19 +108,18 @@ MOMENTS = {
 
 
 def end_in_the_middle(
-    repository: Path, number: signal.Signals, moment: str = "the middle of the table"
+    source: Path, repository: Path, number: signal.Signals, moment: str = "the middle of the table"
 ) -> tuple[int, str]:
     """Send a signal to an export at a moment; return its exit code and standard error."""
     file, dtype = MOMENTS[moment]
-    command = [INCIPIT, "export", "gpt2-small", "--name", "m", "--repository", str(repository), "--dtype", dtype]
-    # A shell lets its background jobs ignore SIGINT, and so would the export.
-    attend = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=attend) as process:
+    options = ("--name", "m", "--repository", repository, "--dtype", dtype)
+    with commands.running(commands.incipit, "export", source, *options) as started:
         while not any(there(folder / file) for folder in (repository / "m").glob(f"{DRAFT}*")):
-            assert process.poll() is None
+            assert started.process.is_alive(), started.wait()
             time.sleep(0.005)
-        process.send_signal(number)
-        return process.wait(), process.communicate()[1]
+        os.kill(started.process.pid or 0, number)
+        done = started.wait()
+        return done.returncode, done.stderr
 
 
 def there(path: Path) -> bool:
@@ -132,10 +131,10 @@ def there(path: Path) -> bool:
 
 @pytest.mark.parametrize("moment", ["the middle of the table", "the proof"])
 def test_an_export_that_is_killed_shows_nothing_and_the_next_sweeps(
-    tiny_checkpoint: Path, tmp_path: Path, moment: str
+    tiny_checkpoint: Path, large_checkpoint: Path, tmp_path: Path, moment: str
 ) -> None:
     add(tmp_path, "other")
-    code, _ = end_in_the_middle(tmp_path, signal.SIGKILL, moment)
+    code, _ = end_in_the_middle(large_checkpoint, tmp_path, signal.SIGKILL, moment)
     assert code == -signal.SIGKILL
     assert [path.name[:5] for path in (tmp_path / "m").iterdir()] == [DRAFT]
     assert [name for name, *_ in find_artifacts(tmp_path)] == ["other"]
@@ -152,9 +151,9 @@ def test_an_export_that_is_killed_shows_nothing_and_the_next_sweeps(
     ],
 )
 def test_an_export_that_is_interrupted_leaves_no_trace(
-    tmp_path: Path, number: signal.Signals, code: int, said: str, moment: str
+    large_checkpoint: Path, tmp_path: Path, number: signal.Signals, code: int, said: str, moment: str
 ) -> None:
-    found, errors = end_in_the_middle(tmp_path, number, moment)
+    found, errors = end_in_the_middle(large_checkpoint, tmp_path, number, moment)
     assert found == code
     assert errors.splitlines()[-1] == f"incipit: {said}"
     assert "Traceback" not in errors
@@ -162,12 +161,12 @@ def test_an_export_that_is_interrupted_leaves_no_trace(
 
 
 def test_two_exports_at_once_give_two_versions(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    command = [INCIPIT, "export", str(tiny_checkpoint), "--name", "m", "--repository", str(tmp_path)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in range(2)]
-    said = [process.communicate()[0] for process in running]
-    assert [process.returncode for process in running] == [0, 0]
+    command = (commands.incipit, "export", tiny_checkpoint, "--name", "m", "--repository", tmp_path)
+    with commands.running(*command) as first, commands.running(*command) as second:
+        done = [first.wait(), second.wait()]
+    assert [(each.returncode, each.stderr.count("Traceback")) for each in done] == [(0, 0), (0, 0)]
     assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["1", "2"]
-    assert sorted(line.split(b":")[0] for line in said) == [bytes(tmp_path / "m" / version) for version in "12"]
+    assert sorted(each.stdout.split(":")[0] for each in done) == [str(tmp_path / "m" / version) for version in "12"]
 
 
 def test_many_exports_at_once_give_as_many_versions(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import resource
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from incipit.models.steps import Norm, Positions, Project, Tokens
 from incipit.service import runtime
 from incipit.service.manifest import Manifest, ParityReport, Resized, Source, read, write
 from incipit.service.runtime import Session
-from tests.conftest import INCIPIT
+from tests import commands
 
 
 @pytest.fixture(scope="module")
@@ -266,15 +264,10 @@ def test_a_graph_that_is_not_proven_is_not_published(tmp_path: Path) -> None:
     ],
 )
 def test_a_disk_that_refuses_in_the_middle_is_said_in_one_line_and_leaves_no_trace(
-    tmp_path: Path, room: int, dtype: str
+    large_checkpoint: Path, tmp_path: Path, room: int, dtype: str
 ) -> None:
-    done = subprocess.run(
-        [INCIPIT, "export", "gpt2-small", "--name", "m", "--repository", str(tmp_path), "--dtype", dtype],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, room)),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    arguments = ("export", large_checkpoint, "--name", "m", "--repository", tmp_path, "--dtype", dtype)
+    done = commands.run(commands.incipit, *arguments, room=room)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"incipit: {tmp_path}: File too large"
     assert "Traceback" not in done.stderr
@@ -302,25 +295,27 @@ def test_positions_that_the_graph_computes_are_proven_to_the_last(tmp_path: Path
     assert verify(exported.folder) == exported.parity
 
 
-def test_a_resized_limit_is_recorded(tmp_path: Path) -> None:
-    exported = export("gpt2-small", "m", tmp_path, max_len=1030, resizing="interpolate")
+def test_a_resized_limit_is_recorded(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    exported = export(str(tiny_checkpoint), "m", tmp_path, max_len=26, resizing="interpolate")
     assert isinstance(exported.manifest, Manifest)
-    assert exported.manifest.max_len == 1030
-    assert exported.manifest.resized == Resized(from_max_len=1024, method="interpolate")
+    assert exported.manifest.max_len == 26
+    assert exported.manifest.resized == Resized(from_max_len=20, method="interpolate")
     assert verify(exported.folder) == exported.parity
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_len": 2048}, "resize: got None, allowed truncate"),
-        ({"max_len": 2048, "resizing": "truncate"}, "length: got 2048, allowed 1 to 1024"),
+        ({"max_len": 40}, "resize: got None, allowed truncate"),
+        ({"max_len": 40, "resizing": "truncate"}, "length: got 40, allowed 1 to 20"),
         ({"resizing": "truncate"}, "--resize: got 'truncate', allowed only with --max-len"),
     ],
 )
-def test_a_limit_that_cannot_be_reached_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_a_limit_that_cannot_be_reached_is_refused(
+    tiny_checkpoint: Path, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ExportError, match=message):
-        export("gpt2-small", "m", tmp_path, **options)
+        export(str(tiny_checkpoint), "m", tmp_path, **options)
 
 
 @pytest.mark.parametrize(("field", "value"), [("max_len", 5000), ("counts", "mask"), ("width", 16)])

@@ -2,12 +2,10 @@
 
 import hashlib
 import json
-import os
 import shutil
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,7 +16,7 @@ from transformers import BertModel
 
 from incipit.export.exporter import export
 from incipit.service.manifest import Manifest, Source, read
-from tests.conftest import INCIPIT
+from tests import commands
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPOSITORY = "owner/some-model"
@@ -98,8 +96,10 @@ def hub(tiny_checkpoint: Path, tmp_path: Path) -> Iterator[Hub]:
     server.server_close()
 
 
-def run(hub: Hub, home: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run `command` in a process of its own: huggingface_hub reads its settings once."""
+def run(
+    hub: Hub, home: Path, function: Callable[..., None], *arguments: str | Path
+) -> subprocess.CompletedProcess[str]:
+    """Run a function in a process of its own: huggingface_hub reads its settings once."""
     environment = {
         "HF_ENDPOINT": hub.address,
         "HF_HOME": str(home),
@@ -108,14 +108,14 @@ def run(hub: Hub, home: Path, *command: str) -> subprocess.CompletedProcess[str]
         "HF_HUB_OFFLINE": "0",
         "NO_PROXY": "*",
     }
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+    return commands.run(function, *arguments, **environment)
 
 
 def test_a_repository_becomes_the_artifact_that_its_folder_becomes(
     hub: Hub, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    command = [INCIPIT, "export", f"hf:{REPOSITORY}@v1.0", "--name", "m", "--repository", str(tmp_path / "hubs")]
-    done = run(hub, tmp_path / "home", *command)
+    command = ("export", f"hf:{REPOSITORY}@v1.0", "--name", "m", "--repository", tmp_path / "hubs")
+    done = run(hub, tmp_path / "home", commands.incipit, *command)
     assert done.returncode == 0, done.stderr
     assert hub.downloads() == ["config.json", "model.safetensors", "tokenizer.json"]
     found = read(Manifest, tmp_path / "hubs" / "m" / "1" / "manifest.json")
@@ -126,17 +126,9 @@ def test_a_repository_becomes_the_artifact_that_its_folder_becomes(
     )
 
 
-LOAD = """
-import sys
-from incipit.export.source import load_source
-for source in sys.argv[1:]:
-    print(load_source(source).record.revision)
-"""
-
-
 def test_every_revision_is_recorded_as_its_commit_and_downloaded_once(hub: Hub, tmp_path: Path) -> None:
     sources = [f"hf:{REPOSITORY}{revision}" for revision in ("", "@main", "@v1.0", f"@{COMMIT}")]
-    done = run(hub, tmp_path / "home", sys.executable, "-c", LOAD, *sources)
+    done = run(hub, tmp_path / "home", commands.load, *sources)
     assert done.stdout.splitlines() == [COMMIT] * 4, done.stderr
     assert hub.downloads() == ["config.json", "model.safetensors", "tokenizer.json"]
 
@@ -153,7 +145,7 @@ def test_of_a_model_in_shards_only_those_of_the_front_end_are_downloaded(hub: Hu
     files = shard(hub)
     needed = {file for name, file in files.items() if name.startswith("embeddings.")}
     assert needed < set(files.values())
-    done = run(hub, tmp_path / "home", sys.executable, "-c", LOAD, f"hf:{REPOSITORY}")
+    done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
     assert done.stdout.splitlines() == [COMMIT], done.stderr
     assert hub.downloads() == sorted(
         ["config.json", "model.safetensors.index.json", "tokenizer.json", *needed],
@@ -164,7 +156,7 @@ def test_of_a_description_only_the_files_that_it_names_are_downloaded(hub: Hub, 
     files = shard(hub)
     weight = "encoder.layer.0.attention.self.query.weight"
     (hub.folder / "frontend.toml").write_text(f'[[steps]]\nkind = "tokens"\nweight = "{weight}"\n')
-    done = run(hub, tmp_path / "home", sys.executable, "-c", LOAD, f"hf:{REPOSITORY}")
+    done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
     assert done.stdout.splitlines() == [COMMIT], done.stderr
     assert hub.downloads() == sorted(
         ["config.json", "frontend.toml", "model.safetensors.index.json", "tokenizer.json", files[weight]]
@@ -174,7 +166,7 @@ def test_of_a_description_only_the_files_that_it_names_are_downloaded(hub: Hub, 
 def test_of_a_model_that_is_not_understood_no_weights_are_downloaded(hub: Hub, tmp_path: Path) -> None:
     config = json.loads((hub.folder / "config.json").read_text())
     (hub.folder / "config.json").write_text(json.dumps(config | {"model_type": "other"}))
-    done = run(hub, tmp_path / "home", sys.executable, "-c", LOAD, f"hf:{REPOSITORY}")
+    done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
     assert "model_type is 'other', known are" in done.stderr.splitlines()[-1]
     assert hub.downloads() == ["config.json", "tokenizer.json"]
 
@@ -188,8 +180,8 @@ def test_of_a_model_that_is_not_understood_no_weights_are_downloaded(hub: Hub, t
     ],
 )
 def test_what_the_hub_does_not_have_is_said_in_one_line(hub: Hub, source: str, message: str, tmp_path: Path) -> None:
-    command = [INCIPIT, "export", source, "--name", "m", "--repository", str(tmp_path / "r")]
-    done = run(hub, tmp_path / "home", *command)
+    command = ("export", source, "--name", "m", "--repository", tmp_path / "r")
+    done = run(hub, tmp_path / "home", commands.incipit, *command)
     assert done.returncode == 1
     assert done.stdout == ""
     reading, error = done.stderr.splitlines()
@@ -201,12 +193,12 @@ def test_what_the_hub_does_not_have_is_said_in_one_line(hub: Hub, source: str, m
 
 def test_a_repository_with_a_pickle_alone_is_refused_and_the_pickle_not_downloaded(hub: Hub, tmp_path: Path) -> None:
     (hub.folder / "model.safetensors").unlink()
-    done = run(hub, tmp_path / "home", sys.executable, "-c", LOAD, f"hf:{REPOSITORY}")
+    done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
     assert "neither model.safetensors nor model.safetensors.index.json" in done.stderr.splitlines()[-1]
     assert hub.downloads() == ["config.json", "tokenizer.json"]
 
 
 def test_a_hub_that_does_not_answer_is_an_error_of_the_export(hub: Hub, tmp_path: Path) -> None:
     hub.address = "http://127.0.0.1:9"
-    done = run(hub, tmp_path / "home", sys.executable, "-c", LOAD, f"hf:{REPOSITORY}")
+    done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
     assert done.stderr.splitlines()[-1].startswith(f"incipit.export.errors.ExportError: hf:{REPOSITORY}: ")

@@ -18,7 +18,7 @@ from incipit.service.files import open_file, stamp_of
 from incipit.service.manifest import DATA, MANIFEST
 from incipit.service.repository import Repository
 from incipit.service.runtime import CPU
-from tests.conftest import INCIPIT
+from tests import commands
 
 FALSE = "f" * 64
 
@@ -246,13 +246,12 @@ def test_a_repository_is_hashed_once(
 
 
 def test_the_command_line_remembers_and_verify_does_not_ask(tiny_repository: Path, tmp_path: Path) -> None:
-    environment = os.environ | {"INCIPIT_CACHE": str(tmp_path / "cache")}
     file = tiny_repository / "gpt/1" / DATA
     plant(tmp_path / "cache", json.dumps({key_of(file): FALSE}))
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [INCIPIT, *arguments, "--repository", str(tiny_repository)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        arguments += ("--repository", str(tiny_repository))
+        return commands.run(commands.incipit, *arguments, INCIPIT_CACHE=str(tmp_path / "cache"))
 
     refused, verified = run("check"), run("verify", "gpt")
     assert refused.stderr.startswith(f"incipit: gpt/1/{DATA}: got sha256 {FALSE[:12]}…")
