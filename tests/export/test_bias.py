@@ -26,6 +26,7 @@ from incipit.models.frontend import FrontEnd
 from incipit.models.relative import RelativeSinusoid, T5RelativeBias
 from incipit.service import runtime
 from incipit.service.manifest import BIAS_GRAPH
+from tests.elsewhere.standard import check_standard
 from tests.families.biased import BIASED, HEADS, save
 
 LONG = 5000
@@ -111,7 +112,7 @@ def test_a_graph_says_what_it_takes_and_gives(name: str, tmp_path: Path) -> None
     bias = MODULES[name]()
     export_bias(bias, tmp_path)
     model = onnx.load(tmp_path / BIAS_GRAPH)
-    onnx.checker.check_model(onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True))
+    check_standard(tmp_path)
     session = onnxruntime.InferenceSession(tmp_path / BIAS_GRAPH)
     inputs = [(node.name, node.type, node.shape) for node in session.get_inputs()]
     lengths = [(length, "tensor(int64)", [1]) for length in ("query_offset", "query_length", "key_length")]
@@ -126,7 +127,6 @@ def test_a_graph_says_what_it_takes_and_gives(name: str, tmp_path: Path) -> None
         assert (output.name, output.shape) == ("bias", [1, heads, "query_length", "key_length"])
     used = {name for node in model.graph.node for name in node.input}
     assert {tensor.name for tensor in model.graph.initializer} <= used
-    assert [entry.version for entry in model.opset_import] == [20]
     assert [path.name for path in tmp_path.iterdir()] == [BIAS_GRAPH]
 
 

@@ -13,6 +13,7 @@ from incipit.export.graph import describe_graph, export_graph, read_initializers
 from incipit.models.embeddings import bert_embedding, gpt2_embedding, transformer_embedding
 from incipit.models.frontend import FrontEnd
 from incipit.models.initialisers import seeded_
+from tests.elsewhere.standard import check_standard
 
 V, D, M = 23, 8, 10
 FRONTENDS = {
@@ -93,8 +94,8 @@ def test_axes_are_dynamic_and_named(graphs: dict[str, Path], kind: str) -> None:
 
 
 @KINDS
-def test_onnx_finds_nothing_wrong(graphs: dict[str, Path], kind: str) -> None:
-    onnx.checker.check_model(graphs[kind] / "model.onnx", full_check=True)
+def test_it_is_what_the_standard_says(graphs: dict[str, Path], kind: str) -> None:
+    check_standard(graphs[kind])
 
 
 @KINDS
@@ -121,8 +122,7 @@ def test_nothing_of_this_machine_is_in_the_file(graphs: dict[str, Path], kind: s
         assert text.encode() not in content, text
 
 
-@KINDS
-def test_the_same_front_end_gives_the_same_bytes(graphs: dict[str, Path], kind: str, tmp_path: Path) -> None:
-    export_graph(FRONTENDS[kind], tmp_path)
+def test_the_same_front_end_gives_the_same_bytes(graphs: dict[str, Path], tmp_path: Path) -> None:
+    export_graph(FRONTENDS["bert"], tmp_path)
     for name in ("model.onnx", "model.onnx.data"):
-        assert (tmp_path / name).read_bytes() == (graphs[kind] / name).read_bytes()
+        assert (tmp_path / name).read_bytes() == (graphs["bert"] / name).read_bytes()

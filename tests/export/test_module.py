@@ -19,6 +19,7 @@ from incipit.service.messages import Request, Rows
 from incipit.service.metrics import Metrics
 from incipit.service.repository import Repository
 from incipit.service.runtime import CPU
+from tests.elsewhere.standard import check_standard
 
 V, D, M = 13, 6, 9
 
@@ -55,6 +56,10 @@ def test_its_grid_is_proven(exported: Exported) -> None:
     assert {(case["batch"], case["length"]) for case in cases} == {(b, n) for b in (1, 2, 5) for n in (1, 2, M)}
     assert max(len(case["offset"]) for case in cases) == 5
     assert parity.max_ulp <= 8
+
+
+def test_it_is_what_the_standard_says(exported: Exported) -> None:
+    check_standard(exported.folder)
 
 
 def test_it_is_served(mine: Mine, exported: Exported) -> None:

@@ -15,6 +15,7 @@ from incipit.export.stem import allowed_ulp, export_stem, prove_stem, read_stem_
 from incipit.models.stems import AudioConfig, AudioStem, PatchConfig, PatchStem, Stem, from_tensors
 from incipit.service.manifest import ParityCase
 from incipit.service.runtime import Session
+from tests.elsewhere.standard import check_standard
 
 D = 8
 
@@ -69,6 +70,14 @@ def test_the_graph_equals_the_module_over_batches_and_sizes(graphs: dict[str, Pa
     if kind == "vit":
         sizes = {shape[2:] for shape in shapes}
         assert sizes == {(13, 13), (16, 16), (12, 24), (28, 16), (4, 8)}
+
+
+@KINDS
+def test_it_is_what_the_standard_says(graphs: dict[str, Path], kind: str) -> None:
+    check_standard(graphs[kind])
+    config = STEMS[kind].config
+    if isinstance(config, PatchConfig):
+        check_standard(graphs[kind], height=config.image_size, width=config.image_size)
 
 
 def test_the_bound_is_that_of_the_document() -> None:

@@ -21,6 +21,7 @@ from incipit.models.initialisers import seeded_
 from incipit.models.steps import Positions, Scale, Segments, Step, Tokens
 from incipit.service.manifest import Manifest, Source
 from incipit.service.runtime import CPU
+from tests.elsewhere.standard import check_standard
 
 V, D, M, H, W = 23, 8, 4, 3, 5
 # In no alphabetical order, and called as nodes of a graph may be: neither changes what an input is.
@@ -82,6 +83,11 @@ def test_every_way_is_proven_bit_for_bit_and_again(kind: str, exported: dict[str
     assert {case.arguments["segments"] for case in parity.cases} == (
         {False, True} if FRONTENDS[kind].config.indices else {False}
     )
+
+
+@EVERY
+def test_it_is_what_the_standard_says(kind: str, exported: dict[str, Exported]) -> None:
+    check_standard(exported[kind].folder)
 
 
 def test_levels_are_added_first_in_their_order(exported: dict[str, Exported]) -> None:

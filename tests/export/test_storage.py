@@ -48,6 +48,7 @@ from incipit.service.metrics import Metrics
 from incipit.service.repository import Repository
 from incipit.service.runtime import CPU, Session
 from tests.conftest import serving
+from tests.elsewhere.standard import check_standard
 from tests.families import biased, published
 
 V, D, M = 90, 40, 24
@@ -155,6 +156,11 @@ def test_bare_onnxruntime_gives_the_sum_of_rows_rounded_by_numpy(
     assert found.dtype == np.float32
     assert np.array_equal(found, expected)
     assert np.array_equal(run(repository / way / "1", {"input_ids": ids}, "token.onnx"), tokens[ids])
+
+
+@ALL
+def test_it_is_what_the_standard_says(repository: Path, way: str) -> None:
+    check_standard(repository / way / "1")
 
 
 @pytest.mark.parametrize(("dtype", "arithmetic"), [("float16", "source"), ("bfloat16", "float32")])
@@ -370,6 +376,7 @@ def test_norms_and_projections_stay_in_float32_and_equal_tables_are_all_kept(tmp
         found = types.get(f"frontend.{name}", types.get(f"frontend.{name}.transposed"))
         assert found == (onnx.TensorProto.FLOAT if kept else onnx.TensorProto.UINT8), name
     assert verify(exported.folder).providers[CPU].outputs["embeddings"].max_ulp <= 8
+    check_standard(exported.folder)
 
 
 def test_a_hybrid_table_is_rounded_and_the_sinusoids_beyond_are_not(tmp_path: Path) -> None:
@@ -412,6 +419,7 @@ def test_every_other_option_goes_with_it(tmp_path: Path, name: str, options: dic
     assert ("bias.onnx" in exported.manifest.files) == (name in biased.BIASED)
     assert verify(exported.folder).providers == exported.parity.providers
     assert Repository(tmp_path, CPU, 1).get("m").manifest == exported.manifest
+    check_standard(exported.folder, exported.manifest.indices)
 
 
 def test_a_stem_is_refused_by_name(tmp_path: Path) -> None:
@@ -454,10 +462,10 @@ def test_a_server_answers_in_the_type_that_was_asked_for(repository: Path, table
     with serving(repository) as server:
         for way in WAYS:
             fields = {"input_ids": [[5, 6, 7]], "offset": 2, "dtype": "float16"}
-            answer = httpx.post(f"{server.address}/models/{way}/embed", json=fields).json()
+            answer = httpx.post(f"{server.address}/models/{way}/embed", json=fields, timeout=60).json()
             tokens, positions = (rounded(table, way) for table in tables)
             expected = (tokens[[5, 6, 7]] + positions[2:5]).astype(np.float16)
             assert base64.b64decode(answer["embeddings"]) == expected.tobytes()
-        shown = httpx.get(f"{server.address}/models/int4").json()
+        shown = httpx.get(f"{server.address}/models/int4", timeout=60).json()
         assert shown["manifest"]["dtype"] == "int4"
         assert set(shown["parity"]["storage"]) == {"tokens.weight", "positions.weight"}

@@ -7,10 +7,12 @@ import onnxruntime
 import pytest
 import torch
 import transformers
+from numpy.typing import NDArray
 
 from incipit.export.graph import export_graph
 from incipit.export.parity import difference
 from incipit.models.checkpoint import read_frontend
+from incipit.models.frontend import FrontEnd
 from tests.elsewhere.standard import check_standard
 from tests.families.published import PUBLISHED, Model, save
 
@@ -27,6 +29,7 @@ FAMILIES = (
     "granite",
     "gemma",
 )
+BOTH = ("bert", "m2m_100/encoder", "gemma")
 IDS = np.random.default_rng(0).integers(3, 90, (2, 7))
 
 
@@ -37,18 +40,29 @@ def test_a_narrow_checkpoint_equals_transformers(name: str, dtype: torch.dtype, 
     kind = getattr(transformers, PUBLISHED[name].model)
     for arithmetic, loaded in (("float32", torch.float32), ("source", dtype)):
         frontend = read_frontend(tmp_path, name.partition("/")[2] or None, arithmetic).eval()  # type: ignore[arg-type]
-        artifact = tmp_path / arithmetic
-        artifact.mkdir()
-        export_graph(frontend, artifact)
-        check_standard(artifact)
         expected = Model(name, kind.from_pretrained(tmp_path, dtype=loaded).eval()).first_block_input(IDS)
-        feeds = {
-            "input_ids": IDS,
-            "offset": np.zeros(1, np.int64),
-            "token_type_ids": IDS * 0,
-            "attention_mask": IDS * 0 + 1,
-        }
-        session = onnxruntime.InferenceSession(artifact / "model.onnx")
-        found = session.run(None, {node.name: feeds[node.name] for node in session.get_inputs()})[0]
         allowed = 0.0 if frontend.config.exact or arithmetic == "source" else 8.0
+        with torch.inference_mode():
+            found = frontend(torch.from_numpy(IDS), attention_mask=torch.from_numpy(IDS * 0 + 1)).float().numpy()
         assert difference(found, expected)[1] <= allowed
+        # A graph that rounds has other nodes, which each way of composing must bring; which type they round to is
+        # one number in them, which three ways show for the other type.
+        if arithmetic == "source" and (dtype is torch.bfloat16 or name in BOTH):
+            graph = by_onnxruntime(frontend, tmp_path / arithmetic)
+            assert difference(graph, expected)[1] <= allowed
+
+
+def by_onnxruntime(frontend: FrontEnd, folder: Path) -> NDArray[np.float32]:
+    """Export a front-end, hold it against the standard, and run it."""
+    folder.mkdir()
+    export_graph(frontend, folder)
+    check_standard(folder)
+    feeds = {
+        "input_ids": IDS,
+        "offset": np.zeros(1, np.int64),
+        "token_type_ids": IDS * 0,
+        "attention_mask": IDS * 0 + 1,
+    }
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    vectors: NDArray[np.float32] = session.run(None, {node.name: feeds[node.name] for node in session.get_inputs()})[0]
+    return vectors
