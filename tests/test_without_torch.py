@@ -1,5 +1,6 @@
 """The serving path in an environment of its own, installed from a wheel, that has no torch."""
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -10,20 +11,59 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.conftest import ROOT, free_port
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with `incipit[cpu]` and nothing else."""
-    folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=True)
+    """The interpreter of an environment with `incipit[cpu]` and what that requires, and nothing else.
+
+    The wheel is built and installed; what it requires is linked from the environment of the tests, without a network.
+    """
+    wheels, folder = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", wheels], check=True, cwd=ROOT)
+    (wheel,) = wheels.iterdir()
+    venv.create(folder)
     python = folder / "bin/python"
-    constraints = str(ROOT / "constraints.txt")
-    install = [str(python), "-m", "pip", "install", "-q", "-c", constraints, f"{ROOT}[cpu]"]
-    subprocess.run(install, check=True, capture_output=True)
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel]
+    subprocess.run(install, check=True, capture_output=True, env=ENVIRONMENT)
+    (packages,) = folder.glob("lib/*/site-packages")
+    (incipit,) = importlib.metadata.distributions(name="incipit", path=[str(packages)])
+    for distribution in required(incipit, {"cpu"}):
+        for file in distribution.files or ():
+            if file.suffix != ".pyc" and ".." not in file.parts:  # else a command, in another folder
+                target = packages / file
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.symlink_to(Path(str(file.locate())).resolve())
     return python
+
+
+def required(distribution: importlib.metadata.Distribution, extras: set[str]) -> list[importlib.metadata.Distribution]:
+    """Return what a distribution with `extras` requires, and what that requires, from this environment."""
+    found: dict[str, importlib.metadata.Distribution] = {}
+    seen: set[tuple[str, str]] = set()
+
+    def follow(distribution: importlib.metadata.Distribution, extras: set[str]) -> None:
+        for text in distribution.requires or ():
+            requirement = Requirement(text)
+            name = canonicalize_name(requirement.name)
+            marker = requirement.marker
+            if marker and not any(marker.evaluate({"extra": extra}) for extra in extras | {""}):
+                continue
+            found.setdefault(name, importlib.metadata.distribution(name))
+            assert found[name].version in requirement.specifier, f"{distribution.name} requires {text}"
+            new = {extra for extra in requirement.extras | {""} if (name, extra) not in seen}
+            seen.update((name, extra) for extra in new)
+            if new:
+                follow(found[name], new)
+
+    follow(distribution, extras)
+    return list(found.values())
 
 
 @pytest.fixture(scope="module")
@@ -31,22 +71,27 @@ def address(python: Path, repository: Path) -> Iterator[str]:
     """The address of a server that runs there."""
     options = ["--repository", str(repository), "--port", "0", "--grpc-port", str(free_port())]
     arguments = [str(python.parent / "incipit"), "serve", *options]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, cwd=python.parent) as process:
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, cwd=python.parent, env=ENVIRONMENT) as process:
         assert process.stdout is not None
         yield process.stdout.readline().split()[3]
         process.terminate()
     assert process.returncode == 0
 
 
+def run(python: Path, script: str) -> subprocess.CompletedProcess[str]:
+    command = [python, "-c", script]
+    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=python.parent, env=ENVIRONMENT)
+
+
 def test_there_is_no_torch(python: Path) -> None:
     script = "import importlib.util as u; print([u.find_spec(n) for n in ('torch', 'onnx', 'safetensors')])"
-    done = subprocess.run([python, "-c", script], check=True, capture_output=True, text=True, cwd=python.parent)
+    done = run(python, script)
     assert done.stdout.strip() == "[None, None, None]"
 
 
 def test_the_wheel_holds_the_rooms(python: Path) -> None:
     script = "import incipit.service as s; print(s.__file__)"
-    done = subprocess.run([python, "-c", script], check=True, capture_output=True, text=True, cwd=python.parent)
+    done = run(python, script)
     package = Path(done.stdout.strip()).parent.parent
     assert package.is_relative_to(python.parent.parent)
     assert (package / "py.typed").is_file()
@@ -74,7 +119,7 @@ def test_exporting_says_what_is_missing(python: Path) -> None:
         capture_output=True,
         text=True,
         cwd=python.parent,
-        env=os.environ,
+        env=ENVIRONMENT,
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "incipit: this command needs torch: pip install 'incipit[export]'\n"
