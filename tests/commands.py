@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -46,15 +47,19 @@ class Running:
 
 @contextmanager
 def running(
-    function: Callable[..., object], *arguments: Any, room: int | None = None, **environment: str
+    function: Callable[..., None],
+    *arguments: Any,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    room: int | None = None,
 ) -> Iterator[Running]:
-    """Run a function of this module in a process of its own, which may write files of `room` bytes; default any.
+    """Run a function of this module in a process of its own, with further variables of the environment.
 
-    One of another module would have that imported before the environment is set.
+    It may write files of `room` bytes; default any. Another module than this would be imported before the environment
+    is set.
     """
     with tempfile.NamedTemporaryFile("w+") as output, tempfile.NamedTemporaryFile("w+") as errors:
         process = _CONTEXT.Process(
-            target=_begin, args=(function, arguments, room, os.environ | environment, output.name, errors.name)
+            target=_begin, args=(function, arguments, room, {**os.environ, **environment}, output.name, errors.name)
         )
         process.start()
         try:
@@ -66,10 +71,13 @@ def running(
 
 
 def run(
-    function: Callable[..., object], *arguments: Any, room: int | None = None, **environment: str
+    function: Callable[..., None],
+    *arguments: Any,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    room: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a function as `running` does, and wait for its end."""
-    with running(function, *arguments, room=room, **environment) as started:
+    with running(function, *arguments, environment=environment, room=room) as started:
         return started.wait()
 
 
@@ -90,7 +98,7 @@ def load(*sources: str) -> None:
 
 
 def _begin(
-    function: Callable[..., object],
+    function: Callable[..., None],
     arguments: tuple[Any, ...],
     room: int | None,
     environment: dict[str, str],

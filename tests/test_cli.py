@@ -27,7 +27,7 @@ from tests.conftest import INCIPIT, Server, serving
 
 def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `incipit` in a process that has most of what it imports already."""
-    return commands.run(commands.incipit, *arguments, **environment)
+    return commands.run(commands.incipit, *arguments, environment=environment)
 
 
 def run_installed(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

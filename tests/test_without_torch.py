@@ -30,7 +30,18 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (wheel,) = wheels.iterdir()
     venv.create(folder)
     python = folder / "bin/python"
-    install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel]
+    install: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        wheel,
+    ]
     subprocess.run(install, check=True, capture_output=True, env=ENVIRONMENT)
     (packages,) = folder.glob("lib/*/site-packages")
     (incipit,) = importlib.metadata.distributions(name="incipit", path=[str(packages)])
@@ -79,7 +90,7 @@ def address(python: Path, repository: Path) -> Iterator[str]:
 
 
 def run(python: Path, script: str) -> subprocess.CompletedProcess[str]:
-    command = [python, "-c", script]
+    command: list[str | Path] = [python, "-c", script]
     return subprocess.run(command, check=True, capture_output=True, text=True, cwd=python.parent, env=ENVIRONMENT)
 
 

@@ -108,7 +108,7 @@ def run(
         "HF_HUB_OFFLINE": "0",
         "NO_PROXY": "*",
     }
-    return commands.run(function, *arguments, **environment)
+    return commands.run(function, *arguments, environment=environment)
 
 
 def test_a_repository_becomes_the_artifact_that_its_folder_becomes(
