@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from pathlib import Path
 from typing import Any
@@ -79,13 +79,26 @@ def test_rows_of_text_and_of_streams_are_limited(clients: Clients) -> None:
     assert (stream.status_code, stream.json()["field"]) == (413, "rows")
 
 
+@contextmanager
+def half_a_request(server: Server, clients: Clients) -> Iterator[httpx.Response]:
+    """Send half a request, beside which there may be none, and yield what another is answered.
+
+    Where the other was there first, the half is refused, and another half is sent.
+    """
+    address, deadline = urlsplit(server.address), time.monotonic() + 60
+    while True:
+        with socket.create_connection((str(address.hostname), int(address.port or 0))) as half:
+            half.sendall(b"POST /models/gpt/embed HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n")
+            time.sleep(0.1)
+            answer = clients.http.post("/models/gpt/embed", json=ONE)
+            if answer.status_code != 200:
+                yield answer
+                return
+        assert time.monotonic() < deadline
+
+
 def test_requests_at_a_time_are_limited_and_the_next_is_answered(strict: Server, clients: Clients) -> None:
-    address = urlsplit(strict.address)
-    with socket.create_connection((str(address.hostname), int(address.port or 0))) as half:
-        half.sendall(b"POST /models/gpt/embed HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n")
-        deadline = time.monotonic() + 30
-        while (refused := clients.http.post("/models/gpt/embed", json=ONE)).status_code == 200:
-            assert time.monotonic() < deadline
+    with half_a_request(strict, clients) as refused:
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
         assert refused.json()["detail"] == "requests: got one more than 1, allowed 1 at a time; try again later"
         with pytest.raises(grpc.RpcError) as raised:
