@@ -43,7 +43,7 @@ def test_a_narrow_checkpoint_equals_transformers(name: str, dtype: torch.dtype, 
         expected = Model(name, kind.from_pretrained(tmp_path, dtype=loaded).eval()).first_block_input(IDS)
         allowed = 0.0 if frontend.config.exact or arithmetic == "source" else 8.0
         with torch.inference_mode():
-            found = frontend(torch.from_numpy(IDS), attention_mask=torch.from_numpy(IDS * 0 + 1)).float().numpy()
+            found = frontend(torch.from_numpy(IDS)).float().numpy()
         assert difference(found, expected)[1] <= allowed
         # A graph that rounds has other nodes, which each way of composing must bring; which type they round to is
         # one number in them, which three ways show for the other type.
