@@ -36,6 +36,7 @@ from incipit.service.messages import (
     Int64,
     Pieces,
     Request,
+    Rows,
     StemRequest,
     Tensor,
     TextRequest,
@@ -173,19 +174,25 @@ class Engine:
             execution.passed()
             member = Member(call.feeds, execution, request)
             run = partial(run_members, model, names)
-            if request.in_pieces and size > SMALL and _in_pieces(request, call, model.manifest, PIECE // width):
-                execution.goes_on = True
-                (output,) = outputs
-                shape = (*call.feeds["input_ids"].shape, width)
-                found_later = _computed(model, names, call.feeds, PIECE // width, execution)
-                tensors: Mapping[str, Tensor] = {output: Pieces(shape, found_later)}
-            elif size <= SHARED and model.manifest.exact_rows:
+            most = PIECE // width
+            alone = size <= SMALL or not _in_pieces(request, call, model.manifest, most)
+            tensors: Mapping[str, Tensor]
+            if size <= SHARED and model.manifest.exact_rows:
                 found = await self.scheduler.share((id(model), names), size, member, run)
                 tensors = _finish(request, member, model.manifest, outputs, found)
-            else:
+            elif alone or (request.pooling == "none" and not request.in_pieces):
                 tensors = await self.scheduler.run(
                     size, lambda: _finish(request, member, model.manifest, outputs, *run([member]))
                 )
+            elif request.pooling != "none":
+                tensors = await self.scheduler.run(size, lambda: {request.outputs[0]: _pooled(model, names, member)})
+            else:
+                if request.dtype != "float32":  # once the answer has begun, it is too late to refuse it
+                    await self.scheduler.run(size, lambda: _check_type(model, names, call.feeds, most, request.dtype))
+                shape = (tokens,) if request.input_ids.length is None else (execution.rows, request.input_ids.length)
+                parts = _computed(model, names, call.feeds, most, request.dtype, execution)
+                tensors = {request.outputs[0]: Pieces((*shape, width), request.dtype, parts)}
+                execution.goes_on = True
         self.metrics.tokens(model.name, tokens)
         return TokenAnswer(
             model=model.name,
@@ -329,34 +336,80 @@ def _parts(found: Mapping[str, NDArray[np.float32]], members: list[Member]) -> l
 
 
 def _in_pieces(request: Request, call: Call, manifest: Manifest, most: int) -> bool:
-    """Return whether pieces of `most` tokens give the vectors of a call, as they are asked for."""
-    length = call.feeds["input_ids"].shape[1]
+    """Return whether pieces of `most` tokens give the vectors of a call."""
     return (
         len(request.outputs) == 1
-        and request.pooling == "none"
-        and request.dtype == "float32"
-        and request.input_ids.length == length
         and manifest.exact_rows
         and not manifest.rotary
-        and (manifest.counts == "slots" or length <= most)
+        and (manifest.counts == "slots" or call.feeds["input_ids"].shape[1] <= most)
     )
 
 
-def _computed(
-    model: Model, names: tuple[str, ...], feeds: Mapping[str, Int64], most: int, execution: Execution
+def _vectors(
+    model: Model, names: tuple[str, ...], feeds: Mapping[str, Int64], most: int
 ) -> Iterator[NDArray[np.float32]]:
+    """Yield the vectors of a call in pieces of at most `most` tokens."""
+    for piece in pieces(feeds, most):
+        (vectors,) = model.run(piece, names).values()
+        yield vectors
+
+
+def _check_type(model: Model, names: tuple[str, ...], feeds: Mapping[str, Int64], most: int, dtype: str) -> None:
+    """Raise Invalid where a value of a call is too large for a type."""
+    for vectors in _vectors(model, names, feeds, most):
+        cast(vectors, dtype)
+
+
+def _computed(
+    model: Model, names: tuple[str, ...], feeds: Mapping[str, Int64], most: int, dtype: str, execution: Execution
+) -> Iterator[NDArray[np.generic]]:
     """Yield the vectors of a call in pieces of at most `most` tokens, and count it."""
     execution.passed()
     success = False
     try:
-        for piece in pieces(feeds, most):
-            (vectors,) = model.run(piece, names).values()
-            yield vectors
+        for vectors in _vectors(model, names, feeds, most):
+            yield cast(vectors, dtype)
         execution.passed()
         execution.passed()
         execution.batch, success = execution.rows, True
     finally:
         execution.end(success)
+
+
+def _pooled(model: Model, names: tuple[str, ...], member: Member) -> NDArray[np.generic]:
+    """Return one vector for each row, (B, width), of which only a few are computed at a time."""
+    request, feeds, execution = member.request, member.feeds, member.execution
+    assert request is not None
+    rows, real = request.input_ids, real_tokens(request, model.manifest)
+    length = feeds["input_ids"].shape[1]
+    most = max(1, SMALL // model.manifest.widths[request.outputs[0]])
+    execution.passed()
+    found: list[NDArray[np.float32]] = []
+    for first, last in _groups(rows.lengths, most):
+        begin, end = int(rows.starts[first]), int(rows.starts[last - 1] + rows.lengths[last - 1])
+        part = {name: values[begin // length : end // length] for name, values in feeds.items()}
+        if len(feeds["offset"]) == 1:
+            part["offset"] = feeds["offset"]
+        (vectors,) = model.run(part, names).values()
+        some = Rows(rows.values[begin:end], rows.lengths[first:last])
+        kept = None if real is None else real[begin:end]
+        found.append(pool(vectors.reshape(end - begin, -1), some, kept, request.pooling))
+    execution.passed()
+    pooled = cast(np.concatenate(found), request.dtype)
+    execution.passed()
+    execution.batch = execution.rows
+    return pooled
+
+
+def _groups(lengths: Int64, most: int) -> Iterator[tuple[int, int]]:
+    """Yield the first row of each group, and the one after its last, which have at most `most` tokens, or one row."""
+    first, tokens = 0, 0
+    for row, length in enumerate(lengths.tolist()):
+        if row > first and tokens + length > most:
+            yield first, row
+            first, tokens = row, 0
+        tokens += length
+    yield first, len(lengths)
 
 
 def _finish(

@@ -228,17 +228,18 @@ class Pieces:
 
     Args:
         shape: of the whole.
-        pieces: float32, C-contiguous, one after another.
+        dtype: a key of DTYPES.
+        pieces: in that type, C-contiguous, one after another.
 
     """
 
-    dtype: ClassVar[np.dtype[np.float32]] = np.dtype(np.float32)
-    itemsize: ClassVar[int] = 4
     size: ClassVar[int] = 0
     """Values that it holds now."""
 
-    def __init__(self, shape: tuple[int, ...], pieces: Iterator[NDArray[np.float32]]) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: str, pieces: Iterator[NDArray[np.generic]]) -> None:
         self.shape = shape
+        self.dtype = DTYPES[dtype]
+        self.itemsize = self.dtype.itemsize
         self.nbytes = self.itemsize * math.prod(shape)
         self._pieces = pieces
 
@@ -246,7 +247,7 @@ class Pieces:
         """Bytes of the whole."""
         return self.nbytes
 
-    def __iter__(self) -> Iterator[NDArray[np.float32]]:
+    def __iter__(self) -> Iterator[NDArray[np.generic]]:
         """Compute the pieces."""
         return self._pieces
 

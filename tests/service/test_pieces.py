@@ -1,0 +1,140 @@
+"""Large answers: computed in pieces, with the bits of one run. Oracle: onnxruntime over the whole, pooled by NumPy."""
+
+import asyncio
+from collections.abc import Iterator
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from incipit.export.exporter import export_loaded
+from incipit.export.source import LoadedSource
+from incipit.models.embeddings import bert_embedding, gpt2_embedding
+from incipit.service.batching import SMALL, Scheduler
+from incipit.service.engine import Engine
+from incipit.service.errors import Invalid
+from incipit.service.manifest import Source
+from incipit.service.messages import Pieces, Request, Rows, TokenAnswer
+from incipit.service.metrics import Metrics
+from incipit.service.repository import Repository
+from incipit.service.runtime import CPU
+
+VOCABULARY, WIDTH, MAX_LEN = 300, 64, 5000
+TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    root = tmp_path_factory.mktemp("pieces")
+    for name, module in (
+        ("gpt", gpt2_embedding(VOCABULARY, WIDTH, MAX_LEN)),
+        ("bert", bert_embedding(VOCABULARY, WIDTH, MAX_LEN)),
+    ):
+        export_loaded(LoadedSource(module, Source(kind="module")), name, root)
+    large = gpt2_embedding(VOCABULARY, WIDTH, MAX_LEN)
+    with torch.no_grad():
+        next(large.parameters())[7, 3] = 1e6
+    export_loaded(LoadedSource(large, Source(kind="module")), "large", root)
+    scheduler = Scheduler(1, 8)
+    yield Engine(Repository(root, CPU, 1), scheduler, Metrics(), 65536)
+    scheduler.close()
+
+
+def rows_of(lengths: list[int]) -> Rows:
+    random = np.random.default_rng(len(lengths))
+    return Rows(random.integers(8, VOCABULARY, sum(lengths)), np.array(lengths))
+
+
+def embed(engine: Engine, model: str, request: Request) -> TokenAnswer:
+    return asyncio.run(engine.embed(engine.repository.get(model), request))
+
+
+def whole(engine: Engine, model: str, request: Request) -> NDArray[np.float32]:
+    """The vectors of the tokens one after another, of one run for each row."""
+    rows, session = request.input_ids, engine.repository.get(model).sessions["model.onnx"]
+    found = []
+    offsets = np.broadcast_to([0] if request.offset is None else request.offset, len(rows.lengths))
+    for start, length, offset in zip(rows.starts, rows.lengths, offsets, strict=True):
+        ids = rows.values[start : start + length].reshape(1, -1)
+        feeds = {"input_ids": ids, "offset": np.array([offset]), "token_type_ids": np.zeros_like(ids)}
+        found.append(session.run({tensor.name: feeds[tensor.name] for tensor in session.inputs})["embeddings"][0])
+    return np.concatenate(found)
+
+
+CASES = {
+    "equal rows": ([100] * 90, None),
+    "long rows": ([4100, 4100, 4100], None),
+    "rows of one token": ([1] * 9000, None),
+    "ragged": ([3, 4000, 1, 4999, 17, 1000], None),
+    "offsets": ([4100, 4100, 4100], [5, 0, 800]),
+    "one offset": ([100] * 90, [77]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("model", ["gpt", "bert"])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_pieces_have_the_bits_of_the_whole(engine: Engine, case: str, model: str, dtype: str) -> None:
+    lengths, offset = CASES[case]
+    request = Request(
+        input_ids=rows_of(lengths), offset=None if offset is None else np.array(offset), dtype=dtype, in_pieces=True
+    )
+    answer = embed(engine, model, request)
+    pieces = answer.tensors["embeddings"]
+    assert isinstance(pieces, Pieces)
+    equal = len(set(lengths)) == 1
+    assert pieces.shape == ((len(lengths), lengths[0], WIDTH) if equal else (sum(lengths), WIDTH))
+    parts = list(pieces)
+    assert max(part.size for part in parts) <= SMALL
+    assert sum(part.nbytes for part in parts) == pieces.nbytes
+    expected = whole(engine, model, request).astype(TYPES[dtype])
+    assert b"".join(part.tobytes() for part in parts) == expected.tobytes()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+def test_rows_are_pooled_a_few_at_a_time(engine: Engine, case: str, pooling: str) -> None:
+    lengths, offset = CASES[case]
+    request = Request(input_ids=rows_of(lengths), offset=None if offset is None else np.array(offset), pooling=pooling)
+    answer = embed(engine, "gpt", request)
+    ends = np.cumsum(lengths)[:-1]
+    rows = np.split(whole(engine, "gpt", request), ends)
+    expected = {
+        "mean": lambda row: (np.add.reduce(row, axis=0, dtype=np.float64) / len(row)).astype(np.float32),
+        "first": lambda row: row[0],
+        "last": lambda row: row[-1],
+    }[pooling]
+    np.testing.assert_array_equal(answer.arrays["embeddings"], np.stack(list(map(expected, rows))))
+
+
+def test_a_mask_is_kept_by_the_rows_that_it_belongs_to(engine: Engine) -> None:
+    lengths = [100] * 90
+    ids = rows_of(lengths)
+    mask = np.random.default_rng(1).integers(0, 2, 9000)
+    mask[::100] = 1
+    many = Request(input_ids=ids, attention_mask=Rows(mask, ids.lengths), pooling="mean")
+    found = embed(engine, "gpt", many).arrays["embeddings"]
+    for row in (0, 41, 89):
+        part = slice(100 * row, 100 * row + 100)
+        one = Rows(ids.values[part], np.array([100]))
+        alone = Request(input_ids=one, attention_mask=Rows(mask[part], one.lengths), pooling="mean")
+        np.testing.assert_array_equal(embed(engine, "gpt", alone).arrays["embeddings"][0], found[row])
+
+
+def test_a_type_that_is_too_narrow_is_refused_before_the_answer_begins(engine: Engine) -> None:
+    ids = rows_of([100] * 90)
+    ids.values[8999] = 7
+    with pytest.raises(Invalid, match="dtype: got float16"):
+        embed(engine, "large", Request(input_ids=ids, dtype="float16", in_pieces=True))
+    assert isinstance(
+        embed(engine, "large", Request(input_ids=ids, dtype="bfloat16", in_pieces=True)).tensors["embeddings"], Pieces
+    )
+
+
+def test_who_did_not_allow_pieces_gets_an_array(engine: Engine) -> None:
+    request = Request(input_ids=rows_of([100] * 90))
+    np.testing.assert_array_equal(
+        embed(engine, "gpt", request).arrays["embeddings"].reshape(-1, WIDTH), whole(engine, "gpt", request)
+    )
