@@ -10,8 +10,7 @@ from http.client import SWITCHING_PROTOCOLS
 from typing import Any
 
 from fastapi.responses import Response
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 from websockets.http11 import Request
 
 from incipit.service.api.arrival import Arrival
@@ -21,6 +20,7 @@ from incipit.service.api.form import Form
 from incipit.service.api.reply import Reply
 from incipit.service.api.session import PlainAnswer, Session
 from incipit.service.api.target import Target
+from incipit.service.bounds import BoundedHttp, BoundedWebSocket
 from incipit.service.errors import IncipitError
 from incipit.service.loop import drive
 from incipit.service.plain import Run
@@ -42,7 +42,8 @@ SHORTEST = 6
 class _Turn:
     """Stands where uvicorn has the request that is answered, while that is one that is answered here."""
 
-    disconnected = False
+    disconnected = response_started = False
+    more_body = True
 
     def __init__(self) -> None:
         self.response_complete = True
@@ -51,7 +52,7 @@ class _Turn:
         self.message_event = asyncio.Event()
 
 
-class Http(HttpToolsProtocol):
+class Http(BoundedHttp):
     """A connection of HTTP/1.1.
 
     It also ends the decode streams when the server stops, and one whose client leaves; uvicorn alone would go on.
@@ -78,6 +79,7 @@ class Http(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Choose who answers."""
+        self.head_came(self._raw)
         self._target = self._form = None
         entry, cycle = self._entry, self.cycle
         if entry is not None and (cycle is None or cycle.response_complete):
@@ -87,6 +89,7 @@ class Http(HttpToolsProtocol):
                 self._parts: list[bytes] = []
                 self.cycle = turn = self._turn
                 turn.response_complete, turn.keep_alive = False, self.parser.should_keep_alive()
+                turn.more_body = True
                 return
         self._begin()
         super().on_headers_complete()
@@ -122,6 +125,7 @@ class Http(HttpToolsProtocol):
         if self._target is None:
             super().on_body(body)
         else:
+            self.unfinished = 0
             self._parts.append(body)
 
     def on_message_complete(self) -> None:
@@ -130,6 +134,7 @@ class Http(HttpToolsProtocol):
         if target is None:
             super().on_message_complete()
             return
+        self._turn.more_body = False
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         if self._form is not None and self._answer_alike(self._form, body):
             return
@@ -239,10 +244,17 @@ class Http(HttpToolsProtocol):
         """Say that the answer is written."""
         if self.transport.is_closing():
             return
+        if self.flow.write_paused:  # who sends and does not read is held back
+            drive(self._end_when_read(), copy_context(), self.tasks)
+            return
         self._turn.response_complete = True
         if not self._turn.keep_alive:
             self.transport.close()
         self.on_response_complete()
+
+    async def _end_when_read(self) -> None:
+        await self.flow.drain()
+        self._end()
 
     def _break_off(self) -> None:
         """Let the client know that no more comes, the answer having begun."""
@@ -273,7 +285,7 @@ async def _nothing() -> Any:
     raise RuntimeError("a body that was received")
 
 
-class WebSocket(WebSocketsSansIOProtocol):
+class WebSocket(BoundedWebSocket):
     """A WebSocket. Plain steps of a decode stream are answered here, without a message of ASGI each.
 
     A stream may say where it is before it is closed.
@@ -313,6 +325,7 @@ class WebSocket(WebSocketsSansIOProtocol):
             or not self.writable.is_set()
             or self.conn.reader.buffer
             or self.frames
+            or self.turns.rest
         ):
             return False
         start = 6 if data[1] < MASKED + 126 else 8

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -56,11 +56,11 @@ class Control:
         if self._mode == "poll":
             while True:
                 await asyncio.sleep(self._seconds)
-                with suppress(ArtifactError):  # it is logged, and nothing has changed
+                with _going_on():
                     await self._refresh()
         if self._mode == "explicit" and self._shared is not None:
             while True:
-                with suppress(ArtifactError):
+                with _going_on():
                     await self._follow()
                 await asyncio.sleep(LOOK_SECONDS)
 
@@ -109,7 +109,11 @@ class Control:
             self._desired = Desired(unloaded=others | {name} if unloaded else others)
             await self._refresh()
             return
-        number = await asyncio.to_thread(_write_change, self._shared, name, unloaded)
+        try:
+            number = await asyncio.to_thread(_write_change, self._shared, name, unloaded)
+        except OSError as error:
+            got = f"what cannot be written ({error.strerror})"
+            raise Unavailable("change", got, "one that the workers can be told; try again later") from error
         await self._follow()
         deadline = asyncio.get_running_loop().time() + FOLLOW_SECONDS
         while behind := _behind(self._shared, number):
@@ -137,6 +141,17 @@ class Control:
                 level = logging.WARNING if change.reason else logging.INFO
                 LOG.log(level, "model %s version %d: %s %s", change.name, change.version, change.state, change.reason)
             return changes
+
+
+@contextmanager
+def _going_on() -> Iterator[None]:
+    """Look again later, where nothing could be read or said now: for want of descriptors, or of room on a disk."""
+    try:
+        yield
+    except ArtifactError:
+        pass  # it is logged, and nothing has changed
+    except OSError as error:
+        LOG.warning("the repository cannot be followed now: %s", error)
 
 
 @contextmanager

@@ -4,12 +4,16 @@ import logging
 from typing import Any
 
 
+REFUSALS = ("without completing handshake", "Invalid HTTP request", "Unsupported upgrade request", "Invalid UTF-8 sequence")
+"""What uvicorn says of clients that it refuses: a client could fill a disk so."""
+
+
 class NoRefusals(logging.Filter):
-    """Drops what uvicorn says of every WebSocket that is refused with an HTTP answer: that it was not accepted."""
+    """Drops what uvicorn says of each request that is refused."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to keep `record`."""
-        return "without completing handshake" not in record.getMessage()
+        return not any(refusal in record.getMessage() for refusal in REFUSALS)
 
 
 LOGGING: dict[str, Any] = {

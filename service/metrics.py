@@ -35,6 +35,8 @@ LARGEST_BATCH = 64
 """Executions of more rows are counted together, so that nobody can add numbers without end."""
 MORE, FAILED = "more", "failed"
 """In the place of a number of rows: more than that, and those of executions that failed."""
+RESERVED = {"counter": 2**20, "histogram": 2**16, "gauge_livesum": 2**16, "gauge_max": 2**16}
+"""Bytes of the files of a worker, by their kind: enough for ten versions of models that are asked for batches of every size."""
 COUNT, TOTAL, ROWS = "count", "seconds", "rows"
 """Of executions, beside the phases."""
 
@@ -375,6 +377,23 @@ def _add(timed: tuple[Counter, Counter], count: float, seconds: float) -> None:
 
 def _rows(labels: dict[str, str]) -> int | None:
     return None if labels["rows"] == MORE else int(labels["rows"])
+
+
+def reserve(folder: Path) -> None:
+    """Take the room that this worker's numbers need: on a full disk, a write into a file that is mapped ends a process.
+
+    Raises:
+        OSError: there is not as much.
+
+    """
+    for kind, size in RESERVED.items():
+        draft = folder / f"{os.getpid()}.tmp"  # whoever reads the others takes no empty file for one of them
+        try:
+            with draft.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, size)
+            draft.replace(folder / f"{kind}_{os.getpid()}.db")
+        finally:
+            draft.unlink(missing_ok=True)
 
 
 def _forget_dead(folder: Path) -> None:

@@ -108,7 +108,7 @@ class Streams:
     def __init__(self, metrics: Metrics, idle: float, total: float, most: int | None = None) -> None:
         self._metrics = metrics
         self._most = most
-        self._idle, self._total = idle, total
+        self.idle, self._total = idle, total
         self._open: set[Lifetime] = set()
 
     @contextmanager
@@ -121,7 +121,7 @@ class Streams:
         """
         if self._most is not None and len(self._open) >= self._most:
             raise Unavailable("streams", f"one more than {self._most}", f"{self._most} open at a time; try again later")
-        lifetime = Lifetime(self._idle, self._total)
+        lifetime = Lifetime(self.idle, self._total)
         self._open.add(lifetime)
         try:
             with self._metrics.stream():

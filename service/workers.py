@@ -1,5 +1,7 @@
 """The processes that serve. Several share one listening socket, and the tables through the page cache."""
 
+import logging
+import multiprocessing
 import os
 import signal
 import socket
@@ -8,19 +10,22 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import uvicorn
 from uvicorn.supervisors import Multiprocess
 
 from incipit.service import metrics
 from incipit.service.access import as_service
+from incipit.service.api.entry import Entry
 from incipit.service.app import create_app, create_engine
 from incipit.service.connections import Http, WebSocket
-from incipit.service.errors import Invalid
+from incipit.service.errors import IncipitError, Invalid
 from incipit.service.log import LOGGING
 from incipit.service.repository import Model, Stem
 from incipit.service.settings import Settings, listed
 
+LOG = logging.getLogger(__name__)
 BACKLOG = 2048
 GRACE_SECONDS = 20
 """Time that requests in flight have to finish after SIGTERM; those of gRPC have theirs after it."""
@@ -66,9 +71,28 @@ def serve(settings: Settings, announce: Announce) -> None:
         counters.mkdir()
         shared.mkdir()
         os.environ[metrics.FOLDER] = str(counters)
-        processes = Multiprocess(configure(settings, partial(create_app, settings, shared), factory=True), [listener])
+        processes = Multiprocess(configure(settings, partial(_work, settings, counters, shared), factory=True), [listener])
         announce(address, models)  # from now on it obeys signals
         processes.run()
+
+
+def _work(settings: Settings, counters: Path, shared: Path) -> Entry:
+    """Return the application of a worker. One that cannot start says why in a line, and is tried again."""
+    Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        metrics.reserve(counters)
+        return create_app(settings, shared)
+    except (IncipitError, OSError) as error:
+        LOG.error("a worker cannot start, and is tried again: %s", error)
+        raise SystemExit(1) from None
+
+
+def _end_with_parent() -> None:
+    """End when the parent is gone, however it went: the port would be taken, and nobody would replace who dies."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class _Server(uvicorn.Server):

@@ -28,9 +28,11 @@ from incipit.models.embeddings import bert_embedding, gpt2_embedding
 from incipit.models.initialisers import seeded_
 from incipit.service.manifest import Source
 
-# What hypothesis draws: the same little in every run, unless `--hypothesis-profile=fuzz` asks for more and for others.
+# What hypothesis draws: the same little in every run, unless `--hypothesis-profile` asks for more and for others: `make fuzz`,
+# `make reliability`.
 hypothesis.settings.register_profile("few", max_examples=20, derandomize=True, deadline=None, database=None)
 hypothesis.settings.register_profile("fuzz", max_examples=200, deadline=None, database=None, print_blob=True)
+hypothesis.settings.register_profile("reliability", max_examples=20_000, deadline=None, database=None, print_blob=True)
 hypothesis.settings.load_profile("few")
 
 ROOT = Path(__file__).parent.parent

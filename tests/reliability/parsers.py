@@ -1,0 +1,178 @@
+"""Everything that reads bytes of others, each as a function of bytes, with inputs that it takes."""
+
+import io
+import json
+import struct
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import safetensors.numpy
+from onnx import TensorProto, helper
+
+from incipit.service.errors import IncipitError
+from incipit.service.graphs.check import MOST_BYTES as GRAPH_BYTES
+from incipit.service.graphs.check import check_graphs
+from incipit.service.manifest import MOST_BYTES as MANIFEST_BYTES
+from incipit.service.manifest import DATA, GRAPH, MANIFEST, File, Manifest, read_manifest
+from incipit.service.wire import open_inference_pb2 as pb
+from incipit.service.wire import protobuf
+from incipit.service.wire.arrays import read_npy, read_raw
+from incipit.service.wire.frames import read_frame
+from incipit.service.wire.native import read_json
+from incipit.service.wire.open_inference import read_infer
+from incipit.service.wire.safetensors import read_safetensors
+from tests.service.manifests import tiny_manifest
+
+MOST_EACH, MOST_ALONE = 200, 2**20
+"""Memory that a parser may take: times the bytes of its input, and beside it, for what is remembered of others."""
+
+
+@dataclass(frozen=True)
+class Parser:
+    """What reads bytes.
+
+    Args:
+        read: returns something, or raises an IncipitError.
+        seeds: inputs to change.
+        words: bytes that mean something to it.
+        most: bytes of memory that it may take, whatever the input.
+
+    """
+
+    read: Callable[[bytes], object]
+    seeds: tuple[bytes, ...]
+    words: tuple[bytes, ...] = ()
+    most: int = MOST_ALONE
+
+    def hold(self, data: bytes) -> None:
+        """Read, and raise whatever is no IncipitError, or MemoryError where it takes too much memory."""
+        tracemalloc.start()
+        try:
+            self.read(data)
+        except IncipitError:
+            pass
+        finally:
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+        if peak > self.most + MOST_EACH * len(data):
+            raise MemoryError(f"{peak} bytes for an input of {len(data)}")
+
+
+def _npy(array: Any) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def _frame(kind: int, flags: int, rows: int, tokens: int, body: bytes, version: int = 2) -> bytes:
+    return b"INCP" + struct.pack("<BBHIII", version, kind, flags, 7, rows, tokens) + bytes(4) + body
+
+
+def _v2(header: dict[str, Any], data: bytes = b"") -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(2, "little") + text + data
+
+
+def _read_v2(body: bytes, manifest: Manifest) -> object:
+    """The first two bytes are the header that says where the JSON ends; all ones for none."""
+    end = int.from_bytes(body[:2], "little")
+    return read_infer(body[2:], None if end == 0xFFFF else str(end), manifest)
+
+
+def _read_call(message: bytes, manifest: Manifest) -> object:
+    return protobuf.read_infer(protobuf.read(pb.ModelInferRequest, message), manifest)
+
+
+def _graph() -> onnx.ModelProto:
+    """A table of 11 rows in the data file, that ids look up, and one in the graph."""
+    table = TensorProto(name="table", data_type=1, dims=[11, 4], data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", DATA), ("offset", "0"), ("length", "176")):
+        table.external_data.add(key=key, value=value)
+    inline = helper.make_tensor("inline", TensorProto.INT64, [2], [1, 2])
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "length"])
+    out = helper.make_tensor_value_info("embeddings", TensorProto.FLOAT, ["batch", "length", 4])
+    node = helper.make_node("Gather", ["table", "input_ids"], ["embeddings"])
+    return helper.make_model(helper.make_graph([node], "graph", [ids], [out], [table, inline]))
+
+
+def _files(folder: Path, name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
+    """Return what reads bytes as the file `name` of `folder`."""
+
+    def read_file(content: bytes) -> object:
+        (folder / name).write_bytes(content)
+        return read(folder)
+
+    return read_file
+
+
+def parsers(folder: Path) -> dict[str, Parser]:
+    """Return all, by name; `folder` is where those that read files find them."""
+    manifest = tiny_manifest()
+    artifact = manifest.model_copy(
+        update={
+            "graphs": {GRAPH: manifest.graphs[GRAPH]},
+            "files": {DATA: File(sha256="0" * 64, bytes=176), GRAPH: File(sha256="0" * 64, bytes=1)},
+        }
+    )
+    ids = np.array([[1, 2, 3]])
+    tensor = {"name": "input_ids", "datatype": "INT64", "shape": [1, 3]}
+    call = pb.ModelInferRequest(model_name="bert", raw_input_contents=[ids.tobytes()])
+    call.inputs.add(name="input_ids", datatype="INT64", shape=[1, 3])
+    call.parameters["sequence_id"].int64_param = 5
+    typed = pb.ModelInferRequest(model_name="bert")
+    typed.inputs.add(name="input_ids", datatype="INT64", shape=[1, 3]).contents.int64_contents.extend([1, 2, 3])
+    step = ids.astype("<i8").tobytes()
+    return {
+        "v2": Parser(
+            partial(_read_v2, manifest=manifest),
+            (
+                b"\xff\xff" + json.dumps({"inputs": [tensor | {"data": [1, 2, 3]}], "id": "a"}).encode(),
+                _v2({"inputs": [tensor | {"parameters": {"binary_data_size": 24}}], "outputs": []}, step),
+                _v2({"inputs": [tensor | {"data": [[1, 2, 3]]}], "outputs": [{"name": "embeddings"}]}),
+                b"\0\0" + step,
+            ),
+            (b'"offset"', b'"binary_data_size":', b'"sequence_id"', b"-1", b"1e999", b"[[", b'"FP16"', b"null"),
+        ),
+        "json": Parser(read_json, (b'{"input_ids": [[1, 2]], "offset": 0}', b'{"text": "a", "a": {"a": 1}}')),
+        "frames": Parser(
+            partial(read_frame, indices=("token_type_ids", "word")),
+            (
+                _frame(1, 0, 1, 3, step + struct.pack("<I", 3)),
+                _frame(1, 7, 1, 3, 3 * step + struct.pack("<qI", 0, 3)),
+                _frame(1, 0, 1, 3, step + struct.pack("<I", 3), version=1),
+                _frame(4, 0, 2, 0, bytes(16)),
+                _frame(8, 0, 0, 0, b""),
+            ),
+        ),
+        "npy": Parser(read_npy, (_npy(ids), _npy(ids.T), _npy(ids.astype(">u2")), _npy(np.zeros((0, 3)))), (b"'|O'",)),
+        "raw": Parser(
+            lambda data: read_raw(data[1:], [None, "1,3", "3", "0,1", "9" * 18 + ",9"][data[0] % 5] if data else None),
+            (b"\0" + step, b"\1" + step, b"\2" + step),
+        ),
+        "safetensors": Parser(
+            read_safetensors,
+            (
+                safetensors.numpy.save({"input_ids": ids, "offset": np.zeros(1, np.int64)}),
+                safetensors.numpy.save({"input_ids": ids}, {"a": "b"}),
+            ),
+            (b'"__metadata__"', b'"BF16"', b'"shape":[', b"18446744073709551616", b"\\ud800"),
+        ),
+        "protobuf": Parser(
+            partial(_read_call, manifest=manifest), (call.SerializeToString(), typed.SerializeToString())
+        ),
+        "manifest": Parser(
+            _files(folder, MANIFEST, read_manifest),
+            (artifact.model_dump_json().encode(),),
+            (b'"stem"', b"NaN", b"1e400", b"9" * 5000, b"[" * 300, b'"../x"', b"\\ud800"),
+            2 * MANIFEST_BYTES,
+        ),
+        "graphs": Parser(
+            _files(folder, GRAPH, partial(check_graphs, manifest=artifact)), (_graph().SerializeToString(),), (b"176",), 2 * GRAPH_BYTES
+        ),
+    }
