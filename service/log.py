@@ -3,8 +3,12 @@
 import logging
 from typing import Any
 
-
-REFUSALS = ("without completing handshake", "Invalid HTTP request", "Unsupported upgrade request", "Invalid UTF-8 sequence")
+REFUSALS = (
+    "without completing handshake",
+    "Invalid HTTP request",
+    "Unsupported upgrade request",
+    "Invalid UTF-8 sequence",
+)
 """What uvicorn says of clients that it refuses: a client could fill a disk so."""
 
 

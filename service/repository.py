@@ -159,6 +159,7 @@ class Repository:
         self._models: dict[str, dict[int, Model | Stem]] = {}
         self._states: dict[tuple[str, int], State] = {}
         self._seen: dict[tuple[str, int], Fingerprint] = {}
+        self._opened: dict[tuple[str, int], Fingerprint] = {}
         self._one_at_a_time = Lock()
         for state in self.refresh():
             if state.state == "UNAVAILABLE":
@@ -167,7 +168,8 @@ class Repository:
     def refresh(self, unloaded: Collection[str] = ()) -> list[State]:
         """Open what is new or has changed in the folder, let go of what is gone or `unloaded`, and return the changes.
 
-        A version that cannot be opened leaves the others as they were, and, where it was ready before, itself. One that
+        A version that cannot be opened leaves the others as they were, and, where it was ready before, itself, unless
+        one of its files was changed in place: then what is mapped is no longer what was checked. One that
         is gone still answers the requests that have found it; its memory is returned after the last. This may take
         long, and may run beside requests.
 
@@ -194,6 +196,7 @@ class Repository:
             before, self._models, self._states = self._states, models, states
             gone = [State(*key, "UNAVAILABLE", "gone") for key in before if key not in states]
             self._seen = {key: seen for key, seen in self._seen.items() if key in states}
+            self._opened = {key: seen for key, seen in self._opened.items() if key in states}
             return [*gone, *(state for key, state in states.items() if before.get(key) != state)]
 
     def _follow(self, name: str, version: int, folder: Path, checksums: Checksums) -> tuple[Model | Stem | None, State]:
@@ -208,7 +211,10 @@ class Repository:
             opened = self._opener(name, version, folder, checksums=checksums)
         except ArtifactError as error:
             self._broken[key] = ArtifactError(f"{name}/{version}/{error.field}", error.got, error.allowed)
+            if _changed_in_place(self._opened.get(key, ()), seen):
+                model = None
             return model, State(name, version, "UNAVAILABLE" if model is None else "READY", str(self._broken[key]))
+        self._opened[key] = seen
         return opened, State(name, version, "READY")
 
     def index(self) -> list[State]:
@@ -282,6 +288,12 @@ def _fingerprint(folder: Path) -> Fingerprint:
         return tuple(sorted((file.name, stamp_of(file.lstat())) for file in folder.iterdir()))
     except OSError:
         return ()
+
+
+def _changed_in_place(before: Fingerprint, now: Fingerprint) -> bool:
+    """Return whether a file is the same as before, device and inode, but of another size or time of change."""
+    then = dict(before)
+    return any(then[name][:2] == stamp[:2] and then[name][2:4] != stamp[2:4] for name, stamp in now if name in then)
 
 
 def find_artifacts(root: Path) -> list[tuple[str, int, Path]]:

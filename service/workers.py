@@ -71,7 +71,9 @@ def serve(settings: Settings, announce: Announce) -> None:
         counters.mkdir()
         shared.mkdir()
         os.environ[metrics.FOLDER] = str(counters)
-        processes = Multiprocess(configure(settings, partial(_work, settings, counters, shared), factory=True), [listener])
+        processes = Multiprocess(
+            configure(settings, partial(_work, settings, counters, shared), factory=True), [listener]
+        )
         announce(address, models)  # from now on it obeys signals
         processes.run()
 

@@ -15,6 +15,7 @@ SERVICE = {
     "log": set(),
     "loop": set(),
     "cores": set(),
+    "bounds": set(),
     "access": {"files", "errors"},
     "limits": {"access", "errors"},
     "files": {"errors"},
@@ -89,7 +90,8 @@ HOMES = {
     "fastapi": {"service.api", "service.app", "service.connections"},
     "fastapi_offline": {"service.app"},
     "starlette": {"service.api"},
-    "uvicorn": {"service.workers", "service.connections"},
+    "uvicorn": {"service.workers", "service.connections", "service.bounds"},
+    "httptools": {"service.bounds"},
     "grpc": {"service.rpc"},
     "grpc_health": {"service.rpc"},
     "grpc_reflection": {"service.rpc"},
@@ -99,7 +101,7 @@ HOMES = {
     "pydantic_settings": {"service.settings"},
     "click": {"cli"},
     "httpx": {"client"},
-    "websockets": {"client", "service.connections"},
+    "websockets": {"client", "service.connections", "service.bounds"},
 }
 WHEN_NEEDED = {
     "client": {"torch": (), "ml_dtypes": (), "websockets": ("client.streams",), "incipit.client.streams": ()},

@@ -113,6 +113,9 @@ def _check_tensor(field: str, tensor: TensorProto, data_bytes: int) -> Extent | 
     allowed = f"{needed} bytes, as {dtype} {list(dims)} has"
     inside = len(tensor.raw_data) if tensor.HasField("raw_data") else len(getattr(tensor, elements)) * width
     entries = [(entry.key, entry.value) for entry in tensor.external_data]
+    texts: list[object] = [text for entry in entries for text in entry]
+    if not all(isinstance(text, str) for text in texts):  # what is no UTF-8 is read as bytes
+        raise ArtifactError(f"{field} external_data", "bytes that are no UTF-8", "text")
     if tensor.HasField("segment"):
         raise ArtifactError(field, "a segment", "a whole tensor")
     if tensor.data_location != TensorProto.EXTERNAL:

@@ -1,4 +1,4 @@
-"""Fuzzes a parser with atheris, which keeps the inputs that lead to new lines: python -m tests.reliability.guided npy."""
+"""Fuzzes a parser with atheris, which keeps inputs that lead to new lines: `python -m tests.reliability.guided npy`."""
 
 import argparse
 import sys

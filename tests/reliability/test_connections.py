@@ -229,14 +229,26 @@ def test_a_client_that_says_it_is_done_is_let_go(server: Server, http: httpx.Cli
         pytest.param(request("/models/gpt/embed", b"{}", "Content-Length: -2"), [400], id="negative"),
         pytest.param(request("/models/gpt/embed", b"{}", "Content-Length: +2"), [400], id="signed"),
         pytest.param(request("/models/gpt/embed", b"{}", "Content-Length: 0x2"), [400], id="hexadecimal"),
-        pytest.param(request("/models/gpt/embed", b"{}", "Content-Length: 2", "Transfer-Encoding: chunked"), [400], id="both"),
+        pytest.param(
+            request("/models/gpt/embed", b"{}", "Content-Length: 2", "Transfer-Encoding: chunked"), [400], id="both"
+        ),
         pytest.param(request("/models/gpt/embed", b"{}", f"Content-Length: {10**25}"), [400], id="10^25"),
         pytest.param(request("/models/gpt/embed", b"", f"Content-Length: {10**15}"), [413], id="10^15"),
         pytest.param(request("/models/gpt/embed", b"2\r\n{}", "Transfer-Encoding: chunked"), [], id="no-last-chunk"),
-        pytest.param(request("/models/gpt/embed", b"1\r\n{}\r\n", "Transfer-Encoding: chunked"), [400], id="chunk-too-long"),
-        pytest.param(request("/models/gpt/embed", b"9\r\n{}\r\n0\r\n\r\n", "Transfer-Encoding: chunked"), [], id="chunk-too-short"),
-        pytest.param(request("/models/gpt/embed", b"-1\r\n{}\r\n", "Transfer-Encoding: chunked"), [400], id="chunk-of-minus-1"),
-        pytest.param(request("/models/gpt/embed", b"f" * 17 + b"\r\n", "Transfer-Encoding: chunked"), [400], id="chunk-of-2^68"),
+        pytest.param(
+            request("/models/gpt/embed", b"1\r\n{}\r\n", "Transfer-Encoding: chunked"), [400], id="chunk-too-long"
+        ),
+        pytest.param(
+            request("/models/gpt/embed", b"9\r\n{}\r\n0\r\n\r\n", "Transfer-Encoding: chunked"),
+            [],
+            id="chunk-too-short",
+        ),
+        pytest.param(
+            request("/models/gpt/embed", b"-1\r\n{}\r\n", "Transfer-Encoding: chunked"), [400], id="chunk-of-minus-1"
+        ),
+        pytest.param(
+            request("/models/gpt/embed", b"f" * 17 + b"\r\n", "Transfer-Encoding: chunked"), [400], id="chunk-of-2^68"
+        ),
         pytest.param(request("/models/gpt/embed", b"zz\r\n", "Transfer-Encoding: chunked"), [400], id="chunk-of-zz"),
     ],
 )
@@ -307,9 +319,7 @@ def test_nothing_is_said_within_the_answer_to_another_request(
     assert content == one * rows
 
 
-def test_many_connections_are_held_while_another_is_served(
-    tiny_repository: Path, expected: bytes, long: bool
-) -> None:
+def test_many_connections_are_held_while_another_is_served(tiny_repository: Path, expected: bytes, long: bool) -> None:
     """They are opened by this process and accepted by another, of which each has the same number of descriptors."""
     count, seconds = (10_000, 60.0) if long else (300, 1.0)
     with (

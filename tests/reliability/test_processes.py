@@ -1,0 +1,344 @@
+"""Processes that are killed, disks that are full, descriptors that run out, folders that break, clocks that jump."""
+
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from websockets.sync.client import connect as connect_socket
+
+from incipit.service.manifest import DATA
+from incipit.service.metrics import RESERVED
+from tests.conftest import INCIPIT, Server, serving
+from tests.reliability.wires import IDS, connection, still_right
+
+BYTES = {"Accept": "application/octet-stream"}
+
+
+@pytest.fixture(scope="module")
+def expected(tables: dict[str, NDArray[np.float32]]) -> bytes:
+    """The answer to a good request, from the raw tables."""
+    return (tables["tokens"][IDS] + tables["positions"][[2, 3, 4]]).tobytes()
+
+
+def workers(pid: int) -> list[int]:
+    """Return the processes that serve for a parent."""
+    with suppress(FileNotFoundError):
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return []
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def answers(server: Server) -> bool:
+    with suppress(OSError, httpx.HTTPError):
+        return httpx.get(f"{server.address}/readyz", timeout=5).status_code == 200
+    return False
+
+
+def ready(server: Server) -> bool:
+    """Whether both workers are there."""
+    return len(workers(server.process.pid)) == 2 and answers(server)
+
+
+def ended(processes: list[int]) -> bool:
+    return not any(map(alive, processes))
+
+
+def replaced(server: Server, before: list[int]) -> bool:
+    return len(set(workers(server.process.pid)) - set(before)) == 1
+
+
+@dataclass
+class Load:
+    """What clients that ask all the time were answered: right, wrong or broken off."""
+
+    right: int = 0
+    broken: int = 0
+    wrong: list[object] = field(default_factory=list)
+
+    def answered(self, count: int) -> bool:
+        return self.right > count
+
+
+@contextmanager
+def load(server: Server, expected: bytes, clients: int = 8) -> Iterator[Load]:
+    """Ask over several connections, each opened again when it is broken, while a block runs."""
+    seen, over = Load(), threading.Event()
+
+    def ask() -> None:
+        with httpx.Client(base_url=server.address, timeout=60) as client:
+            while not over.is_set():
+                try:
+                    answer = client.post("/models/gpt/embed", json={"input_ids": [IDS], "offset": 2}, headers=BYTES)
+                except httpx.HTTPError:
+                    seen.broken += 1
+                    time.sleep(0.05)
+                    continue
+                if (answer.status_code, answer.content) == (200, expected):
+                    seen.right += 1
+                else:
+                    seen.wrong.append((answer.status_code, answer.content[:200]))
+
+    threads = [threading.Thread(target=ask) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_a_worker_that_is_killed_costs_its_own_requests_and_is_replaced(
+    tiny_repository: Path, expected: bytes, long: bool
+) -> None:
+    with serving(tiny_repository, "--workers", "2") as server:
+        wait_for(partial(ready, server))
+        clients = 8
+        with load(server, expected, clients) as seen:
+            for _ in range(20 if long else 1):
+                wait_for(partial(seen.answered, 100))
+                before, broken = workers(server.process.pid), seen.broken
+                os.kill(before[0], signal.SIGKILL)
+                wait_for(partial(replaced, server, before))
+                wait_for(partial(answers, server))
+                assert seen.broken - broken <= clients  # one in flight for each connection
+                seen.right = 0
+            wait_for(partial(seen.answered, 100))
+        assert not seen.wrong
+
+
+@contextmanager
+def parent(repository: Path, port: int) -> Iterator[subprocess.Popen[str]]:
+    """Serve with two workers on a port, and end all that is left of it."""
+    command = [INCIPIT, "serve", "--repository", str(repository), "--port", str(port), "--workers", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_service_that_is_killed_leaves_its_port_to_the_next(
+    tiny_repository: Path, expected: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # what is killed tidies nothing up
+    with ExitStack() as stack:
+        port = 0
+        for _ in range(2):
+            process = stack.enter_context(parent(tiny_repository, port))
+            assert process.stdout is not None
+            found = next(filter(None, (re.search(r"http://127\.0\.0\.1:(\d+)", line) for line in process.stdout)))
+            port, server = int(found[1]), Server(found[0], "", process, "")
+            wait_for(partial(ready, server))
+            children = workers(process.pid)
+            with load(server, expected) as seen:
+                wait_for(partial(seen.answered, 50))
+                process.kill()
+                wait_for(partial(ended, children))
+            assert not seen.wrong
+
+
+def alive(pid: int) -> bool:
+    with suppress(FileNotFoundError):
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    return False
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 8 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], capture_output=True, check=False)
+    if mount.returncode:
+        pytest.skip("this user mounts nothing")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def fill(disk: Path) -> Path:
+    file = disk / "filling"
+    with suppress(OSError), file.open("wb", buffering=0) as stream:
+        while True:
+            stream.write(bytes(4096))
+    return file
+
+
+def test_a_full_disk_takes_nothing_from_clients(tiny_repository: Path, expected: bytes, small_disk: Path) -> None:
+    """A page of a mapped file that the disk has no room for would end its process."""
+    folders = {"TMPDIR": str(small_disk), "INCIPIT_CACHE": str(small_disk / "cache")}
+    with serving(tiny_repository, "--workers", "2", "--model-control", "explicit", **folders) as server:
+        wait_for(partial(ready, server))
+        before = workers(server.process.pid)
+        filling = fill(small_disk)
+        with load(server, expected, 4) as seen, httpx.Client(base_url=server.address, timeout=60) as client:
+            for rows in range(1, 64):  # each number of rows has counters of its own
+                assert client.post("/models/bert/embed", json={"input_ids": [[1]] * rows}).status_code == 200
+                assert client.post("/models/bert/embed", json={"input_ids": [[11]] * rows}).status_code == 422
+            assert client.get("/metrics").status_code == 200
+            refused = client.post("/v2/repository/models/bert/unload")
+            assert (refused.status_code, refused.json()["error"].partition(":")[0]) == (503, "change")
+            filling.unlink()
+            assert client.post("/v2/repository/models/bert/unload").status_code == 200
+            assert client.post("/models/bert/embed", json={"input_ids": [1]}).status_code == 404
+        assert not seen.wrong
+        assert not seen.broken
+        assert workers(server.process.pid) == before
+
+
+def test_the_room_for_the_numbers_of_workers_is_taken_at_the_start(tiny_repository: Path, tmp_path: Path) -> None:
+    with serving(tiny_repository, "--workers", "2", TMPDIR=str(tmp_path)) as server:
+        wait_for(partial(ready, server))
+        (folder,) = tmp_path.glob("incipit-*/metrics")
+        wait_for(lambda: len(list(folder.glob("*.db"))) == 2 * len(RESERVED))
+        for file in folder.glob("*.db"):
+            kind, _, pid = file.stem.rpartition("_")
+            assert int(pid) in workers(server.process.pid)
+            assert file.stat().st_blocks * 512 >= RESERVED[kind]
+
+
+def test_descriptors_that_run_out_are_used_again_when_they_are_free(
+    tiny_repository: Path, tmp_path: Path, expected: bytes
+) -> None:
+    root, later = shutil.copytree(tiny_repository, tmp_path / "repository"), tmp_path / "2"
+    (root / "bert/2").rename(later)
+    with (
+        serving(root, "--model-control", "poll", "--poll-seconds", "0.1") as server,
+        httpx.Client(base_url=server.address, timeout=60) as client,
+    ):
+        still_right(client, expected)
+        used = len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
+        limits = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (used + 10, limits[1]))
+        with ExitStack() as stack:
+            for _ in range(60):
+                stream = stack.enter_context(connection(server))
+                with suppress(ConnectionError):
+                    stream.sendall(b"GET /livez HTTP/1.1\r\n")
+            time.sleep(1)
+            still_right(client, expected)  # whoever is connected
+            later.rename(root / "bert/2")
+            time.sleep(0.5)
+        wait_for(partial(answers, server))  # whoever comes
+        still_right(client, expected)
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limits)
+        wait_for(lambda: client.post("/models/bert/embed", json={"input_ids": [1]}).json().get("version") == 2)
+
+
+def test_a_folder_that_is_gone_or_broken_is_answered_from_as_it_was(weighty_repository: Path, tmp_path: Path) -> None:
+    """Oracle: the answers before. Files are replaced, as is the way to write them."""
+    ids = {"input_ids": [list(range(50))]}
+    for mode in ("none", "poll"):
+        root = shutil.copytree(weighty_repository, tmp_path / mode)
+        data = root / "gpt/1" / DATA
+        with (
+            serving(root, "--model-control", mode, "--poll-seconds", "0.1") as server,
+            httpx.Client(base_url=server.address, timeout=60) as client,
+        ):
+
+            def ask(client: httpx.Client = client) -> bytes:
+                return client.post("/models/gpt/embed", json=ids, headers=BYTES).raise_for_status().content
+
+            before = ask()
+            draft = data.with_name("draft")
+            draft.write_bytes(bytes(data.stat().st_size))
+            draft.replace(data)
+            time.sleep(0.5)
+            assert ask() == before
+            shutil.rmtree(root)
+            time.sleep(0.5)
+            assert ask() == before
+
+
+def test_a_file_that_is_changed_in_place_is_not_answered_from(weighty_repository: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(weighty_repository, tmp_path / "root")
+    shutil.copytree(root / "gpt", root / "other")
+    content = (root / "gpt/1" / DATA).read_bytes()
+    with (
+        serving(root, "--model-control", "poll", "--poll-seconds", "0.1") as server,
+        httpx.Client(base_url=server.address, timeout=60) as client,
+    ):
+        before = client.post("/models/gpt/embed", json={"input_ids": [1]}).raise_for_status().json()
+        with (root / "gpt/1" / DATA).open("r+b") as file:
+            file.write(bytes(len(content)))
+        wait_for(lambda: client.post("/models/gpt/embed", json={"input_ids": [1]}).status_code == 404)
+        assert client.post("/models/other/embed", json={"input_ids": [1]}).status_code == 200
+        index = {model["name"]: model for model in client.post("/v2/repository/index").json()}
+        assert (index["gpt"]["state"], index["other"]["state"]) == ("UNAVAILABLE", "READY")
+        assert DATA in index["gpt"]["reason"]
+        (root / "gpt/1" / DATA).write_bytes(content)
+        wait_for(lambda: client.post("/models/gpt/embed", json={"input_ids": [1]}).status_code == 200)
+        assert client.post("/models/gpt/embed", json={"input_ids": [1]}).json() == before
+
+
+def test_a_worker_that_cannot_start_is_tried_again_and_the_others_serve(
+    tiny_repository: Path, tmp_path: Path, expected: bytes
+) -> None:
+    root = shutil.copytree(tiny_repository, tmp_path / "root")
+    with serving(root, "--workers", "2") as server:
+        wait_for(partial(ready, server))
+        first, second = workers(server.process.pid)
+        (root / "bert").rename(tmp_path / "away")
+        (root / "gpt").rename(tmp_path / "gpt")
+        with load(server, expected, 2) as seen:
+            os.kill(first, signal.SIGKILL)
+            time.sleep(4)  # some tries
+            assert second in workers(server.process.pid)
+            (tmp_path / "gpt").rename(root / "gpt")
+            wait_for(lambda: len([pid for pid in workers(server.process.pid) if pid != second]) == 1)
+            time.sleep(3)
+        assert not seen.wrong
+        assert seen.broken <= 2
+        wait_for(partial(answers, server))
+
+
+FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
+
+
+@pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed")
+def test_a_clock_that_jumps_changes_nothing(tiny_repository: Path, tmp_path: Path, expected: bytes) -> None:
+    """Time stands still for nobody who measures it by the monotonic clock; the date of an answer shows the jumps."""
+    clock = tmp_path / "clock"
+    clock.write_text("+0")
+    fake = {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1"}
+    fake |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "INCIPIT_STREAM_IDLE_SECONDS": "600", "INCIPIT_STREAM_SECONDS": "900"}
+    with (
+        serving(tiny_repository, **fake) as server,
+        httpx.Client(base_url=server.address, timeout=60) as client,
+        connect_socket(f"{server.socket}/models/gpt/decode") as stream,
+    ):
+        years = []
+        for jump in ("+0", "+3650d", "-3650d", "+0"):
+            clock.write_text(jump)
+            time.sleep(1.5)  # the date of answers is told once a second
+            still_right(client, expected)
+            stream.send('{"ping": true}')
+            assert stream.recv() == '{"next_offset":[0]}'
+            assert client.get("/metrics").status_code == 200
+            years.append(int(client.get("/livez").headers["date"].split()[3]))
+        assert years[1] - years[0] in (9, 10)
+        assert years[0] - years[2] in (9, 10)
+        assert years[3] == years[0]
