@@ -28,8 +28,8 @@ from incipit.models.embeddings import bert_embedding, gpt2_embedding
 from incipit.models.initialisers import seeded_
 from incipit.service.manifest import Source
 
-# What hypothesis draws: the same little in every run, unless `--hypothesis-profile` asks for more and for others: `make fuzz`,
-# `make reliability`.
+# What hypothesis draws: the same little in every run, unless `--hypothesis-profile` asks for more and for others,
+# as `make fuzz` and `make reliability` do.
 hypothesis.settings.register_profile("few", max_examples=20, derandomize=True, deadline=None, database=None)
 hypothesis.settings.register_profile("fuzz", max_examples=200, deadline=None, database=None, print_blob=True)
 hypothesis.settings.register_profile("reliability", max_examples=20_000, deadline=None, database=None, print_blob=True)
