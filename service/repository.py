@@ -20,6 +20,7 @@ from incipit.service.errors import ArtifactError, Invalid, NotFound
 from incipit.service.files import Stamp, stamp_of
 from incipit.service.graphs.check import check_graphs
 from incipit.service.manifest import (
+    DATA,
     EMBEDDINGS,
     GRAPH,
     MANIFEST,
@@ -169,7 +170,7 @@ class Repository:
         """Open what is new or has changed in the folder, let go of what is gone or `unloaded`, and return the changes.
 
         A version that cannot be opened leaves the others as they were, and, where it was ready before, itself, unless
-        one of its files was changed in place: then what is mapped is no longer what was checked. One that
+        its data file was changed in place: then what is mapped is no longer what was checked. One that
         is gone still answers the requests that have found it; its memory is returned after the last. This may take
         long, and may run beside requests.
 
@@ -291,9 +292,10 @@ def _fingerprint(folder: Path) -> Fingerprint:
 
 
 def _changed_in_place(before: Fingerprint, now: Fingerprint) -> bool:
-    """Return whether a file is the same as before, device and inode, but of another size or time of change."""
-    then = dict(before)
-    return any(then[name][:2] == stamp[:2] and then[name][2:4] != stamp[2:4] for name, stamp in now if name in then)
+    """Return whether the data file, which is mapped, is the same as before, but of another size or time of change."""
+    # Of a file that is not mapped, another may have got the inode.
+    then, found = (dict(files).get(DATA) for files in (before, now))
+    return then is not None and found is not None and then[:2] == found[:2] and then[2:4] != found[2:4]
 
 
 def find_artifacts(root: Path) -> list[tuple[str, int, Path]]:
