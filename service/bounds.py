@@ -16,7 +16,7 @@ from websockets.frames import Frame
 LONGEST_HEAD = 2**16
 """Bytes of the first line of a request and its headers, and of what may follow the last chunk of a body."""
 TOO_LONG = f"headers: got more than {LONGEST_HEAD} bytes, allowed at most {LONGEST_HEAD} bytes"
-PART = 2**13
+PART = 2**14
 """Bytes of one read that are read together: thousands of requests or frames fit into one."""
 TURN_SECONDS = 0.0005
 """After which others have their turn: the event loop would read on for as long as more is there."""
