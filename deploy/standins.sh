@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Makes images from Debian's packages that stand in for those of a registry, where none can be reached. Needs root and
+# debootstrap. A further image is made only where it is not there already; `docker rmi` the old one to make it anew.
+set -euo pipefail
+
+FOLDER=$(mktemp --directory)
+trap 'rm -rf "$FOLDER"' EXIT
+MIRROR=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+
+there() { docker image inspect "$1" > /dev/null 2>&1; }
+
+# bootstrap RELEASE PACKAGES
+bootstrap() {
+    rm -rf "${FOLDER:?}/root"
+    debootstrap --variant=minbase --include="$2" "$1" "$FOLDER/root" "$MIRROR" > "$FOLDER/log" 2>&1 \
+        || { tail "$FOLDER/log" >&2; exit 1; }
+    # A network may have certificates of its own.
+    cp /etc/ssl/certs/ca-certificates.crt "$FOLDER/root/etc/ssl/certs/"
+}
+
+# pack IMAGE CHANGES...
+pack() {
+    local image=$1 change changes=()
+    shift
+    for change; do changes+=(--change "$change"); done
+    tar -C "$FOLDER/root" --create . | docker import "${changes[@]}" - "$image" > /dev/null
+    echo "made $image"
+}
+
+if ! there incipit-standin-python; then
+    bootstrap bookworm python3,python3-venv,python3-pip,ca-certificates,curl
+    # The wheels that pip is told of here are found in the image too.
+    mkdir "$FOLDER/root/wheels"
+    if [ -d "${PIP_FIND_LINKS:-}" ]; then cp -r "$PIP_FIND_LINKS/." "$FOLDER/root/wheels"; fi
+    pack incipit-standin-python "ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_FIND_LINKS=/wheels"
+fi
+if ! there incipit-standin-haproxy || ! there incipit-standin-prometheus; then
+    bootstrap trixie ca-certificates,wget,haproxy,prometheus,netcat-openbsd
+    install --directory --owner=65534 --group=65534 "$FOLDER/root/prometheus"
+    pack incipit-standin-haproxy "USER 99"
+    pack incipit-standin-prometheus "USER 65534"
+fi

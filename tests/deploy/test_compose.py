@@ -1,0 +1,122 @@
+"""What docker-compose.yml and the files around it promise, read from them; `make smoke` runs them."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from incipit.service.settings import Settings
+from incipit.service.workers import GRACE_SECONDS
+from tests.conftest import ROOT, Server
+
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+SMOKE = (ROOT / "deploy/smoke.sh").read_text(encoding="utf-8")
+PROXY = (ROOT / "deploy/haproxy/haproxy.cfg").read_text(encoding="utf-8")
+COMMANDS = [
+    line
+    for name in ("docs/deploy.md", "docs/operations.md")
+    for block in re.findall(r"^```sh\n(.*?)^```$", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    for line in block.splitlines()
+]
+# Needs a GPU; `make smoke` reads its part of the file, and benchmarks need one anyway.
+NOT_RUN = ("docker compose --profile gpu up gpu",)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_container_is_confined_and_ends_in_time(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["mem_limit"]
+    assert service["pids_limit"]
+    assert set(service["logging"]["options"]) == {"max-size", "max-file"}
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+    if name != "exporter":
+        assert service["healthcheck"]
+        assert service["stop_grace_period"]
+        assert service["restart"] == "unless-stopped"
+    if "build" in service:
+        assert service["build"]["args"]["BASE_IMAGE"] == COMPOSE["x-service"]["build"]["args"]["BASE_IMAGE"]
+    else:
+        assert re.fullmatch(r"[0-9]+:[0-9]+", service["user"])
+        assert not service["user"].startswith("0:")
+
+
+def test_the_service_has_longer_to_end_than_it_takes() -> None:
+    assert int(SERVICES["service"]["stop_grace_period"].removesuffix("s")) > GRACE_SECONDS
+
+
+def test_images_of_a_registry_are_pinned() -> None:
+    defaults = dict(re.findall(r"\$\{(\w+_IMAGE):-([^}]+)\}", (ROOT / "docker-compose.yml").read_text()))
+    assert set(defaults) == {"BASE_IMAGE", "PROXY_IMAGE", "PROMETHEUS_IMAGE", "GRAFANA_IMAGE"}
+    for image in defaults.values():
+        assert re.search(r":v?\d+\.\d+\.\d+(-[a-z]+)*$", image)
+    assert f"ARG BASE_IMAGE={defaults['BASE_IMAGE']}\n" in (ROOT / "Dockerfile").read_text()
+
+
+def test_replicas_publish_nothing_and_the_gpu_is_reserved() -> None:
+    assert "ports" not in SERVICES["replica"]
+    reserved = {name for name, service in SERVICES.items() if "deploy" in service}
+    assert reserved == {"gpu"}
+    device = SERVICES["gpu"]["deploy"]["resources"]["reservations"]["devices"][0]
+    assert device["capabilities"] == ["gpu"]
+    assert SERVICES["gpu"]["environment"]["INCIPIT_PROVIDER"] == "cuda"
+
+
+def test_files_that_are_mounted_are_there() -> None:
+    mounted = [volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])]
+    assert [path for path in mounted if path.startswith("./") and not (ROOT / path).exists()] == []
+
+
+def test_the_proxy_sends_again_only_what_may_be_sent_twice(server: Server) -> None:
+    """Of all routes that a server has: those whose answers depend on nothing but the request."""
+    again = re.findall(r"^    acl again path_reg (\S+)$", PROXY, re.MULTILINE)
+    exactly = re.findall(r"^    acl again path (\S+)$", PROXY, re.MULTILINE)
+    methods = re.findall(r"^    acl again method (.+)$", PROXY, re.MULTILINE)
+    assert (len(again), len(exactly), methods) == (1, 1, ["GET HEAD"])
+    paths: dict[str, dict[str, object]] = httpx.get(f"{server.address}/openapi.json").json()["paths"]
+    posts = [re.sub(r"\{\w+\}", "name", path) for path, methods in paths.items() if "post" in methods]
+    assert {path for path in posts if re.search(again[0], path) or path in exactly} == {
+        *(f"/models/name{version}/{what}" for version in ("", "/versions/name") for what in ("embed", "bias")),
+        "/v1/embeddings",
+    }
+
+
+def test_the_proxy_waits_longer_than_the_service_does_for_a_stream() -> None:
+    idle = Settings.model_fields["stream_idle_seconds"].default
+    for kind in ("client", "server", "tunnel"):
+        found = re.search(rf"^    timeout {kind} (\d+)s$", PROXY, re.MULTILINE)
+        assert found
+        assert int(found[1]) > idle
+
+
+def test_every_command_is_run_by_the_smoke_test() -> None:
+    assert {*NOT_RUN, "docker compose up"} < set(COMMANDS)
+    run = SMOKE.replace('"incipit:$INCIPIT_TAG"', "incipit")
+    inside = [command.replace("docker compose", "compose").replace(" up", " up --detach") for command in COMMANDS]
+    assert [command for command in inside if command not in run] == ["compose --profile gpu up --detach gpu"]
+
+
+def test_smoke_says_that_it_was_skipped(tmp_path: Path) -> None:
+    for program in ("bash", "dirname", "curl"):
+        found = shutil.which(program)
+        assert found
+        (tmp_path / program).symlink_to(found)
+    done = subprocess.run(
+        [ROOT / "deploy/smoke.sh"], env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "skipped: docker is not installed\n", "")
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "deploy").glob("*.sh")), ids=lambda script: script.name)
+def test_a_script_is_bash(script: Path) -> None:
+    subprocess.run(["bash", "-n", str(script)], check=True, timeout=30)
+    assert os.access(script, os.X_OK) == script.read_text().startswith("#!")

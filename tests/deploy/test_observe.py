@@ -1,0 +1,132 @@
+"""The queries of the dashboard and of the alerts, held against the metrics of a server that runs.
+
+promql_parser reads the queries, prometheus-client the metrics. `make smoke` asks a real Prometheus.
+"""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import promql_parser
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from promql_parser import AggregateExpr, Call, Expr, MatrixSelector, VectorSelector
+from websockets.sync.client import connect
+
+from incipit.service import errors, metrics
+from tests.conftest import ROOT, serving
+
+DEPLOY = ROOT / "deploy"
+RULES: list[dict[str, Any]] = yaml.safe_load((DEPLOY / "prometheus/rules.yml").read_text())["groups"][0]["rules"]
+PANELS: list[dict[str, Any]] = json.loads((DEPLOY / "grafana/dashboards/incipit.json").read_text())["panels"]
+QUERIES = {rule["alert"]: rule["expr"] for rule in RULES} | {
+    f"{panel['title']}: {target['legendFormat']}": target["expr"].replace("$__rate_interval", "1m")
+    for panel in PANELS
+    for target in panel["targets"]
+}
+KNOWN = {
+    "outcome": {"ok", "success", "fail", "Failed", "Aborted"}
+    | {kind for kind, value in vars(errors).items() if isinstance(value, type)},
+    "phase": {metrics.QUEUE, metrics.INPUT, metrics.INFER, metrics.OUTPUT},
+    "job": {"incipit"},
+}
+"""Values of labels that a query may name."""
+
+
+@pytest.fixture(scope="module")
+def exposed(tiny_repository: Path) -> dict[str, set[str]]:
+    """The labels of each series of a server that was asked at several doors, with what Prometheus adds."""
+    with serving(tiny_repository) as server, httpx.Client(base_url=server.address) as client:
+        body = {"input_ids": [[1, 2]]}
+        with connect(f"{server.socket}/models/gpt/decode") as stream:
+            stream.send(json.dumps({"input_ids": [1]}))
+            stream.recv()
+        assert client.post("/models/gpt/embed", json={"input_ids": [[-1]]}).status_code == 422
+        for _ in range(20):  # requests at once, of which some share a run
+            with ThreadPoolExecutor(16) as pool:
+                list(pool.map(lambda _: client.post("/models/gpt/embed", json=body).raise_for_status(), range(64)))
+            text = client.get("/metrics").text
+            if "incipit_model_joined_phases_total{" in text:
+                break
+    added = {"job", "instance", "service"}
+    found = {"up": added}
+    for sample in (sample for family in text_string_to_metric_families(text) for sample in family.samples):
+        found[sample.name] = {*sample.labels, *added}
+    return found
+
+
+def parts(query: str) -> list[Expr]:
+    """Return every part of a query."""
+    found: list[Expr] = []
+    promql_parser.walk(promql_parser.parse(query), found.append)
+    return found
+
+
+def selectors(query: str | Expr) -> list[VectorSelector]:
+    """Return what a query, or a part of one, reads."""
+    found: list[Expr] = []
+    promql_parser.walk(promql_parser.parse(query) if isinstance(query, str) else query, found.append)
+    inner = [part.vector_selector for part in found if isinstance(part, MatrixSelector)]
+    return [part for part in found if isinstance(part, VectorSelector)] + inner
+
+
+@pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
+def test_a_query_reads_what_a_server_exposes(query: str, exposed: dict[str, set[str]]) -> None:
+    read = selectors(query)
+    assert read
+    for selector in read:
+        assert selector.name is not None
+        assert selector.name in exposed
+        for matcher in selector.matchers.matchers:
+            assert matcher.name in exposed[selector.name]
+            assert set(matcher.value.split("|")) <= KNOWN[matcher.name]
+    for part in parts(query):
+        if isinstance(part, AggregateExpr) and part.modifier is not None:
+            for selector in selectors(part.expr):
+                assert set(part.modifier.labels) <= exposed[str(selector.name)]
+
+
+@pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
+def test_counters_are_read_as_rates_and_gauges_as_they_are(query: str) -> None:
+    rated = {
+        selector.name
+        for part in parts(query)
+        if isinstance(part, Call) and part.func.name == "rate"
+        for argument in part.args
+        for selector in selectors(argument)
+    }
+    read = {selector.name for selector in selectors(query)}
+    assert rated == {name for name in read if str(name).endswith(("_total", "_bucket"))}
+
+
+def test_a_query_of_what_is_not_there_is_found_out(exposed: dict[str, set[str]]) -> None:
+    for query in ("incipit_request_total", 'incipit_requests_total{outcome="failed"}', "sum by (modle) (up)"):
+        with pytest.raises(AssertionError):
+            test_a_query_reads_what_a_server_exposes(query, exposed)
+
+
+def test_every_alert_is_tested_and_told() -> None:
+    tests = yaml.safe_load((DEPLOY / "prometheus/rules.test.yml").read_text())["tests"]
+    told = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    cases = [(case["alertname"], bool(case["exp_alerts"])) for test in tests for case in test["alert_rule_test"]]
+    assert {name for name, fires in cases if fires} == {rule["alert"] for rule in RULES}
+    assert [rule["alert"] for rule in RULES if f"| `{rule['alert']}` |" not in told] == []
+
+
+def test_no_panel_lies_on_another() -> None:
+    taken: set[tuple[int, int]] = set()
+    for place in (panel["gridPos"] for panel in PANELS):
+        here = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not here & taken
+        assert max(x for x, _ in here) < 24
+        taken |= here
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+    source = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"][0]
+    assert {panel["datasource"]["uid"] for panel in PANELS} == {source["uid"]}
