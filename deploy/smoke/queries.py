@@ -21,8 +21,8 @@ def main() -> None:
     begin = time.monotonic()
     while True:
         empty = [query for query in queries if not ask(address, query)]
-        up = ask(address, 'sum(up{job="incipit"})')
-        if not empty and up and up[0]["value"][1] == processes:
+        up = reached(address)
+        if not empty and len(up) == int(processes):
             print(f"{len(queries)} queries of the dashboard find something, {processes} processes are up")
             return
         if time.monotonic() - begin > SECONDS:
@@ -35,6 +35,13 @@ def ask(address: str, query: str) -> list[dict[str, list[str]]]:
     with urlopen(f"{address}/api/v1/query?query={quote(query)}", timeout=10) as answer:
         result: list[dict[str, list[str]]] = json.load(answer)["data"]["result"]
     return result
+
+
+def reached(address: str) -> list[str]:
+    """Return the addresses that are asked now, and answer; a query may still find some that are gone."""
+    with urlopen(f"{address}/api/v1/targets?state=active", timeout=10) as answer:
+        targets = json.load(answer)["data"]["activeTargets"]
+    return [target["scrapeUrl"] for target in targets if target["health"] == "up"]
 
 
 main()
