@@ -7,6 +7,7 @@ import logging
 import struct
 from contextvars import copy_context
 from http.client import SWITCHING_PROTOCOLS
+from time import perf_counter
 from typing import Any
 
 from fastapi.responses import Response
@@ -17,7 +18,7 @@ from incipit.service.api.arrival import Arrival
 from incipit.service.api.decode import CONNECTION
 from incipit.service.api.entry import Entry
 from incipit.service.api.form import Form
-from incipit.service.api.reply import Reply
+from incipit.service.api.reply import Headers, Reply, lines_of
 from incipit.service.api.session import PlainAnswer, Session
 from incipit.service.api.target import Target
 from incipit.service.bounds import BoundedHttp, BoundedWebSocket
@@ -25,6 +26,7 @@ from incipit.service.errors import IncipitError
 from incipit.service.loop import drive
 from incipit.service.plain import Run
 from incipit.service.streams import LIFETIME, Lifetime
+from incipit.service.visit import CURRENT, PASSING, Visit
 from incipit.service.wire.content import COPIED, raw_bytes
 
 LOG = logging.getLogger(__name__)
@@ -67,15 +69,18 @@ class Http(BoundedHttp):
         # Behind proxies, another stands before it, and says who the client is.
         self._entry = self.app if isinstance(self.app, Entry) else None
         self._turn = _Turn()
+        self._defaults: Headers | None = None
 
     def on_message_begin(self) -> None:
         """Forget the request before."""
+        self._began = perf_counter()
         self.url = b""
         self._raw: list[Header] = []
+        self._passing: list[Header] = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header as it is."""
-        self._raw.append((name, value))
+        """Keep a header as it is; what says only which request it is makes no two unlike."""
+        (self._passing if name.lower() in PASSING else self._raw).append((name, value))
 
     def on_headers_complete(self) -> None:
         """Choose who answers."""
@@ -114,10 +119,10 @@ class Http(BoundedHttp):
 
     def _begin(self) -> None:
         """Keep the head of a request as ASGI has it."""
-        url, raw = self.url, self._raw
+        url = self.url
         super().on_message_begin()
         self.url = url
-        for header in raw:
+        for header in (*self._raw, *self._passing):
             super().on_header(*header)
 
     def on_body(self, body: bytes) -> None:
@@ -136,14 +141,15 @@ class Http(BoundedHttp):
             return
         self._turn.more_body = False
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        if self._form is not None and self._answer_alike(self._form, body):
+        visit = Visit.of(self._passing, self._began) if self._passing else Visit(None, self._began)
+        if self._form is not None and self._answer_alike(self._form, body, visit):
             return
         self._begin()
         self.scope["path"], self.scope["query_string"] = target.path, target.query
         arrival = Arrival(self.scope, _nothing, body)  # type: ignore[arg-type]
-        drive(self._answer(arrival, target), copy_context(), self.tasks)
+        drive(self._answer(arrival, target, visit), copy_context(), self.tasks)
 
-    def _answer_alike(self, form: Form, body: bytes) -> bool:
+    def _answer_alike(self, form: Form, body: bytes, visit: Visit) -> bool:
         """Answer a request like one before, unless it is to be refused: why, the way that is everybody's tells."""
         if not body.startswith(form.head):
             return False
@@ -155,15 +161,16 @@ class Http(BoundedHttp):
         except IncipitError:
             return False
         run = form.plain.begin(form.door, ids, offset)
+        visit.marks = run.execution.marks
         if run.shared:
-            self.loop.call_soon(self._finish, form, run)
+            self.loop.call_soon(self._finish, form, run, visit)
         elif run.large:
-            drive(self._send_pieces(form, run), copy_context(), self.tasks)
+            drive(self._send_pieces(form, run, visit), copy_context(), self.tasks)
         else:
-            self._finish(form, run)
+            self._finish(form, run, visit)
         return True
 
-    def _finish(self, form: Form, run: Run) -> None:
+    def _finish(self, form: Form, run: Run, visit: Visit) -> None:
         """Write the answer to a request like one before."""
         transport = self.transport
         try:
@@ -173,16 +180,16 @@ class Http(BoundedHttp):
             return
         finally:
             form.plain.limits.__exit__(None, None, None)
-        head = self._head(200, form.headers)
+        head = self._head(200, form.headers, visit)
         if vectors.nbytes <= COPIED:
             transport.write(b"".join((head, form.prefix, vectors.data)))
         else:
             transport.writelines((head + form.prefix, raw_bytes(vectors)))
         self._end()
 
-    async def _send_pieces(self, form: Form, run: Run) -> None:
+    async def _send_pieces(self, form: Form, run: Run, visit: Visit) -> None:
         """Write a large answer piece by piece, each when it is computed, as fast as the client takes them."""
-        self.transport.write(self._head(200, form.headers) + form.prefix)
+        self.transport.write(self._head(200, form.headers, visit) + form.prefix)
         try:
             for piece in run.pieces():
                 # Not behind the last, on whose heels the next request may come.
@@ -197,12 +204,13 @@ class Http(BoundedHttp):
             form.plain.limits.__exit__(None, None, None)
         self._end()
 
-    async def _answer(self, arrival: Arrival, target: Target) -> None:
+    async def _answer(self, arrival: Arrival, target: Target, visit: Visit) -> None:
         """Answer a request for `target`."""
         assert self._entry is not None
+        CURRENT.set(visit)
         try:
             response = await self._entry.answer(arrival, target)
-            await self._send(response)
+            await self._send(response, visit)
         except Exception:
             self._break_off()
             return
@@ -211,9 +219,10 @@ class Http(BoundedHttp):
             forms.keep(self._key, form)
         self._end()
 
-    async def _send(self, response: Response) -> None:
+    async def _send(self, response: Response, visit: Visit) -> None:
         """Write an answer, as fast as the client takes it."""
-        transport, head = self.transport, self._head(response.status_code, response.raw_headers)
+        transport = self.transport
+        head = self._head(response.status_code, lines_of(response.raw_headers), visit)
         if not isinstance(response, Reply):
             transport.write(head + bytes(response.body))
         elif response.small:
@@ -226,12 +235,13 @@ class Http(BoundedHttp):
                     return
                 transport.write(packet)
 
-    def _head(self, status: int, headers: list[Header]) -> bytes:
-        parts = [STATUS_LINE[status]]
-        for name, value in (*self.server_state.default_headers, *headers):
-            parts += (name, b": ", value, b"\r\n")
-        parts.append(b"\r\n" if self._turn.keep_alive else b"connection: close\r\n\r\n")
-        return b"".join(parts)
+    def _head(self, status: int, headers: bytes, visit: Visit) -> bytes:
+        """Return the head of an answer with such lines of headers."""
+        defaults = self.server_state.default_headers
+        if defaults is not self._defaults:  # they change once a second
+            self._defaults, self._default_lines = defaults, lines_of(defaults)
+        end = b"\r\n" if self._turn.keep_alive else b"connection: close\r\n\r\n"
+        return b"".join((STATUS_LINE[status], self._default_lines, headers, visit.lines(), end))
 
     async def _let_others(self) -> None:
         """Wait until more can be written, and let others have a turn at least."""

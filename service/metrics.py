@@ -21,6 +21,7 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from incipit.service.errors import IncipitError
+from incipit.service.visit import CURRENT
 
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
@@ -224,7 +225,10 @@ class Metrics:
 
     def execution(self, model: str, version: int) -> Execution:
         """Return what counts and times one request to a model."""
-        return Execution(self, model, version)
+        execution = Execution(self, model, version)
+        if (visit := CURRENT.get()) is not None:
+            visit.marks = execution.marks
+        return execution
 
     def asked(self, door: str, model: str, outcome: str, seconds: float) -> None:
         """Count a request that was answered, and how long that took."""

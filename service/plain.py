@@ -94,14 +94,14 @@ class Run:
     """What one request asks of a model.
 
     `shared` says whether others that are ready in this turn of the event loop may be answered with it: then it is to be
-    finished in the next. `large` says that it is answered piece by piece.
+    finished in the next. `large` says that it is answered piece by piece. `execution` times it.
     """
 
-    __slots__ = ("_door", "_execution", "_group", "_member", "_number", "_plain", "large", "shared")
+    __slots__ = ("_door", "_group", "_member", "_number", "_plain", "execution", "large", "shared")
 
     def __init__(self, plain: Plain, door: str, ids: Int64, offset: Int64) -> None:
         self._plain, self._door = plain, door
-        self._execution = execution = Execution(plain.metrics, plain.model.name, plain.model.version)
+        self.execution = execution = Execution(plain.metrics, plain.model.name, plain.model.version)
         feeds = {"input_ids": ids, "offset": offset}
         for name in plain.indices:
             feeds[name] = np.zeros_like(ids)
@@ -126,7 +126,7 @@ class Run:
 
     def pieces(self) -> Iterator[Float32]:
         """Yield the vectors, a few of the B * L after another."""
-        plain, execution = self._plain, self._execution
+        plain, execution = self._plain, self.execution
         execution.passed()
         whole = False
         try:
@@ -142,5 +142,5 @@ class Run:
         self._count()
 
     def _count(self) -> None:
-        self._execution.passed()
-        self._plain.metrics.answered(self._door, self._execution, self._member.feeds["input_ids"].size)
+        self.execution.passed()
+        self._plain.metrics.answered(self._door, self.execution, self._member.feeds["input_ids"].size)

@@ -12,6 +12,7 @@ SERVICE = {
     "errors": set[str](),
     "messages": set(),
     "settings": {"errors"},
+    "visit": set(),
     "log": set(),
     "loop": set(),
     "cores": set(),
@@ -34,7 +35,7 @@ SERVICE = {
     "control": {"repository", "errors"},
     "tiles": {"manifest", "messages"},
     "repository": {"access", "runtime", "tiles", "graphs", "checksums", "tokenizer", "manifest", "files", "errors"},
-    "metrics": {"errors"},
+    "metrics": {"visit", "errors"},
     "engine": {
         "limits",
         "tiles",
@@ -63,12 +64,13 @@ SERVICE = {
         "engine",
         "plain",
         "wire",
+        "visit",
         "repository",
         "manifest",
         "messages",
         "errors",
     },
-    "rpc": {"access", "sequences", "streams", "engine", "settings", "wire", "errors"},
+    "rpc": {"visit", "access", "sequences", "streams", "engine", "settings", "wire", "errors"},
 }
 ROOMS = {
     "models": set[str](),

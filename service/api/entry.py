@@ -4,12 +4,12 @@ answer. Both use the same handlers, so that a request is answered in the same wa
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from fastapi import FastAPI
 from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from incipit.service.access import EVERYBODY, Access
@@ -18,6 +18,7 @@ from incipit.service.api.arrival import Arrival
 from incipit.service.api.form import Forms
 from incipit.service.api.target import Handler, Target
 from incipit.service.errors import Forbidden, IncipitError
+from incipit.service.visit import CURRENT, Visit
 
 LOG = logging.getLogger(__name__)
 
@@ -26,9 +27,11 @@ OPEN = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
 METHODS = ("GET", "POST")
 EXPOSED = (
     *("Incipit-Model", "Incipit-Version", "Incipit-Output", "Incipit-Shape", "Incipit-Dtype"),
-    *("Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate"),
+    *("Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate", "X-Request-Id", "Server-Timing"),
 )
 """Headers of an answer that a page may read."""
+HEADS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
+"""Messages of ASGI with the headers of an answer."""
 
 
 class Entry:
@@ -66,6 +69,10 @@ class Entry:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or whatever else the server tells (ASGI 3)."""
+        if scope["type"] != "lifespan":
+            visit = Visit.of(scope["headers"])
+            CURRENT.set(visit)
+            send = partial(_sign, visit, send)
         await (self._admit if self._cors is None else self._cors)(scope, receive, send)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -125,6 +132,13 @@ class Entry:
         own = (_header(scope, b"host") or b"").decode("latin-1")
         if origin.partition("://")[2] != own and origin not in self._origins and "*" not in self._origins:
             raise Forbidden("Origin", origin, ", ".join((f"that of {own}", *self._origins)))
+
+
+async def _sign(visit: Visit, send: Send, message: Message) -> None:
+    """Send a message of ASGI; the head of an answer says which request it is for."""
+    if message["type"] in HEADS:
+        message = {**message, "headers": [*message.get("headers", ()), *visit.headers()]}
+    await send(message)
 
 
 def _header(scope: Scope, wanted: bytes) -> bytes | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from incipit.service.api.reply import Reply
+from incipit.service.api.reply import Reply, lines_of
 from incipit.service.api.target import Target
 from incipit.service.errors import IncipitError
 from incipit.service.messages import Int64, Request
@@ -36,7 +36,7 @@ class Form:
         ids_at: where the ids begin in a body.
         offset: int64 (1,) or (B,), the offset of all of them, or of the first one, where it stands in the body.
         offset_at: where the offset begins in a body; None where that holds none.
-        headers: of an answer, as ASGI has them.
+        headers: of an answer, as lines of HTTP/1.1.
         prefix: what stands before the vectors in the body of an answer.
 
     """
@@ -48,7 +48,7 @@ class Form:
     ids_at: int
     offset: Int64
     offset_at: int | None
-    headers: list[tuple[bytes, bytes]]
+    headers: bytes
     prefix: bytes
 
     def read(self, body: bytes) -> tuple[Int64, Int64]:
@@ -72,7 +72,7 @@ def form_of(
     offset = np.zeros(1, np.int64) if request.offset is None else request.offset
     *prefix, _ = reply.parts
     shape = len(rows.lengths), rows.length
-    return Form(door, plain, head, shape, ids_at, offset, offset_at, reply.raw_headers, joined(prefix))
+    return Form(door, plain, head, shape, ids_at, offset, offset_at, lines_of(reply.raw_headers), joined(prefix))
 
 
 def _integers(body: bytes, count: int, start: int) -> Int64:

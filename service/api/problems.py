@@ -8,6 +8,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from incipit.service import errors
+from incipit.service.visit import CURRENT
 from incipit.service.wire.openai import error_document, refusal
 
 STATUS: dict[type[errors.IncipitError], int] = {
@@ -34,18 +35,20 @@ OPENAI = "/v1"
 
 def problem(error: errors.IncipitError) -> bytes:
     """Return the error as a problem document (RFC 9457), with the field, the value got and the value allowed."""
+    return orjson.dumps(_document(error))
+
+
+def _document(error: errors.IncipitError) -> dict[str, Any]:
     kind = type(error).__name__
-    return orjson.dumps(
-        {
-            "type": f"urn:incipit:error:{kind}",
-            "title": kind,
-            "status": STATUS[type(error)],
-            "detail": str(error),
-            "field": error.field,
-            "got": error.got,
-            "allowed": error.allowed,
-        }
-    )
+    return {
+        "type": f"urn:incipit:error:{kind}",
+        "title": kind,
+        "status": STATUS[type(error)],
+        "detail": str(error),
+        "field": error.field,
+        "got": error.got,
+        "allowed": error.allowed,
+    }
 
 
 def respond(error: errors.IncipitError, path: str) -> Response:
@@ -55,7 +58,7 @@ def respond(error: errors.IncipitError, path: str) -> Response:
     elif path.startswith(OPENAI):
         response = _json(error_document(error, STATUS[type(error)]), STATUS[type(error)])
     else:
-        response = Response(problem(error), STATUS[type(error)], media_type=MEDIA_TYPE)
+        response = _problem(_document(error), STATUS[type(error)])
     if isinstance(error, errors.Unauthenticated):
         response.headers["WWW-Authenticate"] = "Bearer"
     if error.retry_after is not None:
@@ -84,7 +87,7 @@ def install(app: FastAPI) -> None:
                 "status": error.status_code,
                 "detail": detail,
             }
-            response = Response(orjson.dumps(document), error.status_code, media_type=MEDIA_TYPE)
+            response = _problem(document, error.status_code)
         response.headers.update(error.headers or {})
         return response
 
@@ -100,7 +103,14 @@ def unforeseen(path: str) -> Response:
     if path.startswith(OPENAI):
         return _json(refusal(errors.UNFORESEEN, 500), 500)
     document = {"type": "about:blank", "title": "Internal Server Error", "status": 500, "detail": errors.UNFORESEEN}
-    return Response(orjson.dumps(document), 500, media_type=MEDIA_TYPE)
+    return _problem(document, 500)
+
+
+def _problem(document: dict[str, Any], status: int) -> Response:
+    """Return a problem document that says which request it is about."""
+    if (visit := CURRENT.get()) is not None:
+        document["request_id"] = visit.text
+    return Response(orjson.dumps(document), status, media_type=MEDIA_TYPE)
 
 
 def _json(document: dict[str, Any], status: int) -> Response:

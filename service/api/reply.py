@@ -25,6 +25,11 @@ def headers(values: Mapping[str, str]) -> Headers:
     return [(name.lower().encode("ascii"), value.encode("ascii")) for name, value in values.items()]
 
 
+def lines_of(values: Headers) -> bytes:
+    """Return headers as lines of HTTP/1.1."""
+    return b"".join([b"%b: %b\r\n" % pair for pair in values])
+
+
 class Reply(Response):
     """An answer of one type, in parts.
 

@@ -112,6 +112,7 @@ class Problem(Documented):
     field: str | None = None
     got: str | None = None
     allowed: str | None = None
+    request_id: str | None = Field(None, description="What X-Request-Id says; none in a stream.")
 
 
 class Model(BaseModel):

@@ -16,7 +16,7 @@ from incipit.service.engine import Engine
 from incipit.service.errors import UNFORESEEN, IncipitError, Unavailable
 from incipit.service.rpc.calls import Calls
 from incipit.service.rpc.service import InferenceService, Receive, Send
-from incipit.service.rpc.status import abort
+from incipit.service.rpc.status import abort, visit_of
 from incipit.service.sequences import Sequences
 from incipit.service.settings import Settings
 from incipit.service.streams import Closing, Lifetime, Streams
@@ -77,6 +77,7 @@ def _name_caller(access: Access, context: grpc.aio.ServicerContext) -> None:
 
 def _handler(method: Method, request: Any, engine: Engine, calls: Calls) -> grpc.RpcMethodHandler:
     async def call(message: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        visit_of(context)
         await calls.begin(context)
         _name_caller(engine.repository.access, context)
         try:
@@ -97,6 +98,7 @@ def _handler(method: Method, request: Any, engine: Engine, calls: Calls) -> grpc
 
 def _stream_handler(method: Stream, streams: Streams, calls: Calls, access: Access) -> grpc.RpcMethodHandler:
     async def call(_: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        visit_of(context)
         await calls.begin(context)
 
         async def receive() -> bytes | None:

@@ -5,6 +5,7 @@ from typing import Any
 import grpc
 
 from incipit.service import errors
+from incipit.service.visit import CURRENT, Visit
 
 STATUS: dict[type[errors.IncipitError], grpc.StatusCode] = {
     errors.Malformed: grpc.StatusCode.INVALID_ARGUMENT,
@@ -25,5 +26,18 @@ STATUS: dict[type[errors.IncipitError], grpc.StatusCode] = {
 
 async def abort(context: Any, error: errors.IncipitError) -> None:
     """End a call with an error; the metadata `retry-after` says after how many seconds it may succeed."""
-    metadata = () if error.retry_after is None else (("retry-after", str(error.retry_after)),)
+    metadata = visit_of(context).metadata()
+    if error.retry_after is not None:
+        metadata += (("retry-after", str(error.retry_after)),)
     await context.abort(STATUS[type(error)], str(error), metadata)
+
+
+def visit_of(context: Any) -> Visit:
+    """Return the visit that a call is; the first time it begins, and its id is told with the status of the call."""
+    visit = CURRENT.get()
+    if visit is None:
+        metadata = context.invocation_metadata() or ()
+        visit = Visit.of((name.encode(), value.encode()) for name, value in metadata if isinstance(value, str))
+        CURRENT.set(visit)
+        context.set_trailing_metadata(visit.metadata())
+    return visit

@@ -6,6 +6,7 @@ Oracles: NumPy over the raw tables, the JSON door, which goes another way, and t
 import base64
 import http.client
 import io
+import re
 import shutil
 import socket
 import time
@@ -106,7 +107,7 @@ def test_the_head_and_the_counters_are_those_of_the_first(client: httpx.Client, 
     before, stats = tokens_of(client, "gpt"), client.get("/v2/models/gpt/stats").json()["model_stats"][0]
     second = client.post(path, content=body, headers=headers)
     assert second.content == first.content
-    names = set(first.headers) - {"date"}
+    names = set(first.headers) - {"date", "x-request-id", "server-timing"}
     assert {name: second.headers[name] for name in names} == {name: first.headers[name] for name in names}
     assert set(second.headers) == set(first.headers)
     assert tokens_of(client, "gpt") == before + 2
@@ -132,6 +133,7 @@ def test_a_bad_one_among_them_is_refused_as_it_would_be_alone(
     client: httpx.Client, way: str, ids: list[list[int]], offset: int
 ) -> None:
     path, body, headers = WAYS[way](np.array(ids), offset)
+    headers = headers | {"X-Request-Id": "one"}
     alone = client.post(path, content=body, headers=headers | {"X-Other": "header"})
     good_path, good, _ = WAYS[way](np.array([[1, 1]]), 5)
     for _ in range(2):
@@ -232,6 +234,14 @@ def test_nothing_more_is_computed_for_a_client_that_leaves(running: Server, clie
             break
         assert time.monotonic() < deadline
     assert after["inference_stats"]["success"] == before["inference_stats"]["success"]
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_an_answer_that_is_computed_while_it_is_sent_says_when_it_was_read(client: httpx.Client, number: int) -> None:
+    path, body, headers = WAYS["raw"](np.full((16, 850), number), 0)
+    answer = client.post(path, content=body, headers=headers | {"X-Request-Id": "large"})
+    assert re.fullmatch(r"parse;dur=\d+\.\d{3}", answer.headers["Server-Timing"])
+    assert answer.headers["X-Request-Id"] == "large"
 
 
 def test_small_ones_of_many_connections_share_runs(running: Server, client: httpx.Client) -> None:

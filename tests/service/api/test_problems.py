@@ -30,6 +30,7 @@ def test_an_unknown_path_is_a_problem(tiny: httpx.Client, path: str) -> None:
         "title": "Not Found",
         "status": 404,
         "detail": f"GET {path}: Not Found",
+        "request_id": response.headers["X-Request-Id"],
     }
 
 

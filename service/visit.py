@@ -1,0 +1,87 @@
+"""A request as those who run the service see it: its id in answers and log lines, and where its time went."""
+
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
+from functools import lru_cache
+from itertools import count
+from time import perf_counter
+
+ID, TIMING = b"x-request-id", b"server-timing"
+PASSING = frozenset({ID, b"traceparent", b"tracestate", b"baggage"})
+"""Headers that say which request it is, and nothing of what is asked."""
+_ALLOWED = re.compile(rb"[!-~]{1,128}")
+"""Visible ASCII: neither a header nor a line of a log can be forged by it."""
+# Of this process: nobody else counts behind the same random bits.
+_PREFIX, _NUMBERS = secrets.token_hex(8).encode(), count()
+
+
+class Visit:
+    """One request, or one stream with all that is asked in it.
+
+    `marks` are those of the last execution that it asked for (`service/metrics.py`), if any.
+
+    Args:
+        wanted: the id that the client gives it; one that is not 1 to 128 visible characters of ASCII is not taken.
+        began: when its head came, of `perf_counter`; default: now.
+
+    """
+
+    __slots__ = ("began", "id", "marks")
+
+    def __init__(self, wanted: bytes | None = None, began: float | None = None) -> None:
+        self.id = wanted if wanted is not None and _ALLOWED.fullmatch(wanted) else b"%b-%x" % (_PREFIX, next(_NUMBERS))
+        self.began = perf_counter() if began is None else began
+        self.marks: Sequence[float] = ()
+
+    @classmethod
+    def of(cls, headers: Iterable[tuple[bytes, bytes]], began: float | None = None) -> "Visit":
+        """Return the visit of a request with such headers, of which the first that names an id counts."""
+        return cls(next((value for name, value in headers if name.lower() == ID), None), began)
+
+    @property
+    def text(self) -> str:
+        """The id as text."""
+        return self.id.decode("ascii")
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return what is added to the trailing metadata of a call of gRPC."""
+        return ((ID.decode(), self.text),)
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Return what is added to the headers of the answer."""
+        timing = self._timing()
+        return [(ID, self.id), (TIMING, timing)] if timing else [(ID, self.id)]
+
+    def lines(self) -> bytes:
+        """Return the same as lines of HTTP/1.1."""
+        timing = self._timing()
+        if timing:
+            return b"x-request-id: %b\r\nserver-timing: %b\r\n" % (self.id, timing)
+        return b"x-request-id: %b\r\n" % self.id
+
+    def _timing(self) -> bytes:
+        """Return what took how long until now, in milliseconds, as `Server-Timing` has it; nothing before a run."""
+        marks = self.marks
+        if len(marks) > 3:
+            _, checked, queued, ran, *_ = marks
+            times = _milliseconds(checked - self.began), _milliseconds(queued - checked), _milliseconds(ran - queued)
+            return b"parse;dur=%b, queue;dur=%b, run;dur=%b" % times
+        if len(marks) > 1:  # it is computed while it is sent
+            return b"parse;dur=%b" % _milliseconds(marks[1] - self.began)
+        return b""
+
+
+def _milliseconds(seconds: float) -> bytes:
+    """Return a time in milliseconds, to the microsecond."""
+    return _thousandths(int(1e6 * seconds))
+
+
+@lru_cache(2**12)  # writing a fraction takes ten times as long as looking a usual one up
+def _thousandths(count: int) -> bytes:
+    return b"%.3f" % (count / 1000)
+
+
+CURRENT: ContextVar[Visit | None] = ContextVar("visit", default=None)
+"""The request that is answered, where one is."""

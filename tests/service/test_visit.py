@@ -1,0 +1,173 @@
+"""Every answer says which request it is for, and those of tensors where its time went.
+
+Oracles: what the client sent, and the counters.
+"""
+
+import http.client
+import json
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from threading import Thread
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from websockets.sync.client import connect as connect_socket
+
+from incipit.service.app import create_app
+from incipit.service.settings import Settings
+from incipit.service.visit import Visit
+from incipit.service.workers import configure
+from tests.conftest import Server
+
+BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
+MADE = re.compile(r"[0-9a-f]{16}-[0-9a-f]+")
+TIMING = re.compile(r"parse;dur=\d+\.\d{3}, queue;dur=\d+\.\d{3}, run;dur=\d+\.\d{3}")
+EMBED = "/models/gpt/embed"
+
+
+def embed(http: httpx.Client, **headers: str) -> httpx.Response:
+    headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    return http.post(f"{EMBED}?shape=1,2", content=np.array([[1, 2]]).tobytes(), headers=BYTES | headers)
+
+
+@pytest.fixture
+def alike(tiny: httpx.Client) -> httpx.Client:
+    """A client whose next `embed` is like one before."""
+    assert embed(tiny).status_code == embed(tiny).status_code == 200
+    return tiny
+
+
+@pytest.mark.parametrize("name", ["X-Request-Id", "x-request-id"])
+def test_the_id_of_the_client_comes_back(alike: httpx.Client, name: str) -> None:
+    for path in ("/livez", "/models", "/models/nope", "/nowhere", "/v2/models/gpt"):
+        assert alike.get(path, headers={name: "mine/1"}).headers.get_list("X-Request-Id") == ["mine/1"]
+    document = {"input_ids": [[1]]}
+    assert alike.post(EMBED, json=document, headers={name: "mine/2"}).headers.get_list("X-Request-Id") == ["mine/2"]
+    for number in range(3):
+        assert embed(alike, **{name: f"id-{number}"}).headers.get_list("X-Request-Id") == [f"id-{number}"]
+
+
+@pytest.mark.parametrize("wanted", ["", "a b", "a\tb", "é", "x" * 129])
+def test_an_id_that_is_not_allowed_is_replaced(alike: httpx.Client, wanted: str) -> None:
+    headers = {"X-Request-Id": wanted.encode("latin-1")}
+    for answer in (alike.get("/livez", headers=headers), alike.post(EMBED, content=b"{}", headers=headers)):
+        assert MADE.fullmatch(answer.headers["X-Request-Id"])
+    assert len(Visit(b"x" * 128).id) == 128
+
+
+def test_every_request_without_one_gets_its_own(alike: httpx.Client) -> None:
+    answers = [embed(alike) for _ in range(5)] + [alike.get("/livez") for _ in range(5)]
+    answers += [alike.post(EMBED, json={"input_ids": [[1]]}) for _ in range(5)]
+    ids = {answer.headers["X-Request-Id"] for answer in answers}
+    assert len(ids) == 15
+    assert all(map(MADE.fullmatch, ids))
+
+
+@pytest.mark.parametrize("body", [b"no json", b'{"input_ids": [[70000]]}'])
+def test_a_problem_names_its_request(tiny: httpx.Client, body: bytes) -> None:
+    answer = tiny.post(EMBED, content=body, headers={"X-Request-Id": "wrong-1"})
+    assert answer.status_code in (400, 422)
+    assert answer.json()["request_id"] == answer.headers["X-Request-Id"] == "wrong-1"
+    nowhere = tiny.get("/nowhere")
+    assert nowhere.json()["request_id"] == nowhere.headers["X-Request-Id"]
+
+
+def test_the_headers_of_tracing_make_no_two_requests_unlike(tiny_repository: Path) -> None:
+    app = create_app(Settings(repository=tiny_repository))
+    server, body = uvicorn.Server(configure(Settings(), app)), np.array([[1, 2]]).tobytes()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = Thread(target=server.run, args=([listener],))
+        thread.start()
+        with closing(http.client.HTTPConnection(*listener.getsockname())) as connection:
+            for number in range(20):
+                passing = {
+                    "X-Request-Id": f"r{number}",
+                    "traceparent": f"00-{number + 1:032x}-{number + 1:016x}-01",
+                    "tracestate": f"a={number}",
+                    "baggage": f"b={number}",
+                }
+                connection.request("POST", f"{EMBED}?shape=1,2", body, BYTES | passing)
+                answer = connection.getresponse()
+                assert answer.headers["X-Request-Id"] == f"r{number}"
+                assert len(answer.read()) == 32
+        server.should_exit = True
+        thread.join()
+    assert len(app.app.state.engine.repository.find("gpt").kept) == 1
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_tensors_say_where_their_time_went(alike: httpx.Client, number: int) -> None:
+    header = {"X-Other": str(number)}
+    answers = [
+        embed(alike),
+        embed(alike, **header),
+        alike.post(EMBED, json={"input_ids": [[1]]}),
+        alike.post(
+            "/v2/models/gpt/infer",
+            json={"inputs": [{"name": "input_ids", "shape": [1, 1], "datatype": "INT64", "data": [1]}]},
+        ),
+    ]
+    for answer in answers:
+        assert TIMING.fullmatch(answer.headers["Server-Timing"]), answer.headers
+        times = [float(part.partition("=")[2]) for part in answer.headers["Server-Timing"].split(", ")]
+        assert sum(times) <= 1000 * answer.elapsed.total_seconds()
+    assert "Server-Timing" not in alike.get("/models").headers
+    assert "Server-Timing" not in alike.post(EMBED, content=b"wrong").headers
+
+
+def test_pipelined_requests_keep_their_ids(alike: httpx.Client) -> None:
+    ids, body = [f"p{number}" for number in range(6)], np.array([[1, 2]]).tobytes()
+    head = f"POST {EMBED}?shape=1,2 HTTP/1.1\r\nHost: x\r\nContent-Length: 16\r\nX-Request-Id: %s\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in BYTES.items())
+    with socket.create_connection((alike.base_url.host, alike.base_url.port or 0)) as stream:
+        stream.settimeout(20)
+        for _ in range(2):
+            stream.sendall(b"".join((head % name).encode() + b"\r\n" + body for name in ids))
+            found = b""
+            while found.count(b"HTTP/1.1 200") < len(ids) or len(found.rpartition(b"\r\n\r\n")[2]) < 32:
+                found += stream.recv(65536)
+            assert re.findall(rb"x-request-id: (\S+)", found) == [name.encode() for name in ids]
+
+
+def test_a_websocket_has_an_id(tiny_server: Server) -> None:
+    with connect_socket(f"{tiny_server.socket}/models/gpt/decode", additional_headers={"X-Request-Id": "s1"}) as stream:
+        assert stream.response is not None
+        assert stream.response.headers["X-Request-Id"] == "s1"
+        stream.send(json.dumps({"input_ids": [1]}))
+        assert json.loads(stream.recv())["next_offset"] == [1]
+
+
+@pytest.fixture
+def stub(tiny_server: Server) -> Iterator[service_pb2_grpc.GRPCInferenceServiceStub]:
+    with grpc.insecure_channel(tiny_server.grpc) as channel:
+        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+@pytest.mark.parametrize("name", ["gpt", "nope"])
+def test_a_call_of_grpc_has_an_id(stub: service_pb2_grpc.GRPCInferenceServiceStub, name: str) -> None:
+    request = service_pb2.ModelInferRequest(model_name=name, raw_input_contents=[bytes(8)])
+    request.inputs.add(name="input_ids", datatype="INT64", shape=[1, 1])
+
+    def ask(**metadata: str) -> str:
+        future = stub.ModelInfer.future(request, metadata=[(k.replace("_", "-"), v) for k, v in metadata.items()])
+        assert (future.exception() is None) == (name == "gpt")
+        (found,) = [value for key, value in future.trailing_metadata() if key == "x-request-id"]
+        return str(found)
+
+    assert ask(x_request_id="call-1") == "call-1"
+    made = {ask(), ask(), ask(x_request_id="x" * 200)}
+    assert len(made) == 3
+    assert all(map(MADE.fullmatch, made))
+
+
+def test_a_stream_of_grpc_has_an_id(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> None:
+    stream = stub.ModelStreamInfer(iter([]), metadata=[("x-request-id", "stream-1")])
+    assert list(stream) == []
+    assert ("x-request-id", "stream-1") in [tuple(pair) for pair in stream.trailing_metadata()]
