@@ -35,12 +35,14 @@ class Caller:
         name: of the key.
         models: that it may use: names, or patterns of the shell.
         admin: whether it may load and unload them.
+        digest: SHA-256 of the key; empty where no key let it in.
 
     """
 
     name: str
     models: tuple[str, ...]
     admin: bool
+    digest: bytes = b""
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -93,7 +95,7 @@ class Access:
     def __init__(self, file: Path | None = None, by_address: bool = False) -> None:
         self._file = file
         self.by_address = by_address and file is None
-        self._callers: list[tuple[bytes, Caller]] = []
+        self._callers: list[Caller] = []
         self._seen: Stamp | None = None
         self._looked = time.monotonic()
         if file is not None:
@@ -142,20 +144,24 @@ class Access:
         return self._file is None or _CALLER.get().may_use(name)
 
     def _find(self, key: bytes) -> Caller:
-        if time.monotonic() - self._looked >= LOOK_SECONDS:
-            self._look()
+        self.look()
         digest, found = hashlib.sha256(key).digest(), None
         # All of them, so that the time says nothing of which one was near.
-        for known, caller in self._callers:
-            if hmac.compare_digest(known, digest):
+        for caller in self._callers:
+            if hmac.compare_digest(caller.digest, digest):
                 found = caller
         if found is None:
             raise Unauthenticated("Authorization", "a key that is not known", "Bearer and a key")
         return found
 
-    def _look(self) -> None:
-        """Read the file again if it has changed; one that is broken changes nothing."""
-        assert self._file is not None
+    def knows(self, caller: Caller) -> bool:
+        """Return whether a caller that was let in still would be, for the same models."""
+        return caller in self._callers
+
+    def look(self) -> None:
+        """Read the file again if it has changed, once in a while; one that is broken changes nothing."""
+        if self._file is None or time.monotonic() - self._looked < LOOK_SECONDS:
+            return
         self._looked = time.monotonic()
         stamp = _stamp(self._file)
         if stamp == self._seen:
@@ -169,6 +175,11 @@ class Access:
 
 EVERYBODY = Access()
 """No key is needed."""
+
+
+def caller() -> Caller:
+    """Return who asks."""
+    return _CALLER.get()
 
 
 def caller_name() -> str:
@@ -186,8 +197,8 @@ def as_service() -> Iterator[None]:
         _CALLER.reset(token)
 
 
-def read_keys(file: Path) -> list[tuple[bytes, Caller]]:
-    """Return the SHA-256 of every key of a file, with who has it.
+def read_keys(file: Path) -> list[Caller]:
+    """Return who has the keys of a file.
 
     Raises:
         Invalid: the file cannot be read, or is not understood.
@@ -208,7 +219,7 @@ def read_keys(file: Path) -> list[tuple[bytes, Caller]]:
         if twice := next((value for value in values if values.count(value) > 1), None):
             raise Invalid("api_keys", f"{field} {twice} twice", "each once")
     return [
-        (bytes.fromhex(entry.sha256), Caller(entry.name, tuple(entry.models), entry.admin)) for entry in document.keys
+        Caller(entry.name, tuple(entry.models), entry.admin, bytes.fromhex(entry.sha256)) for entry in document.keys
     ]
 
 

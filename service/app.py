@@ -61,7 +61,10 @@ def create_app(settings: Settings, shared: Path | None = None) -> Entry:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
-        following = asyncio.create_task(engine.control.run())
+        following = [
+            asyncio.create_task(engine.control.run()),
+            asyncio.create_task(streams.follow(engine.repository.access)),
+        ]
         # What the server's connections know of the application.
         state = {"streams": streams}
         if settings.grpc_port is None:
@@ -73,7 +76,8 @@ def create_app(settings: Settings, shared: Path | None = None) -> Entry:
             async with running(engine, streams, sequences, VERSION, settings):
                 yield state
         engine.metrics.tell()
-        following.cancel()
+        for task in following:
+            task.cancel()
         engine.scheduler.close()
 
     app: FastAPI = FastAPIOffline(

@@ -5,11 +5,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, TypeVar
 
+from incipit.service.access import LOOK_SECONDS, Access, caller
 from incipit.service.errors import Unavailable
 from incipit.service.metrics import Metrics
 
 T = TypeVar("T")
-Reason = Literal["close", "shutdown", "left", "idle", "time"]
+Reason = Literal["close", "shutdown", "left", "idle", "time", "key"]
 LIFETIME = "incipit.lifetime"
 """Of a stream, in the state of its request: who sees that the client has left says so."""
 
@@ -23,7 +24,7 @@ class Closing(Exception):
 
 
 class Lifetime:
-    """How long one stream may stay, until `close`.
+    """How long one stream of the caller may stay, until `close`.
 
     Args:
         idle: seconds that it may wait for its client.
@@ -32,6 +33,7 @@ class Lifetime:
     """
 
     def __init__(self, idle: float, total: float) -> None:
+        self.caller = caller()
         self._loop = asyncio.get_running_loop()
         self._idle = idle
         self._end = self._loop.time() + total
@@ -129,6 +131,15 @@ class Streams:
         finally:
             lifetime.close()
             self._open.discard(lifetime)
+
+    async def follow(self, access: Access) -> None:
+        """End streams whose key was taken out or changed, until cancelled."""
+        while access.needs_key:
+            await asyncio.sleep(LOOK_SECONDS)
+            access.look()
+            for lifetime in self._open:
+                if not access.knows(lifetime.caller):
+                    lifetime.end("key")
 
     def drain(self) -> None:
         """End every stream, each with a word to its client."""

@@ -6,11 +6,13 @@ import os
 import signal
 import socket
 import ssl
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from threading import Thread
+from types import FrameType
 
 import uvicorn
 from uvicorn.supervisors import Multiprocess
@@ -19,6 +21,7 @@ from incipit.service import metrics
 from incipit.service.access import as_service
 from incipit.service.api.entry import Entry
 from incipit.service.app import create_app, create_engine
+from incipit.service.certificates import check_tls, follow
 from incipit.service.connections import Http, WebSocket
 from incipit.service.errors import IncipitError, Invalid
 from incipit.service.log import LOGGING
@@ -55,7 +58,7 @@ def serve(settings: Settings, announce: Announce) -> None:
     if settings.workers == 1:
         app = create_app(settings)
         # uvicorn raises the signal that ended it once more; it has been obeyed already.
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: None)
         server = _Server(configure(settings, app))
         with as_service():
@@ -71,11 +74,11 @@ def serve(settings: Settings, announce: Announce) -> None:
         counters.mkdir()
         shared.mkdir()
         os.environ[metrics.FOLDER] = str(counters)
-        processes = Multiprocess(
-            configure(settings, partial(_work, settings, counters, shared), factory=True), [listener]
-        )
+        processes = _Workers(configure(settings, partial(_work, settings, counters, shared), factory=True), [listener])
         announce(address, models)  # from now on it obeys signals
         processes.run()
+    if processes.told:
+        sys.exit(128 + processes.told)
 
 
 def _work(settings: Settings, counters: Path, shared: Path) -> Entry:
@@ -102,9 +105,39 @@ class _Server(uvicorn.Server):
 
     announce: Callable[[], None]
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Finish what is in flight, or, told a second time, nothing more."""
+        if self.should_exit:
+            os._exit(128 + sig)
+        super().handle_exit(sig, frame)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.announce()
+
+
+class _Workers(Multiprocess):
+    """Several processes that serve.
+
+    SIGHUP changes nothing, as with one process: files that may change are followed.
+    """
+
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
+        super().__init__(config, sockets)
+        self.told = 0
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._end)
+
+    def _end(self, number: int, _: FrameType | None) -> None:
+        """Let the workers finish what is in flight, or, told a second time, nothing more."""
+        if self.should_exit.is_set() or number in self.signal_queue:
+            self.told = number
+            for process in self.processes:
+                process.process.kill()
+        self.signal_queue.append(number)
+
+    def handle_hup(self) -> None:
+        """Change nothing."""
 
 
 def listen(field: str, host: str, port: int) -> socket.socket:
@@ -119,36 +152,6 @@ def listen(field: str, host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise Invalid(field, f"{host}:{port}", f"an address to listen on ({error.strerror})") from error
-
-
-def check_tls(settings: Settings) -> None:
-    """Check the files of TLS, before a server of either protocol is given them.
-
-    Raises:
-        Invalid: one is missing, or cannot be used.
-
-    """
-    certificate, key, clients = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
-    if certificate is None or key is None:
-        for name, file in (("tls_certificate", certificate), ("tls_key", key), ("tls_client_ca", clients)):
-            if file is not None:
-                raise Invalid(name, str(file), "nothing, or tls_certificate and tls_key too")
-        return
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(certificate, key, password="")  # asks nobody at a terminal
-    except (OSError, ValueError) as error:
-        files = f"{certificate} and {key}"
-        raise Invalid("tls_certificate", files, f"PEM files of a certificate and its key ({_why(error)})") from error
-    try:
-        if clients is not None:
-            context.load_verify_locations(clients)
-    except OSError as error:
-        raise Invalid("tls_client_ca", str(clients), f"a PEM file of certificates ({_why(error)})") from error
-
-
-def _why(error: Exception) -> str:
-    return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
 
 
 def configure(settings: Settings, app: Callable[..., object], factory: bool = False) -> uvicorn.Config:
@@ -168,6 +171,7 @@ def configure(settings: Settings, app: Callable[..., object], factory: bool = Fa
         timeout_graceful_shutdown=GRACE_SECONDS,
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
+        ssl_context_factory=None if settings.tls_certificate is None else follow,
         ssl_ca_certs=None if settings.tls_client_ca is None else str(settings.tls_client_ca),
         ssl_cert_reqs=ssl.CERT_NONE if settings.tls_client_ca is None else ssl.CERT_REQUIRED,
         proxy_headers=settings.trusted_proxies is not None,

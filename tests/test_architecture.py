@@ -20,6 +20,7 @@ SERVICE = {
     "access": {"files", "errors"},
     "limits": {"access", "errors"},
     "files": {"errors"},
+    "certificates": {"files", "settings", "errors"},
     "manifest": {"files", "errors"},
     "checksums": {"manifest", "files", "errors"},
     "graphs": {"manifest", "files", "errors"},
@@ -53,7 +54,7 @@ SERVICE = {
     },
     "plain": {"engine", "batching", "metrics", "tiles", "repository", "messages"},
     "decode": {"engine", "operations", "validation", "positions", "repository", "messages", "errors"},
-    "streams": {"metrics", "errors"},
+    "streams": {"access", "metrics", "errors"},
     "sequences": {"decode", "engine", "operations", "repository", "messages", "errors"},
     "api": {
         "access",
@@ -70,7 +71,7 @@ SERVICE = {
         "messages",
         "errors",
     },
-    "rpc": {"visit", "access", "sequences", "streams", "engine", "settings", "wire", "errors"},
+    "rpc": {"visit", "certificates", "access", "sequences", "streams", "engine", "settings", "wire", "errors"},
 }
 ROOMS = {
     "models": set[str](),

@@ -21,7 +21,7 @@ from incipit.service.streams import Closing, Lifetime, Streams
 from incipit.service.wire import frames, steps
 from incipit.service.wire.native import read_query
 
-CODES = {"close": 1000, "shutdown": 1012, "idle": 1008, "time": 1008}
+CODES = {"close": 1000, "shutdown": 1012, "idle": 1008, "time": 1008, "key": 1008}
 CONNECTION = "incipit.connection"
 """Of a WebSocket, in the state of its request: itself."""
 LONGEST_REASON = 123

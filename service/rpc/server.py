@@ -12,6 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from incipit.service.access import Access
+from incipit.service.certificates import Pair
 from incipit.service.engine import Engine
 from incipit.service.errors import UNFORESEEN, IncipitError, Unavailable
 from incipit.service.rpc.calls import Calls
@@ -29,6 +30,7 @@ ENDS = {
     "shutdown": "the end of the server while it waited",
     "idle": "nothing from its client for too long",
     "time": "more time than a stream may take",
+    "key": "a key that was taken out or changed",
 }
 OPEN = (f"/{health.SERVICE_NAME}/", f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady")
 """Methods that need no key: whoever starts, stops and watches the service has none."""
@@ -131,9 +133,18 @@ def _listen(server: grpc.aio.Server, address: str, settings: Settings) -> None:
     if settings.tls_certificate is None or settings.tls_key is None:
         server.add_insecure_port(address)
         return
-    pair = settings.tls_key.read_bytes(), settings.tls_certificate.read_bytes()
+    certificate, key = settings.tls_certificate, settings.tls_key
     clients = None if settings.tls_client_ca is None else settings.tls_client_ca.read_bytes()
-    server.add_secure_port(address, grpc.ssl_server_credentials([pair], clients, clients is not None))
+    pair = Pair(certificate, key)
+
+    def read_pair() -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(key.read_bytes(), certificate.read_bytes())], clients)
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        return read_pair() if pair.renewed() else None
+
+    credentials = grpc.dynamic_ssl_server_credentials(read_pair(), renewed, clients is not None)
+    server.add_secure_port(address, credentials)
 
 
 @asynccontextmanager

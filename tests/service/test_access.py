@@ -169,7 +169,7 @@ def test_a_new_key_is_let_in_by_its_entry(tmp_path: Path, name: str) -> None:
     assert len(key) == 43
     file = tmp_path / "keys.toml"
     file.write_text(entry + new_key("other", (), admin=False)[1])
-    ((_, caller), (_, other)) = read_keys(file)
+    caller, other = read_keys(file)
     assert (caller.name, caller.models, caller.admin) == (name, ("bert", "gpt*"), True)
     assert (other.models, other.admin) == (("*",), False)
     enter(Access(file), f"Bearer {key}".encode())
@@ -180,5 +180,5 @@ def test_the_file_of_the_documentation_is_one(tmp_path: Path) -> None:
     section = (ROOT / "docs" / "operations.md").read_text().partition("## Keys")[2]
     file = tmp_path / "keys.toml"
     file.write_text(section.partition("```toml")[2].partition("```")[0])
-    ((_, caller),) = read_keys(file)
+    (caller,) = read_keys(file)
     assert (caller.name, caller.models, caller.admin) == ("alice", ("minilm", "gpt2-*"), False)

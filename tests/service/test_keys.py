@@ -327,5 +327,5 @@ def test_the_commands_of_the_documentation_make_keys(tmp_path: Path) -> None:
         assert key not in entry
         with (tmp_path / "keys.toml").open("a") as file:
             file.write(entry)
-    found = [(caller.name, caller.models, caller.admin) for _, caller in read_keys(tmp_path / "keys.toml")]
+    found = [(caller.name, caller.models, caller.admin) for caller in read_keys(tmp_path / "keys.toml")]
     assert found == [("alice", ("minilm", "gpt2-*"), False), ("operator", ("*",), True)]

@@ -56,7 +56,7 @@ def test_the_id_of_the_client_comes_back(alike: httpx.Client, name: str) -> None
 
 @pytest.mark.parametrize("wanted", ["", "a b", "a\tb", "é", "x" * 129])
 def test_an_id_that_is_not_allowed_is_replaced(alike: httpx.Client, wanted: str) -> None:
-    headers = {"X-Request-Id": wanted.encode("latin-1")}
+    headers = httpx.Headers({b"X-Request-Id": wanted.encode("latin-1")})
     for answer in (alike.get("/livez", headers=headers), alike.post(EMBED, content=b"{}", headers=headers)):
         assert MADE.fullmatch(answer.headers["X-Request-Id"])
     assert len(Visit(b"x" * 128).id) == 128

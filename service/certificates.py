@@ -1,0 +1,118 @@
+"""The files of TLS, which are read again when they change: a certificate is renewed without a restart."""
+
+import logging
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from incipit.service.errors import Invalid
+from incipit.service.files import Stamp, stamp_of
+from incipit.service.settings import Settings
+
+if TYPE_CHECKING:
+    from uvicorn import Config
+
+LOG = logging.getLogger(__name__)
+LOOK_SECONDS = 1.0
+"""Least time between two looks at whether a certificate has changed."""
+
+
+class Pair:
+    """A certificate and its key, which change together, but not at once.
+
+    Args:
+        certificate: PEM file.
+        key: PEM file.
+
+    """
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._certificate, self._key = certificate, key
+        self._seen = self._stamps()
+        self._looked = time.monotonic()
+
+    def renewed(self) -> bool:
+        """Return whether both have changed since the last time, and can be used; ask before every handshake."""
+        if time.monotonic() - self._looked < LOOK_SECONDS:
+            return False
+        self._looked = time.monotonic()
+        stamps = self._stamps()
+        if stamps == self._seen:
+            return False
+        self._seen = stamps
+        try:
+            check_pair(self._certificate, self._key)
+        except Invalid as error:
+            LOG.warning("the certificate stays as it was: %s", error)
+            return False
+        return True
+
+    def _stamps(self) -> list[Stamp | None]:
+        return [_stamp(self._certificate), _stamp(self._key)]
+
+
+def follow(config: "Config", make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+    """Return what `make` does, which gives each new connection the certificate that the files of `config` hold then."""
+    assert config.ssl_certfile is not None
+    assert config.ssl_keyfile is not None
+    pair, newest = Pair(Path(config.ssl_certfile), Path(config.ssl_keyfile)), make()
+
+    def choose(connection: ssl.SSLSocket | ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
+        nonlocal newest
+        if pair.renewed():
+            newest = make()
+        connection.context = newest
+
+    first = newest
+    first.sni_callback = choose  # called in every handshake, whether or not it names a server
+    return first
+
+
+def check_tls(settings: Settings) -> None:
+    """Check the files of TLS, before a server of either protocol is given them.
+
+    Raises:
+        Invalid: one is missing, or cannot be used.
+
+    """
+    certificate, key, clients = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
+    if certificate is None or key is None:
+        for name, file in (("tls_certificate", certificate), ("tls_key", key), ("tls_client_ca", clients)):
+            if file is not None:
+                raise Invalid(name, str(file), "nothing, or tls_certificate and tls_key too")
+        return
+    context = check_pair(certificate, key)
+    try:
+        if clients is not None:
+            context.load_verify_locations(clients)
+    except OSError as error:
+        raise Invalid("tls_client_ca", str(clients), f"a PEM file of certificates ({_why(error)})") from error
+
+
+def check_pair(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Return a context that uses a certificate and its key.
+
+    Raises:
+        Invalid: one is missing, or cannot be used, or they are not of each other.
+
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key, password="")  # asks nobody at a terminal
+    except (OSError, ValueError) as error:
+        files = f"{certificate} and {key}"
+        raise Invalid("tls_certificate", files, f"PEM files of a certificate and its key ({_why(error)})") from error
+    return context
+
+
+def _why(error: Exception) -> str:
+    return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
+
+
+def _stamp(file: Path) -> Stamp | None:
+    try:
+        return stamp_of(file.stat())
+    except OSError:
+        return None

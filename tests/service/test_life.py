@@ -1,0 +1,259 @@
+"""The life of a server: what it follows while it serves, and how it ends. Real servers, real clients, real signals."""
+
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+import trustme
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect as connect_socket
+
+from incipit.export.exporter import export_loaded
+from incipit.export.source import LoadedSource
+from incipit.models.embeddings import gpt2_embedding
+from incipit.service.access import new_key
+from incipit.service.manifest import Source
+from tests.conftest import INCIPIT, Server, serving
+
+SECONDS = 30
+LARGE, WIDTH = (64, 500), 256
+"""Rows and tokens of a request whose answer is of 32 MB: more than waits in any buffer."""
+BYTES = "Content-Type: application/octet-stream\r\nAccept: application/octet-stream\r\n"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One model with wide vectors, and little else to open."""
+    root = tmp_path_factory.mktemp("life")
+    export_loaded(LoadedSource(gpt2_embedding(50, WIDTH, 600), Source(kind="module")), "gpt", root)
+    return root
+
+
+def large() -> bytes:
+    body = np.zeros(LARGE, np.int64).tobytes()
+    path = f"/models/gpt/embed?shape={LARGE[0]},{LARGE[1]}"
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\n{BYTES}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def read_large(stream: socket.socket) -> int:
+    """Return how many bytes the body of an answer has."""
+    file = stream.makefile("rb")
+    assert file.readline().startswith(b"HTTP/1.1 200")
+    length = 0
+    while (line := file.readline().lower()) != b"\r\n":
+        if line.startswith(b"content-length:"):
+            length = int(line.partition(b":")[2])
+    found = 0
+    while found < length and (part := file.read(min(2**20, length - found))):
+        found += len(part)
+    return found
+
+
+def connected(server: Server) -> socket.socket:
+    url = httpx.URL(server.address)
+    stream = socket.create_connection((url.host, url.port or 0))
+    stream.settimeout(SECONDS)
+    return stream
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_a_large_answer_that_is_being_sent_is_finished(models: Path, alike: bool) -> None:
+    with serving(models) as server:
+        if alike:
+            with connected(server) as stream:
+                stream.sendall(large())
+                assert read_large(stream) == 4 * WIDTH * LARGE[0] * LARGE[1]
+        with connected(server) as stream:
+            stream.sendall(large())
+            stream.recv(10, socket.MSG_PEEK)
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+            with pytest.raises(ConnectionRefusedError):  # nobody new
+                connected(server)
+            assert read_large(stream) == 4 * WIDTH * LARGE[0] * LARGE[1]
+        assert server.process.wait(SECONDS) == 0
+
+
+def test_requests_that_are_alike_are_answered_until_the_end(models: Path) -> None:
+    body = np.zeros((1, 1), np.int64).tobytes()
+    request = (
+        f"POST /models/gpt/embed?shape=1,1 HTTP/1.1\r\nHost: x\r\n{BYTES}Content-Length: 8\r\n\r\n".encode() + body
+    )
+    with serving(models) as server, connected(server) as stream:
+        for _ in range(3):
+            stream.sendall(request)
+            assert read_large(stream) == 4 * WIDTH
+        stream.sendall(request[:-1])
+        time.sleep(0.2)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        stream.sendall(request[-1:])
+        assert read_large(stream) == 4 * WIDTH
+        assert server.process.wait(SECONDS) == 0
+
+
+def workers_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_second_signal_ends_it_now(models: Path, tmp_path: Path, workers: str) -> None:
+    command = [INCIPIT, "serve", "--repository", str(models), "--port", "0", "--workers", workers]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        banner = ""
+        for line in process.stdout:
+            banner += line
+            if line.startswith("  curl"):
+                break
+        address = httpx.URL(next(word for word in banner.split() if word.startswith("http://")))
+        httpx.get(address.join("/readyz"), timeout=SECONDS)
+        children = workers_of(process.pid)
+        with socket.create_connection((address.host, address.port or 0)) as stream:
+            stream.sendall(large())  # whose answer nobody reads
+            stream.recv(10, socket.MSG_PEEK)
+            process.send_signal(signal.SIGTERM)
+            time.sleep(1.5)
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(5) == 128 + signal.SIGTERM
+    deadline = time.monotonic() + SECONDS
+    while any(map(runs, children)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_sighup_changes_nothing(models: Path, workers: str) -> None:
+    with serving(models, "--workers", workers) as server, httpx.Client(base_url=server.address, timeout=30) as client:
+        assert client.get("/readyz").status_code == 200
+        before = workers_of(server.process.pid)
+        server.process.send_signal(signal.SIGHUP)
+        time.sleep(1)
+        assert client.get("/readyz").status_code == 200
+        assert workers_of(server.process.pid) == before
+
+
+@contextmanager
+def guarded(models: Path, folder: Path) -> Iterator[tuple[Server, Path, str]]:
+    """A server with two keys, their file, and one of them."""
+    file = folder / "keys.toml"
+    key, entry = new_key("leaver", (), admin=False)
+    file.write_text(new_key("stayer", (), admin=False)[1] + entry)
+    with serving(models, "--api-keys", str(file)) as server:
+        yield server, file, key
+
+
+def revoke(file: Path) -> None:
+    new = file.with_suffix(".new")
+    new.write_text(file.read_text().rpartition("[[keys]]")[0])
+    new.rename(file)
+
+
+def test_a_key_that_is_taken_out_closes_its_streams(models: Path, tmp_path: Path) -> None:
+    with guarded(models, tmp_path) as (server, file, key):
+        headers = {"Authorization": f"Bearer {key}"}
+        with connect_socket(f"{server.socket}/models/gpt/decode", additional_headers=headers) as stream:
+            stream.send('{"input_ids": [1]}')
+            assert json.loads(stream.recv())["next_offset"] == [1]
+            revoke(file)
+            assert json.loads(stream.recv(SECONDS)) == {"next_offset": [1], "closing": "key"}
+            with pytest.raises(ConnectionClosed) as closed:
+                stream.recv(SECONDS)
+            assert closed.value.rcvd is not None
+            assert (closed.value.rcvd.code, json.loads(closed.value.rcvd.reason)["closing"]) == (1008, "key")
+
+
+def test_over_grpc_too(models: Path, tmp_path: Path) -> None:
+    with guarded(models, tmp_path) as (server, file, key), grpc.insecure_channel(server.grpc) as channel:
+        done: list[bool] = []
+
+        def sent() -> Iterator[service_pb2.ModelInferRequest]:
+            message = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(8)])
+            message.inputs.add(name="input_ids", datatype="INT64", shape=[1, 1])
+            yield message
+            while not done:
+                time.sleep(0.05)
+
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stream = stub.ModelStreamInfer(sent(), metadata=[("authorization", f"Bearer {key}")], timeout=SECONDS)
+        assert not next(stream).error_message
+        revoke(file)
+        with pytest.raises(grpc.RpcError, match="got a key that was taken out or changed"):
+            next(stream)
+        done.append(True)
+
+
+def test_a_certificate_is_renewed_without_a_restart(models: Path, tmp_path: Path) -> None:
+    ca = trustme.CA()
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+
+    def issue() -> bytes:
+        """Write a new certificate, its key a while later, and return what clients will see."""
+        made = ca.issue_cert("127.0.0.1")
+        made.cert_chain_pems[0].write_to_path(str(certificate))
+        if key.exists():
+            time.sleep(2)
+            assert get() == first  # the certificate and the key are not of each other
+        made.private_key_pem.write_to_path(str(key))
+        return ssl.PEM_cert_to_DER_cert(made.cert_chain_pems[0].bytes().decode())
+
+    def get() -> bytes | None:
+        """Return the certificate that a new connection sees."""
+        url = httpx.URL(server.address)
+        context = ssl.create_default_context()
+        ca.configure_trust(context)
+        with (
+            socket.create_connection((url.host, url.port or 0)) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as stream,
+        ):
+            return stream.getpeercert(binary_form=True)
+
+    def grpc_certificate() -> bytes:
+        host, _, port = server.grpc.rpartition(":")
+        context = ssl.create_default_context()
+        ca.configure_trust(context)
+        context.set_alpn_protocols(["h2"])
+        with (
+            socket.create_connection((host, int(port))) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as stream,
+        ):
+            found = stream.getpeercert(binary_form=True)
+            assert found is not None
+            return found
+
+    first = issue()
+    with serving(models, "--tls-certificate", str(certificate), "--tls-key", str(key)) as server:
+        context = ssl.create_default_context()
+        ca.configure_trust(context)
+        with httpx.Client(base_url=server.address, verify=context) as old:
+            assert old.get("/readyz").status_code == 200
+            assert get() == grpc_certificate() == first
+            second = issue()
+            deadline = time.monotonic() + SECONDS
+            while get() != second or grpc_certificate() != second:
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            assert old.get("/readyz").status_code == 200
+        assert get() == second
