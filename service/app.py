@@ -20,6 +20,7 @@ from incipit.service.control import Control
 from incipit.service.cores import usable_cores
 from incipit.service.engine import Engine
 from incipit.service.limits import Limits
+from incipit.service.log import Requests
 from incipit.service.metrics import Metrics
 from incipit.service.repository import Repository
 from incipit.service.runtime import choose_provider
@@ -44,7 +45,8 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
     scheduler = Scheduler(usable_cores(), settings.max_waiting, settings.max_wait_seconds)
     control = Control(repository, settings.model_control, settings.poll_seconds, shared)
     limits = Limits(settings.max_requests, settings.max_requests_per_second, settings.max_rows)
-    return Engine(repository, scheduler, Metrics(), settings.max_tokens, control, limits)
+    log = Requests(settings.log_sample)
+    return Engine(repository, scheduler, Metrics(), settings.max_tokens, control, limits, log)
 
 
 def create_app(settings: Settings, shared: Path | None = None) -> Entry:

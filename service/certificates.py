@@ -1,22 +1,27 @@
 """The files of TLS, which are read again when they change: a certificate is renewed without a restart."""
 
 import logging
+import os
 import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from incipit.service.errors import Invalid
 from incipit.service.files import Stamp, stamp_of
 from incipit.service.settings import Settings
 
-if TYPE_CHECKING:
-    from uvicorn import Config
-
 LOG = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 """Least time between two looks at whether a certificate has changed."""
+
+
+class Config(Protocol):
+    """Of a server of HTTP, where the files are."""
+
+    ssl_certfile: str | os.PathLike[str] | None
+    ssl_keyfile: str | os.PathLike[str] | None
 
 
 class Pair:
@@ -53,7 +58,7 @@ class Pair:
         return [_stamp(self._certificate), _stamp(self._key)]
 
 
-def follow(config: "Config", make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+def follow(config: Config, make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
     """Return what `make` does, which gives each new connection the certificate that the files of `config` hold then."""
     assert config.ssl_certfile is not None
     assert config.ssl_keyfile is not None

@@ -176,7 +176,7 @@ class Http(BoundedHttp):
         try:
             vectors = run.finish()
         except Exception:
-            self._break_off()
+            self._break_off(visit)
             return
         finally:
             form.plain.limits.__exit__(None, None, None)
@@ -186,6 +186,7 @@ class Http(BoundedHttp):
         else:
             transport.writelines((head + form.prefix, raw_bytes(vectors)))
         self._end()
+        run.log(visit)
 
     async def _send_pieces(self, form: Form, run: Run, visit: Visit) -> None:
         """Write a large answer piece by piece, each when it is computed, as fast as the client takes them."""
@@ -198,11 +199,12 @@ class Http(BoundedHttp):
                     return
                 self.transport.write(raw_bytes(piece))
         except Exception:
-            self._break_off()
+            self._break_off(visit)
             return
         finally:
             form.plain.limits.__exit__(None, None, None)
         self._end()
+        run.log(visit)
 
     async def _answer(self, arrival: Arrival, target: Target, visit: Visit) -> None:
         """Answer a request for `target`."""
@@ -212,7 +214,7 @@ class Http(BoundedHttp):
             response = await self._entry.answer(arrival, target)
             await self._send(response, visit)
         except Exception:
-            self._break_off()
+            self._break_off(visit)
             return
         forms = self._entry.forms
         if forms is not None and isinstance(response, Reply) and response.form and (form := response.form(response)):
@@ -266,9 +268,9 @@ class Http(BoundedHttp):
         await self.flow.drain()
         self._end()
 
-    def _break_off(self) -> None:
+    def _break_off(self, visit: Visit) -> None:
         """Let the client know that no more comes, the answer having begun."""
-        LOG.exception("an answer was broken off")
+        LOG.exception("an answer was broken off", extra={"request_id": visit.text})
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -21,6 +21,7 @@ from incipit.service.batching import SMALL, TOKENIZER_COST, Scheduler
 from incipit.service.control import Control
 from incipit.service.errors import IncipitError, Invalid
 from incipit.service.limits import Limits
+from incipit.service.log import Requests
 from incipit.service.manifest import (
     BIAS_GRAPH,
     EMBEDDINGS,
@@ -49,6 +50,7 @@ from incipit.service.repository import Model, Repository, Stem
 from incipit.service.tiles import PIECE, pieces
 from incipit.service.truncation import truncate
 from incipit.service.validation import ZERO, check, check_bias, check_stem
+from incipit.service.visit import CURRENT
 
 SHARED = 2**14
 """Values of vectors of a request that runs together with others; what is larger gains nothing by it."""
@@ -84,10 +86,10 @@ class Admission:
 
     """
 
-    __slots__ = ("_limits", "_observation")
+    __slots__ = ("_limits", "_log", "_observation")
 
-    def __init__(self, observation: Observation, limits: Limits) -> None:
-        self._observation, self._limits = observation, limits
+    def __init__(self, observation: Observation, limits: Limits, log: Requests) -> None:
+        self._observation, self._limits, self._log = observation, limits, log
 
     def __enter__(self) -> Observation:
         """Begin the request, or refuse it."""
@@ -95,7 +97,7 @@ class Admission:
         try:
             self._limits.__enter__()
         except IncipitError as error:
-            self._observation.__exit__(type(error), error, None)
+            self._end(type(error), error)
             raise
         return self._observation
 
@@ -104,7 +106,13 @@ class Admission:
     ) -> None:
         """End the request."""
         self._limits.__exit__(kind, error, trace)
-        self._observation.__exit__(kind, error, trace)
+        self._end(kind, error)
+
+    def _end(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
+        seen = self._observation
+        seen.__exit__(kind, error, None)
+        if self._log.share:
+            self._log.write(CURRENT.get(), seen.door, seen.model, seen.outcome, seen.seconds)
 
 
 class Engine:
@@ -117,6 +125,7 @@ class Engine:
         max_tokens: most tokens of one request.
         control: what changes the models; by default nothing does.
         limits: how much may be asked; by default anything.
+        log: writes lines about requests; by default about none.
 
     """
 
@@ -128,6 +137,7 @@ class Engine:
         max_tokens: int,
         control: Control | None = None,
         limits: Limits | None = None,
+        log: Requests | None = None,
     ) -> None:
         self.repository = repository
         self.control = control or Control(repository, "none", 1)
@@ -135,11 +145,12 @@ class Engine:
         self.metrics = metrics
         self.max_tokens = max_tokens
         self.limits = limits or Limits()
+        self.log = log or Requests()
         self.ready = True
 
     def request(self, door: str) -> "Admission":
         """Return what counts and times one request of `door`, a step of a stream included, within the limits."""
-        return Admission(self.metrics.request(door), self.limits)
+        return Admission(self.metrics.request(door), self.limits, self.log)
 
     async def answer(self, model: Model | Stem, request: AnyRequest) -> Answer:
         """Return what `request`, of a kind that `model` takes, asks for; raises as the methods for each kind."""

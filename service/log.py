@@ -1,7 +1,45 @@
-"""How the service logs: one line per event on standard error."""
+"""How the service logs: one line per event on standard error, as text or as JSON, and one for some of the requests."""
 
+import json
 import logging
-from typing import Any
+import random
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from incipit.service.visit import CURRENT, Visit
+
+REQUESTS = logging.getLogger("incipit.requests")
+
+
+class Requests:
+    """Writes lines about requests: which, for which model, how it ended and how long it took.
+
+    Args:
+        share: of the requests that have a line, from 0, for none, to 1, for each.
+
+    """
+
+    def __init__(self, share: float = 0) -> None:
+        self.share = share
+
+    def write(self, visit: Visit | None, door: str, model: str, outcome: str, seconds: float) -> None:
+        """Write the line of a request, if it is one of those that have one."""
+        if random.random() >= self.share:
+            return
+        fields = {"door": door, "model": model, "outcome": outcome, "seconds": round(seconds, 6)}
+        told = "%s %s %s %.3f ms", door, model or "-", outcome, 1000 * seconds
+        REQUESTS.info(*told, extra={"fields": fields, "request_id": "" if visit is None else visit.text})
+
+
+class NameRequest(logging.Filter):
+    """Lets a line say for which request it is."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Name the request that is answered now, if one is and the line names no other."""
+        visit = CURRENT.get()
+        request: str = getattr(record, "request_id", "" if visit is None else visit.text)
+        record.request_id, record.of = request, f" [{request}]" if request else ""
+        return True
 
 REFUSALS = (
     "without completing handshake",
@@ -20,19 +58,46 @@ class NoRefusals(logging.Filter):
         return not any(refusal in record.getMessage() for refusal in REFUSALS)
 
 
-LOGGING: dict[str, Any] = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
-    "filters": {"refused": {"()": "incipit.service.log.NoRefusals"}},
-    "handlers": {
-        "stderr": {
-            "filters": ["refused"],
-            "class": "logging.StreamHandler",
-            "formatter": "line",
-            "stream": "ext://sys.stderr",
+class Json(logging.Formatter):
+    """Writes a line as one JSON object."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        document: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
         }
-    },
-    "root": {"handlers": ["stderr"], "level": "WARNING"},
-}
-"""For `logging.config.dictConfig`. Requests are counted by the metrics, not logged."""
+        if request := getattr(record, "request_id", ""):
+            document["request_id"] = request
+        document |= getattr(record, "fields", {})
+        if record.exc_info:
+            document["exception"] = self.formatException(record.exc_info)
+        return json.dumps(document)
+
+
+def configuration(form: Literal["text", "json"], level: str) -> dict[str, Any]:
+    """Return what `logging.config.dictConfig` takes, for lines of at least such a level; those of requests come too."""
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {
+            "text": {"format": "%(asctime)s %(levelname)s %(name)s%(of)s: %(message)s"},
+            "json": {"()": "incipit.service.log.Json"},
+        },
+        "filters": {
+            "refused": {"()": "incipit.service.log.NoRefusals"},
+            "request": {"()": "incipit.service.log.NameRequest"},
+        },
+        "handlers": {
+            "stderr": {
+                "filters": ["refused", "request"],
+                "class": "logging.StreamHandler",
+                "formatter": form,
+                "stream": "ext://sys.stderr",
+            }
+        },
+        "root": {"handlers": ["stderr"], "level": level.upper()},
+        "loggers": {REQUESTS.name: {"level": "INFO"}},
+    }

@@ -45,13 +45,13 @@ COUNT, TOTAL, ROWS = "count", "seconds", "rows"
 class Observation:
     """One request of a door, or a step of a stream, while the block runs; an error that leaves it is its outcome.
 
-    `model` is what the door learns while it answers.
+    `model` is what the door learns while it answers; `outcome` and `seconds` are there after it.
     """
 
-    __slots__ = ("_begin", "_door", "_metrics", "model")
+    __slots__ = ("_begin", "_metrics", "door", "model", "outcome", "seconds")
 
     def __init__(self, metrics: "Metrics", door: str) -> None:
-        self._metrics, self._door, self.model = metrics, door, ""
+        self._metrics, self.door, self.model = metrics, door, ""
 
     def __enter__(self) -> "Observation":
         """Begin."""
@@ -60,8 +60,9 @@ class Observation:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         """Count the request."""
-        outcome = "ok" if kind is None else _outcome(kind)
-        self._metrics.asked(self._door, self.model, outcome, time.perf_counter() - self._begin)
+        self.outcome = "ok" if kind is None else _outcome(kind)
+        self.seconds = time.perf_counter() - self._begin
+        self._metrics.asked(self.door, self.model, self.outcome, self.seconds)
 
 
 def _outcome(kind: type[BaseException]) -> str:

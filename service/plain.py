@@ -19,6 +19,7 @@ from incipit.service.messages import Int64, Request
 from incipit.service.metrics import Execution
 from incipit.service.repository import Model
 from incipit.service.tiles import PIECE, pieces
+from incipit.service.visit import Visit
 
 Float32 = NDArray[np.float32]
 Outputs = dict[str, Float32]
@@ -68,6 +69,7 @@ class Plain:
         _, self.names, self.width = sources((output,), manifest)
         (self.name,) = self.names
         self.model, self.metrics, self.limits, self.scheduler = model, engine.metrics, engine.limits, engine.scheduler
+        self.log = engine.log
         self.run = partial(run_members, model, self.names)
         self.key = (id(model), self.names)
         self.shared = SHARED if manifest.exact_rows else 0
@@ -144,3 +146,9 @@ class Run:
     def _count(self) -> None:
         self.execution.passed()
         self._plain.metrics.answered(self._door, self.execution, self._member.feeds["input_ids"].size)
+
+    def log(self, visit: Visit | None) -> None:
+        """Write the line of the request that was answered, if there is to be one."""
+        plain = self._plain
+        if plain.log.share:
+            plain.log.write(visit, self._door, plain.model.name, "ok", self.execution.seconds)

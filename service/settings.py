@@ -51,6 +51,11 @@ class Settings(BaseSettings):
     poll_seconds: float = Field(5.0, gt=0, description="With model_control poll: between two looks at the folder.")
     workers: int = Field(1, ge=1, description="Processes that serve.")
     threads: int = Field(1, ge=1, description="Threads of one session call.")
+    log_format: Literal["text", "json"] = Field("text", description="How lines of the log are written.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "warning", description="Least severity of what is logged."
+    )
+    log_sample: float = Field(0.0, ge=0, le=1, description="Share of requests that have a line in the log.")
     api_keys: Path | None = Field(None, description="TOML file of the keys that may ask; without it nobody needs one.")
     tls_certificate: Path | None = Field(None, description="PEM file of the certificate; without it there is no TLS.")
     tls_key: Path | None = Field(None, description="PEM file of the key of the certificate, without a password.")

@@ -24,7 +24,7 @@ from incipit.service.app import create_app, create_engine
 from incipit.service.certificates import check_tls, follow
 from incipit.service.connections import Http, WebSocket
 from incipit.service.errors import IncipitError, Invalid
-from incipit.service.log import LOGGING
+from incipit.service.log import configuration
 from incipit.service.repository import Model, Stem
 from incipit.service.settings import Settings, listed
 
@@ -161,7 +161,7 @@ def configure(settings: Settings, app: Callable[..., object], factory: bool = Fa
         factory=factory,
         workers=settings.workers,
         lifespan="on",
-        log_config=LOGGING,
+        log_config=configuration(settings.log_format, settings.log_level),
         access_log=False,
         server_header=False,
         http=Http,

@@ -10,6 +10,7 @@ from incipit.service.operations import Close, Message, Step
 from incipit.service.plain import Plain, plain
 from incipit.service.repository import Model
 from incipit.service.streams import Closing
+from incipit.service.visit import CURRENT
 from incipit.service.wire import frames, steps
 from incipit.service.wire.content import raw_bytes
 from incipit.service.wire.native import read_json
@@ -33,6 +34,7 @@ class Session:
 
     def __init__(self, engine: Engine, model: Model, fields: dict[str, Any]) -> None:
         self.engine = engine
+        self.visit = CURRENT.get()
         self.opened = False
         self._open(model, fields)
         self.told = self.stream.offset
@@ -169,4 +171,5 @@ class PlainAnswer:
         stream.advance(after, number, steps.digest(self._frame) if number else b"")
         session.engine.metrics.operation(stream.model.name, Step.name)
         session.opened = True
+        self._run.log(session.visit)
         return frames.head_of_plain(step, after, self._plain.width), raw_bytes(vectors)

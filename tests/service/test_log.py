@@ -1,0 +1,144 @@
+"""Lines of the log: which requests have one, and what is in it. A real server; oracles: what was asked, and `json`."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from websockets.sync.client import connect as connect_socket
+
+from incipit.export.exporter import export_loaded
+from incipit.export.source import LoadedSource
+from incipit.models.embeddings import gpt2_embedding
+from incipit.service.log import Json, NameRequest, Requests
+from incipit.service.manifest import Source
+from incipit.service.visit import CURRENT, Visit
+from tests.conftest import INCIPIT, free_port
+
+EMBED = "/models/gpt/embed"
+BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
+SECRET = 31337
+"""A token id that no line may hold."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("log")
+    export_loaded(LoadedSource(gpt2_embedding(50, 64, 600), Source(kind="module")), "gpt", root)
+    return root
+
+
+def said(models: Path, ask: Callable[[str, str], None], *options: str) -> list[str]:
+    """Return the lines that a server logs while it is asked."""
+    port = free_port()
+    command = [INCIPIT, "serve", "--repository", str(models), "--port", "0", "--grpc-port", str(port), *options]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+    ) as process:
+        assert process.stdout is not None
+        banner = ""
+        for line in process.stdout:
+            banner += line
+            if line.startswith("  curl"):
+                break
+        ask(next(word for word in banner.split() if word.startswith("http://")), f"127.0.0.1:{port}")
+        process.send_signal(signal.SIGTERM)
+        lines = process.communicate(timeout=30)[1].splitlines()
+        assert process.returncode == 0
+    return lines
+
+
+def ask_everything(address: str, calls: str) -> None:
+    with httpx.Client(base_url=address, timeout=30) as http:
+
+        def post(name: str, shape: tuple[int, int]) -> None:
+            ids, path = np.ones(shape, np.int64), f"{EMBED}?shape={shape[0]},{shape[1]}"
+            answer = http.post(path, content=ids.tobytes(), headers=BYTES | {"X-Request-Id": name})
+            assert answer.status_code == 200
+
+        for number in range(3):
+            post(f"small-{number}", (1, 1))
+            post(f"large-{number}", (30, 600))
+        http.post(EMBED, json={"input_ids": [SECRET]}, headers={"X-Request-Id": "wrong"})
+        http.get("/models", headers={"X-Request-Id": "list"})
+    with connect_socket(
+        f"{address.replace('http', 'ws', 1)}/models/gpt/decode", additional_headers={"X-Request-Id": "s"}
+    ) as stream:
+        for ids in ([1], [SECRET], [2]):
+            stream.send(json.dumps({"input_ids": ids}))
+            stream.recv()
+    with grpc.insecure_channel(calls) as channel:
+        request = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(8)])
+        request.inputs.add(name="input_ids", datatype="INT64", shape=[1, 1])
+        service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, metadata=[("x-request-id", "call")])
+
+
+def test_each_request_has_one_line_of_json(models: Path) -> None:
+    lines = said(models, ask_everything, "--log-format", "json", "--log-sample", "1")
+    found: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    assert {document["logger"] for document in found} == {"incipit.requests"}
+    assert all(0 < document["seconds"] < 60 and document["model"] in ("gpt", "") for document in found)
+    told = [(document["request_id"], document["door"], document["outcome"]) for document in found]
+    assert sorted(told) == sorted(
+        [
+            *((f"{size}-{number}", "native", "ok") for size in ("small", "large") for number in range(3)),
+            ("wrong", "native", "Invalid"),
+            ("s", "decode-open", "ok"),
+            ("s", "decode", "ok"),
+            ("s", "decode", "Invalid"),
+            ("s", "decode", "ok"),
+            ("call", "grpc", "ok"),
+        ]
+    )
+    assert str(SECRET) not in "".join(lines)
+
+
+def test_the_same_as_text(models: Path) -> None:
+    lines = said(models, ask_everything, "--log-sample", "1")
+    assert len(lines) == 12
+    (line,) = [line for line in lines if "wrong" in line]
+    assert " INFO incipit.requests [wrong]: native gpt Invalid " in line
+
+
+def test_no_request_has_a_line_by_default(models: Path) -> None:
+    assert said(models, ask_everything) == []
+
+
+def test_more_is_logged_where_the_level_says_so(models: Path) -> None:
+    found = [json.loads(line) for line in said(models, lambda *_: None, "--log-level", "info", "--log-format", "json")]
+    assert {document["level"] for document in found} == {"INFO"}
+    assert any(document["message"].startswith("Started server process") for document in found)
+
+
+def test_a_share_of_the_requests_has_lines(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "incipit.requests")
+    log = Requests(0.25)
+    for _ in range(4000):
+        log.write(None, "native", "m", "ok", 0.1)
+    assert 800 < len(caplog.records) < 1200
+
+
+def test_a_line_of_json_holds_what_went_wrong_and_for_whom() -> None:
+    token = CURRENT.set(Visit(b"mine"))
+    try:
+        raise ValueError('two\nlines "and" é')
+    except ValueError as error:
+        trace = (type(error), error, error.__traceback__)
+        record = logging.LogRecord("n", logging.ERROR, "f", 1, "a %s", ("b",), trace)
+        assert NameRequest().filter(record)
+    finally:
+        CURRENT.reset(token)
+    line = Json().format(record)
+    assert "\n" not in line
+    document = json.loads(line)
+    assert (document["level"], document["message"], document["request_id"]) == ("ERROR", "a b", "mine")
+    assert document["exception"].endswith('ValueError: two\nlines "and" é')
