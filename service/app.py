@@ -21,9 +21,10 @@ from incipit.service.cores import usable_cores
 from incipit.service.engine import Engine
 from incipit.service.limits import Limits
 from incipit.service.log import Requests
+from incipit.service.memory import Memory
 from incipit.service.metrics import Metrics
 from incipit.service.repository import Repository
-from incipit.service.runtime import choose_provider
+from incipit.service.runtime import choose
 from incipit.service.sequences import Sequences
 from incipit.service.settings import Settings, listed
 from incipit.service.streams import Streams
@@ -39,14 +40,16 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
         ServerFault: the provider cannot be used, or an artifact is broken.
 
     """
-    provider = choose_provider(settings.provider)
+    choice = choose(settings.provider)
     access = Access(settings.api_keys, by_address=settings.max_requests_per_second is not None)
-    repository = Repository(settings.repository, provider, settings.threads, settings.cache, access)
+    repository = Repository(settings.repository, choice.active, settings.threads, settings.cache, access, choice)
     scheduler = Scheduler(usable_cores(), settings.max_waiting, settings.max_wait_seconds)
     control = Control(repository, settings.model_control, settings.poll_seconds, shared)
     limits = Limits(settings.max_requests, settings.max_requests_per_second, settings.max_rows)
     log = Requests(settings.log_sample)
-    return Engine(repository, scheduler, Metrics(), settings.max_tokens, control, limits, log)
+    metrics = Metrics(Memory(repository))
+    metrics.provider(choice.requested, choice.active, choice.probed)
+    return Engine(repository, scheduler, metrics, settings.max_tokens, control, limits, log)
 
 
 def create_app(settings: Settings, shared: Path | None = None) -> Entry:
@@ -108,4 +111,5 @@ def create_app(settings: Settings, shared: Path | None = None) -> Entry:
         engine.repository.access,
         listed(settings.cors_origins),
         Forms(engine.repository),
+        engine.metrics.carried,
     )

@@ -142,6 +142,7 @@ class Http(BoundedHttp):
         self._turn.more_body = False
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         visit = Visit.of(self._passing, self._began) if self._passing else Visit(None, self._began)
+        visit.received, visit.read = len(body), perf_counter() - self._began
         if self._form is not None and self._answer_alike(self._form, body, visit):
             return
         self._begin()
@@ -180,16 +181,19 @@ class Http(BoundedHttp):
             return
         finally:
             form.plain.limits.__exit__(None, None, None)
+        began, size = perf_counter(), len(form.prefix) + vectors.nbytes
         head = self._head(200, form.headers, visit)
         if vectors.nbytes <= COPIED:
             transport.write(b"".join((head, form.prefix, vectors.data)))
         else:
             transport.writelines((head + form.prefix, raw_bytes(vectors)))
+        form.plain.metrics.carried(form.door, visit.received, size, visit.read, perf_counter() - began)
         self._end()
         run.log(visit)
 
     async def _send_pieces(self, form: Form, run: Run, visit: Visit) -> None:
         """Write a large answer piece by piece, each when it is computed, as fast as the client takes them."""
+        began, size = perf_counter(), len(form.prefix)
         self.transport.write(self._head(200, form.headers, visit) + form.prefix)
         try:
             for piece in run.pieces():
@@ -198,11 +202,13 @@ class Http(BoundedHttp):
                 if self.transport.is_closing():
                     return
                 self.transport.write(raw_bytes(piece))
+                size += piece.nbytes
         except Exception:
             self._break_off(visit)
             return
         finally:
             form.plain.limits.__exit__(None, None, None)
+            form.plain.metrics.carried(form.door, visit.received, size, visit.read, perf_counter() - began)
         self._end()
         run.log(visit)
 
@@ -212,30 +218,37 @@ class Http(BoundedHttp):
         CURRENT.set(visit)
         try:
             response = await self._entry.answer(arrival, target)
-            await self._send(response, visit)
+            began = perf_counter()
+            size = await self._send(response, visit)
         except Exception:
             self._break_off(visit)
             return
+        if visit.door:
+            self._entry.carried(visit.door, visit.received, size, visit.read, perf_counter() - began)
         forms = self._entry.forms
         if forms is not None and isinstance(response, Reply) and response.form and (form := response.form(response)):
             forms.keep(self._key, form)
         self._end()
 
-    async def _send(self, response: Response, visit: Visit) -> None:
-        """Write an answer, as fast as the client takes it."""
+    async def _send(self, response: Response, visit: Visit) -> int:
+        """Write an answer, as fast as the client takes it, and return how many bytes follow its head."""
         transport = self.transport
         head = self._head(response.status_code, lines_of(response.raw_headers), visit)
         if not isinstance(response, Reply):
             transport.write(head + bytes(response.body))
-        elif response.small:
+            return len(response.body)
+        if response.small:
             transport.writelines((head, *response.content()))
-        else:
-            transport.write(head)
-            async for packet in response.packets():
-                await self._let_others()
-                if transport.is_closing():
-                    return
-                transport.write(packet)
+            return response.size
+        transport.write(head)
+        size = 0
+        async for packet in response.packets():
+            await self._let_others()
+            if transport.is_closing():
+                break
+            transport.write(packet)
+            size += len(packet)
+        return size
 
     def _head(self, status: int, headers: bytes, visit: Visit) -> bytes:
         """Return the head of an answer with such lines of headers."""
@@ -369,6 +382,7 @@ class WebSocket(BoundedWebSocket):
             before = struct.pack("!BBH", BINARY, 126, size) if size < 2**16 else struct.pack("!BBQ", BINARY, 127, size)
             self.transport.write(b"".join((before, head, vectors)))
             session.told, session.spoken = session.stream.offset, answer.version
+            session.engine.metrics.carried("decode", answer.received, size)
         if later:
             self.transport.resume_reading()
             self.data_received(later)

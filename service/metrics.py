@@ -19,6 +19,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.registry import Collector
 
 from incipit.service.errors import IncipitError
 from incipit.service.visit import CURRENT
@@ -56,6 +57,8 @@ class Observation:
     def __enter__(self) -> "Observation":
         """Begin."""
         self._begin = time.perf_counter()
+        if (visit := CURRENT.get()) is not None:
+            visit.door = self.door.removesuffix("-open")  # what follows is of the door that was opened
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
@@ -139,10 +142,18 @@ class Statistics:
 
 
 class Metrics:
-    """The metrics of this process."""
+    """The metrics of this process.
 
-    def __init__(self) -> None:
+    Args:
+        more: what is found out when somebody asks; default: nothing.
+
+    """
+
+    def __init__(self, more: Collector | None = None) -> None:
         self._registry = CollectorRegistry()
+        self._more = more
+        if more is not None:
+            self._registry.register(more)
         requests = Counter(
             "incipit_requests",
             "Requests answered, by door, model and outcome: 'ok', the kind of error, 'Failed' or 'Aborted'.",
@@ -198,6 +209,29 @@ class Metrics:
             registry=self._registry,
             multiprocess_mode="max",
         )
+        received = Counter("incipit_received_bytes", "Bytes of bodies and messages.", ["door"], registry=self._registry)
+        sent = Counter("incipit_sent_bytes", "Bytes of answers, without heads.", ["door"], registry=self._registry)
+        read = Counter(
+            "incipit_request_read_seconds",
+            "Time from the heads of requests until their bodies were there, in seconds.",
+            ["door"],
+            registry=self._registry,
+        )
+        send = Counter(
+            "incipit_request_send_seconds",
+            "Time in which answers were handed to their connections, in seconds; that to compute large ones included.",
+            ["door"],
+            registry=self._registry,
+        )
+        self._provider = Gauge(
+            "incipit_provider_info",
+            "Where models run, as onnxruntime names it: what was requested, is active, and ran when CUDA was tried.",
+            ["requested", "active", "probed"],
+            registry=self._registry,
+            multiprocess_mode="max",
+        )
+        self._carried: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0, 0.0, 0.0])
+        self._carriers = cache(lambda door: [counter.labels(door) for counter in (received, sent, read, send)])
         # Looking labels up takes longer than counting; each has few values.
         self._requests, self._seconds = cache(requests.labels), cache(seconds.labels)
         self._tokens, self._operations = cache(tokens.labels), cache(operations.labels)
@@ -265,6 +299,19 @@ class Metrics:
                 tally[phase] += passed - begin
         self._asked[execution.model, execution.version] = time.time()
 
+    def carried(self, door: str, received: int, sent: int, read: float = 0, send: float = 0) -> None:
+        """Count bytes of bodies or messages of a door, and seconds in which they were read and sent, soon."""
+        self._soon()
+        sums = self._carried[door]
+        sums[0] += received
+        sums[1] += sent
+        sums[2] += read
+        sums[3] += send
+
+    def provider(self, requested: str, active: str, probed: str | None) -> None:
+        """Say where models run."""
+        self._provider.labels(requested, active, probed or "none").set(1)
+
     def tokens(self, model: str, count: int) -> None:
         """Count tokens that were embedded."""
         self._count(self._tokens(model), count)
@@ -302,6 +349,10 @@ class Metrics:
         self._telling = False
         self._tell_answered()
         self._tell_latencies()
+        carried, self._carried = self._carried, defaultdict(lambda: [0, 0, 0.0, 0.0])
+        for door, sums in carried.items():
+            for counter, amount in zip(self._carriers(door), sums, strict=True):
+                counter.inc(amount)
         counted, self._counted = self._counted, defaultdict(float)
         for counter, amount in counted.items():
             counter.inc(amount)
@@ -370,6 +421,8 @@ class Metrics:
             return self._registry
         _forget_dead(Path(folder))
         registry = CollectorRegistry()
+        if self._more is not None:
+            registry.register(self._more)
         multiprocess.MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
         return registry
 

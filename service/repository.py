@@ -38,7 +38,7 @@ from incipit.service.manifest import (
     read,
     read_with_identity,
 )
-from incipit.service.runtime import CPU, Float32, Session
+from incipit.service.runtime import CPU, Choice, Float32, Session
 from incipit.service.tiles import tile
 from incipit.service.tokenizer import Tokenizer
 
@@ -143,6 +143,7 @@ class Repository:
         threads: of one session call.
         cache: folder in which files that were checked are remembered; default None: each is read and checked.
         access: says which models a caller may use; every model that a door asks for is found here. Default: all.
+        choice: how the provider was chosen; default: by name.
 
     Raises:
         ArtifactError: an artifact is broken or was tampered with, or there is none at all.
@@ -150,9 +151,16 @@ class Repository:
     """
 
     def __init__(
-        self, root: Path, provider: str, threads: int, cache: Path | None = None, access: Access = EVERYBODY
+        self,
+        root: Path,
+        provider: str,
+        threads: int,
+        cache: Path | None = None,
+        access: Access = EVERYBODY,
+        choice: Choice | None = None,
     ) -> None:
         self.root = root
+        self.choice = choice or Choice(provider, provider, None, None)
         self.access = access
         self._opener = partial(_open, provider=provider, threads=threads)
         self._cache = cache

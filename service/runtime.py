@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,21 +59,43 @@ def why_no_cuda() -> str | None:
     return None
 
 
-def choose_provider(requested: Literal["auto", "cpu", "cuda"]) -> str:
-    """Return the onnxruntime name of the provider to run on.
+class Choice(NamedTuple):
+    """Where models run, and why.
+
+    Args:
+        requested: auto, cpu or cuda.
+        active: onnxruntime name of the provider that sessions are opened with.
+        probed: that of the provider on which a session ran that was opened to try CUDA; None where none was tried.
+        reason: why CUDA is not used where it was tried.
+
+    """
+
+    requested: str
+    active: str
+    probed: str | None
+    reason: str | None
+
+
+def choose(requested: Literal["auto", "cpu", "cuda"]) -> Choice:
+    """Return where to run.
 
     Raises:
         ProviderError: CUDA was requested and cannot be used; the error says why.
 
     """
     if requested == "cpu":
-        return CPU
+        return Choice(requested, CPU, None, None)
     reason = why_no_cuda()
     if reason is None:
-        return CUDA
+        return Choice(requested, CUDA, CUDA, None)
     if requested == "cuda":
         raise ProviderError("provider", "cuda", f"auto or cpu, since {reason}")
-    return CPU
+    return Choice(requested, CPU, None, reason)
+
+
+def choose_provider(requested: Literal["auto", "cpu", "cuda"]) -> str:
+    """Return the onnxruntime name of the provider to run on; raises as `choose`."""
+    return choose(requested).active
 
 
 class Session:

@@ -20,7 +20,9 @@ _PREFIX, _NUMBERS = secrets.token_hex(8).encode(), count()
 class Visit:
     """One request, or one stream with all that is asked in it.
 
-    `marks` are those of the last execution that it asked for (`service/metrics.py`), if any.
+    `door` is the one that it came by, once that has begun to answer. `marks` are those of the last execution that it
+    asked for (`service/metrics.py`), if any. `received` are the bytes of its body, and `read` the seconds that these
+    took, where it came whole.
 
     Args:
         wanted: the id that the client gives it; one that is not 1 to 128 visible characters of ASCII is not taken.
@@ -28,12 +30,14 @@ class Visit:
 
     """
 
-    __slots__ = ("began", "id", "marks")
+    __slots__ = ("began", "door", "id", "marks", "read", "received")
 
     def __init__(self, wanted: bytes | None = None, began: float | None = None) -> None:
         self.id = wanted if wanted is not None and _ALLOWED.fullmatch(wanted) else b"%b-%x" % (_PREFIX, next(_NUMBERS))
         self.began = perf_counter() if began is None else began
+        self.door = ""
         self.marks: Sequence[float] = ()
+        self.received, self.read = 0, 0.0
 
     @classmethod
     def of(cls, headers: Iterable[tuple[bytes, bytes]], began: float | None = None) -> "Visit":

@@ -37,6 +37,7 @@ SERVICE = {
     "tiles": {"manifest", "messages"},
     "repository": {"access", "runtime", "tiles", "graphs", "checksums", "tokenizer", "manifest", "files", "errors"},
     "metrics": {"visit", "errors"},
+    "memory": {"access", "manifest", "metrics", "repository"},
     "engine": {
         "limits",
         "log",
@@ -102,7 +103,7 @@ HOMES = {
     "grpc_reflection": {"service.rpc"},
     "google": {"service.wire", "service.graphs", "export"},
     "orjson": {"service.wire", "service.api"},
-    "prometheus_client": {"service.metrics"},
+    "prometheus_client": {"service.metrics", "service.memory"},
     "pydantic_settings": {"service.settings"},
     "click": {"cli"},
     "httpx": {"client"},

@@ -3,8 +3,9 @@ answer. Both use the same handlers, so that a request is answered in the same wa
 """
 
 import logging
-from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from time import perf_counter
 
 from fastapi import FastAPI
 from fastapi.responses import Response
@@ -30,6 +31,7 @@ EXPOSED = (
     *("Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate", "X-Request-Id", "Server-Timing"),
 )
 """Headers of an answer that a page may read."""
+Carried = Callable[[str, int, int, float, float], None]
 HEADS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 """Messages of ASGI with the headers of an answer."""
 
@@ -43,6 +45,7 @@ class Entry:
         access: lets callers in; default: everybody.
         origins: of pages that browsers let ask, or "*"; default: none but those of this server.
         forms: of requests that were answered, where no caller is told from another; default: none is kept.
+        carried: counts bytes that a door received and sent, and the seconds of both; default: nothing does.
 
     """
 
@@ -53,8 +56,10 @@ class Entry:
         access: Access = EVERYBODY,
         origins: Sequence[str] = (),
         forms: Forms | None = None,
+        carried: Carried = lambda *_: None,
     ) -> None:
         self.app = app
+        self.carried = carried
         self._access = access
         self.forms = None if access.needs_key or access.by_address else forms
         self._origins = origins
@@ -70,9 +75,9 @@ class Entry:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or whatever else the server tells (ASGI 3)."""
         if scope["type"] != "lifespan":
-            visit = Visit.of(scope["headers"])
-            CURRENT.set(visit)
-            send = partial(_sign, visit, send)
+            passage = _Passage(Visit.of(scope["headers"]), receive, send, self.carried)
+            CURRENT.set(passage.visit)
+            receive, send = passage.receive, passage.send
         await (self._admit if self._cors is None else self._cors)(scope, receive, send)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -134,11 +139,32 @@ class Entry:
             raise Forbidden("Origin", origin, ", ".join((f"that of {own}", *self._origins)))
 
 
-async def _sign(visit: Visit, send: Send, message: Message) -> None:
-    """Send a message of ASGI; the head of an answer says which request it is for."""
-    if message["type"] in HEADS:
-        message = {**message, "headers": [*message.get("headers", ()), *visit.headers()]}
-    await send(message)
+class _Passage:
+    """The messages of ASGI of one request: the head of the answer says which it is for, and what passes is counted."""
+
+    def __init__(self, visit: Visit, receive: Receive, send: Send, carried: Carried) -> None:
+        self.visit, self._receive, self._send, self._carried = visit, receive, send, carried
+
+    async def receive(self) -> Message:
+        """Receive a message."""
+        began = perf_counter()
+        message = await self._receive()
+        if door := self.visit.door:
+            if message["type"] == "http.request":
+                self._carried(door, len(message.get("body", b"")), 0, perf_counter() - began, 0)
+            elif message["type"] == "websocket.receive":  # for which nobody knows how long it was waited
+                self._carried(door, len(message.get("bytes") or (message.get("text") or "").encode()), 0, 0, 0)
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send a message."""
+        if message["type"] in HEADS:
+            message = {**message, "headers": [*message.get("headers", ()), *self.visit.headers()]}
+        began = perf_counter()
+        await self._send(message)
+        if door := self.visit.door:
+            content = message.get("body") or message.get("bytes") or (message.get("text") or "").encode()
+            self._carried(door, 0, len(content), 0, perf_counter() - began)
 
 
 def _header(scope: Scope, wanted: bytes) -> bytes | None:

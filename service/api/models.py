@@ -19,6 +19,7 @@ def router(engine: Engine) -> APIRouter:
             identity=model.identity,
             versions=engine.repository.versions(model.name),
             provider=model.provider,
+            provider_choice=schemas.Provider(**engine.repository.choice._asdict() | {"active": model.provider}),
             max_len=model.manifest.max_len if isinstance(model.manifest, Manifest) else None,
             max_tokens=engine.max_tokens,
             manifest=model.manifest,

@@ -115,6 +115,17 @@ class Problem(Documented):
     request_id: str | None = Field(None, description="What X-Request-Id says; none in a stream.")
 
 
+class Provider(BaseModel):
+    """Where models run, and why."""
+
+    requested: str = Field(description="What the settings say: auto, cpu or cuda.")
+    active: str = Field(description="The onnxruntime provider that really runs.")
+    probed: str | None = Field(
+        description="The one on which a session ran that was opened to try CUDA; null where none was."
+    )
+    reason: str | None = Field(description="Why CUDA is not used where it was tried.")
+
+
 class Model(BaseModel):
     """A model as it is served."""
 
@@ -123,6 +134,7 @@ class Model(BaseModel):
     identity: str = Field(description="SHA-256 of the manifest, which holds the hashes of the files.")
     versions: list[int]
     provider: str = Field(description="The onnxruntime provider that really runs.")
+    provider_choice: Provider
     max_len: int | None = Field(description="The largest legal offset + real tokens; null where nothing limits it.")
     max_tokens: int = Field(description="Most tokens of one request.")
     manifest: Manifest | StemManifest

@@ -154,6 +154,11 @@ class PlainAnswer:
         self._run = answers.begin("decode", step.ids, session.stream.offset)
 
     @property
+    def received(self) -> int:
+        """Bytes of the frame."""
+        return len(self._frame)
+
+    @property
     def version(self) -> Literal[1, 2]:
         """Of the frame."""
         return self._step.version

@@ -25,6 +25,7 @@ from incipit.service.wire import open_inference_pb2 as pb
 from incipit.service.wire.protobuf import read
 
 SERVICE = "inference.GRPCInferenceService"
+GRPC, GRPC_STREAM = "grpc", "grpc-stream"
 GRACE_SECONDS = 10
 ENDS = {
     "shutdown": "the end of the server while it waited",
@@ -85,6 +86,7 @@ def _handler(method: Method, request: Any, engine: Engine, calls: Calls) -> grpc
         try:
             answer = await method(await engine.scheduler.run(len(message), lambda: read(request, message)))
             written: bytes = answer if isinstance(answer, bytes) else answer.SerializeToString()
+            engine.metrics.carried(GRPC, len(message), len(written))
             return written
         except IncipitError as error:
             await abort(context, error)
@@ -98,22 +100,27 @@ def _handler(method: Method, request: Any, engine: Engine, calls: Calls) -> grpc
     return grpc.unary_unary_rpc_method_handler(call)
 
 
-def _stream_handler(method: Stream, streams: Streams, calls: Calls, access: Access) -> grpc.RpcMethodHandler:
+def _stream_handler(method: Stream, streams: Streams, calls: Calls, engine: Engine) -> grpc.RpcMethodHandler:
     async def call(_: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         visit_of(context)
         await calls.begin(context)
 
         async def receive() -> bytes | None:
             message = await context.read()
-            return None if message is grpc.aio.EOF else message
+            if message is grpc.aio.EOF:
+                return None
+            engine.metrics.carried(GRPC_STREAM, len(message), 0)
+            received: bytes = message
+            return received
 
         async def send(answer: bytes) -> None:
             try:
                 await context.write(answer)
+                engine.metrics.carried(GRPC_STREAM, 0, len(answer))
             except grpc.aio.InternalError:  # the client left, which comes before we are cancelled for it
                 raise asyncio.CancelledError from None
 
-        _name_caller(access, context)
+        _name_caller(engine.repository.access, context)
         try:
             with streams.open() as lifetime:
                 await method(receive, send, lifetime)
@@ -157,7 +164,7 @@ async def running(
     for described in pb.DESCRIPTOR.services_by_name[SERVICE.rpartition(".")[2]].methods:
         method = getattr(service, described.name)
         handlers[described.name] = (
-            _stream_handler(method, streams, calls, engine.repository.access)
+            _stream_handler(method, streams, calls, engine)
             if described.client_streaming
             else _handler(method, getattr(pb, described.input_type.name), engine, calls)
         )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from incipit.service.errors import ArtifactError, ProviderError
 from incipit.service.manifest import DATA, GRAPH
-from incipit.service.runtime import CPU, CUDA, PROBE, VERSION, Session, choose_provider, why_no_cuda
+from incipit.service.runtime import CPU, CUDA, PROBE, VERSION, Session, choose, choose_provider, why_no_cuda
 
 HAS_CUDA = CUDA in onnxruntime.get_available_providers()
 cpu_package = pytest.mark.skipif(HAS_CUDA, reason="onnxruntime-gpu is installed")
@@ -117,3 +117,9 @@ def test_the_version_is_that_of_onnxruntime() -> None:
 def test_the_probe_of_a_provider_is_a_graph_that_adds() -> None:
     found = onnxruntime.InferenceSession(PROBE).run(None, {"x": np.ones(1, np.float32)})
     assert found[0].tolist() == [2.0]
+
+
+def test_why_a_provider_was_chosen_is_kept() -> None:
+    reason = why_no_cuda()
+    assert choose("auto") == ("auto", CPU if reason else CUDA, None if reason else CUDA, reason)
+    assert choose("cpu") == ("cpu", CPU, None, None)

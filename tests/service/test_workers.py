@@ -20,7 +20,7 @@ from websockets.sync.client import connect as connect_socket
 from incipit.service.errors import Invalid
 from incipit.service.metrics import TELL_SECONDS
 from incipit.service.workers import listen
-from tests.conftest import Server, serving
+from tests.conftest import ROOT, Server, serving
 from tests.service.doors import Clients, Refused, connect, grpc_raw, native_bytes, native_json
 
 
@@ -207,3 +207,21 @@ def test_a_signal_on_the_banner_is_obeyed(tiny_repository: Path, tmp_path: Path,
         with serving(tiny_repository, "--workers", workers, TMPDIR=str(tmp_path)):
             pass  # the end of `serving` sends the signal, and asks for exit code 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_workers_hold_and_carry_is_summed(two: Server) -> None:
+    """The same names as with one process, and the memory of both."""
+    body = b'{"input_ids": [1]}'
+    for _ in range(6):
+        httpx.post(f"{two.address}/models/gpt/embed", content=body)
+    time.sleep(2 * TELL_SECONDS)
+    families = list(text_string_to_metric_families(httpx.get(f"{two.address}/metrics").text))
+    found = {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+    assert found["incipit_received_bytes_total", "native"] >= 6 * len(body)
+    assert len([name for name, *_ in found if name == "incipit_provider_info"]) == 1
+    children = Path(f"/proc/{two.process.pid}/task/{two.process.pid}/children").read_text().split()
+    resident = [Path(f"/proc/{child}/status").read_text() for child in children]
+    largest = max(1024 * int(status.partition("RssAnon:")[2].split()[0]) for status in resident)
+    assert found["incipit_resident_memory_bytes", "anonymous"] > 1.5 * largest
+    text = (ROOT / "docs" / "operations.md").read_text()
+    assert all(f"`{f.name}" in text for f in families)

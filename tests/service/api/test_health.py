@@ -1,14 +1,17 @@
 """Liveness, readiness and metrics. Oracle: prometheus-client's own parsers."""
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 from fastapi import FastAPI
 from prometheus_client import Metric, parser
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+from websockets.sync.client import connect as connect_socket
 
 from incipit.service.api import health, open_inference, problems
 from incipit.service.batching import Scheduler
@@ -17,6 +20,7 @@ from incipit.service.metrics import Metrics
 from incipit.service.repository import Repository
 from incipit.service.runtime import CPU
 from incipit.service.sequences import Sequences
+from tests.conftest import ROOT, Server
 from tests.service.doors import Clients, grpc_raw, native_json
 
 
@@ -115,3 +119,65 @@ def test_an_engine_that_has_not_run_its_models_is_not_ready(tiny_repository: Pat
     assert asyncio.run(ask("/readyz")).status_code == 200
     assert asyncio.run(ask("/v2/health/ready")).json() == {"ready": True}
     engine.scheduler.close()
+
+
+def documented() -> set[str]:
+    """Return the names of the table in docs/operations.md."""
+    text = (ROOT / "docs" / "operations.md").read_text().partition("## Metrics")[2].partition("\n## ")[0]
+    return set(re.findall(r"^\| `(incipit_\w+)` \|", text, re.MULTILINE))
+
+
+def test_every_metric_is_documented(tiny: httpx.Client) -> None:
+    families = list(parser.text_string_to_metric_families(tiny.get("/metrics").text))
+    names = {f.name + ("_total" if f.type == "counter" else "") for f in families}
+    assert {name for name in names if not name.endswith("_created")} == documented()
+
+
+@pytest.mark.parametrize("size", [1, 6])
+def test_bytes_are_counted_by_door_both_ways(tiny_clients: Clients, size: int) -> None:
+    http, ids = tiny_clients.http, np.ones((1, size), np.int64)
+    headers = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
+    before = read_metrics(http)
+    for _ in range(3):  # the first, and those that are like it
+        answer = http.post(f"/models/gpt/embed?shape=1,{size}", content=ids.tobytes(), headers=headers)
+        assert len(answer.content) == 16 * size
+    text = http.post("/models/gpt/embed", content=b"{wrong")
+    (vectors,) = grpc_raw(tiny_clients, "gpt", {"input_ids": ids.tolist()})[:1]
+    assert vectors.size
+    after = read_metrics(http)
+    counts = {key: after[key] - before.get(key, 0) for key in after}
+    assert counts["incipit_received_bytes_total", "native"] == 3 * ids.nbytes + len(b"{wrong")
+    assert counts["incipit_sent_bytes_total", "native"] == 3 * 16 * size + len(text.content)
+    assert counts["incipit_received_bytes_total", "grpc"] > ids.nbytes
+    assert counts["incipit_sent_bytes_total", "grpc"] > 16 * size
+    assert 0 < counts["incipit_request_read_seconds_total", "native"] < 30
+    assert 0 < counts["incipit_request_send_seconds_total", "native"] < 30
+
+
+def test_routes_of_fastapi_and_sockets_count_their_bytes_too(tiny: httpx.Client, tiny_server: Server) -> None:
+    before, body = read_metrics(tiny), b'{"model": "bert", "input": [1, 2]}'
+    answer = tiny.post("/v1/embeddings", content=body, headers={"Content-Type": "application/json"})
+    with connect_socket(f"{tiny_server.socket}/models/gpt/decode") as stream:
+        stream.send('{"input_ids": [1]}')
+        told = stream.recv()
+    after = read_metrics(tiny)
+    counts = {key: after[key] - before.get(key, 0) for key in after}
+    assert counts["incipit_received_bytes_total", "openai"] == len(body)
+    assert counts["incipit_sent_bytes_total", "openai"] == len(answer.content)
+    assert counts["incipit_received_bytes_total", "decode"] == len('{"input_ids": [1]}')
+    assert counts["incipit_sent_bytes_total", "decode"] == len(told)
+
+
+def test_memory_and_provider_are_told(tiny: httpx.Client, tiny_server: Server) -> None:
+    found = read_metrics(tiny)
+    status = Path(f"/proc/{tiny_server.process.pid}/status").read_text()
+    anonymous = 1024 * int(status.partition("RssAnon:")[2].split()[0])
+    assert anonymous / 2 < found["incipit_resident_memory_bytes", "anonymous"] < 2 * anonymous
+    for model in tiny.get("/models").json():
+        declared = model["manifest"]["files"]["model.onnx.data"]["bytes"]
+        assert found["incipit_model_tables_bytes", model["name"], str(model["version"])] == declared
+    choice = tiny.get("/models/gpt").json()["provider_choice"]
+    told = choice["active"], choice["probed"] or "none", choice["requested"]
+    assert found["incipit_provider_info", *told] == 1
+    assert (choice["requested"], choice["active"]) == ("auto", tiny.get("/models/gpt").json()["provider"])
+    assert choice["probed"] == choice["active"] or (choice["probed"] is None and choice["reason"])

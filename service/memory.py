@@ -1,0 +1,63 @@
+"""What the service holds in memory: the tables that it maps, and what its processes have resident."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from incipit.service.access import as_service
+from incipit.service.manifest import DATA
+from incipit.service.metrics import FOLDER
+from incipit.service.repository import Repository
+
+KINDS = {"RssAnon": "anonymous", "RssFile": "file", "RssShmem": "shared"}
+
+
+class Memory(Collector):
+    """Tells, when asked, how much memory is held."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the metrics."""
+        tables = GaugeMetricFamily(
+            "incipit_model_tables_bytes",
+            "Size of the data file that the sessions of a model map; all processes share its pages.",
+            labels=["model", "version"],
+        )
+        with as_service():
+            models = self._repository.all()
+        for model in models:
+            if DATA in model.manifest.files:
+                tables.add_metric([model.name, str(model.version)], model.manifest.files[DATA].bytes)
+        yield tables
+        resident = GaugeMetricFamily(
+            "incipit_resident_memory_bytes",
+            "Memory of all workers that is resident, by kind; pages that several share count for each.",
+            labels=["kind"],
+        )
+        for field, kind in KINDS.items():
+            resident.add_metric([kind], sum(_resident(pid, field) for pid in _workers()))
+        yield resident
+
+
+def _workers() -> set[int]:
+    """Return the processes that count here."""
+    folder = os.environ.get(FOLDER)
+    if folder is None:
+        return {os.getpid()}
+    return {int(found[1]) for file in Path(folder).iterdir() if (found := re.search(r"_(\d+)\.db$", file.name))}
+
+
+def _resident(pid: int, field: str) -> int:
+    """Return how many bytes of a kind a process has resident, as proc(5) has it; 0 where that is not told."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0
+    found = re.search(rf"^{field}:\s+(\d+) kB$", text, re.MULTILINE)
+    return 0 if found is None else 1024 * int(found[1])
