@@ -41,6 +41,7 @@ class NameRequest(logging.Filter):
         record.request_id, record.of = request, f" [{request}]" if request else ""
         return True
 
+
 REFUSALS = (
     "without completing handshake",
     "Invalid HTTP request",
