@@ -37,7 +37,7 @@ LARGEST_BATCH = 64
 """Executions of more rows are counted together, so that nobody can add numbers without end."""
 MORE, FAILED = "more", "failed"
 """In the place of a number of rows: more than that, and those of executions that failed."""
-RESERVED = {"counter": 2**20, "histogram": 2**16, "gauge_livesum": 2**16, "gauge_max": 2**16}
+RESERVED = {"counter": 2**20, "histogram": 2**18, "gauge_livesum": 2**16, "gauge_max": 2**16}
 """Bytes of the files of a worker, by their kind: enough for ten versions of models with batches of all sizes."""
 COUNT, TOTAL, ROWS = "count", "seconds", "rows"
 """Of executions, beside the phases."""
