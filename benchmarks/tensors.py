@@ -106,6 +106,7 @@ def script(folder: Path, name: str, door: Door) -> Path:
 def rate(port: int, path: str, lua: Path, seconds: float, connections: int) -> float:
     """Return how many requests were answered in a second."""
     command = ["taskset", "-c", CLIENT_CORE, "wrk", "-t", 1, "-c", connections, "-d", f"{seconds:g}s", "-s", lua]
+    command += ["--timeout", "60s"]
     done = subprocess.run(
         [*map(str, command), f"http://127.0.0.1:{port}{path}"], capture_output=True, text=True, check=True
     )

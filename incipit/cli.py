@@ -3,6 +3,8 @@
 What a command needs is imported when it runs: `serve` must not pay for torch, nor need it.
 """
 
+import json
+import math
 import shutil
 import signal
 import sys
@@ -241,6 +243,123 @@ def serve(**options: Any) -> None:
     run(settings, announce)
 
 
+class _Shape(click.ParamType[tuple[int, int]]):
+    """Rows and tokens of each, such as 8,128."""
+
+    name = "rows,tokens"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        sizes = value.split(",")
+        if len(sizes) != 2 or not all(size.isascii() and size.isdecimal() and int(size) > 0 for size in sizes):
+            self.fail(f"got {value}, allowed rows and tokens of each, such as 8,128", param, ctx)
+        return int(sizes[0]), int(sizes[1])
+
+
+class _Seconds(click.FloatRange):
+    """A time, above 0 and with an end."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if not math.isfinite(seconds):
+            self.fail(f"got {value}, allowed a number of seconds", param, ctx)
+        return seconds
+
+
+@app.command()
+@click.argument("url")
+@click.option("--model", required=True, help="Name of the model that is asked.")
+@click.option(
+    "--door",
+    "doors",
+    multiple=True,
+    type=click.Choice(["npy", "v2", "json", "grpc", "steps"]),
+    default=["npy"],
+    help="How it is asked, default npy; may be repeated. steps are those of a decode stream.",
+)
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    type=_Shape(),
+    default=[(1, 1), (1, 128), (8, 128)],
+    help="Rows and tokens of each, such as 8,128; may be repeated. Default 1,1, then 1,128, then 8,128.",
+)
+@click.option(
+    "--connections", type=click.IntRange(1), default=4, show_default=True, help="How many ask at the same time."
+)
+@click.option(
+    "--seconds",
+    type=_Seconds(0, min_open=True),
+    default=5.0,
+    show_default=True,
+    help="How long each door is asked for each shape.",
+)
+@click.option(
+    "--timeout",
+    type=_Seconds(0, min_open=True),
+    default=30.0,
+    show_default=True,
+    help="Seconds that connecting, and an answer, may take.",
+)
+@click.option("--grpc-port", type=click.IntRange(1, 65535), help="Port of gRPC, for the door grpc.")
+@click.option("--key", help="Key that the server asks for.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
+def bench(
+    url: str,
+    model: str,
+    doors: tuple[str, ...],
+    shapes: tuple[tuple[int, int], ...],
+    as_json: bool,
+    grpc_port: int | None,
+    key: str | None,
+    timeout: float,
+    **options: Any,
+) -> None:
+    """Ask the server at URL for vectors as fast as it answers, and print how fast that was.
+
+    Each connection sends a request, waits for its answer, and sends the next. The exit code is 1 where a door answered
+    no request of a shape.
+    """
+    if "grpc" in doors and grpc_port is None:
+        raise click.UsageError("--grpc-port: got nothing, allowed the port of the server's gRPC, for the door grpc")
+    _require("httpx", "client")
+    _require("websockets", "client")
+    from incipit import connect
+    from incipit.bench.load import measure
+    from incipit.bench.report import table
+    from incipit.bench.target import Target
+    from incipit.client.errors import IncipitError as ClientError
+
+    results = []
+    try:
+        target = Target(url, model, key, grpc_port)
+        with connect(url, timeout=timeout, key=key, retries=0) as client:
+            asked = client.model(model)
+        for door in doors:
+            for shape in shapes:
+                with _Progress("bench", quiet=True) as progress:
+                    results.append(
+                        measure(
+                            target,
+                            asked,
+                            door,
+                            shape,
+                            timeout=timeout,
+                            look=progress,
+                            **options,
+                        )
+                    )
+    except (ClientError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        click.echo(json.dumps([result.document() for result in results]))
+    else:
+        click.echo(table(results))
+    sys.exit(not all(result.requests for result in results))
+
+
 def main() -> None:
     """Run the command line, and turn every failure into one line and an exit code."""
     debug = "--debug" in sys.argv[1:2]
@@ -320,10 +439,11 @@ def _storage(manifest: Any, report: Any) -> str:
 
 
 class _Progress:
-    """Shows each step on standard error: in one line that changes on a terminal, in few lines elsewhere."""
+    """Shows each step on standard error: in one line that changes on a terminal, in few lines, or none, elsewhere."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, quiet: bool = False) -> None:
         self._name = name
+        self._quiet = quiet
         self._terminal = sys.stderr.isatty()
         self._topic = ""
         self._said = 0.0
@@ -333,6 +453,8 @@ class _Progress:
         if self._terminal:  # a line that is too long could not be cleared
             line = f"{self._name}: {step}"[: shutil.get_terminal_size().columns - 1]
             click.echo(f"\r\033[K{line}", nl=False, err=True)
+        elif self._quiet:
+            return
         elif topic != self._topic or now - self._said >= PAUSE:
             click.echo(f"{self._name}: {topic if topic != self._topic else step}", err=True)
             self._said = now

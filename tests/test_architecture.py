@@ -85,6 +85,7 @@ ROOMS = {
     "service.connections": {"service"},
     "cli": {"service.errors"},
     "client": set(),
+    "bench": {"client", "service.wire"},
 }
 HOMES = {
     "torch": {"models", "export", "client"},
@@ -97,19 +98,20 @@ HOMES = {
     "fastapi_offline": {"service.app"},
     "starlette": {"service.api"},
     "uvicorn": {"service.workers", "service.connections", "service.bounds"},
-    "httptools": {"service.bounds"},
-    "grpc": {"service.rpc"},
+    "httptools": {"service.bounds", "bench"},
+    "grpc": {"service.rpc", "bench"},
     "grpc_health": {"service.rpc"},
     "grpc_reflection": {"service.rpc"},
     "google": {"service.wire", "service.graphs", "export"},
-    "orjson": {"service.wire", "service.api"},
+    "orjson": {"service.wire", "service.api", "bench"},
     "prometheus_client": {"service.metrics", "service.memory"},
     "pydantic_settings": {"service.settings"},
     "click": {"cli"},
-    "httpx": {"client"},
-    "websockets": {"client", "service.connections", "service.bounds"},
+    "httpx": {"client", "bench"},
+    "websockets": {"client", "service.connections", "service.bounds", "bench"},
 }
-WHEN_NEEDED = {
+WHEN_NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
+    "bench": {"grpc": (), "incipit.service": ()},
     "client": {"torch": (), "ml_dtypes": (), "websockets": ("client.streams",), "incipit.client.streams": ()},
 }
 """Of a room, what is imported when it is needed, and the modules that are such imports themselves."""

@@ -142,7 +142,7 @@ def test_an_option_comes_before_its_variable(tiny_repository: Path, empty: Path)
 def test_help_names_every_command() -> None:
     done = run("--help")
     assert done.returncode == 0
-    for command in ("export", "verify", "inspect", "triton", "check", "serve"):
+    for command in ("export", "verify", "inspect", "triton", "check", "serve", "bench"):
         assert f"  {command} " in done.stdout
 
 

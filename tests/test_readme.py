@@ -13,6 +13,7 @@ from tests.conftest import ROOT, Server, free_port
 DOCUMENTS = (
     "README.md",
     "docs/client.md",
+    "docs/bench.md",
     "docs/http.md",
     "docs/open-inference.md",
     "docs/decode.md",
@@ -60,6 +61,8 @@ def test_shell(code: str, server: Server, folder: Path) -> None:
     output = run(["bash", "-euo", "pipefail", "-c", local], folder)
     if "curl" in code:
         assert '"embeddings":' in output
+    elif "incipit bench" in code:
+        assert "requests" in output
     elif "incipit export" in code:
         assert "bit for bit equal" in output
     else:

@@ -1,0 +1,65 @@
+"""The floor: what reads as much as a server of vectors, and answers with as many canned bytes.
+
+    python -m benchmarks.canned PORT GRPC_PORT
+
+An ASGI application that uvicorn serves as Incipit is served, and a handler of grpc.aio; shapes are those of
+`benchmarks.tensors`.
+"""
+
+import sys
+from typing import Any
+
+import grpc
+import uvicorn
+import uvloop
+
+from benchmarks.streams import MODEL, WIDTH
+from benchmarks.tensors import SHAPES, bare
+from incipit.service.settings import Settings
+from incipit.service.wire import open_inference_pb2 as pb
+from incipit.service.workers import configure, listen
+
+SERVICE = "inference.GRPCInferenceService"
+
+
+def answers() -> dict[int, bytes]:
+    """Return the answers of gRPC, by the bytes of the ids that they belong to."""
+    found = {}
+    for batch, length in SHAPES:
+        answer = pb.ModelInferResponse(model_name=MODEL, model_version="1")
+        answer.outputs.add(name="embeddings", datatype="FP32", shape=(batch, length, WIDTH))
+        answer.raw_output_contents.append(bytes(4 * batch * length * WIDTH))
+        found[8 * batch * length] = answer.SerializeToString()
+    return found
+
+
+async def serve_grpc(port: int) -> grpc.aio.Server:
+    """Serve the answers: the request is the smallest that holds its ids, so that its length says which."""
+    known = sorted(answers().items())
+
+    async def infer(message: bytes, _: Any) -> bytes:
+        return next(answer for size, answer in reversed(known) if len(message) > size)
+
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)])
+    handlers = {"ModelInfer": grpc.unary_unary_rpc_method_handler(infer)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    return server
+
+
+async def serve(port: int, grpc_port: int) -> None:
+    """Serve both until the process is told to end."""
+    server = await serve_grpc(grpc_port)
+    print(f"http://127.0.0.1:{port}", flush=True)
+    await uvicorn.Server(configure(Settings(port=0), bare)).serve([listen("port", "127.0.0.1", port)])
+    await server.stop(None)
+
+
+def main() -> None:
+    """Serve."""
+    uvloop.run(serve(int(sys.argv[1]), int(sys.argv[2])))
+
+
+if __name__ == "__main__":
+    main()

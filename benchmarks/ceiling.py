@@ -1,0 +1,98 @@
+"""How fast `incipit bench` is itself: against canned bytes, which cost the other side next to nothing, and Incipit.
+
+    python -m benchmarks.ceiling [--rounds N] [--seconds S]
+
+Asks gpt2-small of `model_repository` for (1, 1) over 4 connections, door by door in turn: first what answers without
+reading, then Incipit; the servers on one core, the load on another. Over gRPC and WebSocket the canned bytes come from
+a bare handler of grpc.aio, and from a bare WebSocket. Exits with 1 where the load is not faster than Incipit.
+"""
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+from typing import cast
+
+import uvloop
+
+from benchmarks import streams
+from benchmarks.servers import INCIPIT, free_port
+from benchmarks.streams import MODEL, WIDTH, running
+from benchmarks.tensors import CLIENT_CORE, SERVER_CORE
+from incipit.bench.load import DOORS, measure
+from incipit.bench.target import Target
+from incipit.client import connect
+
+SHAPE = (1, 1)
+
+
+class Canned(asyncio.Protocol):
+    """Answers whatever comes in one read with the vectors of one token, all 0."""
+
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: {4 * WIDTH}\r\n\r\n"
+    answer = head.encode() + bytes(4 * WIDTH)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep what writes."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:  # noqa: ARG002 - as asyncio has it
+        """Answer."""
+        self._transport.write(self.answer)
+
+
+async def serve() -> None:
+    """Serve canned bytes, and print the port."""
+    server = await asyncio.get_running_loop().create_server(Canned, "127.0.0.1", 0)
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    await server.serve_forever()
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        uvloop.run(serve())
+    os.sched_setaffinity(0, {CLIENT_CORE})
+    pinned = ("taskset", "-c", SERVER_CORE)
+    grpc_port, bare_port, bare_http = free_port(), free_port(), free_port()
+    with (
+        running(*pinned, INCIPIT, "serve", "--port", 0, "--grpc-port", grpc_port) as (_, port),
+        running(*pinned, sys.executable, "-m", "benchmarks.ceiling", "--serve") as (_, canned_port),
+        running(*pinned, sys.executable, streams.__file__, "echo") as (_, echo_port),
+        running(*pinned, sys.executable, "-m", "benchmarks.canned", bare_http, bare_port),
+    ):
+        ours = Target(f"http://127.0.0.1:{port}", MODEL, grpc_port=grpc_port)
+        with connect(ours.url) as client:
+            model = client.model(MODEL)
+        bare = {
+            door: Target(f"http://127.0.0.1:{echo_port if door == 'steps' else canned_port}", MODEL, None, bare_port)
+            for door in DOORS
+        }
+        found: dict[str, list[tuple[float, float]]] = {door: [] for door in DOORS}
+        for _ in range(options.rounds):
+            for door in DOORS:
+                results = [
+                    measure(target, model, door, SHAPE, seconds=options.seconds) for target in (bare[door], ours)
+                ]
+                for result in results:
+                    if result.errors:
+                        raise SystemExit(f"{door}: {result.messages}")
+                found[door].append((results[0].rates["requests"], results[1].rates["requests"]))
+    print(f"load {os.getloadavg()[0]:.1f}; medians of {options.rounds} rounds of {options.seconds:g} s, {SHAPE}\n")
+    print("| door | canned bytes, requests/s | Incipit, requests/s |\n|---|---|---|")
+    slower = False
+    for door, rounds in found.items():
+        ceiling, rate = (statistics.median(rates) for rates in zip(*rounds, strict=True))
+        print(f"| `{door}` | {ceiling:,.0f} | {rate:,.0f} |")
+        slower |= ceiling <= rate
+    sys.exit(slower)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""The graph that every peer runs: ids in, vectors out, by onnxruntime in one thread."""
+
+import os
+
+import numpy as np
+import onnxruntime
+
+OFFSET = np.zeros(1, np.int64)
+
+
+class Graph:
+    """The session of the file that the variable GRAPH names."""
+
+    def __init__(self) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        self._session = onnxruntime.InferenceSession(os.environ["GRAPH"], options, ["CPUExecutionProvider"])
+
+    def __call__(self, ids: np.ndarray) -> np.ndarray:
+        """Return the vectors (B, L, D) of int64 ids (B, L)."""
+        return self._session.run(["embeddings"], {"input_ids": ids, "offset": OFFSET})[0]

@@ -1,0 +1,18 @@
+"""A service of BentoML: JSON in, JSON out, as its schema for arrays has it."""
+
+import bentoml
+import numpy as np
+from graph import Graph
+
+
+@bentoml.service(workers=1, traffic={"timeout": 120})
+class FrontEnd:
+    """Ids in, vectors out."""
+
+    def __init__(self) -> None:
+        self._graph = Graph()
+
+    @bentoml.api
+    def embed(self, ids: np.ndarray) -> np.ndarray:
+        """Run it."""
+        return self._graph(ids.astype(np.int64))

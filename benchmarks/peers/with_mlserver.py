@@ -1,0 +1,20 @@
+"""A model of MLServer, as its documentation writes one."""
+
+from graph import Graph
+from mlserver import MLModel
+from mlserver.codecs import NumpyCodec
+from mlserver.types import InferenceRequest, InferenceResponse
+
+
+class FrontEnd(MLModel):
+    """Ids in, vectors out."""
+
+    async def load(self) -> bool:
+        """Open the graph."""
+        self._graph = Graph()
+        return True
+
+    async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+        """Run it."""
+        vectors = self._graph(NumpyCodec.decode_input(payload.inputs[0]))
+        return InferenceResponse(model_name=self.name, outputs=[NumpyCodec.encode_output("embeddings", vectors)])

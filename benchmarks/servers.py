@@ -1,0 +1,340 @@
+"""Other servers of the same graph: how each is set up, started, asked, and kept still while others are measured."""
+
+import importlib.metadata
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from benchmarks.streams import MODEL
+from benchmarks.tensors import BYTES, SERVER_CORE, Door, native, open_inference
+
+INCIPIT = Path(sys.executable).parent / "incipit"
+HANDLERS = Path(__file__).parent / "peers"
+ENVIRONMENTS = Path(".venv/peers")
+GRAPH = Path("model_repository") / MODEL / "1" / "model.onnx"
+RUNTIME = f"onnxruntime=={importlib.metadata.version('onnxruntime')}"
+PATIENCE = 90.0
+"""Seconds that a server may take to answer for the first time, and any answer."""
+WARM = 20
+"""Requests that a server answers after it stood still, before it is measured."""
+JSON = {"Content-Type": "application/json"}
+
+
+class CannotRun(Exception):
+    """A server that cannot be installed or started here."""
+
+
+class Ports(NamedTuple):
+    """Where a server listens."""
+
+    http: int
+    grpc: int
+    further: int
+
+
+class Server(NamedTuple):
+    """How a server is run, and asked.
+
+    Args:
+        title: what it is called, and how it is asked.
+        start: its command, of its Python, its ports and a folder of its own.
+        door: how ids are sent.
+        requirements: of its virtual environment; none where it runs in ours.
+        python: version that its environment must have, such as 3.11.2; empty for ours.
+        grpc: whether it answers gRPC too.
+
+    """
+
+    title: str
+    start: Callable[[Path, Ports, Path], Sequence[object]]
+    door: Callable[[Any], Door]
+    requirements: tuple[str, ...] = ()
+    python: str = ""
+    grpc: bool = False
+
+    @property
+    def title_of_grpc(self) -> str:
+        """What it is called where it is asked over gRPC."""
+        return f"{self.title.replace(':', ',').partition(',')[0]}, gRPC"
+
+
+def raw(ids: Any) -> Door:
+    """Send ids as bytes to a handler of our own."""
+    return Door(f"/embed?rows={len(ids)}", ids.astype("<i8").tobytes(), {"Content-Type": BYTES})
+
+
+def canned(ids: Any) -> Door:
+    """Ask the bare application for as many bytes as the vectors of ids have."""
+    return Door(f"/{ids.shape[0]}/{ids.shape[1]}", ids.astype("<i8").tobytes(), {"Content-Type": BYTES})
+
+
+def v2_json(ids: Any) -> Door:
+    """Ask by the Open Inference Protocol, in JSON."""
+    tensor = {"name": "input_ids", "shape": ids.shape, "datatype": "INT64", "data": ids.ravel().tolist()}
+    return Door(f"/v2/models/{MODEL}/infer", orjson.dumps({"inputs": [tensor]}), JSON)
+
+
+def listed(name: str, path: str) -> Callable[[Any], Door]:
+    """Return what sends ids as lists of JSON."""
+    return lambda ids: Door(path, orjson.dumps({name: ids.tolist()}), JSON)
+
+
+def script(name: str) -> Callable[[Path, Ports, Path], Sequence[object]]:
+    """Return the command of a handler that takes the ports of HTTP and, if it has one, of gRPC."""
+    both = name == "with_pytriton"
+    return lambda python, ports, _: (python, HANDLERS / f"{name}.py", *ports[: 1 + both])
+
+
+def mlserver(python: Path, ports: Ports, folder: Path) -> Sequence[object]:
+    """Write the settings of MLServer, and return its command."""
+    settings = {"host": "127.0.0.1", "http_port": ports.http, "grpc_port": ports.grpc, "metrics_port": ports.further}
+    sizes = {"grpc_max_message_length": 2**30}
+    (folder / "settings.json").write_text(json.dumps(settings | sizes | {"parallel_workers": 0, "debug": False}))
+    model = {"name": MODEL, "implementation": "with_mlserver.FrontEnd"}
+    (folder / "model-settings.json").write_text(json.dumps(model))
+    return (python.parent / "mlserver", "start", folder)
+
+
+def bentoml(python: Path, ports: Ports, _: Path) -> Sequence[object]:
+    """Return the command of BentoML."""
+    return (python, "-m", "bentoml", "serve", "with_bentoml:FrontEnd", "--port", ports.http, "--host", "127.0.0.1")
+
+
+def incipit(_: Path, ports: Ports, __: Path) -> Sequence[object]:
+    """Return the command of Incipit."""
+    return (INCIPIT, "serve", "--port", ports.http, "--grpc-port", ports.grpc)
+
+
+def bare(_: Path, ports: Ports, __: Path) -> Sequence[object]:
+    """Return the command of the bare application, whose gRPC is bare too."""
+    return (sys.executable, "-m", "benchmarks.canned", ports.http, ports.grpc)
+
+
+SERVERS = {
+    "floor": Server("the floor: bare ASGI, canned bytes", bare, canned, grpc=True),
+    "incipit": Server("Incipit, `.npy`", incipit, native, grpc=True),
+    "incipit-v2": Server("Incipit, V2 binary", incipit, open_inference),
+    "fastapi": Server(
+        "plain FastAPI handler, raw bytes",
+        script("with_fastapi"),
+        raw,
+        ("fastapi==0.163.2", "uvicorn[standard]==0.54.0", "numpy==2.4.6"),
+    ),
+    "mlserver": Server("MLServer, V2 JSON", mlserver, v2_json, ("mlserver==1.7.1",), grpc=True),
+    "litserve": Server(
+        "LitServe, JSON in, raw bytes out",
+        script("with_litserve"),
+        listed("input_ids", "/predict"),
+        ("litserve==0.2.19",),
+    ),
+    "triton": Server(
+        "Triton with its Python backend, V2 binary",
+        script("with_pytriton"),
+        open_inference,
+        ("nvidia-pytriton==0.7.0",),
+        python="3.11.2",  # that of the standard library which its stub is built for
+        grpc=True,
+    ),
+    "ray": Server("Ray Serve, FastAPI ingress, raw bytes", script("with_ray"), raw, ("ray[serve]==2.60.0",)),
+    "bentoml": Server("BentoML, JSON", bentoml, listed("ids", "/embed"), ("bentoml==1.4.30",)),
+}
+
+
+class Running:
+    """A server that was started; it stands still but within `awake`.
+
+    Args:
+        server: what it is.
+        process: its first process.
+        ports: where it listens.
+
+    Attributes:
+        ready: whether it has answered once.
+
+    """
+
+    def __init__(self, server: Server, process: "subprocess.Popen[bytes]", ports: Ports) -> None:
+        self.server, self.process, self.ports = server, process, ports
+        self.ready = False
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Let its processes run, and wait until it answers as one that never stood still.
+
+        Raises:
+            CannotRun: it does not answer any more.
+
+        """
+        self._tell(signal.SIGCONT)
+        try:
+            if self.ready:
+                for _ in range(WARM):
+                    self.ask(np.zeros((1, 1), np.int64))
+            yield
+        finally:
+            self._tell(signal.SIGSTOP)
+
+    def ask(self, ids: Any) -> bytes:
+        """Return the body of an answer.
+
+        Raises:
+            CannotRun: none came, or an error.
+
+        """
+        door = self.server.door(ids)
+        address = f"http://127.0.0.1:{self.ports.http}{door.path}"
+        try:
+            with urllib.request.urlopen(urllib.request.Request(address, door.body, door.headers), None, PATIENCE) as r:
+                body: bytes = r.read()
+        except urllib.error.HTTPError as error:
+            raise CannotRun(f"status {error.code}: {error.read()[:200]!r}") from error
+        except OSError as error:
+            raise CannotRun(f"no answer ({error})") from error
+        return body
+
+    def wait(self, ids: Any) -> None:
+        """Wait until ids are answered.
+
+        Raises:
+            CannotRun: it ends, or takes too long.
+
+        """
+        until = time.monotonic() + PATIENCE
+        while True:
+            with suppress(OSError):
+                socket.create_connection(("127.0.0.1", self.ports.http), 1).close()
+                try:
+                    self.ask(ids)
+                    self.ready = True
+                    return
+                except CannotRun:
+                    if time.monotonic() > until:
+                        raise
+            if self.process.poll() is not None:
+                raise CannotRun(f"it ended with {self.process.returncode}")
+            if time.monotonic() > until:
+                raise CannotRun("it does not listen")
+            time.sleep(0.2)
+
+    def stop(self) -> None:
+        """End it, and what it started."""
+        family = descendants(self.process.pid)
+        self._tell(signal.SIGCONT)
+        self.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
+        for pid in family:  # ours alone, of which some outlive their parent
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def _tell(self, number: signal.Signals) -> None:
+        for pid in descendants(self.process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+@contextmanager
+def started(name: str) -> Iterator[Running]:
+    """Set a server up, start it on one core, and wait until it answers; yield it asleep.
+
+    Raises:
+        CannotRun: it cannot be installed or started.
+
+    """
+    server = SERVERS[name]
+    python = install(name) if server.requirements else Path(sys.executable)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        log = stack.enter_context((folder / "log").open("wb"))
+        ports = Ports(*(free_port() for _ in Ports._fields))
+        command = ["taskset", "-c", SERVER_CORE, *server.start(python, ports, folder)]
+        of_their_own = {"PYTHONPATH": str(HANDLERS)} if server.requirements else {}
+        quiet = {"BENTOML_DO_NOT_TRACK": "True", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+        environment = os.environ | {"GRAPH": str(GRAPH.resolve())} | quiet | of_their_own
+        process = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log, env=environment)
+        running = Running(server, process, ports)
+        stack.callback(running.stop)
+        try:
+            with running.awake():
+                running.wait(np.zeros((1, 1), np.int64))
+        except CannotRun as error:
+            said = (folder / "log").read_text(errors="replace").strip().splitlines()
+            raise CannotRun(f"{error}; it said: {said[-1] if said else 'nothing'}") from error
+        yield running
+
+
+def install(name: str) -> Path:
+    """Return the Python of a server's own environment, which is made where it is missing or of other versions.
+
+    Raises:
+        CannotRun: there is no such Python, or a package cannot be installed.
+
+    """
+    server, folder = SERVERS[name], (ENVIRONMENTS / name).absolute()
+    requirements, stamp = [*server.requirements, RUNTIME], folder / "installed"
+    if stamp.exists() and stamp.read_text().split() == requirements:
+        return folder / "bin" / "python"
+    print(f"{name}: installing {', '.join(requirements)}", file=sys.stderr)
+    python = interpreter(server.python)
+    try:
+        subprocess.run([python, "-m", "venv", "--clear", folder], check=True, capture_output=True)
+        pip = (folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check")
+        subprocess.run([*pip, *requirements], check=True, capture_output=True, text=True)
+    except subprocess.CalledProcessError as error:
+        said = str(error.stderr).strip().splitlines()
+        raise CannotRun(f"cannot be installed: {said[-1] if said else error}") from error
+    stamp.write_text("\n".join(requirements))
+    return folder / "bin" / "python"
+
+
+def interpreter(version: str) -> Path:
+    """Return a Python of exactly this version; ours where it does not matter.
+
+    Raises:
+        CannotRun: there is none.
+
+    """
+    if not version:
+        return Path(sys.executable)
+    minor = version.rpartition(".")[0]
+    for found in (shutil.which(f"python{minor}"), f"/usr/bin/python{minor}", f"/usr/local/bin/python{minor}"):
+        if found and Path(found).exists():
+            said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+            if said.split()[-1:] == [version]:
+                return Path(found)
+    raise CannotRun(f"it needs CPython {version}")
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def descendants(pid: int) -> list[int]:
+    """Return a process and all that it started, parents first."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(entry.name))
+    found = [pid]
+    for one in found:
+        found.extend(children.get(one, ()))
+    return found

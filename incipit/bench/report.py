@@ -1,0 +1,41 @@
+"""What is shown of measurements: a line that is rewritten while one runs, and a table at the end."""
+
+import time
+from collections.abc import Sequence
+
+from incipit.bench.tally import QUANTILES, Result, Tally
+
+HEAD = ("door", "shape", "requests/s", "tokens/s", "MB/s", *(f"{name} ms" for name in QUANTILES), "errors")
+
+
+def line(tally: Tally, door: str, shape: tuple[int, int]) -> str:
+    """Return what is known so far."""
+    seconds, requests = time.perf_counter() - tally.begin, len(tally.latencies)
+    recent = sorted(tally.latencies[-1000:])
+    middle = f", p50 {1e3 * recent[len(recent) // 2]:.3g} ms" if recent else ""
+    wrong = f", {tally.errors.total()} errors" if tally.errors else ""
+    return f"{door} {shape[0]},{shape[1]}: {seconds:.0f} s, {requests / seconds:,.0f} requests/s{middle}{wrong}"
+
+
+def table(results: Sequence[Result]) -> str:
+    """Return the figures in columns, and below them what the first error of each kind said."""
+    rows = [HEAD, *(_row(result) for result in results)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    for result in results:
+        for kind, count in result.errors.items():
+            shape = f"{result.shape[0]},{result.shape[1]}"
+            lines.append(f"{result.door} {shape}: {count} times {kind}: {result.messages[kind]}")
+    return "\n".join(lines)
+
+
+def _row(result: Result) -> tuple[str, ...]:
+    return (
+        result.door,
+        f"{result.shape[0]},{result.shape[1]}",
+        f"{result.rates['requests']:,.1f}",
+        f"{result.rates['tokens']:,.0f}",
+        f"{result.rates['bytes'] / 1e6:,.1f}",
+        *(f"{result.milliseconds[name]:.3f}" if result.milliseconds else "-" for name in QUANTILES),
+        str(sum(result.errors.values())),
+    )
