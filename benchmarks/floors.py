@@ -1,0 +1,223 @@
+"""What a door, a start and a worker may cost, each against what is measured beside it, in one run.
+
+    python -m benchmarks.floors [--rounds N] [--seconds S]
+
+gpt2-small of `model_repository`; servers on one core, `wrk` and tritonclient on another, as `benchmarks.peers` has
+them. What is compared takes turns in every round; the figures are medians of the ratios of the rounds. It exits with 1
+where a floor is missed, or what it is held against could not run.
+"""
+
+import argparse
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from benchmarks.peers import grpc_rate
+from benchmarks.servers import GRAPH, INCIPIT, JSON, CannotRun, Running, descendants, started
+from benchmarks.streams import MODEL, memory_of, running
+from benchmarks.tensors import CLIENT_CORE, CONNECTIONS, SERVER_CORE, SHAPES, Door, native, rate, script
+
+SMALL, MIDDLE, LARGE = (1, 1), (8, 128), (32, 512)
+WORKERS = 4
+IMPORTS = "import fastapi, uvicorn, numpy, onnxruntime"
+
+Work = Callable[[], float]
+
+
+class Floor(NamedTuple):
+    """A figure, and what it may be.
+
+    Args:
+        name: of the figure.
+        allowed: at least so much, or at most.
+        most: whether it is at most.
+        found: of every round; none where it could not be measured.
+
+    """
+
+    name: str
+    allowed: float
+    most: bool
+    found: list[float]
+
+    @property
+    def held(self) -> bool:
+        """Whether the median is allowed."""
+        if not self.found:
+            return False
+        middle = statistics.median(self.found)
+        return middle <= self.allowed if self.most else middle >= self.allowed
+
+    def __str__(self) -> str:
+        bound = f"{'at most' if self.most else 'at least'} {self.allowed:g}"
+        if not self.found:
+            return f"MISSED  {self.name}: not measured, {bound}"
+        figure = f"{statistics.median(self.found):.3g} ({min(self.found):.3g} to {max(self.found):.3g})"
+        return f"{'held  ' if self.held else 'MISSED'}  {self.name}: {figure}, {bound}"
+
+
+def main() -> None:
+    """Measure, print every figure with its floor, and exit with 1 where one is missed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2)
+    options = parser.parse_args()
+    os.sched_setaffinity(0, {CLIENT_CORE})
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what was started ends too
+    print(f"load {os.getloadavg()[0]:.1f} as it begins; medians of {options.rounds} rounds and their spread")
+    floors = []
+    for floor in (*rates(options.rounds, options.seconds), start(options.rounds), memory()):
+        print(floor, flush=True)
+        floors.append(floor)
+    sys.exit(not all(floor.held for floor in floors))
+
+
+def rates(rounds: int, seconds: float) -> Iterator[Floor]:
+    """Compare rates of doors, and the latency of small requests beside large ones."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        ids = {shape: np.random.default_rng(0).integers(0, 50257, shape) for shape in SHAPES}
+        ours, bare = (stack.enter_context(started(name)) for name in ("incipit", "floor"))
+        other: Running | None = None
+        try:
+            other = stack.enter_context(started("mlserver"))
+        except CannotRun as error:
+            print(f"MLServer: {error}", file=sys.stderr)
+
+        def over_grpc(server: Running) -> Work:
+            return partial(grpc_rate, server.ports.grpc, ids[MIDDLE], seconds, CONNECTIONS)
+
+        def over_http(server: Running, name: str, door: Door) -> Work:
+            lua = script(folder, name, door)
+            return partial(rate, server.ports.http, door.path, lua, seconds, CONNECTIONS)
+
+        def compare(name: str, allowed: float, one: Work, server: Running | None, work: Work | None) -> Floor:
+            found = [] if server is None or work is None else ratios(rounds, (ours, one), (server, work))
+            return Floor(name, allowed, False, found)
+
+        binary = over_http(ours, "binary", native(ids[MIDDLE]))
+        floats = over_http(ours, "floats", as_json(ids[MIDDLE], "float"))
+        base64 = over_http(ours, "base64", as_json(ids[MIDDLE], "base64"))
+        theirs = over_http(other, "mlserver", other.server.door(ids[MIDDLE])) if other else None
+        called = over_grpc(ours)
+        yield compare("gRPC (8, 128), over bare grpc.aio with canned bytes", 0.7, called, bare, over_grpc(bare))
+        yield compare("gRPC (8, 128), over MLServer's", 5, called, other, over_grpc(other) if other else None)
+        yield compare("JSON floats (8, 128), over MLServer's V2 JSON", 3, floats, other, theirs)
+        yield compare("JSON base64 (8, 128), over .npy", 0.5, base64, ours, binary)
+        with ours.awake():
+            small, large = (script(folder, name, native(ids[shape])) for name, shape in (("s", SMALL), ("l", LARGE)))
+            found = [beside(ours.ports.http, small, large, seconds) for _ in range(rounds)]
+        yield Floor("p99 of (1, 1) beside one connection of (32, 512), over p99 alone", 5, True, found)
+
+
+def ratios(rounds: int, one: tuple[Running, Work], other: tuple[Running, Work]) -> list[float]:
+    """Return what `one` reaches over what `other` does, in every round."""
+    found = []
+    for _ in range(rounds):
+        both = []
+        for server, work in (one, other):
+            with server.awake():
+                both.append(work())
+        found.append(both[0] / max(both[1], 1e-9))
+    return found
+
+
+def as_json(ids: Any, encoding: str) -> Door:
+    """Ask the native door in JSON."""
+    return Door(f"/models/{MODEL}/embed", orjson.dumps({"input_ids": ids.tolist(), "encoding": encoding}), JSON)
+
+
+def beside(port: int, small: Path, large: Path, seconds: float) -> float:
+    """Return the 99th percentile of small requests while a connection asks for large ones, over that without it."""
+    alone = percentile(port, small, seconds)
+    with asking(port, large, seconds + 2):
+        return percentile(port, small, seconds) / alone
+
+
+@contextmanager
+def asking(port: int, lua: Path, seconds: float) -> Iterator[None]:
+    """Ask over one connection meanwhile."""
+    with subprocess.Popen(wrk(port, lua, seconds, 1), stdout=subprocess.DEVNULL) as process:
+        time.sleep(0.5)
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+def percentile(port: int, lua: Path, seconds: float) -> float:
+    """Return the 99th percentile of the latency in milliseconds."""
+    done = subprocess.run(
+        [*wrk(port, lua, seconds, CONNECTIONS), "--latency"], capture_output=True, text=True, check=True
+    )
+    (number, unit) = re.findall(r"99%\s+([\d.]+)(us|ms|s)", done.stdout)[0]
+    return float(number) * {"us": 1e-3, "ms": 1.0, "s": 1e3}[unit]
+
+
+def wrk(port: int, lua: Path, seconds: float, connections: int) -> list[str]:
+    """Return the command that asks the native door."""
+    address = f"http://127.0.0.1:{port}/models/{MODEL}/embed"
+    command = ("wrk", "-t", 1, "-c", connections, "-d", f"{seconds:g}s", "--timeout", "60s", "-s", lua, address)
+    return list(map(str, command))
+
+
+def start(rounds: int) -> Floor:
+    """Compare the time until `incipit serve` answers with that of the imports that no such server goes without."""
+    pinned = ("taskset", "-c", str(SERVER_CORE))
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / MODEL
+        model.mkdir()
+        (model / "1").symlink_to(GRAPH.parent.resolve())
+        for turn in range(rounds + 1):
+            begin = time.perf_counter()
+            with running(*pinned, INCIPIT, "serve", "--port", 0, "--repository", folder) as (_, port):
+                ready = time.perf_counter() - begin
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz").close()  # before its output is closed
+            begin = time.perf_counter()
+            subprocess.run([*pinned, sys.executable, "-c", IMPORTS], check=True)
+            if turn:  # the first reads the files into memory
+                found.append(ready / (time.perf_counter() - begin))
+    return Floor(f"ready, over the time of `{IMPORTS}`", 1.5, True, found)
+
+
+def memory() -> Floor:
+    """Measure what several workers take, without the table that they share."""
+    options = ("--port", 0, "--workers", WORKERS)
+    with tempfile.TemporaryDirectory() as folder, running(INCIPIT, "serve", *options) as (pid, port):
+        time.sleep(5)  # until all of them serve
+        for number, shape in enumerate(SHAPES[:3]):
+            door = native(np.random.default_rng(0).integers(0, 50257, shape))
+            rate(port, door.path, script(Path(folder), f"warm{number}", door), 1, 8 * WORKERS)
+        processes = descendants(pid)
+        total = sum(map(memory_of, processes)) - sum(map(table_of, processes))
+    return Floor(f"MB of each of {WORKERS} workers, without the tables", 90, True, [total / WORKERS / 1e6])
+
+
+def table_of(pid: int) -> int:
+    """Return the proportional set size of data files in a process, in bytes."""
+    found, counts = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-", line):
+            counts = line.endswith(".onnx.data")
+        elif counts and line.startswith("Pss:"):
+            found += 1024 * int(line.split()[1])
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""How latency and memory grow: with rows, with tokens of a row, with the table, with models, and with connections.
+
+    python -m benchmarks.growth [--rounds N] [--seconds S]
+
+Linux only. Serves front-ends of width 768 with random tables, asks for them with `.npy` as `incipit bench` does, and
+prints a table for each: the median latency and the rates; the memory of the server without the pages of files that it
+maps, once it answered; and the most that was resident while it did, with them. With the number of models and the size
+of the table, also the time until it is ready. Servers on one core, the load on another.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.servers import INCIPIT
+from benchmarks.streams import running
+from benchmarks.tensors import CLIENT_CORE, SERVER_CORE
+from incipit.bench.load import measure
+from incipit.bench.target import Target
+from incipit.client import connect
+from incipit.export.exporter import export_loaded
+from incipit.export.source import LoadedSource
+from incipit.models.embeddings import gpt2_embedding
+from incipit.models.initialisers import seeded_
+from incipit.service.manifest import Source
+
+WIDTH, POSITIONS, VOCABULARY = 768, 8192, 50257
+ROWS = [(rows, 128) for rows in (1, 2, 4, 8, 16, 32, 64, 128)]
+LENGTHS = [(1, length) for length in (1, 8, 64, 512, 2048, 8192)]
+TABLES = (1_000, 10_000, 50_000, 250_000)
+MODELS = (1, 4, 16, 64)
+CONNECTIONS = (1, 4, 16, 64, 256)
+SMALL, MIDDLE = (1, 1), (8, 128)
+HEAD = "latency ms | requests/s | MB/s | memory MB | peak MB |"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2)
+    options = parser.parse_args()
+    os.sched_setaffinity(0, {CLIENT_CORE})
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what was started ends too
+    print(f"load {os.getloadavg()[0]:.1f} as it begins; medians of {options.rounds} rounds of {options.seconds:g} s\n")
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for text in sections(root, Meter(options.rounds, options.seconds)):
+            print(text, flush=True)
+
+
+def sections(root: Path, meter: "Meter") -> Iterator[str]:
+    """Yield the lines of every table."""
+    write(root / "one", "m0", VOCABULARY)
+    with serving(root / "one") as (pid, port, _):
+        yield f"| rows of 128 tokens | {HEAD}\n|---|---|---|---|---|---|"
+        for shape in ROWS:
+            yield f"| {shape[0]} | {meter.line(pid, port, shape)}"
+        yield f"\n| tokens of one row | {HEAD}\n|---|---|---|---|---|---|"
+        for shape in LENGTHS:
+            yield f"| {shape[1]} | {meter.line(pid, port, shape)}"
+        for shape in (SMALL, MIDDLE):
+            yield f"\n| connections, {shape} | {HEAD}\n|---|---|---|---|---|---|"
+            for connections in CONNECTIONS:
+                yield f"| {connections} | {meter.line(pid, port, shape, connections)}"
+    yield f"\n| ids of the table, {MIDDLE} | ready s | {HEAD}\n|---|---|---|---|---|---|---|"
+    for size in TABLES:
+        folder = root / f"table-{size}"
+        write(folder, "m0", size)
+        with serving(folder) as (pid, port, ready):
+            yield f"| {size:,} | {ready:.2f} | {meter.line(pid, port, MIDDLE)}"
+    yield f"\n| models of 1,000 ids, {SMALL} | ready s | {HEAD}\n|---|---|---|---|---|---|---|"
+    for count in MODELS:
+        folder = root / "models"
+        for number in range(len(list(folder.glob("*"))), count):
+            if number:  # an artifact is the same under any name
+                shutil.copytree(folder / "m0", folder / f"m{number}")
+            else:
+                write(folder, "m0", 1_000)
+        with serving(folder) as (pid, port, ready):
+            yield f"| {count} | {ready:.2f} | {meter.line(pid, port, SMALL)}"
+
+
+@contextmanager
+def serving(repository: Path) -> Iterator[tuple[int, int, float]]:
+    """Serve a repository on one core; yield its process, its port, and the seconds until it was ready.
+
+    It is the second start, which finds that the files were checked before.
+    """
+    cache = repository.parent / "cache"
+    options = ("--port", 0, "--repository", repository, "--cache", cache)
+    with (
+        running("taskset", "-c", SERVER_CORE, INCIPIT, "serve", *options) as (_, port),
+        connect(address(port)) as client,
+    ):
+        client.models()
+    begin = time.perf_counter()
+    with running("taskset", "-c", SERVER_CORE, INCIPIT, "serve", *options) as (pid, port):
+        yield pid, port, time.perf_counter() - begin
+
+
+def address(port: int) -> str:
+    """Return where a server of this machine is."""
+    return f"http://127.0.0.1:{port}"
+
+
+def write(root: Path, name: str, vocabulary: int) -> None:
+    """Export a front-end of learned positions with random tables."""
+    frontend = gpt2_embedding(vocabulary, WIDTH, POSITIONS)
+    seeded_(frontend, 0)
+    export_loaded(LoadedSource(frontend, Source(kind="module")), name, root)
+
+
+class Meter:
+    """Asks for a shape over and over."""
+
+    def __init__(self, rounds: int, seconds: float) -> None:
+        self._rounds, self._seconds = rounds, seconds
+
+    def line(self, pid: int, port: int, shape: tuple[int, int], connections: int = 1) -> str:
+        """Return the cells of a line: medians of the rounds."""
+        target = Target(address(port), "m0")
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins here
+        with connect(target.url) as client:
+            model = client.model(target.model)
+        results = [
+            measure(target, model, "npy", shape, connections=connections, seconds=self._seconds)
+            for _ in range(self._rounds)
+        ]
+        if any(result.errors for result in results):
+            raise SystemExit(f"{shape}: {[result.messages for result in results]}")
+        latency, rate, data = (
+            statistics.median(values)
+            for values in zip(
+                *((r.milliseconds["p50"], r.rates["requests"], r.rates["bytes"] / 1e6) for r in results), strict=True
+            )
+        )
+        return f"{latency:.3g} | {rate:,.0f} | {data:,.0f} | {own_memory(pid):.1f} | {status(pid, 'VmHWM'):.1f} |"
+
+
+def own_memory(pid: int) -> float:
+    """Return the memory of a process that is no file's, in MB."""
+    return status(pid, "RssAnon")
+
+
+def status(pid: int, name: str) -> float:
+    """Return a size that Linux tells of a process, in MB."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(re.findall(rf"^{name}:\s+(\d+)", text, re.MULTILINE)[0]) / 1e6
+
+
+if __name__ == "__main__":
+    main()
