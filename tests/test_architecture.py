@@ -74,7 +74,18 @@ SERVICE = {
         "messages",
         "errors",
     },
-    "rpc": {"visit", "certificates", "access", "sequences", "streams", "engine", "settings", "wire", "errors"},
+    "rpc": {
+        "visit",
+        "certificates",
+        "access",
+        "sequences",
+        "streams",
+        "engine",
+        "settings",
+        "wire",
+        "messages",
+        "errors",
+    },
 }
 ROOMS = {
     "models": set[str](),

@@ -7,6 +7,7 @@ from typing import Any
 
 from incipit.service.engine import Engine
 from incipit.service.errors import UNFORESEEN, IncipitError, NotFound
+from incipit.service.messages import Answer
 from incipit.service.sequences import Room, Sequences
 from incipit.service.streams import Closing, Lifetime
 from incipit.service.wire import open_inference_pb2 as pb
@@ -31,6 +32,7 @@ from incipit.service.wire.protobuf import (
 
 Receive = Callable[[], Awaitable[bytes | None]]
 Send = Callable[[bytes], Awaitable[None]]
+Write = Callable[[Answer, str], bytes]
 LOG = logging.getLogger(__name__)
 
 
@@ -133,17 +135,16 @@ class InferenceService:
             failure = UNFORESEEN
         return write_stream_error(failure, id_).SerializeToString()
 
-    async def _infer(self, door: str, request: pb.ModelInferRequest, room: Room, write_answer: Any) -> bytes:
+    async def _infer(
+        self, door: str, request: pb.ModelInferRequest, room: Room, write_answer: Callable[[Answer, str], bytes]
+    ) -> bytes:
         with self._engine.request(door) as observation:
             model = self._engine.repository.find(request.model_name, request.model_version)
             observation.model = model.name
             schedule = self._engine.scheduler.run
             message = await schedule(request.ByteSize(), lambda: read_infer(request, model.manifest))
             async with room.answer(model, message) as answer:
-                written: bytes = await schedule(
-                    answer.size, lambda: write_answer(answer, request.id).SerializeToString()
-                )
-            return written
+                return await schedule(answer.size, lambda: write_answer(answer, request.id))
 
 
 def _check_repository(name: str) -> None:

@@ -69,16 +69,31 @@ def values(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {name: getattr(parameters[name], choice) if choice else None for name, choice in choices.items()}
 
 
-def write_infer(answer: Answer, id_: str) -> pb.ModelInferResponse:
-    """Write an answer; the tensors are raw bytes.
+def write_infer(answer: Answer, id_: str) -> bytes:
+    """Return a `ModelInferResponse`; the tensors are raw bytes, which are copied once.
 
     Raises:
         TooLarge: they do not fit into a message.
 
     """
-    size = sum(tensor.nbytes for tensor in answer.arrays.values())
-    if size > LARGEST:
-        raise TooLarge("outputs", f"{size} bytes", f"at most {LARGEST} bytes in a message; ask for fewer tokens")
+    return b"".join(_parts(answer, _head(answer, id_)))
+
+
+def write_stream(answer: Answer, id_: str) -> bytes:
+    """Return a `ModelStreamInferResponse`; it is the only one to its request, and says so.
+
+    Raises:
+        TooLarge: the tensors do not fit into a message.
+
+    """
+    head = _head(answer, id_)
+    head.parameters["triton_final_response"].bool_param = True
+    parts = _parts(answer, head)
+    return b"".join((_delimited(pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER, sum(map(len, parts))), *parts))
+
+
+def _head(answer: Answer, id_: str) -> pb.ModelInferResponse:
+    """Return all of an answer but the tensors."""
     describe = pb.ModelInferResponse.InferOutputTensor
     return pb.ModelInferResponse(
         model_name=answer.model,
@@ -88,15 +103,36 @@ def write_infer(answer: Answer, id_: str) -> pb.ModelInferResponse:
             describe(name=name, datatype=DATATYPES[answer.dtype], shape=tensor.shape)
             for name, tensor in answer.arrays.items()
         ],
-        raw_output_contents=[bytes(raw_bytes(tensor)) for tensor in answer.arrays.values()],
     )
 
 
-def write_stream(answer: Answer, id_: str) -> pb.ModelStreamInferResponse:
-    """Write an answer of a stream; it is the only one to its request, and says so."""
-    response = write_infer(answer, id_)
-    response.parameters["triton_final_response"].bool_param = True
-    return pb.ModelStreamInferResponse(infer_response=response)
+def _parts(answer: Answer, head: pb.ModelInferResponse) -> list[bytes | memoryview]:
+    """Return the head and the tensors as they stand in the message.
+
+    Protobuf's own way copies a tensor into an object, and that into the message.
+    """
+    size = sum(tensor.nbytes for tensor in answer.arrays.values())
+    if size > LARGEST:
+        raise TooLarge("outputs", f"{size} bytes", f"at most {LARGEST} bytes in a message; ask for fewer tokens")
+    parts: list[bytes | memoryview] = [head.SerializeToString()]
+    for tensor in answer.arrays.values():
+        parts += (
+            _delimited(pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER, tensor.nbytes),
+            raw_bytes(tensor),
+        )
+    return parts
+
+
+def _delimited(field: int, size: int) -> bytes:
+    """Return what stands before `size` bytes of a field: its number, the wire type 2, and how many (Protocol Buffers,
+    "Encoding").
+    """
+    varint = bytearray((field << 3 | 2,))
+    while size >= 0x80:
+        varint.append(size & 0x7F | 0x80)
+        size >>= 7
+    varint.append(size)
+    return bytes(varint)
 
 
 def write_stream_error(message: str, id_: str) -> pb.ModelStreamInferResponse:
