@@ -30,6 +30,8 @@ from incipit.service.settings import Settings, listed
 
 LOG = logging.getLogger(__name__)
 BACKLOG = 2048
+PATIENCE_SECONDS = 30
+"""After which a worker that does not answer its parent is replaced; one that starts on a busy machine may take some."""
 GRACE_SECONDS = 20
 """Time that requests in flight have to finish after SIGTERM; those of gRPC have theirs after it."""
 
@@ -169,6 +171,7 @@ def configure(settings: Settings, app: Callable[..., object], factory: bool = Fa
         ws_max_size=settings.max_body_bytes,
         ws_per_message_deflate=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
+        timeout_worker_healthcheck=PATIENCE_SECONDS,
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
         ssl_context_factory=None if settings.tls_certificate is None else follow,

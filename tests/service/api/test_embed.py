@@ -410,7 +410,8 @@ def test_json_is_read_with_its_parameters_and_as_the_default(tiny: httpx.Client,
 
 
 def test_a_problem_names_field_value_and_allowed(tiny: httpx.Client) -> None:
-    assert tiny.post("/models/gpt/embed", json={"input_ids": [[0], [1, 7]]}).json() == {
+    answer = tiny.post("/models/gpt/embed", json={"input_ids": [[0], [1, 7]]}, headers={"X-Request-Id": "mine"})
+    assert answer.json() == {
         "type": "urn:incipit:error:Invalid",
         "title": "Invalid",
         "status": 422,
@@ -418,6 +419,7 @@ def test_a_problem_names_field_value_and_allowed(tiny: httpx.Client) -> None:
         "field": "input_ids[1][1]",
         "got": "7",
         "allowed": "0 to 6",
+        "request_id": "mine",
     }
 
 
