@@ -5,7 +5,7 @@ ASGI would cost as much as all the rest of a small answer. Everything else is th
 import asyncio
 import logging
 import struct
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from http.client import SWITCHING_PROTOCOLS
 from time import perf_counter
 from typing import Any
@@ -101,13 +101,13 @@ class Http(BoundedHttp):
 
     def _is_for(self, target: Target, entry: Entry) -> bool:
         """Return whether a request that may be for `target` is to be answered here."""
+        if self.parser.get_method() != b"POST" or self.parser.get_http_version() != "1.1":
+            return False
         if entry.forms is not None:
             self._key = (self.url, *self._raw)
             self._form = entry.forms.find(target, self._key)
             if self._form is not None:
                 return True
-        if self.parser.get_method() != b"POST" or self.parser.get_http_version() != "1.1":
-            return False
         length = None
         for name, value in self._raw:
             name = name.lower()
@@ -181,6 +181,8 @@ class Http(BoundedHttp):
             return
         finally:
             form.plain.limits.__exit__(None, None, None)
+        if transport.is_closing():
+            return
         began, size = perf_counter(), len(form.prefix) + vectors.nbytes
         head = self._head(200, form.headers, visit)
         if vectors.nbytes <= COPIED:
@@ -218,6 +220,8 @@ class Http(BoundedHttp):
         CURRENT.set(visit)
         try:
             response = await self._entry.answer(arrival, target)
+            if self.transport.is_closing():
+                return
             began = perf_counter()
             size = await self._send(response, visit)
         except Exception:
@@ -318,6 +322,7 @@ class WebSocket(BoundedWebSocket):
 
     _session: Session | None = None
     _lifetime: Lifetime
+    _context: Context
     _answer: PlainAnswer | None = None
     _later: bytes = b""
 
@@ -328,8 +333,8 @@ class WebSocket(BoundedWebSocket):
             self.scope["state"][CONNECTION] = self
 
     def listen(self, session: Session | None, lifetime: Lifetime) -> None:
-        """Answer plain steps of the session until told otherwise; None does so."""
-        self._session, self._lifetime = session, lifetime
+        """Answer plain steps of the session until told otherwise, as whoever asks now; None does so."""
+        self._session, self._lifetime, self._context = session, lifetime, copy_context()
 
     def data_received(self, data: bytes) -> None:
         """Answer a plain step that came alone, or leave what came to others."""
@@ -359,7 +364,7 @@ class WebSocket(BoundedWebSocket):
             return False
         if not self._lifetime.touch():
             return False
-        answer = session.begin(_unmasked(data[start:], data[start - 4 : start]))
+        answer = self._context.run(session.begin, _unmasked(data[start:], data[start - 4 : start]))
         if answer is None:
             return False
         self._answer = answer

@@ -59,6 +59,7 @@ class Reply(Response):
 
     def compressed(self, coding: str, content: bytes | None, deflate: Deflate = None) -> None:
         """Make it one of the content coding `coding`: with that content, or by `deflate` as it is sent."""
+        self.form = None
         length = [] if content is None else [(b"content-length", b"%d" % len(content))]
         self.raw_headers = [
             *(pair for pair in self.raw_headers if pair[0] != b"content-length"),

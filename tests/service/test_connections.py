@@ -9,6 +9,7 @@ import io
 import re
 import shutil
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -281,3 +282,32 @@ def test_a_version_that_replaces_another_answers_from_then_on(root: Path, tmp_pa
         while (last := client.post(path, content=body, headers=headers)).headers["Incipit-Version"] == "2":
             assert time.monotonic() < deadline
         assert last.content == old.content
+
+
+def test_an_answer_that_was_compressed_is_so_each_time(client: httpx.Client) -> None:
+    for number in range(3):
+        ids = np.full((4, 30), number)
+        path, body, headers = raw(ids, 0)
+        answer = client.post(path, content=body, headers=headers | {"Accept-Encoding": "gzip"})
+        assert answer.headers["Content-Encoding"] == "gzip"
+        np.testing.assert_array_equal(vectors_of(answer, (4, 30)), oracle(client, ids, 0))
+
+
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])
+def test_another_method_is_not_what_was_answered_before(client: httpx.Client, method: str) -> None:
+    path, body, headers = raw(np.array([[1, 2]]), 0)
+    alone = client.request(method, path, content=body, headers=headers | {"X-Other": method})
+    for _ in range(2):
+        assert client.post(path, content=body, headers=headers).status_code == 200
+    assert client.request(method, path, content=body, headers=headers).status_code == alone.status_code == 405
+
+
+def test_who_leaves_at_once_is_no_error_of_the_server(root: Path) -> None:
+    path, body, headers = raw(np.array([[1, 2]]), 0)
+    with serving(root) as server:
+        url = httpx.URL(server.address)
+        for _ in range(200):
+            with socket.create_connection((url.host, url.port or 0)) as stream:
+                stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
+                stream.sendall(head(path, body, headers) + body)
+        assert httpx.post(server.address + path, content=body, headers=headers).status_code == 200

@@ -34,6 +34,7 @@ from tests.service.doors import (
     native_json,
     open_inference_json,
     openai_base64,
+    step_frame,
 )
 from tests.service.test_access import ENTRY
 
@@ -165,6 +166,17 @@ def test_the_rate_of_a_caller_is_limited_at_every_door_together(
         assert denied.value.response.status_code == 429
         assert "Retry-After" in denied.value.response.headers
         assert clients.http.get("/models").status_code == 200
+
+
+def test_a_step_counts_for_who_opened_the_stream(tiny_repository: Path) -> None:
+    with (
+        serving(tiny_repository, INCIPIT_MAX_REQUESTS_PER_SECOND="0.05") as server,
+        connect_socket(f"{server.socket}/models/gpt/decode") as stream,
+    ):
+        stream.send(step_frame([1]))
+        answer = stream.recv()
+        assert isinstance(answer, bytes)
+        assert b"TooMany" in answer
 
 
 def times(per_second: float, moments: list[float]) -> list[int | None]:
