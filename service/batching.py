@@ -52,6 +52,9 @@ class Group(Generic[M, T]):
         """Return what a member is answered with, once the turn is over: whoever asks first runs them all."""
         if self._answers is None:
             self._end(self)
+            if len(self._members) == 1:
+                (alone,) = self._run([*self._members.values()])
+                return alone
             self._answers = _run_all(self._members, self._run)
         answer = self._answers[number]
         if isinstance(answer, Exception):

@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+from websockets.frames import apply_mask  # type: ignore[attr-defined]
 from websockets.http11 import Request
 
 from incipit.service.api.arrival import Arrival
@@ -19,7 +20,7 @@ from incipit.service.api.decode import CONNECTION
 from incipit.service.api.entry import Entry
 from incipit.service.api.form import Form
 from incipit.service.api.reply import Headers, Reply, lines_of
-from incipit.service.api.session import PlainAnswer, Session
+from incipit.service.api.session import Session
 from incipit.service.api.target import Target
 from incipit.service.bounds import BoundedHttp, BoundedWebSocket
 from incipit.service.errors import IncipitError
@@ -161,7 +162,7 @@ class Http(BoundedHttp):
             form.plain.limits.__enter__()
         except IncipitError:
             return False
-        run = form.plain.begin(form.door, ids, offset)
+        run = Run(form.plain, form.door, ids, offset)
         visit.marks = run.execution.marks
         if run.shared:
             self.loop.call_soon(self._finish, form, run, visit)
@@ -182,6 +183,7 @@ class Http(BoundedHttp):
         finally:
             form.plain.limits.__exit__(None, None, None)
         if transport.is_closing():
+            run.count(visit, visit.received, 0)
             return
         began, size = perf_counter(), len(form.prefix) + vectors.nbytes
         head = self._head(200, form.headers, visit)
@@ -189,13 +191,12 @@ class Http(BoundedHttp):
             transport.write(b"".join((head, form.prefix, vectors.data)))
         else:
             transport.writelines((head + form.prefix, raw_bytes(vectors)))
-        form.plain.metrics.carried(form.door, visit.received, size, visit.read, perf_counter() - began)
+        run.count(visit, visit.received, size, perf_counter() - began)
         self._end()
-        run.log(visit)
 
     async def _send_pieces(self, form: Form, run: Run, visit: Visit) -> None:
         """Write a large answer piece by piece, each when it is computed, as fast as the client takes them."""
-        began, size = perf_counter(), len(form.prefix)
+        began, size, whole = perf_counter(), len(form.prefix), False
         self.transport.write(self._head(200, form.headers, visit) + form.prefix)
         try:
             for piece in run.pieces():
@@ -205,14 +206,16 @@ class Http(BoundedHttp):
                     return
                 self.transport.write(raw_bytes(piece))
                 size += piece.nbytes
+            whole = True
         except Exception:
             self._break_off(visit)
             return
         finally:
             form.plain.limits.__exit__(None, None, None)
-            form.plain.metrics.carried(form.door, visit.received, size, visit.read, perf_counter() - began)
+            if not whole:
+                form.plain.metrics.carried(form.door, visit.received, size, visit.read, perf_counter() - began)
+        run.count(visit, visit.received, size, perf_counter() - began)
         self._end()
-        run.log(visit)
 
     async def _answer(self, arrival: Arrival, target: Target, visit: Visit) -> None:
         """Answer a request for `target`."""
@@ -302,13 +305,6 @@ class Http(BoundedHttp):
         self.app_state["streams"].drain()
 
 
-def _unmasked(data: bytes, mask: bytes) -> bytes:
-    """Return what was masked with four bytes over and over (RFC 6455, section 5.3)."""
-    size = len(data)
-    whole = (mask * (size // 4 + 1))[:size]
-    return (int.from_bytes(data, "little") ^ int.from_bytes(whole, "little")).to_bytes(size, "little")
-
-
 async def _nothing() -> Any:
     """Receive nothing more: the body is there."""
     raise RuntimeError("a body that was received")
@@ -323,7 +319,7 @@ class WebSocket(BoundedWebSocket):
     _session: Session | None = None
     _lifetime: Lifetime
     _context: Context
-    _answer: PlainAnswer | None = None
+    _run: Run | None = None
     _later: bytes = b""
 
     def handle_connect(self, event: Request) -> None:
@@ -338,7 +334,7 @@ class WebSocket(BoundedWebSocket):
 
     def data_received(self, data: bytes) -> None:
         """Answer a plain step that came alone, or leave what came to others."""
-        if self._answer is not None:  # no message overtakes another
+        if self._run is not None:  # no message overtakes another
             self._later += data
             self.transport.pause_reading()
         elif not self._begin(data):
@@ -364,31 +360,30 @@ class WebSocket(BoundedWebSocket):
             return False
         if not self._lifetime.touch():
             return False
-        answer = self._context.run(session.begin, _unmasked(data[start:], data[start - 4 : start]))
-        if answer is None:
+        run = self._context.run(session.begin, apply_mask(data[start:], data[start - 4 : start]))
+        if run is None:
             return False
-        self._answer = answer
-        self.loop.call_soon(self._finish, session)
+        self._run = run
+        self.loop.call_soon(self._finish, session, run)
         return True
 
-    def _finish(self, session: Session) -> None:
+    def _finish(self, session: Session, run: Run) -> None:
         """Write the answer, unless the stream was ended in the meantime."""
-        answer, later = self._answer, self._later
-        assert answer is not None
-        self._answer, self._later = None, b""
+        self._run = None
         try:
-            head, vectors = answer.finish()
+            head, vectors = session.finish(run)
         except Exception:
             LOG.exception("a step failed in an unforeseen way")
             self.transport.abort()
             return
+        size = 0
         if self._session is session and not self.transport.is_closing():
-            size = len(head) + len(vectors)
+            size = len(head) + vectors.nbytes
             before = struct.pack("!BBH", BINARY, 126, size) if size < 2**16 else struct.pack("!BBQ", BINARY, 127, size)
-            self.transport.write(b"".join((before, head, vectors)))
-            session.told, session.spoken = session.stream.offset, answer.version
-            session.engine.metrics.carried("decode", answer.received, size)
-        if later:
+            self.transport.write(b"".join((before, head, vectors.data)))
+        session.end(run, size)
+        if self._later:
+            later, self._later = self._later, b""
             self.transport.resume_reading()
             self.data_received(later)
 

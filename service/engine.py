@@ -306,14 +306,18 @@ def sources(outputs: tuple[str, ...], manifest: Manifest) -> tuple[Mapping[str, 
 
 def run_members(model: Model, outputs: tuple[str, ...], members: list[Member]) -> list[dict[str, NDArray[np.float32]]]:
     """Return the outputs of each member; several share one run, as rows of one token."""
+    if len(members) == 1:
+        execution = members[0].execution
+        execution.passed()
+        found = model.run(members[0].feeds, outputs)
+        execution.passed()
+        execution.batch = execution.rows
+        return [found]
     for member in members:
         member.execution.passed()
-    if len(members) == 1:
-        answers = [model.run(members[0].feeds, outputs)]
-    else:
-        rows = [_rows_of_one(member, model.manifest) for member in members]
-        feeds = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
-        answers = _parts(model.run(feeds, outputs), members)
+    rows = [_rows_of_one(member, model.manifest) for member in members]
+    feeds = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    answers = _parts(model.run(feeds, outputs), members)
     for member in members:
         member.execution.passed()
         member.execution.batch = 0

@@ -8,8 +8,9 @@ import asyncio
 import os
 import re
 import time
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -31,8 +32,8 @@ PHASES = (INPUT, QUEUE, INFER, OUTPUT)
 """The phases of an execution: what is asked for is checked, waits for a thread, runs, and is made what was wanted."""
 TELL_SECONDS = 0.1
 """With several workers, how late a count may be seen by another."""
-MOST_LATENCIES, MOST_ANSWERED = 256, 64
-"""That are kept before they are counted: one by one takes three times as long, and more would hold others up."""
+MOST_ANSWERED = 16
+"""Requests that are kept before they are counted: one by one takes twice as long, and more would hold others up."""
 LARGEST_BATCH = 64
 """Executions of more rows are counted together, so that nobody can add numbers without end."""
 MORE, FAILED = "more", "failed"
@@ -113,6 +114,17 @@ class Execution:
         self._metrics.executed(self, success, time.perf_counter())
 
 
+class _Latencies(Histogram):
+    """A histogram that takes many observations at once: one by one they take several times as long."""
+
+    def add(self, counts: Sequence[float], seconds: float) -> None:
+        """Add so many observations to each bucket, that of the largest included, which took so many seconds in all."""
+        self._sum.inc(seconds)
+        for bucket, count in zip(self._buckets, counts, strict=True):
+            if count:
+                bucket.inc(count)
+
+
 @dataclass
 class Duration:
     """How often something happened, and how many seconds it took in all."""
@@ -160,7 +172,7 @@ class Metrics:
             ["door", "model", "outcome"],
             registry=self._registry,
         )
-        seconds = Histogram(
+        seconds = _Latencies(
             "incipit_request_seconds",
             "Time from the head of a request, or a step of a stream, to its answer, in seconds.",
             ["door"],
@@ -237,8 +249,8 @@ class Metrics:
         self._tokens, self._operations = cache(tokens.labels), cache(operations.labels)
         self._rows, self._last = cache(rows.labels), cache(last.labels)
         self._counted: defaultdict[Counter, float] = defaultdict(float)
-        self._answered: list[tuple[str, Execution, int, float]] = []
-        self._latencies: list[tuple[str, float]] = []
+        self._answered: list[tuple[str, Execution, int, tuple[int, int, float, float], str]] = []
+        self._latencies: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * (len(SECONDS) + 2))
         self._tallies: defaultdict[tuple[str, int, int | str], defaultdict[str, float]]
         self._tallies = defaultdict(lambda: defaultdict(float))
         self._asked: dict[tuple[str, int], float] = {}
@@ -268,23 +280,40 @@ class Metrics:
     def asked(self, door: str, model: str, outcome: str, seconds: float) -> None:
         """Count a request that was answered, and how long that took."""
         self._count(self._requests(door, model, outcome), 1)
-        self._latencies.append((door, seconds))
-        if len(self._latencies) >= MOST_LATENCIES:
-            self._tell_latencies()
+        latencies = self._latencies[door]
+        latencies[bisect_left(SECONDS, seconds)] += 1
+        latencies[-1] += seconds
 
-    def answered(self, door: str, execution: Execution, tokens: int) -> None:
-        """Count all of a request that is answered, which took from its first mark until now, soon."""
+    def answered(
+        self,
+        door: str,
+        execution: Execution,
+        tokens: int,
+        received: int = 0,
+        sent: int = 0,
+        read: float = 0,
+        send: float = 0,
+        operation: str = "",
+    ) -> None:
+        """Count all of a request that is answered, which took from its first mark to its last, soon.
+
+        What follows the tokens is as in `carried`; `operation` is that of a stream, if it is a message of one.
+        """
         self._soon()
-        self._answered.append((door, execution, tokens, time.perf_counter()))
-        if len(self._answered) >= MOST_ANSWERED:
-            self._tell_answered()
+        self._answered.append((door, execution, tokens, (received, sent, read, send), operation))
+        if len(self._answered) == MOST_ANSWERED:  # behind the answer, which need not wait for it
+            asyncio.get_running_loop().call_soon(self._tell_answered)
 
     def _tell_answered(self) -> None:
         answered, self._answered = self._answered, []
-        for door, execution, tokens, end in answered:
+        for door, execution, tokens, carried, operation in answered:
+            begin, *_, end = execution.marks
             self.executed(execution, True, end)
             self.tokens(execution.model, tokens)
-            self.asked(door, execution.model, "ok", end - execution.marks[0])
+            self.asked(door, execution.model, "ok", end - begin)
+            self.carried(door, *carried)
+            if operation:
+                self.operation(execution.model, operation)
 
     def executed(self, execution: Execution, success: bool, end: float) -> None:
         """Count a request to a model that ended at `end`, of the clock of its marks."""
@@ -348,7 +377,9 @@ class Metrics:
         """Add what was counted since the last time to the counters."""
         self._telling = False
         self._tell_answered()
-        self._tell_latencies()
+        for door, (*counts, seconds) in self._latencies.items():
+            self._seconds(door).add(counts, seconds)
+        self._latencies.clear()
         carried, self._carried = self._carried, defaultdict(lambda: [0, 0, 0.0, 0.0])
         for door, sums in carried.items():
             for counter, amount in zip(self._carriers(door), sums, strict=True):
@@ -373,11 +404,6 @@ class Metrics:
         for phase in PHASES:
             timed = self._phase(model, version, rows, phase) if rows else self._joined(model, version, phase)
             _add(timed, tally[COUNT], tally[phase])
-
-    def _tell_latencies(self) -> None:
-        latencies, self._latencies = self._latencies, []
-        for door, seconds in latencies:
-            self._seconds(door).observe(seconds)
 
     def expose(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics in a Prometheus format, and its content type; OpenMetrics where `accept` names it."""

@@ -87,16 +87,19 @@ class Plain:
             return bool(right) and 0 <= offset.item() <= room
         return bool(right) and room >= 0 and bool(np.maximum.reduce(offset.view(np.uint64)) <= room)
 
-    def begin(self, door: str, ids: Int64, offset: Int64) -> "Run":
-        """Begin to answer ids and an offset that are allowed."""
-        return Run(self, door, ids, offset)
-
 
 class Run:
-    """What one request asks of a model.
+    """What one request asks of a model: ids and an offset that are allowed.
 
     `shared` says whether others that are ready in this turn of the event loop may be answered with it: then it is to be
     finished in the next. `large` says that it is answered piece by piece. `execution` times it.
+
+    Args:
+        plain: answers it.
+        door: by which it came.
+        ids: int64 (B, L).
+        offset: int64 (1,) or (B,).
+
     """
 
     __slots__ = ("_door", "_group", "_member", "_number", "_plain", "execution", "large", "shared")
@@ -123,7 +126,7 @@ class Run:
             found = self._group.answer(self._number)
         else:
             (found,) = self._plain.run([self._member])
-        self._count()
+        self.execution.passed()
         return found[self._plain.name]
 
     def pieces(self) -> Iterator[Float32]:
@@ -141,14 +144,21 @@ class Run:
                 plain.metrics.asked(self._door, plain.model.name, "Aborted", execution.seconds)
         execution.passed()
         execution.batch = execution.rows
-        self._count()
+        execution.passed()
 
-    def _count(self) -> None:
-        self.execution.passed()
-        self._plain.metrics.answered(self._door, self.execution, self._member.feeds["input_ids"].size)
+    def count(self, visit: Visit | None, received: int, sent: int, send: float = 0, operation: str = "") -> None:
+        """Count the request, which is answered, and write its line if there is to be one.
 
-    def log(self, visit: Visit | None) -> None:
-        """Write the line of the request that was answered, if there is to be one."""
-        plain = self._plain
+        Args:
+            visit: which request it is, or in which stream.
+            received: bytes.
+            sent: bytes.
+            send: seconds in which the answer was written.
+            operation: of a stream.
+
+        """
+        plain, read = self._plain, 0.0 if visit is None or operation else visit.read
+        tokens = self._member.feeds["input_ids"].size
+        plain.metrics.answered(self._door, self.execution, tokens, received, sent, read, send, operation)
         if plain.log.share:
             plain.log.write(visit, self._door, plain.model.name, "ok", self.execution.seconds)

@@ -98,9 +98,13 @@ class Model(Served):
         `feeds` hold every input of the model, and were validated.
         """
         graphs = self._chosen.get(outputs) or self._choose(outputs)
-        large = feeds["input_ids"].size >= self._tiled_from
+        size = feeds["input_ids"].size
+        large = size >= self._tiled_from
         if len(graphs) == 1 and not large:  # at once: a call of one token takes five microseconds
-            return self.sessions[graphs[0][0]].run(feeds, graphs[0][1])
+            graph, names = graphs[0]
+            if size == 1 and len(names) == 1:
+                return {names[0]: self.sessions[graph].run_single(feeds, names[0])}
+            return self.sessions[graph].run(feeds, names)
         found: dict[str, Float32] = {}
         for graph, names in graphs:
             tiles = tile(feeds, self.manifest) if large and names == [EMBEDDINGS] else None

@@ -7,12 +7,11 @@ from incipit.service.decode import DecodeStream
 from incipit.service.engine import Engine
 from incipit.service.errors import Conflict, IncipitError
 from incipit.service.operations import Close, Message, Step
-from incipit.service.plain import Plain, plain
+from incipit.service.plain import Float32, Run, plain
 from incipit.service.repository import Model
 from incipit.service.streams import Closing
 from incipit.service.visit import CURRENT
 from incipit.service.wire import frames, steps
-from incipit.service.wire.content import raw_bytes
 from incipit.service.wire.native import read_json
 
 
@@ -106,17 +105,20 @@ class Session:
         self._done(message)
         return written
 
-    def begin(self, frame: bytes) -> "PlainAnswer | None":
-        """Begin to answer a step that is plain and allowed; None of any other message."""
+    def begin(self, frame: bytes) -> Run | None:
+        """Begin to answer a step that is plain and allowed, to be finished in the next turn of the event loop.
+
+        None of any other message.
+        """
         stream, answers = self.stream, self._plain
         step = None if answers is None else frames.read_plain(frame)
         if (
             answers is None
             or step is None
-            or len(step.ids) != len(stream.offset)
+            or step.shape.rows != len(stream.offset)
             or (step.stated and step.stated != stream.offset.tobytes())
             or step.ids.size * answers.width > answers.shared
-            or (step.version == 2 and not stream.is_new(step.number))
+            or (step.number and step.shape.version == 2 and not stream.is_new(step.number))
             or not answers.takes(step.ids, stream.offset)
         ):
             return None
@@ -124,7 +126,30 @@ class Session:
             answers.limits.__enter__()
         except IncipitError:
             return None
-        return PlainAnswer(self, frame, step, answers)
+        self._begun = frame, step
+        return Run(answers, "decode", step.ids, stream.offset)
+
+    def finish(self, run: Run) -> tuple[bytes, Float32]:
+        """Return the frame that answers the step that was begun, head and vectors; the stream has made the step."""
+        assert self._plain is not None
+        stream, answers, (frame, step) = self.stream, self._plain, self._begun
+        try:
+            vectors = run.finish()
+        finally:
+            answers.limits.__exit__(None, None, None)
+        after = stream.offset + step.shape.ahead
+        # In version 1 the number is an echo and says nothing of repetitions.
+        number = step.number if step.shape.version == 2 else 0
+        stream.advance(after, number, steps.digest(frame) if number else b"")
+        self.opened = True
+        return frames.head_of_plain(step, after, answers.width), vectors
+
+    def end(self, run: Run, size: int) -> None:
+        """Count the step that was begun, and take note that its answer was sent in so many bytes, or with 0 was not."""
+        frame, step = self._begun
+        if size:
+            self.told, self.spoken = self.stream.offset, step.shape.version
+        run.count(self.visit, len(frame), size, operation=Step.name)
 
     def _reopen(self, document: dict[str, Any]) -> bytes:
         """Open the stream anew, as its first message may say."""
@@ -142,39 +167,3 @@ class Session:
         self.engine.metrics.operation(self.stream.model.name, message.operation.name)
         if isinstance(message.operation, Close):
             raise Closing("close")
-
-
-class PlainAnswer:
-    """A plain step that is answered; `finish` it in the next turn of the event loop."""
-
-    __slots__ = ("_frame", "_plain", "_run", "_session", "_step")
-
-    def __init__(self, session: Session, frame: bytes, step: frames.PlainStep, answers: Plain) -> None:
-        self._session, self._frame, self._step, self._plain = session, frame, step, answers
-        self._run = answers.begin("decode", step.ids, session.stream.offset)
-
-    @property
-    def received(self) -> int:
-        """Bytes of the frame."""
-        return len(self._frame)
-
-    @property
-    def version(self) -> Literal[1, 2]:
-        """Of the frame."""
-        return self._step.version
-
-    def finish(self) -> tuple[bytes, memoryview]:
-        """Return the frame that is the answer, in two parts; the stream has made the step."""
-        session, step, stream = self._session, self._step, self._session.stream
-        try:
-            vectors = self._run.finish()
-        finally:
-            self._plain.limits.__exit__(None, None, None)
-        after = stream.offset + step.ids.shape[1]
-        # In version 1 the number is an echo and says nothing of repetitions.
-        number = step.number if step.version == 2 else 0
-        stream.advance(after, number, steps.digest(self._frame) if number else b"")
-        session.engine.metrics.operation(stream.model.name, Step.name)
-        session.opened = True
-        self._run.log(session.visit)
-        return frames.head_of_plain(step, after, self._plain.width), raw_bytes(vectors)

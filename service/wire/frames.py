@@ -40,7 +40,7 @@ change the meaning of these.
 
 import struct
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -56,6 +56,7 @@ MAGIC = b"INCP"
 HEADER = struct.Struct("<4sBBHIIIB3s")
 STEP, VECTORS, ERROR, REWIND, REORDER, APPEND, DROP, PING, CLOSE, STATE, CLOSING = range(1, 12)
 POSITIONS, MASK, OFFSETS, FURTHER = 1, 2, 4, 256
+INT64 = np.dtype("<i8")
 NO_WIDTH, ONE_OUTPUT = bytes(3), b"\1\0\0"
 DTYPE_CODES = {"float32": 1, "float16": 2, "bfloat16": 3}
 NAMES = {
@@ -67,6 +68,8 @@ NAMES = {
     PING: "ping",
     CLOSE: "close",
 }
+LONGEST_PLAIN = 2**16
+"""Bytes of a frame that may be read as a plain step; a longer one takes long anyway."""
 KINDS = {1: (STEP,), 2: tuple(NAMES)}
 """What a client may send, by version."""
 
@@ -99,26 +102,51 @@ def read_frame(frame: bytes, indices: Iterable[str] = ()) -> Message:
     return Message(operation) if version == 1 or not number else Message(operation, number, digest(frame))
 
 
+class PlainShape(NamedTuple):
+    """What plain steps of one header and one size have in common: rows R of L ids each.
+
+    `stated` are the bytes of the offsets at which the client takes the rows to be, or 0. `end` are the last bytes, the
+    lengths of the rows. `ahead` is by how much the offsets grow, int64 (1,).
+    """
+
+    version: Literal[1, 2]
+    rows: int
+    length: int
+    stated: int
+    end: bytes
+    ahead: Int64
+
+
 class PlainStep(NamedTuple):
     """A step of the same number of ids in each row, and nothing beside but offsets.
 
     `ids` are int64 (R, L), `stated` the offsets that the client takes the rows to be at, R times 8 bytes, or none.
     """
 
+    shape: PlainShape
+    number: int
     ids: Int64
     stated: bytes
-    version: Literal[1, 2]
-    number: int
-    lengths: bytes
 
 
 def read_plain(frame: bytes) -> PlainStep | None:
     """Read a step that is plain; None of everything else, which `read_frame` reads, or refuses."""
-    if len(frame) < HEADER.size:
+    # Step by step a client sends the same header, but for the number.
+    shape = _plain_shape(frame[:8], frame[12 : HEADER.size], len(frame))
+    if shape is None or not frame.endswith(shape.end):
         return None
-    magic, version, kind, flags, number, rows, tokens, dtype, width = HEADER.unpack_from(frame)
+    ids: Int64 = np.ndarray((shape.rows, shape.length), INT64, frame, HEADER.size)
+    until = len(frame) - len(shape.end)
+    return PlainStep(shape, int.from_bytes(frame[8:12], "little"), ids, frame[until - shape.stated : until])
+
+
+@lru_cache  # of little: what is kept is shorter than the frame
+def _plain_shape(first: bytes, last: bytes, size: int) -> PlainShape | None:
+    """Return what plain steps whose header is `first`, a number and `last` have in common; None where there are none."""
+    if len(first) + 4 + len(last) < HEADER.size or size > LONGEST_PLAIN:
+        return None
+    magic, version, kind, flags, _, rows, tokens, dtype, width = HEADER.unpack(first + bytes(4) + last)
     stated = 8 * rows if flags == OFFSETS and version == 2 else 0
-    at = HEADER.size + 8 * tokens + stated
     if (
         magic != MAGIC
         or version not in KINDS
@@ -129,21 +157,27 @@ def read_plain(frame: bytes) -> PlainStep | None:
         or not rows
         or not tokens
         or tokens % rows
-        or len(frame) != at + 4 * rows
-        or frame[at:] != (tokens // rows).to_bytes(4, "little") * rows
+        or size != HEADER.size + 8 * tokens + stated + 4 * rows
     ):
         return None
-    ids: Int64 = np.frombuffer(frame, "<i8", tokens, HEADER.size).reshape(rows, tokens // rows)
-    return PlainStep(ids, frame[at - stated : at], version, number, frame[at:])
+    length = tokens // rows
+    return PlainShape(version, rows, length, stated, length.to_bytes(4, "little") * rows, np.array([length]))
 
 
 def head_of_plain(step: PlainStep, after: Int64, width: int) -> bytes:
     """Return what stands before the vectors, float32, in the answer to a step: rows (R, L) that are at `after` now."""
-    version, rows = step.version, len(after)
+    shape = step.shape
+    first, last = _header_of_plain(shape.version, shape.rows, shape.length, width)
+    widths = b"" if shape.version == 1 else width.to_bytes(4, "little")
+    return b"".join((first, step.number.to_bytes(4, "little"), last, after.data, shape.end, widths))
+
+
+@lru_cache
+def _header_of_plain(version: int, rows: int, length: int, width: int) -> tuple[bytes, bytes]:
+    """Return what stands before the number in the header of an answer, and what behind it."""
     last = width.to_bytes(3, "little") if version == 1 else ONE_OUTPUT
-    header = HEADER.pack(MAGIC, version, VECTORS, 0, step.number, rows, step.ids.size, DTYPE_CODES["float32"], last)
-    widths = b"" if version == 1 else width.to_bytes(4, "little")
-    return header + after.tobytes() + step.lengths + widths
+    header = HEADER.pack(MAGIC, version, VECTORS, 0, 0, rows, rows * length, DTYPE_CODES["float32"], last)
+    return header[:8], header[12:]
 
 
 @cache

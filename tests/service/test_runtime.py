@@ -1,6 +1,7 @@
 """onnxruntime: which provider runs, and what is said where it cannot. Oracle: the raw tables."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from incipit.service.errors import ArtifactError, ProviderError
-from incipit.service.manifest import DATA, GRAPH
+from incipit.service.manifest import DATA, EMBEDDINGS, GRAPH
 from incipit.service.runtime import CPU, CUDA, PROBE, VERSION, Session, choose, choose_provider, why_no_cuda
 
 HAS_CUDA = CUDA in onnxruntime.get_available_providers()
@@ -123,3 +124,37 @@ def test_why_a_provider_was_chosen_is_kept() -> None:
     reason = why_no_cuda()
     assert choose("auto") == ("auto", CPU if reason else CUDA, None if reason else CUDA, reason)
     assert choose("cpu") == ("cpu", CPU, None, None)
+
+
+def test_calls_of_one_token_are_those_of_any_other(
+    tiny_repository: Path, tables: dict[str, NDArray[np.float32]]
+) -> None:
+    session = Session(tiny_repository / "gpt" / "1")
+    for token, offset in ((1, 0), (4, 2), (1, 5)):
+        ids, place = np.array([[token]]), np.array([offset])
+        vectors = session.run_single({"input_ids": ids, "offset": place, "further": ids}, EMBEDDINGS)
+        assert vectors.tobytes() == (tables["tokens"][token] + tables["positions"][offset]).tobytes()
+        assert vectors.shape == (1, 1, 4)
+
+
+def test_what_a_call_of_one_token_gave_stays_as_it_was(tiny_repository: Path) -> None:
+    session = Session(tiny_repository / "gpt" / "1")
+    found = [
+        session.run_single({"input_ids": np.array([[i % 3]]), "offset": np.array([0])}, EMBEDDINGS) for i in range(6)
+    ]
+    assert [vectors.tobytes() for vectors in found[:3]] == [vectors.tobytes() for vectors in found[3:]]
+    assert len({vectors.tobytes() for vectors in found}) == 3
+
+
+def test_calls_of_one_token_in_several_threads_are_right(
+    tiny_repository: Path, tables: dict[str, NDArray[np.float32]]
+) -> None:
+    session = Session(tiny_repository / "gpt" / "1")
+
+    def ask(number: int) -> bool:
+        token, offset = number % 7, number % 5
+        vectors = session.run_single({"input_ids": np.array([[token]]), "offset": np.array([offset])}, EMBEDDINGS)
+        return bool(vectors.tobytes() == (tables["tokens"][token] + tables["positions"][offset]).tobytes())
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(ask, range(5000)))
