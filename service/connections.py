@@ -35,6 +35,7 @@ LONGEST_BODY = 2**18
 """Bytes of a body that is awaited here, its length being told; an answer to more takes long anyway."""
 ELSEWHERE = {b"expect", b"transfer-encoding", b"content-encoding", b"upgrade", b"origin"}
 """Headers of requests that are the application's."""
+CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
 Header = tuple[bytes, bytes]
 BINARY, MASKED = 0x82, 0x80
 """The first byte of a binary message in one frame, and of the second what says that it is masked (RFC 6455, 5.2)."""
@@ -245,16 +246,23 @@ class Http(BoundedHttp):
             transport.write(head + bytes(response.body))
             return len(response.body)
         if response.small:
-            transport.writelines((head, *response.content()))
-            return response.size
-        transport.write(head)
+            content = list(response.content())
+            transport.writelines((head, *content))
+            return sum(map(len, content))
+        chunked = response.size is None  # RFC 9112, section 7.1
+        transport.write(head.removesuffix(b"\r\n") + CHUNKED if chunked else head)
         size = 0
         async for packet in response.packets():
             await self._let_others()
             if transport.is_closing():
-                break
-            transport.write(packet)
+                return size
+            if chunked:
+                transport.writelines((b"%x\r\n" % len(packet), packet, b"\r\n"))
+            else:
+                transport.write(packet)
             size += len(packet)
+        if chunked:
+            transport.write(b"0\r\n\r\n")
         return size
 
     def _head(self, status: int, headers: bytes, visit: Visit) -> bytes:

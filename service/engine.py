@@ -198,8 +198,10 @@ class Engine:
             elif request.pooling != "none":
                 tensors = await self.scheduler.run(size, lambda: {request.outputs[0]: _pooled(model, names, member)})
             else:
-                if request.dtype != "float32":  # once the answer has begun, it is too late to refuse it
-                    await self.scheduler.run(size, lambda: _check_type(model, names, call.feeds, most, request.dtype))
+                if (
+                    request.dtype != "float32" or request.check
+                ):  # once the answer has begun, it is too late to refuse it
+                    await self.scheduler.run(size, lambda: _check_values(model, names, call.feeds, most, request))
                 shape = (tokens,) if request.input_ids.length is None else (execution.rows, request.input_ids.length)
                 parts = _computed(model, names, call.feeds, most, request.dtype, execution)
                 tensors = {request.outputs[0]: Pieces((*shape, width), request.dtype, parts)}
@@ -236,6 +238,8 @@ class Engine:
             pooling=request.pooling,
             outputs=request.outputs,
             dtype=request.dtype,
+            in_pieces=request.in_pieces,
+            check=request.check,
         )
 
     async def bias(self, model: Model, request: BiasRequest) -> Answer:
@@ -354,7 +358,6 @@ def _in_pieces(request: Request, call: Call, manifest: Manifest, most: int) -> b
     """Return whether pieces of `most` tokens give the vectors of a call."""
     return (
         len(request.outputs) == 1
-        and manifest.exact_rows
         and not manifest.rotary
         and (manifest.counts == "slots" or call.feeds["input_ids"].shape[1] <= most)
     )
@@ -369,10 +372,14 @@ def _vectors(
         yield vectors
 
 
-def _check_type(model: Model, names: tuple[str, ...], feeds: Mapping[str, Int64], most: int, dtype: str) -> None:
-    """Raise Invalid where a value of a call is too large for a type."""
+def _check_values(
+    model: Model, names: tuple[str, ...], feeds: Mapping[str, Int64], most: int, request: Request
+) -> None:
+    """Raise Invalid where a value of a call is too large for the type of the answer, or one that it cannot hold."""
     for vectors in _vectors(model, names, feeds, most):
-        cast(vectors, dtype)
+        narrow = cast(vectors, request.dtype)
+        if request.check is not None:
+            request.check(narrow)
 
 
 def _computed(

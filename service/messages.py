@@ -4,7 +4,7 @@ Letters: B batch, T tokens of all rows, D output width.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import ClassVar
@@ -108,6 +108,8 @@ class Wanted:
         outputs: which tensors are wanted, by name; default `embeddings`.
         dtype: of the answer, a key of DTYPES.
         in_pieces: whether the answer may be computed while it is sent, where it is large.
+        check: raises an IncipitError for values that the answer cannot hold; it sees all of those that are computed
+            while they are sent before the first is. Default None: it holds any.
 
     """
 
@@ -117,6 +119,7 @@ class Wanted:
     outputs: tuple[str, ...] = ("embeddings",)
     dtype: str = "float32"
     in_pieces: bool = False
+    check: Callable[[NDArray[np.generic]], object] | None = None
 
 
 @dataclass(frozen=True)

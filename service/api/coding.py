@@ -64,11 +64,11 @@ async def encode(reply: Reply, arrival: Arrival, engine: Engine, text: bool) -> 
     """Return `reply`, compressed where `arrival` asks for it; `text` says whether it holds numbers as text."""
     accept = arrival.header(b"accept-encoding")
     coding = wanted(accept, text) if accept else None
-    if coding is None or reply.size < LEAST:
+    parts, size = reply.parts, reply.size
+    if coding is None or (size is not None and size < LEAST):
         return reply
     deflate = zlib.compressobj(LEVEL, wbits=CODINGS[coding])
-    if reply.small:
-        parts, size = reply.parts, reply.size
+    if reply.small and size is not None:
         content = await engine.scheduler.run(size, lambda: deflate.compress(joined(parts)) + deflate.flush(), text=True)
         reply.compressed(coding, content)
     else:

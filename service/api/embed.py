@@ -26,7 +26,7 @@ from incipit.service.messages import Request
 from incipit.service.plain import is_plain, plain
 from incipit.service.repository import Model
 from incipit.service.wire.arrays import read_npy, read_raw
-from incipit.service.wire.native import Embed, Wishes, read_beside, read_embed, read_json, read_query
+from incipit.service.wire.native import Embed, Wishes, floats_of, read_beside, read_embed, read_json, read_query
 from incipit.service.wire.prompt_embeds import PROMPT_EMBEDS, check_prompt_embeds
 from incipit.service.wire.safetensors import read_safetensors
 
@@ -51,9 +51,10 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             media = answer_type(accept, *writable(wanted.dtype, encoding, wanted.outputs, message.tells_lengths))
             if encoding == PROMPT_EMBEDS:
                 check_prompt_embeds(wanted, model.manifest)
-            wanted.in_pieces = media != JSON or encoding == "base64"
-            answer = await engine.embed(model, wanted)
             text = media == JSON and encoding != "base64"
+            wanted.in_pieces = encoding != PROMPT_EMBEDS
+            wanted.check = floats_of if text else None
+            answer = await engine.embed(model, wanted)
             response = await engine.scheduler.run(answer.size, lambda: respond(answer, media, encoding), text)
             if kind in ARRAYS and media in ARRAYS and isinstance(wanted, Request):
                 response.form = partial(_form, engine, model, wanted, body)

@@ -24,7 +24,7 @@ from incipit.service.plain import is_plain, plain
 from incipit.service.repository import Model, Stem
 from incipit.service.sequences import Room
 from incipit.service.wire.native import read_json
-from incipit.service.wire.open_inference import HEADER_LENGTH, places, read_infer, write_infer
+from incipit.service.wire.open_inference import HEADER_LENGTH, check_finite, places, read_infer, write_infer
 from incipit.service.wire.open_inference_models import (
     check_change,
     model_config,
@@ -54,7 +54,10 @@ def handler(engine: Engine, sequences: Room, max_body_bytes: int) -> Handler:
             )
             request = message.request
             if isinstance(request, Request):
-                request.in_pieces = request.sequence is None and all(message.binary.values())
+                request.in_pieces = request.sequence is None
+                for output, binary in message.binary.items():
+                    if not binary:
+                        request.check = partial(check_finite, output)
             async with sequences.answer(model, request) as answer:
                 as_text = not all(message.binary.values())
                 parts, json_length = await engine.scheduler.run(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from incipit.service.wire.content import PACKET, Buffer, Part, packets
+from incipit.service.wire.content import PACKET, Buffer, Part, packets, size_of
 
 if TYPE_CHECKING:
     from incipit.service.api.form import Form
@@ -33,7 +33,8 @@ def lines_of(values: Headers) -> bytes:
 class Reply(Response):
     """An answer of one type, in parts.
 
-    `form`, where it is set, tells from the answer the form of the request, if later ones may be answered by it.
+    `form`, where it is set, tells from the answer the form of the request, if later ones may be answered by it. `size`
+    is how many bytes its content has, None where nobody knows before it is sent.
 
     Args:
         parts: its content.
@@ -48,14 +49,15 @@ class Reply(Response):
         self.status_code = 200
         self.background = None
         self.parts = parts
-        self.size = sum(map(len, parts))
-        self.raw_headers = [(b"content-type", media.encode()), (b"content-length", b"%d" % self.size), *further]
+        self.size = size_of(parts)
+        length = [] if self.size is None else [(b"content-length", b"%d" % self.size)]
+        self.raw_headers = [(b"content-type", media.encode()), *length, *further]
         self._deflate: Deflate = None
 
     @property
     def small(self) -> bool:
         """Whether it is sent at once."""
-        return self.size <= PACKET and self._deflate is None
+        return self.size is not None and self.size <= PACKET
 
     def compressed(self, coding: str, content: bytes | None, deflate: Deflate = None) -> None:
         """Make it one of the content coding `coding`: with that content, or by `deflate` as it is sent."""
@@ -67,7 +69,7 @@ class Reply(Response):
             (b"content-encoding", coding.encode("ascii")),
             (b"vary", b"Accept-Encoding"),
         ]
-        self._deflate = deflate
+        self._deflate, self.size = deflate, None
         if content is not None:
             self.parts, self.size = [content], len(content)
 
@@ -79,11 +81,11 @@ class Reply(Response):
         """Yield what is sent packet by packet; whoever takes them lets others be answered between two of them."""
         deflate = self._deflate
         for packet in packets(self.parts):
-            if deflate is None:
-                yield packet
-            else:
+            if deflate is not None:
                 # Not by the scheduler, which may refuse: the answer has begun.
-                yield await asyncio.get_running_loop().run_in_executor(None, deflate.compress, packet)
+                packet = await asyncio.get_running_loop().run_in_executor(None, deflate.compress, packet)
+            if packet:  # zlib may keep it all; an empty chunk would be the end
+                yield packet
         if deflate is not None:
             yield deflate.flush()
 

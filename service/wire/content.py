@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import orjson
 import pybase64
 from numpy.typing import NDArray
 
@@ -15,6 +16,8 @@ CHUNK = 3 * 2**18
 """Bytes that are handled at once: a multiple of 3, of which base64 makes four characters each."""
 PACKET = CHUNK // 3 * 4
 """Bytes that are sent at once, at most: a chunk as base64."""
+WRITTEN = 2**14
+"""Numbers that are written as text at once, in a few tenths of a millisecond."""
 COPIED = 2**15
 """Bytes of a piece that is worth a packet of its own; fewer are copied together faster than they are sent."""
 
@@ -29,7 +32,31 @@ class Base64:
         return -(-sum(map(len, self.parts)) // 3) * 4
 
 
-Part = Buffer | Base64 | Pieces
+@dataclass(frozen=True)
+class Numbers:
+    """Values that are written as JSON while they are sent; how long that is, nobody knows before.
+
+    Args:
+        values: finite, of any floating type.
+        shape: in which they are nested: (N,), (N, width) or (B, L, width).
+
+    """
+
+    values: Pieces
+    shape: tuple[int, ...]
+
+
+Part = Buffer | Base64 | Pieces | Numbers
+
+
+def size_of(parts: Iterable[Part]) -> int | None:
+    """Return how many bytes the content has, or None where nobody knows."""
+    size = 0
+    for part in parts:
+        if isinstance(part, Numbers):
+            return None
+        size += len(part)
+    return size
 
 
 def raw_bytes(tensor: NDArray[np.generic]) -> memoryview:
@@ -68,6 +95,8 @@ def _pieces(parts: Iterable[Part]) -> Iterator[Buffer]:
     for part in parts:
         if isinstance(part, Base64):
             yield from _encoded(part.parts)
+        elif isinstance(part, Numbers):
+            yield from _written(part)
         else:
             yield from _sliced(part)
 
@@ -92,3 +121,23 @@ def _encoded(parts: Iterable[Buffer | Pieces]) -> Iterator[bytes]:
             rest = bytes(view[end:])
     if rest:
         yield pybase64.b64encode(rest)
+
+
+def _written(numbers: Numbers) -> Iterator[bytes]:
+    """Yield the text of nested lists; narrower types are exact in float32."""
+    *rows, width = (1, *numbers.shape) if len(numbers.shape) > 1 else (1,)
+    length = rows[-1] if len(numbers.shape) == 3 else None
+    most, done = max(1, WRITTEN // width), 0
+    before = b"["
+    for piece in numbers.values:
+        vectors = piece.astype(np.float32, copy=False).reshape(-1, width)
+        while len(vectors):
+            left = most if length is None else min(most, length - done % length)
+            some, vectors = vectors[:left], vectors[left:]
+            text = orjson.dumps(some if len(numbers.shape) > 1 else some.reshape(-1), option=orjson.OPT_SERIALIZE_NUMPY)
+            begins = length is not None and done % length == 0
+            done += len(some)
+            ends = length is not None and done % length == 0
+            yield b"".join((before, b"[" if begins else b"", memoryview(text)[1:-1], b"]" if ends else b""))
+            before = b","
+    yield b"]"

@@ -142,7 +142,7 @@ def read_plain(frame: bytes) -> PlainStep | None:
 
 @lru_cache  # of little: what is kept is shorter than the frame
 def _plain_shape(first: bytes, last: bytes, size: int) -> PlainShape | None:
-    """Return what plain steps whose header is `first`, a number and `last` have in common; None where there are none."""
+    """Return what the plain steps with a header of `first`, a number and `last` have in common, if there are any."""
     if len(first) + 4 + len(last) < HEADER.size or size > LONGEST_PLAIN:
         return None
     magic, version, kind, flags, _, rows, tokens, dtype, width = HEADER.unpack(first + bytes(4) + last)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from incipit.service.errors import Invalid, Malformed
 from incipit.service.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
 from incipit.service.messages import Answer, BiasRequest, Pieces, Request, Rows, Tensor, TextRequest, TokenAnswer
-from incipit.service.wire.content import Base64, Part, joined, raw_bytes
+from incipit.service.wire.content import Base64, Numbers, Part, joined, raw_bytes
 from incipit.service.wire.prompt_embeds import PROMPT_EMBEDS, write_prompt_embeds
 from incipit.service.wire.rows import (
     integers,
@@ -35,8 +35,8 @@ NAMES = ("truncate", "output", "dtype", "encoding", "shape")
 """Fields whose value in a query is text as it is, and no JSON."""
 MAYBE_NAMES = re.compile(rb'"\s*:')
 """Every name of an object ends so; so may texts."""
-MARK = orjson.Fragment(b'"\0"')
-"""Stands for base64 in a document; JSON that is written holds no such byte."""
+MARK, BARE_MARK = orjson.Fragment(b'"\0"'), orjson.Fragment(b"\0")
+"""Stand for base64 and for numbers in a document; JSON that is written holds no such byte."""
 
 
 @dataclass(eq=False, slots=True)
@@ -290,21 +290,21 @@ def answer_json(answer: Answer, encoding: str) -> dict[str, Any]:
 
 def _written(answer: Answer, tensor: Tensor, encoding: str) -> Any:
     if isinstance(tensor, Pieces):
-        return Base64((tensor,))
+        return Base64((tensor,)) if encoding == "base64" else Numbers(tensor, tensor.shape)
     if encoding == PROMPT_EMBEDS and isinstance(answer, TokenAnswer):
         return write_prompt_embeds(tensor, answer.lengths)
     return base64_of(tensor) if encoding == "base64" else floats_of(tensor)
 
 
 def json_content(document: dict[str, Any]) -> list[Part]:
-    """Write a document, arrays included, in parts, so that base64 is made when it is sent."""
-    values: list[Base64] = []
+    """Write a document, arrays included, in parts, so that base64, and what is computed late, are written when sent."""
+    values: list[Base64 | Numbers] = []
 
     def mark(value: object) -> orjson.Fragment:
-        if not isinstance(value, Base64):
+        if not isinstance(value, Base64 | Numbers):
             raise TypeError(type(value).__name__)
         values.append(value)
-        return MARK
+        return MARK if isinstance(value, Base64) else BARE_MARK
 
     text = orjson.dumps(document, mark, orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS)
     before, *others = text.split(b"\0")

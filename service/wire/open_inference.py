@@ -11,14 +11,13 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from incipit.service.errors import Invalid, Malformed
 from incipit.service.manifest import BIAS_GRAPH, Manifest, StemManifest
 from incipit.service.messages import Answer, AnyRequest, BiasRequest, Pieces, Request, Rows, StemRequest
-from incipit.service.wire.content import Part, bytes_of
-from incipit.service.wire.native import read_json
+from incipit.service.wire.content import Numbers, Part, bytes_of
+from incipit.service.wire.native import json_content, read_json, write_json
 from incipit.service.wire.open_inference_models import DATATYPES, Manifests, Shapes, describe, inputs_of
 from incipit.service.wire.open_inference_parameters import Wishes, check_input, read_wishes
 from incipit.service.wire.rows import integers, numbers, refuse_unknown, shown
@@ -229,14 +228,23 @@ def write_infer(answer: Answer, infer: Infer) -> tuple[list[Part], int | None]:
         if infer.binary[name]:
             parts.append(bytes_of(tensor))
             output["parameters"] = {"binary_data_size": tensor.nbytes}
-        elif not isinstance(tensor, Pieces) and np.isfinite(tensor).all():
-            output["data"] = tensor.reshape(-1)
+        elif isinstance(tensor, Pieces):
+            output["data"] = Numbers(tensor, (math.prod(tensor.shape),))
         else:
-            allowed = "binary_data, since a value is infinite or no number, which JSON cannot hold"
-            raise Invalid(f"outputs {name}", "JSON", allowed)
+            check_finite(name, tensor)
+            output["data"] = tensor.reshape(-1)
         document["outputs"].append(output)
-    header = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    return [header, *parts], len(header) if parts else None
+    if not parts:
+        return json_content(document), None
+    header = write_json(document)
+    return [header, *parts], len(header)
+
+
+def check_finite(output: str, tensor: NDArray[np.generic]) -> None:
+    """Raise Invalid for values that JSON cannot hold."""
+    if not np.isfinite(tensor).all():
+        allowed = "binary_data, since a value is infinite or no number, which JSON cannot hold"
+        raise Invalid(f"outputs {output}", "JSON", allowed)
 
 
 def _header_length(text: str, length: int) -> int:

@@ -4,6 +4,7 @@ Oracles: NumPy over the raw tables, the JSON door, which goes another way, and t
 """
 
 import base64
+import gzip
 import http.client
 import io
 import re
@@ -11,9 +12,10 @@ import shutil
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -24,6 +26,7 @@ from numpy.typing import NDArray
 from incipit.export.exporter import export_loaded
 from incipit.export.source import LoadedSource
 from incipit.models.embeddings import gpt2_embedding
+from incipit.service.batching import SMALL
 from incipit.service.manifest import Source
 from tests.conftest import Server, serving
 from tests.service.api.test_deaf_clients import tokens_of
@@ -291,6 +294,63 @@ def test_an_answer_that_was_compressed_is_so_each_time(client: httpx.Client) -> 
         answer = client.post(path, content=body, headers=headers | {"Accept-Encoding": "gzip"})
         assert answer.headers["Content-Encoding"] == "gzip"
         np.testing.assert_array_equal(vectors_of(answer, (4, 30)), oracle(client, ids, 0))
+
+
+def test_a_large_answer_that_is_compressed_says_where_it_ends(running: Server, client: httpx.Client) -> None:
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, (16, 400))
+    path, body, headers = raw(ids, 0)
+    url = httpx.URL(running.address)
+    with closing(http.client.HTTPConnection(url.host, url.port)) as connection:
+        for _ in range(2):  # the second by the same connection, which is still open
+            connection.request("POST", path, body, headers | {"Accept-Encoding": "gzip"})
+            answer = connection.getresponse()
+            assert answer.headers["Transfer-Encoding"] == "chunked"
+            content = gzip.decompress(answer.read())
+            assert not answer.will_close
+            assert content[-4 * ids.size * WIDTH :] == oracle(client, ids, 0).tobytes()
+
+
+LARGE: dict[str, tuple[str, Callable[[Ids], dict[str, Any]], Callable[[Any], Any]]] = {
+    "native": (
+        "/models/gpt/embed",
+        lambda ids: {"input_ids": ids.tolist(), "encoding": "float"},
+        lambda document: document["embeddings"],
+    ),
+    "open-inference": (
+        "/v2/models/gpt/infer",
+        lambda ids: {
+            "inputs": [{"name": "input_ids", "datatype": "INT64", "shape": ids.shape, "data": ids.reshape(-1).tolist()}]
+        },
+        lambda document: document["outputs"][0]["data"],
+    ),
+}
+
+
+@pytest.mark.parametrize("coding", ["identity", "gzip"])
+@pytest.mark.parametrize("door", LARGE)
+@pytest.mark.parametrize("shape", [(16, 400), (7, 900), (900, 7)])
+def test_large_answers_of_numbers_are_written_while_they_are_sent(
+    client: httpx.Client, door: str, shape: tuple[int, int], coding: str
+) -> None:
+    path, document, values = LARGE[door]
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, shape)
+    answer = client.post(path, json=document(ids), headers={"Accept-Encoding": coding})
+    assert ids.size * WIDTH > SMALL
+    assert answer.headers["Transfer-Encoding"] == "chunked"
+    found = np.array(values(answer.json()), np.float32)
+    assert found.shape == ((*shape, WIDTH) if door == "native" else (ids.size * WIDTH,))
+    np.testing.assert_array_equal(found.reshape(*shape, WIDTH), oracle(client, ids, 0))
+
+
+def test_ragged_rows_of_numbers_are_written_while_they_are_sent(client: httpx.Client) -> None:
+    lengths = [3, 800, 1, 900, 5, 899, 850, 800, 890, 899, 700]
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, sum(lengths))
+    rows = [row.tolist() for row in np.split(ids, np.cumsum(lengths)[:-1])]
+    answer = client.post("/models/gpt/embed", json={"input_ids": rows, "encoding": "float"})
+    assert answer.headers["Transfer-Encoding"] == "chunked"
+    found = np.array(answer.json()["embeddings"], np.float32)
+    expected = client.post("/models/gpt/embed", json={"input_ids": rows}).json()["embeddings"]
+    assert found.tobytes() == base64.b64decode(expected)
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])

@@ -133,6 +133,19 @@ def test_a_type_that_is_too_narrow_is_refused_before_the_answer_begins(engine: E
     )
 
 
+def test_values_that_the_answer_cannot_hold_are_refused_before_it_begins(engine: Engine) -> None:
+    def check(vectors: NDArray[np.generic]) -> None:
+        if np.abs(vectors).max() > 1e5:
+            raise Invalid("encoding", "float", "base64")
+
+    ids = rows_of([100] * 90)
+    request = Request(input_ids=ids, in_pieces=True, check=check)
+    assert isinstance(embed(engine, "large", request).tensors["embeddings"], Pieces)
+    ids.values[8999] = 7
+    with pytest.raises(Invalid, match="encoding: got float"):
+        embed(engine, "large", request)
+
+
 def test_who_did_not_allow_pieces_gets_an_array(engine: Engine) -> None:
     request = Request(input_ids=rows_of([100] * 90))
     np.testing.assert_array_equal(

@@ -1,12 +1,26 @@
-"""Content in parts. Oracle: Python's base64."""
+"""Content in parts. Oracles: Python's base64, and orjson over the whole array."""
 
 import base64
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
+import orjson
 import pytest
 
-from incipit.service.wire.content import CHUNK, COPIED, PACKET, Base64, joined, packets, raw_bytes
+from incipit.service.messages import DTYPES, Pieces
+from incipit.service.wire.content import (
+    CHUNK,
+    COPIED,
+    PACKET,
+    WRITTEN,
+    Base64,
+    Numbers,
+    joined,
+    packets,
+    raw_bytes,
+    size_of,
+)
 
 RANDOM = np.random.default_rng(0).bytes(5 * CHUNK + 7)
 
@@ -51,3 +65,33 @@ def test_large_values_are_sent_without_a_copy(size: int) -> None:
 def test_base64_is_made_when_it_is_asked_for() -> None:
     taken = packets([Base64((RANDOM,)), Base64(("no bytes",))])  # type: ignore[arg-type]
     assert next(taken) == base64.b64encode(RANDOM[:CHUNK])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("shape", "cuts"),
+    [
+        ((1, 1, 3), ()),
+        ((3, 5, 4), ()),
+        ((3, 5, 4), (1, 5, 6, 10, 11)),
+        ((2, 3, WRITTEN), (4,)),
+        ((2, 2, WRITTEN + 1), (1,)),
+        ((2, WRITTEN, 1), (WRITTEN - 1,)),
+        ((7, 4), (2, 3)),
+        ((WRITTEN, 2), (5,)),
+        ((60,), (1, 2, 9)),
+        ((2 * WRITTEN,), (9,)),
+    ],
+)
+def test_numbers_are_the_text_of_the_whole(shape: tuple[int, ...], cuts: Sequence[int], dtype: str) -> None:
+    values = np.random.default_rng(0).standard_normal(shape).astype(DTYPES[dtype])
+    vectors = values.reshape(-1, shape[-1] if len(shape) > 1 else 4)  # a piece holds whole vectors
+    numbers = Numbers(Pieces(shape, dtype, iter(np.split(vectors, list(cuts)))), shape)
+    whole = orjson.dumps(values.astype(np.float32), option=orjson.OPT_SERIALIZE_NUMPY)
+    assert joined([b"<", numbers, b">"]) == b"<" + whole + b">"
+
+
+def test_nobody_knows_the_size_of_what_is_not_written_yet() -> None:
+    numbers = Numbers(Pieces((1,), "float32", iter(())), (1,))
+    assert size_of([b"abc", Base64((b"abc",))]) == 7
+    assert size_of([b"abc", numbers]) is None

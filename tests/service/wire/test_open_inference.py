@@ -9,7 +9,7 @@ import pytest
 
 from incipit.service.errors import Invalid
 from incipit.service.messages import Request, TokenAnswer, Turn
-from incipit.service.wire.content import joined
+from incipit.service.wire.content import joined, size_of
 from incipit.service.wire.open_inference import Infer, read_infer, write_infer
 from tests.service.manifests import tiny_manifest
 
@@ -49,7 +49,7 @@ def test_ids_are_aligned_wherever_their_bytes_begin(padding: int) -> None:
 def test_a_binary_answer_is_the_array_itself() -> None:
     written = answer()
     (header, data), length = write_infer(written, infer(binary=True))
-    assert length == len(header)
+    assert length == size_of([header])
     assert json.loads(joined([header])) == {
         "model_name": "m",
         "model_version": "2",
