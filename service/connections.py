@@ -65,6 +65,7 @@ class Http(BoundedHttp):
     cycle: RequestResponseCycle | _Turn | None  # type: ignore[assignment]
     _target: Target | None = None
     _form: Form | None = None
+    _context: Context
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -107,8 +108,9 @@ class Http(BoundedHttp):
             return False
         if entry.forms is not None:
             self._key = (self.url, *self._raw)
-            self._form = entry.forms.find(target, self._key)
-            if self._form is not None:
+            context = entry.admitted(self._raw, self.client)
+            if context is not None and (form := context.run(entry.forms.find, target, self._key)) is not None:
+                self._form, self._context = form, context
                 return True
         length = None
         for name, value in self._raw:
@@ -145,7 +147,7 @@ class Http(BoundedHttp):
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         visit = Visit.of(self._passing, self._began) if self._passing else Visit(None, self._began)
         visit.received, visit.read = len(body), perf_counter() - self._began
-        if self._form is not None and self._answer_alike(self._form, body, visit):
+        if self._form is not None and self._context.run(self._answer_alike, self._form, body, visit):
             return
         self._begin()
         self.scope["path"], self.scope["query_string"] = target.path, target.query

@@ -4,6 +4,7 @@ answer. Both use the same handlers, so that a request is answered in the same wa
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context
 from functools import lru_cache
 from time import perf_counter
 
@@ -17,6 +18,7 @@ from incipit.service.access import EVERYBODY, Access
 from incipit.service.api import problems
 from incipit.service.api.arrival import Arrival
 from incipit.service.api.form import Forms
+from incipit.service.api.reply import Headers
 from incipit.service.api.target import Handler, Target
 from incipit.service.errors import Forbidden, IncipitError
 from incipit.service.visit import CURRENT, Visit
@@ -31,6 +33,8 @@ EXPOSED = (
     *("Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate", "X-Request-Id", "Server-Timing"),
 )
 """Headers of an answer that a page may read."""
+ANYBODY = Context()
+"""In which nobody is told from another."""
 Carried = Callable[[str, int, int, float, float], None]
 HEADS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 """Messages of ASGI with the headers of an answer."""
@@ -44,7 +48,7 @@ class Entry:
         handlers: what stands before the name of a model in a path, and what ends it -> what answers a POST to it.
         access: lets callers in; default: everybody.
         origins: of pages that browsers let ask, or "*"; default: none but those of this server.
-        forms: of requests that were answered, where no caller is told from another; default: none is kept.
+        forms: of requests that were answered; default: none is kept.
         carried: counts bytes that a door received and sent, and the seconds of both; default: nothing does.
 
     """
@@ -61,7 +65,7 @@ class Entry:
         self.app = app
         self.carried = carried
         self._access = access
-        self.forms = None if access.needs_key or access.by_address else forms
+        self.forms = forms
         self._origins = origins
         # Around all the rest, so that a page is told why it was refused. It adds headers, and sees no body.
         self._cors = (
@@ -101,6 +105,26 @@ class Entry:
         except IncipitError as error:
             return problems.respond(error, arrival.path)
         return await _answer(arrival, target)
+
+    def admitted(self, headers: Headers, client: tuple[str, int] | None) -> Context | None:
+        """Return the context in which a request of no page is answered, whose caller is let in; None where it is not.
+
+        `headers` are as they came, and `client` is its address.
+        """
+        access = self._access
+        if access.needs_key:
+            authorization = next((value for name, value in headers if name.lower() == b"authorization"), None)
+            context = Context()
+            try:
+                context.run(access.enter, authorization)
+            except IncipitError:
+                return None
+            return context
+        if access.by_address:
+            context = Context()
+            context.run(access.came_from, client[0] if client else "")
+            return context
+        return ANYBODY
 
     def _target(self, address: bytes) -> Target | None:
         """Return what a POST to an address, as the first line of a request has it, is for, if that is a tensor."""
