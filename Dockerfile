@@ -26,7 +26,7 @@ ARG PROVIDER
 RUN python -c "import tomllib; \
     project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
     extras = project['optional-dependencies']; \
-    print(*project['dependencies'], *extras['$PROVIDER'], sep='\n', file=open('serve.txt', 'w')); \
+    print(*project['dependencies'], *extras['$PROVIDER'], *extras['tracing'], sep='\n', file=open('serve.txt', 'w')); \
     print(*extras['export'], sep='\n', file=open('export.txt', 'w'))"
 
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
@@ -19,6 +19,7 @@ from incipit.service.batching import Scheduler
 from incipit.service.control import Control
 from incipit.service.cores import usable_cores
 from incipit.service.engine import Engine
+from incipit.service.errors import Invalid
 from incipit.service.limits import Limits
 from incipit.service.log import Requests
 from incipit.service.memory import Memory
@@ -28,6 +29,9 @@ from incipit.service.runtime import choose
 from incipit.service.sequences import Sequences
 from incipit.service.settings import Settings, listed
 from incipit.service.streams import Streams
+
+if TYPE_CHECKING:
+    from incipit.service.tracing import Tracing
 
 VERSION = version("incipit")
 
@@ -52,13 +56,33 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
     return Engine(repository, scheduler, metrics, settings.max_tokens, control, limits, log)
 
 
+def create_tracing(settings: Settings) -> "Tracing | None":
+    """Return what traces requests, if they are to be traced.
+
+    Raises:
+        Invalid: the packages that it takes are missing, or it cannot be set up as the environment says.
+
+    """
+    if settings.tracing == "none":
+        return None
+    try:
+        # Only who traces pays for importing it.
+        from incipit.service.tracing import Tracing
+    except ImportError as error:
+        packages = "none, or otlp after pip install 'incipit[tracing]'"
+        raise Invalid("tracing", f"{settings.tracing} without its packages", packages) from error
+    return Tracing(VERSION)
+
+
 def create_app(settings: Settings, shared: Path | None = None) -> Entry:
     """Build the application, its models opened and run once.
 
     Raises:
-        Invalid, ServerFault: as `create_engine`.
+        Invalid, ServerFault: as `create_engine` and `create_tracing`.
 
     """
+    tracing = create_tracing(settings)
+    trace = None if tracing is None else tracing.trace
     engine = create_engine(settings, shared)
     streams = Streams(engine.metrics, settings.stream_idle_seconds, settings.stream_seconds, settings.max_streams)
     rows = settings.max_sequence_rows, settings.max_stream_sequence_rows
@@ -78,12 +102,14 @@ def create_app(settings: Settings, shared: Path | None = None) -> Entry:
             # Only who serves gRPC pays for importing it.
             from incipit.service.rpc.server import running
 
-            async with running(engine, streams, sequences, VERSION, settings):
+            async with running(engine, streams, sequences, VERSION, settings, trace):
                 yield state
         engine.metrics.tell()
         for task in following:
             task.cancel()
         engine.scheduler.close()
+        if tracing is not None:
+            tracing.close()
 
     app: FastAPI = FastAPIOffline(
         title="Incipit",
@@ -112,4 +138,5 @@ def create_app(settings: Settings, shared: Path | None = None) -> Entry:
         listed(settings.cors_origins),
         Forms(engine.repository),
         engine.metrics.carried,
+        trace,
     )

@@ -69,8 +69,8 @@ class Http(BoundedHttp):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Behind proxies, another stands before it, and says who the client is.
-        self._entry = self.app if isinstance(self.app, Entry) else None
+        # Behind proxies, another stands before it, and says who the client is. A request that is traced is its own.
+        self._entry = self.app if isinstance(self.app, Entry) and self.app.trace is None else None
         self._turn = _Turn()
         self._defaults: Headers | None = None
 

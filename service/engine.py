@@ -50,7 +50,7 @@ from incipit.service.repository import Model, Repository, Stem
 from incipit.service.tiles import PIECE, pieces
 from incipit.service.truncation import truncate
 from incipit.service.validation import ZERO, check, check_bias, check_stem
-from incipit.service.visit import CURRENT
+from incipit.service.visit import CURRENT, current_trace
 
 SHARED = 2**14
 """Values of vectors of a request that runs together with others; what is larger gains nothing by it."""
@@ -206,7 +206,7 @@ class Engine:
                 parts = _computed(model, names, call.feeds, most, request.dtype, execution)
                 tensors = {request.outputs[0]: Pieces((*shape, width), request.dtype, parts)}
                 execution.goes_on = True
-        self.metrics.tokens(model.name, tokens)
+        self._count(model.name, execution.rows, tokens)
         return TokenAnswer(
             model=model.name,
             version=model.version,
@@ -279,8 +279,14 @@ class Engine:
             tensors = await self.scheduler.run(
                 SMALL + 1, lambda: _run_graph(stem, GRAPH, feeds, request.dtype, execution)
             )
-        self.metrics.tokens(stem.name, math.prod(tensors[EMBEDDINGS].shape[:2]))
+        self._count(stem.name, execution.rows, math.prod(tensors[EMBEDDINGS].shape[:2]))
         return Answer(model=stem.name, version=stem.version, dtype=request.dtype, tensors=tensors)
+
+    def _count(self, model: str, rows: int, tokens: int) -> None:
+        """Count tokens that were embedded."""
+        self.metrics.tokens(model, tokens)
+        if (trace := current_trace()) is not None:
+            trace.ran(rows, tokens)
 
 
 def _single(value: int) -> Int64:

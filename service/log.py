@@ -28,7 +28,14 @@ class Requests:
             return
         fields = {"door": door, "model": model, "outcome": outcome, "seconds": round(seconds, 6)}
         told = "%s %s %s %.3f ms", door, model or "-", outcome, 1000 * seconds
-        REQUESTS.info(*told, extra={"fields": fields, "request_id": "" if visit is None else visit.text})
+        REQUESTS.info(*told, extra={"fields": fields, **_names(visit)})
+
+
+def _names(visit: Visit | None) -> dict[str, str]:
+    """Return what a line says of the request that it is about: its id, and that of its trace where it has one."""
+    if visit is None:
+        return {"request_id": "", "trace_id": ""}
+    return {"request_id": visit.text, "trace_id": "" if visit.trace is None else visit.trace.id}
 
 
 class NameRequest(logging.Filter):
@@ -36,9 +43,10 @@ class NameRequest(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Name the request that is answered now, if one is and the line names no other."""
-        visit = CURRENT.get()
-        request: str = getattr(record, "request_id", "" if visit is None else visit.text)
-        record.request_id, record.of = request, f" [{request}]" if request else ""
+        for name, value in _names(CURRENT.get()).items():
+            vars(record).setdefault(name, value)
+        request: str = vars(record)["request_id"]
+        record.of = f" [{request}]" if request else ""
         return True
 
 
@@ -49,6 +57,10 @@ REFUSALS = (
     "Invalid UTF-8 sequence",
 )
 """What uvicorn says of clients that it refuses: a client could fill a disk so."""
+
+
+UNREADABLE = "opentelemetry.trace"
+"""What warns of headers that name no trace: a client could fill a disk so, too."""
 
 
 class NoRefusals(logging.Filter):
@@ -70,8 +82,9 @@ class Json(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if request := getattr(record, "request_id", ""):
-            document["request_id"] = request
+        for name in ("request_id", "trace_id"):
+            if value := getattr(record, name, ""):
+                document[name] = value
         document |= getattr(record, "fields", {})
         if record.exc_info:
             document["exception"] = self.formatException(record.exc_info)
@@ -100,5 +113,5 @@ def configuration(form: Literal["text", "json"], level: str) -> dict[str, Any]:
             }
         },
         "root": {"handlers": ["stderr"], "level": level.upper()},
-        "loggers": {REQUESTS.name: {"level": "INFO"}},
+        "loggers": {REQUESTS.name: {"level": "INFO"}, UNREADABLE: {"level": "ERROR"}},
     }

@@ -22,8 +22,8 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
-from incipit.service.errors import IncipitError
-from incipit.service.visit import CURRENT
+from incipit.service.errors import ClientFault, IncipitError
+from incipit.service.visit import CURRENT, current_trace
 
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
@@ -67,6 +67,11 @@ class Observation:
         self.outcome = "ok" if kind is None else _outcome(kind)
         self.seconds = time.perf_counter() - self._begin
         self._metrics.asked(self.door, self.model, self.outcome, self.seconds)
+        if (trace := current_trace()) is not None:
+            if self.model:
+                trace.attributes["incipit.model"] = self.model
+            if kind is not None:
+                trace.refused(self.outcome, issubclass(kind, Exception) and not issubclass(kind, ClientFault))
 
 
 def _outcome(kind: type[BaseException]) -> str:

@@ -56,6 +56,9 @@ class Settings(BaseSettings):
         "warning", description="Least severity of what is logged."
     )
     log_sample: float = Field(0.0, ge=0, le=1, description="Share of requests that have a line in the log.")
+    tracing: Literal["none", "otlp"] = Field(
+        "none", description="Where spans of requests are sent: nowhere, or as the variables OTEL_… say."
+    )
     api_keys: Path | None = Field(None, description="TOML file of the keys that may ask; without it nobody needs one.")
     tls_certificate: Path | None = Field(None, description="PEM file of the certificate; without it there is no TLS.")
     tls_key: Path | None = Field(None, description="PEM file of the key of the certificate, without a password.")

@@ -2,8 +2,10 @@
 
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from time import perf_counter
@@ -17,12 +19,55 @@ _ALLOWED = re.compile(rb"[!-~]{1,128}")
 _PREFIX, _NUMBERS = secrets.token_hex(8).encode(), count()
 
 
+Headers = Iterable[tuple[bytes, bytes]]
+Attributes = Mapping[str, str | int | float]
+
+
+@dataclass(eq=False, slots=True)
+class Trace:
+    """What the span of a request will say, gathered until it ends.
+
+    Args:
+        id: of the trace, in hexadecimal.
+        name: of the span.
+        attributes: of the span, none of which holds a token id or text.
+        failed: whether the service is at fault.
+        runs: how often a model ran for it.
+        rows: that were answered.
+        tokens: that were embedded.
+
+    """
+
+    id: str
+    name: str
+    attributes: dict[str, str | int | float]
+    failed: bool = False
+    runs: int = 0
+    rows: int = 0
+    tokens: int = 0
+
+    def ran(self, rows: int, tokens: int) -> None:
+        """Count a run of a model."""
+        self.runs += 1
+        self.rows += rows
+        self.tokens += tokens
+
+    def refused(self, error: str, failed: bool) -> None:
+        """Say which kind of error the request, or a step of it, was answered with."""
+        self.attributes["error.type"] = error
+        self.failed = self.failed or failed
+
+
+Begin = Callable[["Visit", Headers, str, Attributes], AbstractContextManager[Trace]]
+"""Traces a visit while the block runs: takes its headers, the name of its span, and what that says at once."""
+
+
 class Visit:
     """One request, or one stream with all that is asked in it.
 
     `door` is the one that it came by, once that has begun to answer. `marks` are those of the last execution that it
     asked for (`service/metrics.py`), if any. `received` are the bytes of its body, and `read` the seconds that these
-    took, where it came whole.
+    took, where it came whole. `trace` is None where requests are not traced.
 
     Args:
         wanted: the id that the client gives it; one that is not 1 to 128 visible characters of ASCII is not taken.
@@ -30,7 +75,7 @@ class Visit:
 
     """
 
-    __slots__ = ("began", "door", "id", "marks", "read", "received")
+    __slots__ = ("began", "door", "id", "marks", "read", "received", "trace")
 
     def __init__(self, wanted: bytes | None = None, began: float | None = None) -> None:
         self.id = wanted if wanted is not None and _ALLOWED.fullmatch(wanted) else b"%b-%x" % (_PREFIX, next(_NUMBERS))
@@ -38,9 +83,10 @@ class Visit:
         self.door = ""
         self.marks: Sequence[float] = ()
         self.received, self.read = 0, 0.0
+        self.trace: Trace | None = None
 
     @classmethod
-    def of(cls, headers: Iterable[tuple[bytes, bytes]], began: float | None = None) -> "Visit":
+    def of(cls, headers: Headers, began: float | None = None) -> "Visit":
         """Return the visit of a request with such headers, of which the first that names an id counts."""
         return cls(next((value for name, value in headers if name.lower() == ID), None), began)
 
@@ -48,6 +94,14 @@ class Visit:
     def text(self) -> str:
         """The id as text."""
         return self.id.decode("ascii")
+
+    def stages(self) -> dict[str, float]:
+        """Return the seconds of each stage until now, the body having been read in the first; none before a run."""
+        if len(self.marks) <= 3:
+            return {}
+        _, checked, queued, ran, *rest = self.marks
+        sending = perf_counter() - (rest[-1] if rest else ran)
+        return {"parse": checked - self.began, "queue": queued - checked, "run": ran - queued, "send": sending}
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return what is added to the trailing metadata of a call of gRPC."""
@@ -89,3 +143,9 @@ def _thousandths(count: int) -> bytes:
 
 CURRENT: ContextVar[Visit | None] = ContextVar("visit", default=None)
 """The request that is answered, where one is."""
+
+
+def current_trace() -> Trace | None:
+    """Return what is gathered of the request that is answered, where one is and is traced."""
+    visit = CURRENT.get()
+    return None if visit is None else visit.trace

@@ -20,7 +20,7 @@ from uvicorn.supervisors import Multiprocess
 from incipit.service import metrics
 from incipit.service.access import as_service
 from incipit.service.api.entry import Entry
-from incipit.service.app import create_app, create_engine
+from incipit.service.app import create_app, create_engine, create_tracing
 from incipit.service.certificates import check_tls, follow
 from incipit.service.connections import Http, WebSocket
 from incipit.service.errors import IncipitError, Invalid
@@ -44,7 +44,7 @@ def serve(settings: Settings, announce: Announce) -> None:
     `announce` is told the address and the models once connections are accepted.
 
     Raises:
-        Invalid: an address cannot be listened on, or a file of keys or of TLS cannot be used.
+        Invalid: an address cannot be listened on, a file of keys or of TLS cannot be used, or nothing can be traced.
         ServerFault: the provider cannot be used, or an artifact is broken.
 
     """
@@ -69,6 +69,8 @@ def serve(settings: Settings, announce: Announce) -> None:
         server.run(sockets=[listener])
         return
     # In this process first: what is broken is said once, before any worker starts.
+    if (tracing := create_tracing(settings)) is not None:
+        tracing.close()
     with as_service():
         models = create_engine(settings).repository.newest()
     with tempfile.TemporaryDirectory(prefix="incipit-") as folder:

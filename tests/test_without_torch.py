@@ -136,11 +136,27 @@ def test_exporting_says_what_is_missing(python: Path) -> None:
     assert done.stderr == "incipit: this command needs torch: pip install 'incipit[export]'\n"
 
 
-def test_serving_imports_no_torch_where_there_is_one(repository: Path) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_tracing_says_what_is_missing(python: Path, repository: Path, workers: str) -> None:
+    options = ["--repository", str(repository), "--port", "0", "--workers", workers, "--tracing", "otlp"]
+    done = subprocess.run(
+        [python.parent / "incipit", "serve", *options],
+        capture_output=True,
+        text=True,
+        cwd=python.parent,
+        env=ENVIRONMENT,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    missing = "tracing: got otlp without its packages, allowed none, or otlp after pip install 'incipit[tracing]'"
+    assert done.stderr == f"incipit: {missing}\n"
+
+
+def test_serving_imports_neither_torch_nor_opentelemetry_where_they_are(repository: Path) -> None:
     script = (
         "import sys; from incipit.service.app import create_app; from incipit.service.settings import Settings; "
         f"create_app(Settings(repository={str(repository)!r}, grpc_port=1)); "
-        "print([name for name in ('torch', 'onnx', 'incipit.models', 'incipit.export') if name in sys.modules])"
+        "rooms = [f'incipit.{room}' for room in ('models', 'export', 'service.tracing')]; "
+        "print([name for name in ('torch', 'onnx', 'opentelemetry.sdk', *rooms) if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"

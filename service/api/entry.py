@@ -20,8 +20,9 @@ from incipit.service.api.arrival import Arrival
 from incipit.service.api.form import Forms
 from incipit.service.api.reply import Headers
 from incipit.service.api.target import Handler, Target
+from incipit.service.api.traces import ROUTE, traced
 from incipit.service.errors import Forbidden, IncipitError
-from incipit.service.visit import CURRENT, Visit
+from incipit.service.visit import CURRENT, Begin, Visit
 
 LOG = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class Entry:
         origins: of pages that browsers let ask, or "*"; default: none but those of this server.
         forms: of requests that were answered; default: none is kept.
         carried: counts bytes that a door received and sent, and the seconds of both; default: nothing does.
+        trace: traces requests; default: nothing does.
 
     """
 
@@ -61,9 +63,11 @@ class Entry:
         origins: Sequence[str] = (),
         forms: Forms | None = None,
         carried: Carried = lambda *_: None,
+        trace: Begin | None = None,
     ) -> None:
         self.app = app
         self.carried = carried
+        self.trace = trace
         self._access = access
         self.forms = forms
         self._origins = origins
@@ -78,11 +82,17 @@ class Entry:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or whatever else the server tells (ASGI 3)."""
-        if scope["type"] != "lifespan":
-            passage = _Passage(Visit.of(scope["headers"]), receive, send, self.carried)
-            CURRENT.set(passage.visit)
-            receive, send = passage.receive, passage.send
-        await (self._admit if self._cors is None else self._cors)(scope, receive, send)
+        app = self._admit if self._cors is None else self._cors
+        if scope["type"] == "lifespan":
+            await app(scope, receive, send)
+            return
+        passage = _Passage(Visit.of(scope["headers"]), receive, send, self.carried)
+        CURRENT.set(passage.visit)
+        if self.trace is None or scope["path"] in OPEN:
+            await app(scope, passage.receive, passage.send)
+            return
+        with traced(self.trace, passage.visit, scope) as answered:
+            await app(scope, passage.receive, answered(passage.send))
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request of a page that may ask, or of no page."""
@@ -92,6 +102,7 @@ class Entry:
             await _refuse(error, scope, receive, send)
             return
         if scope["type"] == "http" and scope["method"] == "POST" and (target := self._find(scope["path"])):
+            scope[ROUTE] = target.route
             arrival = Arrival(scope, receive)
             response = await _answer(arrival, target)
             await response(scope, receive, send)
@@ -141,7 +152,8 @@ class Entry:
         if found and begin.startswith(found[0]):
             name, versioned, version = begin[len(found[0]) :].partition("/versions/")
             if name and "/" not in name + version and bool(versioned) == bool(version):
-                return Target(found[1], name, version or None)
+                route = f"{found[0]}{{name}}{'/versions/{version}' if version else ''}/{end}"
+                return Target(found[1], name, version or None, route)
         return None
 
     def _let_in(self, scope: Scope) -> None:

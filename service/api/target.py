@@ -14,11 +14,12 @@ Handler = Callable[[Arrival, str, str | None], Awaitable[Response]]
 class Target(NamedTuple):
     """What a request for tensors is for: the model, its version if one is named, and what answers.
 
-    `path` and `query` are those of the request, where it was found by its address.
+    `route` is the pattern of its path. `path` and `query` are those of the request, where it was found by its address.
     """
 
     handler: Handler
     name: str
     version: str | None
+    route: str
     path: str = ""
     query: bytes = b""

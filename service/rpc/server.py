@@ -18,9 +18,11 @@ from incipit.service.errors import UNFORESEEN, IncipitError, Unavailable
 from incipit.service.rpc.calls import Calls
 from incipit.service.rpc.service import InferenceService, Receive, Send
 from incipit.service.rpc.status import abort, visit_of
+from incipit.service.rpc.traces import Traces
 from incipit.service.sequences import Sequences
 from incipit.service.settings import Settings
 from incipit.service.streams import Closing, Lifetime, Streams
+from incipit.service.visit import Begin
 from incipit.service.wire import open_inference_pb2 as pb
 from incipit.service.wire.protobuf import read
 
@@ -156,7 +158,7 @@ def _listen(server: grpc.aio.Server, address: str, settings: Settings) -> None:
 
 @asynccontextmanager
 async def running(
-    engine: Engine, streams: Streams, sequences: Sequences, version: str, settings: Settings
+    engine: Engine, streams: Streams, sequences: Sequences, version: str, settings: Settings, trace: Begin | None
 ) -> AsyncIterator[None]:
     """Serve gRPC while the block runs; requests in flight are finished at its end, and streams are told of it."""
     service, calls = InferenceService(engine, sequences, version), Calls()
@@ -169,8 +171,9 @@ async def running(
             else _handler(method, getattr(pb, described.input_type.name), engine, calls)
         )
     access = engine.repository.access
+    traces = () if trace is None else (Traces(trace, f"/{SERVICE}/", OPEN),)
     server = grpc.aio.server(
-        interceptors=(_Keys(access),) if access.needs_key else (),
+        interceptors=(*traces, _Keys(access)) if access.needs_key else traces,
         options=[
             ("grpc.max_receive_message_length", settings.max_body_bytes),
             # What does not fit into a message of gRPC is refused before, by name.

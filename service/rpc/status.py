@@ -1,5 +1,6 @@
 """Errors as gRPC statuses: the one place where kinds of error meet them."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -32,12 +33,18 @@ async def abort(context: Any, error: errors.IncipitError) -> None:
     await context.abort(STATUS[type(error)], str(error), metadata)
 
 
+def metadata_of(context: Any) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the metadata of a call that are text, as headers."""
+    for name, value in context.invocation_metadata() or ():
+        if isinstance(value, str):
+            yield name.encode(), value.encode()
+
+
 def visit_of(context: Any) -> Visit:
     """Return the visit that a call is; the first time it begins, and its id is told with the status of the call."""
     visit = CURRENT.get()
     if visit is None:
-        metadata = context.invocation_metadata() or ()
-        visit = Visit.of((name.encode(), value.encode()) for name, value in metadata if isinstance(value, str))
+        visit = Visit.of(metadata_of(context))
         CURRENT.set(visit)
         context.set_trailing_metadata(visit.metadata())
     return visit

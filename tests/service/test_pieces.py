@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from incipit.export.exporter import export_loaded
 from incipit.export.source import LoadedSource
 from incipit.models.embeddings import bert_embedding, gpt2_embedding
-from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.models.steps import Positions, Project, Tokens
 from incipit.service.batching import SMALL, Scheduler
 from incipit.service.engine import Engine
 from incipit.service.errors import Invalid
@@ -39,9 +37,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     with torch.no_grad():
         next(large.parameters())[7, 3] = 1e6
     export_loaded(LoadedSource(large, Source(kind="module")), "large", root)
-    steps = (Tokens(rows=VOCABULARY, width=32), Positions(rows=MAX_LEN), Project(width=WIDTH))
-    projected = FrontEnd(FrontEndConfig(family="projected", steps=steps, max_len=MAX_LEN))
-    export_loaded(LoadedSource(projected, Source(kind="module")), "projected", root)
     scheduler = Scheduler(1, 8)
     yield Engine(Repository(root, CPU, 1), scheduler, Metrics(), 65536)
     scheduler.close()
@@ -96,15 +91,6 @@ def test_pieces_have_the_bits_of_the_whole(engine: Engine, case: str, model: str
     assert sum(part.nbytes for part in parts) == pieces.nbytes
     expected = whole(engine, model, request).astype(TYPES[dtype])
     assert b"".join(part.tobytes() for part in parts) == expected.tobytes()
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_products_are_computed_in_pieces_too_and_differ_by_rounding_alone(engine: Engine, case: str) -> None:
-    lengths, offset = CASES[case]
-    request = Request(input_ids=rows_of(lengths), offset=None if offset is None else np.array(offset), in_pieces=True)
-    parts = [part.reshape(-1, WIDTH) for part in embed(engine, "projected", request).tensors["embeddings"]]
-    assert len(parts) > 1
-    np.testing.assert_allclose(np.concatenate(parts), whole(engine, "projected", request), atol=1e-6)
 
 
 @pytest.mark.parametrize("case", CASES)

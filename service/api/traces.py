@@ -1,0 +1,51 @@
+"""A request of HTTP, or a WebSocket, as its span tells it, by the semantic conventions of OpenTelemetry."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from starlette.types import Message, Scope, Send
+
+from incipit.service.visit import Begin, Visit
+
+ROUTE = "incipit.route"
+"""Of a request, in its scope: the pattern of its path, where it was dispatched without FastAPI."""
+METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
+STATUS = {"http.response.start": None, "websocket.http.response.start": None, "websocket.accept": 101}
+"""Messages of ASGI that begin an answer, and the statuses of those that state none."""
+
+
+@contextmanager
+def traced(begin: Begin, visit: Visit, scope: Scope) -> Iterator[Callable[[Send], Send]]:
+    """Trace a request, a stream as a whole, while the block runs; its answer is sent by what is yielded.
+
+    The query is left out, since it may hold anything.
+    """
+    method = scope.get("method", "GET")  # a WebSocket is opened so
+    name = method if method in METHODS else "HTTP"
+    said = {
+        "http.request.method": method if method in METHODS else "_OTHER",
+        "url.path": scope["path"],
+        "url.scheme": scope["scheme"],
+    }
+    with begin(visit, scope["headers"], name, said) as trace:
+
+        def answered(send: Send) -> Send:
+            async def sent(message: Message) -> None:
+                if message["type"] in STATUS:
+                    status = message.get("status", STATUS[message["type"]])
+                    trace.attributes["http.response.status_code"] = status
+                    trace.failed = trace.failed or status >= 500
+                    if status >= 400:  # of an error that no door has named
+                        trace.attributes.setdefault("error.type", str(status))
+                await send(message)
+
+            return sent
+
+        try:
+            yield answered
+        except Exception as error:  # once the answer has begun
+            trace.refused(type(error).__name__, failed=True)
+            raise
+        finally:
+            if route := scope.get(ROUTE) or getattr(scope.get("route"), "path", None):
+                trace.name, trace.attributes["http.route"] = f"{name} {route}", route
