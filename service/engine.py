@@ -286,7 +286,7 @@ class Engine:
         """Count tokens that were embedded."""
         self.metrics.tokens(model, tokens)
         if (trace := current_trace()) is not None:
-            trace.ran(rows, tokens)
+            trace.ran(model, rows, tokens)
 
 
 def _single(value: int) -> Int64:

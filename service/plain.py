@@ -161,6 +161,6 @@ class Run:
         tokens = self._member.feeds["input_ids"].size
         plain.metrics.answered(self._door, self.execution, tokens, received, sent, read, send, operation)
         if visit is not None and visit.trace is not None:
-            visit.trace.ran(self.execution.rows, tokens)
+            visit.trace.ran(plain.model.name, self.execution.rows, tokens)
         if plain.log.share:
             plain.log.write(visit, self._door, plain.model.name, "ok", self.execution.seconds)

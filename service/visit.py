@@ -46,8 +46,9 @@ class Trace:
     rows: int = 0
     tokens: int = 0
 
-    def ran(self, rows: int, tokens: int) -> None:
+    def ran(self, model: str, rows: int, tokens: int) -> None:
         """Count a run of a model."""
+        self.attributes["incipit.model"] = model
         self.runs += 1
         self.rows += rows
         self.tokens += tokens

@@ -6,8 +6,9 @@ Oracles: what the clients sent, what they were answered, and their clocks.
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -123,7 +124,7 @@ def call(stub: service_pb2_grpc.GRPCInferenceServiceStub, model: str, **metadata
     return "OK"
 
 
-def ask_everything(address: str, calls: str) -> None:
+def ask_everything(left_open: ExitStack, address: str, calls: str) -> None:
     ids = np.array([[1, 2], [3, 4]])
     with httpx.Client(base_url=address, timeout=30) as http:
         for span in (1, 2):
@@ -165,19 +166,23 @@ def ask_everything(address: str, calls: str) -> None:
         request.inputs.add(name="input_ids", datatype="INT64", shape=[2, 1])
         assert len(list(stub.ModelStreamInfer(iter([request] * 3), metadata=list(parent(17).items())))) == 3
         stub.ServerLive(service_pb2.ServerLiveRequest(), metadata=list(parent(18).items()))
+    stream = left_open.enter_context(connect_socket(decode, additional_headers=parent(19)))
+    stream.send(step([[1]]))
+    stream.recv()
 
 
 @pytest.fixture(scope="module")
 def told(tiny_repository: Path) -> Told:
     """What a server tells of requests by every door."""
     options = "--max-streams", "1", "--log-format", "json", "--log-sample", "1"
-    return told_by(tiny_repository, ask_everything, *options)
+    with ExitStack() as left_open:
+        return told_by(tiny_repository, partial(ask_everything, left_open), *options)
 
 
 def test_every_request_has_one_span_of_a_server(told: Told) -> None:
     assert all(span.kind == Span.SPAN_KIND_SERVER for _, span in told.spans)
     parents = sorted(int.from_bytes(span.parent_span_id, "big") for _, span in told.spans)
-    assert parents == [0, 0, 0, 0, *range(1, 8), *range(10, 18)]
+    assert parents == [0, 0, 0, 0, *range(1, 8), *range(10, 18), 19]
     children = [span for _, span in told.spans if span.parent_span_id]
     assert {span.trace_id for span in children} == {TRACE.to_bytes(16, "big")}
     assert len({span.trace_id for _, span in told.spans}) == 5
@@ -211,6 +216,11 @@ def test_the_service_has_a_name(told: Told) -> None:
             {"door": "decode", "model": "gpt", "rows": 4, "tokens": 4, "steps": 4, "status": 101}
             | {"error.type": "Invalid"},
         ),
+        (
+            19,  # the end of the service closed it
+            "GET /models/gpt/decode",
+            {"door": "decode", "model": "gpt", "rows": 1, "tokens": 1, "steps": 1, "status": 101},
+        ),
         (14, "GET /models/gpt/decode", {"door": "decode", "status": 503, "error.type": "Unavailable", "steps": 0}),
         (15, INFER, {"door": "grpc", "model": "gpt", "rows": 1, "tokens": 1}),
         (16, INFER, {"door": "grpc", "status": "NOT_FOUND", "error.type": "NotFound"}),
@@ -234,7 +244,7 @@ def test_what_a_span_says(told: Told, parent: int, name: str, expected: dict[str
         assert span.name == f"{method} {route}".strip()
         assert found.pop("http.request.method") == method
         assert found.pop("url.path") == (path or "/nowhere")
-        assert found.pop("url.scheme") == ("ws" if parent in (13, 14) else "http")
+        assert found.pop("url.scheme") == ("ws" if parent in (13, 14, 19) else "http")
         assert found.pop("http.route", "") == route
         assert found.pop("http.response.status_code") == expected.pop("status", 200)
     assert found.pop("error.type", None) == expected.pop("error.type", None)
