@@ -143,6 +143,15 @@ class _Workers(Multiprocess):
     def handle_hup(self) -> None:
         """Change nothing."""
 
+    def keep_subprocess_alive(self) -> None:
+        """Start again who has ended, and who does not answer.
+
+        With the worker's end of the pipe open here too, one that ended while it was asked would be waited for.
+        """
+        for process in self.processes:
+            process.child_conn.close()
+        super().keep_subprocess_alive()
+
 
 def listen(field: str, host: str, port: int) -> socket.socket:
     """Return a socket that listens, so that no connection is refused from now on.

@@ -24,6 +24,7 @@ _CONTEXT.set_forkserver_preload(
         "onnxscript.function_libs.torch_lib.ops",
         "torch._dynamo",
         "torch.onnx._internal.exporter._core",
+        "tests.preloaded",
     ]
 )
 

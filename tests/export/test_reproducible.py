@@ -19,10 +19,12 @@ EXPORT = """
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 from incipit.export.exporter import export, export_module
+from tests.torchlib import read_once
 
 
 class Own(nn.Module):
@@ -40,6 +42,7 @@ class Own(nn.Module):
         return torch.cond(offset.sum() > 3, lambda x: x * 2, lambda x: x + 1, (x,))
 
 
+read_once(pytest.MonkeyPatch())
 sources, repository = Path(sys.argv[1]), Path(sys.argv[2])
 names = ["bert", "ctrl", "own", "resized"]
 for name in reversed(names) if sys.argv[3] == "reversed" else names:

@@ -6,7 +6,7 @@ the answer, log 2 = 0.693.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import onnxruntime
@@ -83,16 +83,6 @@ def loss_after_training(reader: Reader) -> float:
         return functional.cross_entropy(reader.eval()(ids), answers).item()
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """On matrices as small as these a second thread costs many times what it brings."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     "build",
     [
@@ -114,7 +104,6 @@ def test_every_kind_of_positions_tells_which_token_comes_first(build: Callable[[
     assert loss_after_training(build()) < LEARNED
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_without_positions_nothing_tells_which_token_comes_first() -> None:
     torch.manual_seed(0)
     assert loss_after_training(Reader(nn.Identity())) > BASELINE - 1e-4

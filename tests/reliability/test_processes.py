@@ -1,7 +1,6 @@
 """Processes that are killed, disks that are full, descriptors that run out, folders that break, clocks that jump."""
 
 import os
-import re
 import resource
 import shutil
 import signal
@@ -22,7 +21,7 @@ from websockets.sync.client import connect as connect_socket
 
 from incipit.service.manifest import DATA
 from incipit.service.metrics import RESERVED
-from tests.conftest import INCIPIT, Server, serving
+from tests.conftest import INCIPIT, Server, free_port, said_at_the_start, serving
 from tests.reliability.wires import IDS, connection, still_right
 
 BYTES = {"Accept": "application/octet-stream"}
@@ -35,14 +34,24 @@ def expected(tables: dict[str, NDArray[np.float32]]) -> bytes:
 
 
 def workers(pid: int) -> list[int]:
-    """Return the processes that serve for a parent."""
+    """Return the processes that serve for a parent, or are about to."""
+    found = []
     with suppress(FileNotFoundError):
-        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-        return [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
-    return []
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            with suppress(FileNotFoundError, ProcessLookupError):  # those that cannot start come and go
+                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found.append(int(child))
+    return found
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
+def listening(port: str) -> int:
+    """Return how many sockets listen on a port: for gRPC, each worker has one of its own, late in its start."""
+    tables = [Path("/proc/net", name).read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    sockets = [line.split() for table in tables for line in table]
+    return len([own for _, own, _, state, *_ in sockets if own.endswith(f":{int(port):04X}") and state == "0A"])
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline
@@ -56,8 +65,9 @@ def answers(server: Server) -> bool:
 
 
 def ready(server: Server) -> bool:
-    """Whether both workers are there."""
-    return len(workers(server.process.pid)) == 2 and answers(server)
+    """Whether both workers are there, and have started: one that has not yet may still fail to."""
+    own = server.grpc.rpartition(":")[2]
+    return len(workers(server.process.pid)) == listening(own) == 2 and answers(server)
 
 
 def ended(processes: list[int]) -> bool:
@@ -81,8 +91,11 @@ class Load:
 
 
 @contextmanager
-def load(server: Server, expected: bytes, clients: int = 8) -> Iterator[Load]:
-    """Ask over several connections, each opened again when it is broken, while a block runs."""
+def load(server: Server, expected: bytes, clients: int = 8, pause: float = 0) -> Iterator[Load]:
+    """Ask over several connections, each opened again when it is broken, while a block runs.
+
+    Each asks again at once, or after a pause in seconds, which leaves processors to workers that start.
+    """
     seen, over = Load(), threading.Event()
 
     def ask() -> None:
@@ -98,6 +111,7 @@ def load(server: Server, expected: bytes, clients: int = 8) -> Iterator[Load]:
                     seen.right += 1
                 else:
                     seen.wrong.append((answer.status_code, answer.content[:200]))
+                time.sleep(pause)
 
     threads = [threading.Thread(target=ask) for _ in range(clients)]
     for thread in threads:
@@ -130,9 +144,10 @@ def test_a_worker_that_is_killed_costs_its_own_requests_and_is_replaced(
 
 
 @contextmanager
-def parent(repository: Path, port: int) -> Iterator[subprocess.Popen[str]]:
-    """Serve with two workers on a port, and end all that is left of it."""
-    command = [INCIPIT, "serve", "--repository", str(repository), "--port", str(port), "--workers", "2"]
+def parent(repository: Path, port: int, grpc_port: int) -> Iterator[subprocess.Popen[str]]:
+    """Serve with two workers on these ports, and end all that is left of it."""
+    ports = ["--port", str(port), "--grpc-port", str(grpc_port)]
+    command = [INCIPIT, "serve", "--repository", str(repository), *ports, "--workers", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             yield process
@@ -146,12 +161,11 @@ def test_a_service_that_is_killed_leaves_its_port_to_the_next(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # what is killed tidies nothing up
     with ExitStack() as stack:
-        port = 0
+        port, grpc_port = 0, free_port()
         for _ in range(2):
-            process = stack.enter_context(parent(tiny_repository, port))
-            assert process.stdout is not None
-            found = next(filter(None, (re.search(r"http://127\.0\.0\.1:(\d+)", line) for line in process.stdout)))
-            port, server = int(found[1]), Server(found[0], "", process, "")
+            process = stack.enter_context(parent(tiny_repository, port, grpc_port))
+            banner, address = said_at_the_start(process)
+            port, server = httpx.URL(address).port or 0, Server(address, f"127.0.0.1:{grpc_port}", process, banner)
             wait_for(partial(ready, server))
             children = workers(process.pid)
             with load(server, expected) as seen:
@@ -194,7 +208,7 @@ def test_a_full_disk_takes_nothing_from_clients(tiny_repository: Path, expected:
         wait_for(partial(ready, server))
         before = workers(server.process.pid)
         filling = fill(small_disk)
-        with load(server, expected, 4) as seen, httpx.Client(base_url=server.address, timeout=60) as client:
+        with load(server, expected, 4, 0.02) as seen, httpx.Client(base_url=server.address, timeout=60) as client:
             for rows in range(1, 64):  # each number of rows has counters of its own
                 assert client.post("/models/bert/embed", json={"input_ids": [[1]] * rows}).status_code == 200
                 assert client.post("/models/bert/embed", json={"input_ids": [[11]] * rows}).status_code == 422
@@ -303,16 +317,23 @@ def test_a_worker_that_cannot_start_is_tried_again_and_the_others_serve(
         first, second = workers(server.process.pid)
         (root / "bert").rename(tmp_path / "away")
         (root / "gpt").rename(tmp_path / "gpt")
-        with load(server, expected, 2) as seen:
+        tries: set[int] = set()
+
+        def tried(count: int) -> bool:
+            tries.update(set(workers(server.process.pid)) - {first, second})
+            return len(tries) >= count
+
+        with load(server, expected, 2, 0.02) as seen:
             os.kill(first, signal.SIGKILL)
-            time.sleep(4)  # some tries
+            wait_for(partial(tried, 2))  # the first has failed
             assert second in workers(server.process.pid)
             (tmp_path / "gpt").rename(root / "gpt")
-            wait_for(lambda: len([pid for pid in workers(server.process.pid) if pid != second]) == 1)
-            time.sleep(3)
+            wait_for(partial(ready, server))
+            right = seen.right
+            wait_for(partial(seen.answered, right + 20))
+        assert second in workers(server.process.pid)
         assert not seen.wrong
         assert seen.broken <= 2
-        wait_for(partial(answers, server))
 
 
 FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)

@@ -152,6 +152,7 @@ def asking(address: str, versions: set[int], failures: list[str]) -> Iterator[No
                     answer = client.post("/models/gpt/embed", json={"input_ids": [1, 2]})
                     answer.raise_for_status()
                     versions.add(answer.json()["version"])
+                    done.wait(0.01)  # workers that start need processors too
                 except httpx.HTTPError as error:
                     failures.append(repr(error))
 

@@ -25,7 +25,7 @@ from incipit.export.source import LoadedSource
 from incipit.models.embeddings import gpt2_embedding
 from incipit.service.access import new_key
 from incipit.service.manifest import Source
-from tests.conftest import INCIPIT, Server, serving
+from tests.conftest import INCIPIT, Server, said_at_the_start, serving
 
 SECONDS = 30
 LARGE, WIDTH = (64, 500), 256
@@ -120,13 +120,7 @@ def test_a_second_signal_ends_it_now(models: Path, tmp_path: Path, workers: str)
     command = [INCIPIT, "serve", "--repository", str(models), "--port", "0", "--workers", workers]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        banner = ""
-        for line in process.stdout:
-            banner += line
-            if line.startswith("  curl"):
-                break
-        address = httpx.URL(next(word for word in banner.split() if word.startswith("http://")))
+        address = httpx.URL(said_at_the_start(process)[1])
         httpx.get(address.join("/readyz"), timeout=SECONDS)
         children = workers_of(process.pid)
         with socket.create_connection((address.host, address.port or 0)) as stream:

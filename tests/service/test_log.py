@@ -22,7 +22,7 @@ from incipit.models.embeddings import gpt2_embedding
 from incipit.service.log import Json, NameRequest, Requests
 from incipit.service.manifest import Source
 from incipit.service.visit import CURRENT, Visit
-from tests.conftest import INCIPIT, free_port
+from tests.conftest import INCIPIT, free_port, said_at_the_start
 
 EMBED = "/models/gpt/embed"
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
@@ -44,13 +44,7 @@ def said(models: Path, ask: Callable[[str, str], None], *options: str) -> list[s
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
     ) as process:
-        assert process.stdout is not None
-        banner = ""
-        for line in process.stdout:
-            banner += line
-            if line.startswith("  curl"):
-                break
-        ask(next(word for word in banner.split() if word.startswith("http://")), f"127.0.0.1:{port}")
+        ask(said_at_the_start(process)[1], f"127.0.0.1:{port}")
         process.send_signal(signal.SIGTERM)
         lines = process.communicate(timeout=30)[1].splitlines()
         assert process.returncode == 0

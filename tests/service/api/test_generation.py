@@ -276,15 +276,6 @@ def stateless(clients: Clients, family: str, offset: list[int], outputs: list[st
 DOORS: list[Door] = [websocket_binary, websocket_json, lines, events, stateless]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models so small are not faster with several, and wait for them where other work is done."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def decoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
     """A server of the front-ends of all families."""
