@@ -259,8 +259,8 @@ def feeds_of(signature: Signature, case: Arguments) -> dict[str, NDArray[np.int6
     """Make the inputs of a case: random, but the same in every run."""
     vocab_size, shape = signature.vocab_size, (case.batch, case.length)
     generator = np.random.Generator(np.random.PCG64([*shape, *case.offset]))
-    excluded = [*signature.refused_ids, *([] if signature.padding_idx is None else [signature.padding_idx])]
-    legal = np.setdiff1d(np.arange(vocab_size), excluded, assume_unique=True)
+    excluded = {*signature.refused_ids, signature.padding_idx} - {None}
+    legal = np.setdiff1d(np.arange(vocab_size), list(excluded))
     # Of a huge table each case takes another part, since what it takes from everywhere is all in memory at once.
     window = min(len(legal), WINDOW // signature.width)
     begin = int(generator.integers(0, len(legal) - window + 1)) if window < len(legal) else 0
