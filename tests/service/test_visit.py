@@ -20,7 +20,7 @@ import uvicorn
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from websockets.sync.client import connect as connect_socket
 
-from incipit.service.app import create_app
+from incipit.service.app import create_app, create_engine
 from incipit.service.settings import Settings
 from incipit.service.visit import Visit
 from incipit.service.workers import configure
@@ -80,8 +80,9 @@ def test_a_problem_names_its_request(tiny: httpx.Client, body: bytes) -> None:
 
 
 def test_the_headers_of_tracing_make_no_two_requests_unlike(tiny_repository: Path) -> None:
-    app = create_app(Settings(repository=tiny_repository))
-    server, body = uvicorn.Server(configure(Settings(), app)), np.array([[1, 2]]).tobytes()
+    engine = create_engine(Settings(repository=tiny_repository))
+    server = uvicorn.Server(configure(Settings(), create_app(Settings(), engine)))
+    body = np.array([[1, 2]]).tobytes()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = Thread(target=server.run, args=([listener],))
         thread.start()
@@ -99,7 +100,7 @@ def test_the_headers_of_tracing_make_no_two_requests_unlike(tiny_repository: Pat
                 assert len(answer.read()) == 32
         server.should_exit = True
         thread.join()
-    assert len(app.app.state.engine.repository.find("gpt").kept) == 1
+    assert len(engine.repository.find("gpt").kept) == 1
 
 
 @pytest.mark.parametrize("number", range(3))
