@@ -143,11 +143,12 @@ def _listen(server: grpc.aio.Server, address: str, settings: Settings) -> None:
         server.add_insecure_port(address)
         return
     certificate, key = settings.tls_certificate, settings.tls_key
-    clients = None if settings.tls_client_ca is None else settings.tls_client_ca.read_bytes()
-    pair = Pair(certificate, key)
+    clients = settings.tls_client_ca
+    pair = Pair(certificate, key, clients)
 
     def read_pair() -> grpc.ServerCertificateConfiguration:
-        return grpc.ssl_server_certificate_configuration([(key.read_bytes(), certificate.read_bytes())], clients)
+        signers = None if clients is None else clients.read_bytes()
+        return grpc.ssl_server_certificate_configuration([(key.read_bytes(), certificate.read_bytes())], signers)
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:
         return read_pair() if pair.renewed() else None
