@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from threading import Thread
+from time import perf_counter
 
 import grpc
 import httpx
@@ -166,6 +167,24 @@ def test_a_call_of_grpc_has_an_id(stub: service_pb2_grpc.GRPCInferenceServiceStu
     made = {ask(), ask(), ask(x_request_id="x" * 200)}
     assert len(made) == 3
     assert all(map(MADE.fullmatch, made))
+
+
+def test_a_call_of_grpc_says_where_its_time_went(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> None:
+    request = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(8)])
+    request.inputs.add(name="input_ids", datatype="INT64", shape=[1, 1])
+    for _ in range(3):
+        began = perf_counter()
+        future = stub.ModelInfer.future(request)
+        assert future.exception() is None
+        took = 1000 * (perf_counter() - began)
+        (told,) = [value for key, value in future.trailing_metadata() if key == "server-timing"]
+        assert TIMING.fullmatch(told)
+        assert 0 < sum(float(part.partition("=")[2]) for part in told.split(", ")) <= took
+    for wrong in (
+        stub.ModelInfer.future(service_pb2.ModelInferRequest(model_name="nope")),
+        stub.ServerLive.future(service_pb2.ServerLiveRequest()),
+    ):
+        assert "server-timing" not in [key for key, _ in wrong.trailing_metadata()]
 
 
 def test_a_stream_of_grpc_has_an_id(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> None:
