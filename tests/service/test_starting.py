@@ -1,12 +1,13 @@
 """What a service answers while it opens its models. Real processes, with so many models that it takes a while."""
 
 import json
+import os
 import re
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -137,3 +138,35 @@ def test_a_broken_model_ends_a_start_with_one_line(many: Path, tmp_path: Path, w
         output, errors = process.communicate(timeout=60)
     assert (process.returncode, output) == (1, "")
     assert errors == "incipit: zzz/1/manifest.json family: got {}, allowed Field required\n"
+
+
+@pytest.mark.parametrize(("output", "workers"), [("pipe", "1"), ("pipe", "2"), ("full", "1"), ("closed", "1")])
+def test_who_does_not_read_the_address_ends_nothing(tiny_repository: Path, output: str, workers: str) -> None:
+    port = free_port()
+    command = [INCIPIT, "serve", "--repository", str(tiny_repository), "--port", str(port), "--workers", workers]
+    if output == "closed":
+        command = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with (
+        os.fdopen(writer, "wb") as unread,
+        Path("/dev/full").open("wb") as full,
+        subprocess.Popen(
+            command, stdout=full if output == "full" else unread, stderr=subprocess.PIPE, text=True
+        ) as process,
+    ):
+        try:
+            deadline = time.monotonic() + 60
+            while True:
+                with suppress(httpx.ConnectError):
+                    if httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=60).status_code == 200:
+                        break
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            time.sleep(0.2)  # it is announced now
+            httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=60).raise_for_status()
+        finally:
+            process.terminate()
+        assert process.communicate(timeout=60)[1] == ""
+        assert process.returncode == 0
