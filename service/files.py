@@ -2,6 +2,7 @@
 
 import os
 import stat
+from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 
@@ -14,6 +15,28 @@ Stamp = tuple[int, int, int, int, int]
 def stamp_of(status: os.stat_result) -> Stamp:
     """Return device, inode, size, and the times of the last change of content and of status, in nanoseconds."""
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+class Spare:
+    """A descriptor that is kept back, so that files can be read, one after another, where all others are taken."""
+
+    def __init__(self) -> None:
+        self._descriptor: int | None = None
+        self._take()
+
+    def __enter__(self) -> None:
+        """Give it up for the block, which lets nobody else take one: it does not wait."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __exit__(self, *_: object) -> None:
+        """Take it again, as soon as there is one."""
+        self._take()
+
+    def _take(self) -> None:
+        with suppress(OSError):
+            self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def open_file(file: Path) -> BufferedReader:

@@ -49,7 +49,7 @@ SERVICE = {
         "files",
         "errors",
     },
-    "metrics": {"visit", "errors"},
+    "metrics": {"visit", "files", "errors"},
     "memory": {"access", "progress", "manifest", "metrics", "repository"},
     "engine": {
         "limits",

@@ -18,6 +18,7 @@ import httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from prometheus_client.parser import text_string_to_metric_families
 from websockets.sync.client import connect as connect_socket
 
 from incipit.service.manifest import DATA
@@ -40,6 +41,10 @@ def workers(pid: int) -> list[int]:
         children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
         return [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
     return []
+
+
+def descriptors(pid: int) -> list[Path]:
+    return list(Path(f"/proc/{pid}/fd").iterdir())
 
 
 def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
@@ -246,6 +251,28 @@ def test_descriptors_that_run_out_are_used_again_when_they_are_free(
         still_right(client, expected)
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limits)
         wait_for(lambda: client.post("/models/bert/embed", json={"input_ids": [1]}).json().get("version") == 2)
+
+
+def test_metrics_are_told_where_clients_have_all_descriptors(tiny_repository: Path, expected: bytes) -> None:
+    """For each number files are read, of which one descriptor is kept back."""
+    with serving(tiny_repository) as server, ExitStack() as stack:
+        clients = [stack.enter_context(httpx.Client(base_url=server.address, timeout=60)) for _ in range(8)]
+        for client in clients:
+            still_right(client, expected)
+        pid = server.process.pid
+        most = max(int(descriptor.name) for descriptor in descriptors(pid)) + 6
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
+        for _ in range(40):
+            stack.enter_context(connection(server))
+        time.sleep(0.5)
+        for client in clients:
+            answer = client.get("/metrics").raise_for_status()
+            families = text_string_to_metric_families(answer.text)
+            told = {(s.name, *s.labels.values()): s.value for f in families for s in f.samples}
+            assert told["incipit_requests_total", "native", "gpt", "ok"] == len(clients)
+            assert told["incipit_resident_memory_bytes", "anonymous"] > 2**20
+            (model,) = client.get("/v2/models/gpt/stats").json()["model_stats"]
+            assert model["inference_count"] == len(clients)
 
 
 def test_a_folder_that_is_gone_or_broken_is_answered_from_as_it_was(weighty_repository: Path, tmp_path: Path) -> None:
