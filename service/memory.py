@@ -84,7 +84,7 @@ def _resident(pid: int, field: str) -> int:
     """Return how many bytes of a kind a process has resident, as proc(5) has it; 0 where that is not told."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
+    except (FileNotFoundError, PermissionError, ProcessLookupError):
         return 0
     found = re.search(rf"^{field}:\s+(\d+) kB$", text, re.MULTILINE)
     return 0 if found is None else 1024 * int(found[1])
