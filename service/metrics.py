@@ -22,8 +22,7 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
-from incipit.service.errors import ClientFault, IncipitError
-from incipit.service.errors import IncipitError, Unavailable
+from incipit.service.errors import ClientFault, IncipitError, Unavailable
 from incipit.service.files import Spare
 from incipit.service.visit import CURRENT, current_trace
 
