@@ -5,6 +5,7 @@ What a command needs is imported when it runs: `serve` must not pay for torch, n
 
 import json
 import math
+import os
 import shutil
 import signal
 import sys
@@ -223,24 +224,32 @@ def serve(**options: Any) -> None:
     settings = _settings(**options)
 
     def announce(address: str, models: list[Any]) -> None:
-        click.echo(f"Incipit serves on {address} (documentation: {address}/docs)")
-        for model in models:
-            click.echo(f"  {model.name}: {_limits(model.manifest)}, {model.provider}")
+        lines = [f"Incipit serves on {address} (documentation: {address}/docs)"]
+        lines += [f"  {model.name}: {_limits(model.manifest)}, {model.provider}" for model in models]
         if settings.grpc_port is not None:
-            click.echo(f"gRPC on {settings.host}:{settings.grpc_port}")
+            lines.append(f"gRPC on {settings.host}:{settings.grpc_port}")
         # Who listens on every address is reached on this machine by its loopback one.
         local = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
         takes_tokens = [model.name for model in models if model.manifest.kind == "tokens"]
-        click.echo("Try:")
-        click.echo(
+        lines.append("Try:")
+        lines.append(
             f"  curl {local}/models/{takes_tokens[0]}/embed -H 'Content-Type: application/json' "
             """-d '{"input_ids": [[1, 2, 3]], "encoding": "float"}'"""
             if takes_tokens
             else f"  curl {local}/v2/models/{models[0].name}"
         )
-        sys.stdout.flush()
+        _tell_who_reads("\n".join(lines))
 
     run(settings, announce)
+
+
+def _tell_who_reads(text: str) -> None:
+    """Print on standard output, which whoever started a service may have closed, as `head -1` does; it goes on."""
+    try:
+        click.echo(text)  # and nothing stays in a buffer
+    except OSError:
+        with Path(os.devnull).open("w") as nowhere:  # what is left would be written when Python ends
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 class _Shape(click.ParamType[tuple[int, int]]):

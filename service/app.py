@@ -24,6 +24,7 @@ from incipit.service.limits import Limits
 from incipit.service.log import Requests
 from incipit.service.memory import Memory
 from incipit.service.metrics import Metrics
+from incipit.service.progress import Progress
 from incipit.service.repository import Repository
 from incipit.service.runtime import choose
 from incipit.service.sequences import Sequences
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 VERSION = version("incipit")
 
 
-def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
-    """Open every model, each run once; several workers agree through the folder `shared`.
+def create_engine(settings: Settings, shared: Path | None = None, progress: Progress | None = None) -> Engine:
+    """Open every model, each run once; several workers agree through the folder `shared`, `progress` is told of it.
 
     Raises:
         Invalid: the file of keys cannot be read, or is not understood.
@@ -46,7 +47,9 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
     """
     choice = choose(settings.provider)
     access = Access(settings.api_keys, by_address=settings.max_requests_per_second is not None)
-    repository = Repository(settings.repository, choice.active, settings.threads, settings.cache, access, choice)
+    repository = Repository(
+        settings.repository, choice.active, settings.threads, settings.cache, access, choice, progress
+    )
     scheduler = Scheduler(usable_cores(), settings.max_waiting, settings.max_wait_seconds)
     control = Control(repository, settings.model_control, settings.poll_seconds, shared)
     limits = Limits(settings.max_requests, settings.max_requests_per_second, settings.max_rows)
@@ -74,8 +77,8 @@ def create_tracing(settings: Settings) -> "Tracing | None":
     return Tracing(VERSION)
 
 
-def create_app(settings: Settings, shared: Path | None = None) -> Entry:
-    """Build the application, its models opened and run once.
+def create_app(settings: Settings, engine: Engine | None = None) -> Entry:
+    """Build the application of an engine that was made with the same settings; default: one that is made now.
 
     Raises:
         Invalid, ServerFault: as `create_engine` and `create_tracing`.
@@ -83,7 +86,7 @@ def create_app(settings: Settings, shared: Path | None = None) -> Entry:
     """
     tracing = create_tracing(settings)
     trace = None if tracing is None else tracing.trace
-    engine = create_engine(settings, shared)
+    engine = engine or create_engine(settings)
     streams = Streams(engine.metrics, settings.stream_idle_seconds, settings.stream_seconds, settings.max_streams)
     rows = settings.max_sequence_rows, settings.max_stream_sequence_rows
     sequences = Sequences(engine, settings.stream_idle_seconds, *rows, settings.workers)
@@ -120,7 +123,6 @@ def create_app(settings: Settings, shared: Path | None = None) -> Entry:
         static_url="/docs/static",
     )
     app.openapi = partial(schemas.document, app.openapi)  # type: ignore[method-assign]
-    app.state.engine = engine
     problems.install(app)
     embedding = embed.handler(engine, settings.max_body_bytes)
     inference = open_inference.handler(engine, sequences.loose, settings.max_body_bytes)

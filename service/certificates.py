@@ -1,4 +1,4 @@
-"""The files of TLS, which are read again when they change: a certificate is renewed without a restart."""
+"""The files of TLS, which are read again when they change: no restart is needed for another certificate, or others."""
 
 import logging
 import os
@@ -22,24 +22,26 @@ class Config(Protocol):
 
     ssl_certfile: str | os.PathLike[str] | None
     ssl_keyfile: str | os.PathLike[str] | None
+    ssl_ca_certs: str | os.PathLike[str] | None
 
 
 class Pair:
-    """A certificate and its key, which change together, but not at once.
+    """A certificate and its key, which change together, but not at once; and who signs clients.
 
     Args:
         certificate: PEM file.
         key: PEM file.
+        clients: PEM file of who signs clients; None where they need no certificate.
 
     """
 
-    def __init__(self, certificate: Path, key: Path) -> None:
-        self._certificate, self._key = certificate, key
+    def __init__(self, certificate: Path, key: Path, clients: Path | None) -> None:
+        self._certificate, self._key, self._clients = certificate, key, clients
         self._seen = self._stamps()
         self._looked = time.monotonic()
 
     def renewed(self) -> bool:
-        """Return whether both have changed since the last time, and can be used; ask before every handshake."""
+        """Return whether one has changed since the last time, and all can be used; ask before every handshake."""
         if time.monotonic() - self._looked < LOOK_SECONDS:
             return False
         self._looked = time.monotonic()
@@ -48,29 +50,39 @@ class Pair:
             return False
         self._seen = stamps
         try:
-            check_pair(self._certificate, self._key)
+            _check_clients(check_pair(self._certificate, self._key), self._clients)
         except Invalid as error:
-            LOG.warning("the certificate stays as it was: %s", error)
+            LOG.warning("the certificates stay as they were: %s", error)
             return False
         return True
 
     def _stamps(self) -> list[Stamp | None]:
-        return [_stamp(self._certificate), _stamp(self._key)]
+        return [_stamp(file) for file in (self._certificate, self._key, self._clients) if file is not None]
 
 
 def follow(config: Config, make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
-    """Return what `make` does, which gives each new connection the certificate that the files of `config` hold then."""
+    """Return what `make` does, which gives each new connection what the files of `config` hold then."""
     assert config.ssl_certfile is not None
     assert config.ssl_keyfile is not None
-    pair, newest = Pair(Path(config.ssl_certfile), Path(config.ssl_keyfile)), make()
+    clients = None if config.ssl_ca_certs is None else Path(config.ssl_ca_certs)
+    pair, newest, changed = Pair(Path(config.ssl_certfile), Path(config.ssl_keyfile), clients), make(), 0.0
 
-    def choose(connection: ssl.SSLSocket | ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
-        nonlocal newest
+    def choose(connection: ssl.SSLSocket | ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> int | None:
+        nonlocal newest, changed
         if pair.renewed():
-            newest = make()
+            newest, changed = make(), time.time()
         connection.context = newest
+        # Who resumes a session shows no certificate; it was looked at when the session began.
+        if clients is not None and connection.session_reused:
+            session = connection.session
+            if session is None or session.time <= changed:
+                return ssl.ALERT_DESCRIPTION_HANDSHAKE_FAILURE
+        return None
 
     first = newest
+    if clients is not None:  # with TLS 1.3 no session is resumed then; 1.2 has others than these
+        first.options |= ssl.OP_NO_TICKET
+        first.num_tickets = 0
     first.sni_callback = choose  # called in every handshake, whether or not it names a server
     return first
 
@@ -88,12 +100,7 @@ def check_tls(settings: Settings) -> None:
             if file is not None:
                 raise Invalid(name, str(file), "nothing, or tls_certificate and tls_key too")
         return
-    context = check_pair(certificate, key)
-    try:
-        if clients is not None:
-            context.load_verify_locations(clients)
-    except OSError as error:
-        raise Invalid("tls_client_ca", str(clients), f"a PEM file of certificates ({_why(error)})") from error
+    _check_clients(check_pair(certificate, key), clients)
 
 
 def check_pair(certificate: Path, key: Path) -> ssl.SSLContext:
@@ -110,6 +117,15 @@ def check_pair(certificate: Path, key: Path) -> ssl.SSLContext:
         files = f"{certificate} and {key}"
         raise Invalid("tls_certificate", files, f"PEM files of a certificate and its key ({_why(error)})") from error
     return context
+
+
+def _check_clients(context: ssl.SSLContext, clients: Path | None) -> None:
+    """Raise Invalid for a file of who signs clients that cannot be used."""
+    try:
+        if clients is not None:
+            context.load_verify_locations(clients)
+    except OSError as error:
+        raise Invalid("tls_client_ca", str(clients), f"a PEM file of certificates ({_why(error)})") from error
 
 
 def _why(error: Exception) -> str:

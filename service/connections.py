@@ -386,12 +386,12 @@ class WebSocket(BoundedWebSocket):
             LOG.exception("a step failed in an unforeseen way")
             self.transport.abort()
             return
-        size = 0
+        size, began = 0, perf_counter()
         if self._session is session and not self.transport.is_closing():
             size = len(head) + vectors.nbytes
             before = struct.pack("!BBH", BINARY, 126, size) if size < 2**16 else struct.pack("!BBQ", BINARY, 127, size)
             self.transport.write(b"".join((before, head, vectors.data)))
-        session.end(run, size)
+        session.end(run, size, perf_counter() - began)
         if self._later:
             later, self._later = self._later, b""
             self.transport.resume_reading()

@@ -1,8 +1,9 @@
-"""What the service holds in memory: the tables that it maps, and what its processes have resident."""
+"""What the service holds: models, the tables that it maps, and what its processes have resident."""
 
 import os
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from prometheus_client.core import GaugeMetricFamily
@@ -11,13 +12,29 @@ from prometheus_client.registry import Collector
 from incipit.service.access import as_service
 from incipit.service.manifest import DATA
 from incipit.service.metrics import FOLDER
+from incipit.service.progress import Progress
 from incipit.service.repository import Repository
 
 KINDS = {"RssAnon": "anonymous", "RssFile": "file", "RssShmem": "shared"}
 
 
+STATES = ("ready", "loading", "unavailable")
+
+
+class Opening(Collector):
+    """Tells, when asked, how far the opening of models is."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the metric."""
+        ready, of = self._progress.ready, self._progress.of
+        yield _models({"ready": ready, "loading": of - ready})
+
+
 class Memory(Collector):
-    """Tells, when asked, how much memory is held."""
+    """Tells, when asked, what is held, and in how much memory."""
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
@@ -30,7 +47,8 @@ class Memory(Collector):
             labels=["model", "version"],
         )
         with as_service():
-            models = self._repository.all()
+            models, states = self._repository.all(), self._repository.index()
+        yield _models(Counter(state.state.lower() for state in states))
         for model in models:
             if DATA in model.manifest.files:
                 tables.add_metric([model.name, str(model.version)], model.manifest.files[DATA].bytes)
@@ -45,6 +63,15 @@ class Memory(Collector):
         yield resident
 
 
+def _models(counts: Mapping[str, int]) -> GaugeMetricFamily:
+    found = GaugeMetricFamily(
+        "incipit_models", "Versions of models in the folder, by what has become of them.", labels=["state"]
+    )
+    for state in STATES:
+        found.add_metric([state], counts.get(state, 0))
+    return found
+
+
 def _workers() -> set[int]:
     """Return the processes that count here."""
     folder = os.environ.get(FOLDER)
@@ -57,7 +84,7 @@ def _resident(pid: int, field: str) -> int:
     """Return how many bytes of a kind a process has resident, as proc(5) has it; 0 where that is not told."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
+    except (FileNotFoundError, PermissionError, ProcessLookupError):
         return 0
     found = re.search(rf"^{field}:\s+(\d+) kB$", text, re.MULTILINE)
     return 0 if found is None else 1024 * int(found[1])

@@ -22,7 +22,7 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
-from incipit.service.errors import ClientFault, IncipitError
+from incipit.service.errors import ClientFault, IncipitError, Unavailable
 from incipit.service.visit import CURRENT, current_trace
 
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -260,6 +260,9 @@ class Metrics:
         self._tallies = defaultdict(lambda: defaultdict(float))
         self._asked: dict[tuple[str, int], float] = {}
         self._shared, self._telling = FOLDER in os.environ, False
+        if self._shared:  # the first of a kind opens its file, for which there may be no descriptor later
+            self._seconds("native")
+            self._carriers("native")
 
     def _timed(self, noun: str, told: str, labels: list[str]) -> Callable[..., tuple[Counter, Counter]]:
         """Return what finds, by labels, the counters of how often something happened to a model, and how long it took.
@@ -411,16 +414,29 @@ class Metrics:
             _add(timed, tally[COUNT], tally[phase])
 
     def expose(self, accept: str) -> tuple[bytes, str]:
-        """Return all metrics in a Prometheus format, and its content type; OpenMetrics where `accept` names it."""
-        registry = self._all()
-        if "application/openmetrics-text" in accept:
-            return generate_openmetrics(registry), CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
-        return generate_latest(registry), "text/plain; version=0.0.4; charset=utf-8"
+        """Return all metrics in a Prometheus format, and its content type; OpenMetrics where `accept` names it.
+
+        Raises:
+            Unavailable: what the workers have told cannot be read now.
+
+        """
+        with self._reading():
+            registry = self._all()
+            if "application/openmetrics-text" in accept:
+                return generate_openmetrics(registry), CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
+            return generate_latest(registry), "text/plain; version=0.0.4; charset=utf-8"
 
     def statistics(self) -> defaultdict[tuple[str, int], Statistics]:
-        """Return what happened to each model, by name and version."""
+        """Return what happened to each model, by name and version.
+
+        Raises:
+            Unavailable: what the workers have told cannot be read now.
+
+        """
         found: defaultdict[tuple[str, int], Statistics] = defaultdict(Statistics)
-        for sample in (sample for family in self._all().collect() for sample in family.samples):
+        with self._reading():
+            families = list(self._all().collect())
+        for sample in (sample for family in families for sample in family.samples):
             if not sample.name.startswith("incipit_model_"):
                 continue
             labels = sample.labels
@@ -443,6 +459,15 @@ class Metrics:
                 case "last_request_timestamp_seconds":
                     model.last = sample.value
         return found
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Read files of other processes, for which no descriptor may be left."""
+        try:
+            yield
+        except OSError as error:
+            got = f"files that cannot be read ({error.strerror})"
+            raise Unavailable("metrics", got, "what can be read; try again later") from error
 
     def _all(self) -> CollectorRegistry:
         """Return the metrics of every worker."""

@@ -38,6 +38,7 @@ from incipit.service.manifest import (
     read,
     read_with_identity,
 )
+from incipit.service.progress import Progress
 from incipit.service.runtime import CPU, Choice, Float32, Session
 from incipit.service.tiles import tile
 from incipit.service.tokenizer import Tokenizer
@@ -148,6 +149,7 @@ class Repository:
         cache: folder in which files that were checked are remembered; default None: each is read and checked.
         access: says which models a caller may use; every model that a door asks for is found here. Default: all.
         choice: how the provider was chosen; default: by name.
+        progress: is told how far the opening is; default: nobody is.
 
     Raises:
         ArtifactError: an artifact is broken or was tampered with, or there is none at all.
@@ -162,12 +164,14 @@ class Repository:
         cache: Path | None = None,
         access: Access = EVERYBODY,
         choice: Choice | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.root = root
         self.choice = choice or Choice(provider, provider, None, None)
         self.access = access
         self._opener = partial(_open, provider=provider, threads=threads)
         self._cache = cache
+        self._progress = progress or Progress()
         # Whoever finds a model keeps it until it has answered: these are replaced as a whole, never changed.
         self._models: dict[str, dict[int, Model | Stem]] = {}
         self._states: dict[tuple[str, int], State] = {}
@@ -196,7 +200,10 @@ class Repository:
             self._broken: dict[tuple[str, int], ArtifactError] = {}
             checksums = Checksums(self._cache)
             try:
-                for name, version, folder in find_artifacts(self.root):
+                found = find_artifacts(self.root)
+                self._progress.of = len(found)
+                for self._progress.ready, (name, version, folder) in enumerate(found):
+                    self._progress.model = name
                     if name in unloaded:
                         states[name, version] = State(name, version, "UNAVAILABLE", "unloaded")
                         self._seen.pop((name, version), None)
@@ -204,6 +211,7 @@ class Repository:
                     model, states[name, version] = self._follow(name, version, folder, checksums)
                     if model is not None:
                         models.setdefault(name, {})[version] = model
+                self._progress.ready, self._progress.model = len(found), None
             finally:
                 checksums.save()
             before, self._models, self._states = self._states, models, states

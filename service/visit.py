@@ -104,9 +104,10 @@ class Visit:
         sending = perf_counter() - (rest[-1] if rest else ran)
         return {"parse": checked - self.began, "queue": queued - checked, "run": ran - queued, "send": sending}
 
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return what is added to the trailing metadata of a call of gRPC."""
-        return ((ID.decode(), self.text),)
+    def metadata(self, answered: bool = False) -> tuple[tuple[str, str], ...]:
+        """Return what is added to the trailing metadata of a call of gRPC: the id and, once answered, the times."""
+        timing = self._timing() if answered else b""
+        return ((ID.decode(), self.text), (TIMING.decode(), timing.decode())) if timing else ((ID.decode(), self.text),)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Return what is added to the headers of the answer."""

@@ -8,6 +8,7 @@ import socket
 import ssl
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from incipit.service.certificates import check_tls, follow
 from incipit.service.connections import Http, WebSocket
 from incipit.service.errors import IncipitError, Invalid
 from incipit.service.log import configuration
+from incipit.service.meanwhile import Meanwhile
 from incipit.service.repository import Model, Stem
 from incipit.service.settings import Settings, listed
 
@@ -32,6 +34,10 @@ LOG = logging.getLogger(__name__)
 BACKLOG = 2048
 PATIENCE_SECONDS = 30
 """After which a worker that does not answer its parent is replaced; one that starts on a busy machine may take some."""
+LOOK_SECONDS = 0.01
+"""Between two looks whether the first worker serves."""
+OPENED = "opened"
+"""The file of the folder `control` that says so."""
 GRACE_SECONDS = 20
 """Time that requests in flight have to finish after SIGTERM; those of gRPC have theirs after it."""
 
@@ -57,29 +63,43 @@ def serve(settings: Settings, announce: Announce) -> None:
         # Only whether it is free: gRPC itself would share a port with another server without a word.
         listen("grpc-port", settings.host, settings.grpc_port).close()
     address = _url("https" if settings.tls_certificate else "http", settings.host, listener.getsockname()[1])
-    if settings.workers == 1:
-        app = create_app(settings)
-        # uvicorn raises the signal that ended it once more; it has been obeyed already.
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: None)
-        server = _Server(configure(settings, app))
-        with as_service():
-            models = app.app.state.engine.repository.newest()
-        server.announce = partial(announce, address, models)
-        server.run(sockets=[listener])
-        return
+    with Meanwhile(settings, configure, listener) as meanwhile:
+        serve_ = _serve_alone if settings.workers == 1 else _serve_several
+        serve_(settings, listener, meanwhile, partial(announce, address))
+
+
+def _serve_alone(
+    settings: Settings, listener: socket.socket, meanwhile: Meanwhile, announce: Callable[[list[Model | Stem]], None]
+) -> None:
+    engine = create_engine(settings, progress=meanwhile.progress)
+    app = create_app(settings, engine)
+    with as_service():
+        models = engine.repository.newest()
+    # uvicorn raises the signal that ended it once more; it has been obeyed already.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    server = _Server(configure(settings, app))
+    server.announce = partial(announce, models)
+    meanwhile.close()
+    server.run(sockets=[listener])
+
+
+def _serve_several(
+    settings: Settings, listener: socket.socket, meanwhile: Meanwhile, announce: Callable[[list[Model | Stem]], None]
+) -> None:
     # In this process first: what is broken is said once, before any worker starts.
     if (tracing := create_tracing(settings)) is not None:
         tracing.close()
     with as_service():
-        models = create_engine(settings).repository.newest()
+        models = create_engine(settings, progress=meanwhile.progress).repository.newest()
     with tempfile.TemporaryDirectory(prefix="incipit-") as folder:
         counters, shared = Path(folder) / "metrics", Path(folder) / "control"
         counters.mkdir()
         shared.mkdir()
         os.environ[metrics.FOLDER] = str(counters)
         processes = _Workers(configure(settings, partial(_work, settings, counters, shared), factory=True), [listener])
-        announce(address, models)  # from now on it obeys signals
+        hand_over = partial(_hand_over, shared / OPENED, meanwhile, partial(announce, models))
+        Thread(target=hand_over, daemon=True).start()  # from now on it obeys signals
         processes.run()
     if processes.told:
         sys.exit(128 + processes.told)
@@ -90,10 +110,20 @@ def _work(settings: Settings, counters: Path, shared: Path) -> Entry:
     Thread(target=_end_with_parent, daemon=True).start()
     try:
         metrics.reserve(counters)
-        return create_app(settings, shared)
+        app = create_app(settings, create_engine(settings, shared))
+        (shared / OPENED).touch()
     except (IncipitError, OSError) as error:
         LOG.error("a worker cannot start, and is tried again: %s", error)
         raise SystemExit(1) from None
+    return app
+
+
+def _hand_over(opened: Path, meanwhile: Meanwhile, announce: Callable[[], None]) -> None:
+    """Leave the address to the first worker that says that it serves now."""
+    while not opened.exists():
+        time.sleep(LOOK_SECONDS)
+    meanwhile.close()
+    announce()
 
 
 def _end_with_parent() -> None:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from functools import lru_cache
 from time import perf_counter
+from types import MappingProxyType
 
-from fastapi import FastAPI
 from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from incipit.service.access import EVERYBODY, Access
@@ -57,7 +57,7 @@ class Entry:
 
     def __init__(
         self,
-        app: FastAPI,
+        app: ASGIApp,
         handlers: Mapping[tuple[str, str], Handler],
         access: Access = EVERYBODY,
         origins: Sequence[str] = (),
@@ -99,7 +99,7 @@ class Entry:
         try:
             self._let_in(scope)
         except IncipitError as error:
-            await _refuse(error, scope, receive, send)
+            await refuse(error, scope, receive, send)
             return
         if scope["type"] == "http" and scope["method"] == "POST" and (target := self._find(scope["path"])):
             scope[ROUTE] = target.route
@@ -211,8 +211,12 @@ def _header(scope: Scope, wanted: bytes) -> bytes | None:
     return None
 
 
-async def _refuse(error: IncipitError, scope: Scope, receive: Receive, send: Send) -> None:
+async def refuse(
+    error: IncipitError, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Answer a request, or the opening of a WebSocket, with an error, and with further `headers`."""
     response = problems.respond(error, scope["path"])
+    response.headers.update(headers)
     if scope["type"] == "websocket":
         await WebSocket(scope, receive, send).send_denial_response(response)
     else:

@@ -144,12 +144,12 @@ class Session:
         self.opened = True
         return frames.head_of_plain(step, after, answers.width), vectors
 
-    def end(self, run: Run, size: int) -> None:
-        """Count the step that was begun, and take note that its answer was sent in so many bytes, or with 0 was not."""
+    def end(self, run: Run, size: int, send: float) -> None:
+        """Count the step that was begun, and note that its answer was sent in so many bytes and seconds, or 0: not."""
         frame, step = self._begun
         if size:
             self.told, self.spoken = self.stream.offset, step.shape.version
-        run.count(self.visit, len(frame), size, operation=Step.name)
+        run.count(self.visit, len(frame), size, send, Step.name)
 
     def _reopen(self, document: dict[str, Any]) -> bytes:
         """Open the stream anew, as its first message may say."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from time import perf_counter
 from typing import Any
 from urllib.parse import unquote
 
@@ -82,13 +83,14 @@ def _name_caller(access: Access, context: grpc.aio.ServicerContext) -> None:
 
 def _handler(method: Method, request: Any, engine: Engine, calls: Calls) -> grpc.RpcMethodHandler:
     async def call(message: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        visit_of(context)
+        visit = visit_of(context)
         await calls.begin(context)
         _name_caller(engine.repository.access, context)
         try:
             answer = await method(await engine.scheduler.run(len(message), lambda: read(request, message)))
             written: bytes = answer if isinstance(answer, bytes) else answer.SerializeToString()
             engine.metrics.carried(GRPC, len(message), len(written))
+            context.set_trailing_metadata(visit.metadata(answered=True))
             return written
         except IncipitError as error:
             await abort(context, error)
@@ -116,9 +118,10 @@ def _stream_handler(method: Stream, streams: Streams, calls: Calls, engine: Engi
             return received
 
         async def send(answer: bytes) -> None:
+            began = perf_counter()
             try:
                 await context.write(answer)
-                engine.metrics.carried(GRPC_STREAM, 0, len(answer))
+                engine.metrics.carried(GRPC_STREAM, 0, len(answer), 0, perf_counter() - began)
             except grpc.aio.InternalError:  # the client left, which comes before we are cancelled for it
                 raise asyncio.CancelledError from None
 
@@ -143,11 +146,12 @@ def _listen(server: grpc.aio.Server, address: str, settings: Settings) -> None:
         server.add_insecure_port(address)
         return
     certificate, key = settings.tls_certificate, settings.tls_key
-    clients = None if settings.tls_client_ca is None else settings.tls_client_ca.read_bytes()
-    pair = Pair(certificate, key)
+    clients = settings.tls_client_ca
+    pair = Pair(certificate, key, clients)
 
     def read_pair() -> grpc.ServerCertificateConfiguration:
-        return grpc.ssl_server_certificate_configuration([(key.read_bytes(), certificate.read_bytes())], clients)
+        signers = None if clients is None else clients.read_bytes()
+        return grpc.ssl_server_certificate_configuration([(key.read_bytes(), certificate.read_bytes())], signers)
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:
         return read_pair() if pair.renewed() else None

@@ -17,6 +17,7 @@ import httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from prometheus_client.parser import text_string_to_metric_families
 from websockets.sync.client import connect as connect_socket
 
 from incipit.service.manifest import DATA
@@ -49,6 +50,10 @@ def listening(port: str) -> int:
     tables = [Path("/proc/net", name).read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
     sockets = [line.split() for table in tables for line in table]
     return len([own for _, own, _, state, *_ in sockets if own.endswith(f":{int(port):04X}") and state == "0A"])
+
+
+def descriptors(pid: int) -> list[Path]:
+    return list(Path(f"/proc/{pid}/fd").iterdir())
 
 
 def wait_for(what: Callable[[], bool], seconds: float = 120) -> None:
@@ -260,6 +265,37 @@ def test_descriptors_that_run_out_are_used_again_when_they_are_free(
         still_right(client, expected)
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limits)
         wait_for(lambda: client.post("/models/bert/embed", json={"input_ids": [1]}).json().get("version") == 2)
+
+
+def test_metrics_are_true_or_unavailable_without_descriptors(tiny_repository: Path, expected: bytes) -> None:
+    """For some of them files are read."""
+    with serving(tiny_repository) as server, ExitStack() as stack:
+        clients = [stack.enter_context(httpx.Client(base_url=server.address, timeout=60)) for _ in range(8)]
+        for client in clients:
+            still_right(client, expected)
+        pid = server.process.pid
+
+        def told() -> bool:
+            """Return whether all is told, and is true; else it is unavailable."""
+            answer = clients[0].get("/metrics")
+            if answer.status_code == 503:
+                assert answer.headers["Retry-After"] == "1"
+                return False
+            families = text_string_to_metric_families(answer.text)
+            found = {(s.name, *s.labels.values()): s.value for f in families for s in f.samples}
+            assert found["incipit_requests_total", "native", "gpt", "ok"] == len(clients)
+            assert found["incipit_resident_memory_bytes", "anonymous"] > 2**20
+            return True
+
+        assert told()
+        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        most = max(int(descriptor.name) for descriptor in descriptors(pid)) + 6
+        with ExitStack() as many:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, limits[1]))
+            for _ in range(40):
+                many.enter_context(connection(server))
+            wait_for(lambda: not told())
+        wait_for(told)
 
 
 def test_a_folder_that_is_gone_or_broken_is_answered_from_as_it_was(weighty_repository: Path, tmp_path: Path) -> None:

@@ -251,3 +251,70 @@ def test_a_certificate_is_renewed_without_a_restart(models: Path, tmp_path: Path
                 time.sleep(0.2)
             assert old.get("/readyz").status_code == 200
         assert get() == second
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_who_signs_clients_is_followed(models: Path, tmp_path: Path, version: ssl.TLSVersion) -> None:
+    """The server knows the new ones only, whichever way a client comes, also with what it was given before."""
+    ca, others = trustme.CA(), trustme.CA()
+    files = {name: tmp_path / f"{name}.pem" for name in ("certificate", "key", "signers", "draft")}
+    made = ca.issue_cert("127.0.0.1", "localhost")
+    made.cert_chain_pems[0].write_to_path(str(files["certificate"]))
+    made.private_key_pem.write_to_path(str(files["key"]))
+    ca.cert_pem.write_to_path(str(files["signers"]))
+    clients = {signer: signer.issue_cert("client.example") for signer in (ca, others)}
+    contexts = {}
+    for signer, client in clients.items():
+        contexts[signer] = ssl.create_default_context(cadata=ca.cert_pem.bytes().decode())
+        client.configure_cert(contexts[signer])
+        contexts[signer].maximum_version = version
+
+    def let_in(signer: trustme.CA, session: ssl.SSLSession | None = None) -> ssl.SSLSession | None:
+        """Return the session of a client that was answered, or None for one that was not."""
+        with socket.create_connection((url.host, url.port or 0), timeout=SECONDS) as plain:
+            try:
+                stream = contexts[signer].wrap_socket(plain, server_hostname="localhost", session=session)
+                stream.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                answer, found = stream.recv(100), stream.session
+                stream.close()
+                return found if answer.startswith(b"HTTP/1.1 200") else None
+            except (ssl.SSLError, ConnectionError):  # with TLS 1.3 a client learns of it when it reads
+                return None
+
+    def let_in_over_grpc(signer: trustme.CA) -> bool:
+        pems = clients[signer].private_key_pem.bytes(), clients[signer].cert_chain_pems[0].bytes()
+        credentials = grpc.ssl_channel_credentials(ca.cert_pem.bytes(), *pems)
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        with grpc.secure_channel(server.grpc, credentials, options) as channel:
+            try:
+                stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+                return bool(stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=SECONDS).ready)
+            except grpc.RpcError as error:
+                assert error.code() == grpc.StatusCode.UNAVAILABLE  # noqa: PT017
+                return False
+
+    def write(content: bytes) -> None:
+        files["draft"].write_bytes(content)
+        files["draft"].rename(files["signers"])
+        time.sleep(1.1)
+
+    tls = [
+        f"--tls-{option}={files[name]}"
+        for option, name in (("certificate", "certificate"), ("key", "key"), ("client-ca", "signers"))
+    ]
+    with serving(models, *tls) as server:
+        url = httpx.URL(server.address)
+        session = let_in(ca)
+        assert session is not None
+        assert let_in(others) is None
+        assert let_in_over_grpc(ca)
+        assert not let_in_over_grpc(others)
+        write(b"nothing that is a certificate")
+        assert let_in(ca)
+        assert let_in_over_grpc(ca)
+        write(others.cert_pem.bytes())
+        assert let_in(others)
+        assert let_in_over_grpc(others)
+        assert let_in(ca) is None
+        assert let_in(ca, session) is None
+        assert not let_in_over_grpc(ca)

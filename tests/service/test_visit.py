@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from threading import Thread
+from time import perf_counter
 
 import grpc
 import httpx
@@ -20,7 +21,7 @@ import uvicorn
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from websockets.sync.client import connect as connect_socket
 
-from incipit.service.app import create_app
+from incipit.service.app import create_app, create_engine
 from incipit.service.settings import Settings
 from incipit.service.visit import Visit
 from incipit.service.workers import configure
@@ -80,8 +81,9 @@ def test_a_problem_names_its_request(tiny: httpx.Client, body: bytes) -> None:
 
 
 def test_the_headers_of_tracing_make_no_two_requests_unlike(tiny_repository: Path) -> None:
-    app = create_app(Settings(repository=tiny_repository))
-    server, body = uvicorn.Server(configure(Settings(), app)), np.array([[1, 2]]).tobytes()
+    engine = create_engine(Settings(repository=tiny_repository))
+    server = uvicorn.Server(configure(Settings(), create_app(Settings(), engine)))
+    body = np.array([[1, 2]]).tobytes()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = Thread(target=server.run, args=([listener],))
         thread.start()
@@ -99,7 +101,7 @@ def test_the_headers_of_tracing_make_no_two_requests_unlike(tiny_repository: Pat
                 assert len(answer.read()) == 32
         server.should_exit = True
         thread.join()
-    assert len(app.app.state.engine.repository.find("gpt").kept) == 1
+    assert len(engine.repository.find("gpt").kept) == 1
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -165,6 +167,24 @@ def test_a_call_of_grpc_has_an_id(stub: service_pb2_grpc.GRPCInferenceServiceStu
     made = {ask(), ask(), ask(x_request_id="x" * 200)}
     assert len(made) == 3
     assert all(map(MADE.fullmatch, made))
+
+
+def test_a_call_of_grpc_says_where_its_time_went(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> None:
+    request = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(8)])
+    request.inputs.add(name="input_ids", datatype="INT64", shape=[1, 1])
+    for _ in range(3):
+        began = perf_counter()
+        future = stub.ModelInfer.future(request)
+        assert future.exception() is None
+        took = 1000 * (perf_counter() - began)
+        (told,) = [value for key, value in future.trailing_metadata() if key == "server-timing"]
+        assert TIMING.fullmatch(told)
+        assert 0 < sum(float(part.partition("=")[2]) for part in told.split(", ")) <= took
+    for wrong in (
+        stub.ModelInfer.future(service_pb2.ModelInferRequest(model_name="nope")),
+        stub.ServerLive.future(service_pb2.ServerLiveRequest()),
+    ):
+        assert "server-timing" not in [key for key, _ in wrong.trailing_metadata()]
 
 
 def test_a_stream_of_grpc_has_an_id(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> None:

@@ -11,6 +11,7 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client import Metric, parser
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+from tritonclient.grpc import service_pb2
 from websockets.sync.client import connect as connect_socket
 
 from incipit.service.api import health, open_inference, problems
@@ -21,7 +22,7 @@ from incipit.service.repository import Repository
 from incipit.service.runtime import CPU
 from incipit.service.sequences import Sequences
 from tests.conftest import ROOT, Server
-from tests.service.doors import Clients, grpc_raw, native_json
+from tests.service.doors import Clients, grpc_raw, native_json, step_frame
 
 
 def read_metrics(http: httpx.Client) -> dict[tuple[str, ...], float]:
@@ -166,6 +167,29 @@ def test_routes_of_fastapi_and_sockets_count_their_bytes_too(tiny: httpx.Client,
     assert counts["incipit_sent_bytes_total", "openai"] == len(answer.content)
     assert counts["incipit_received_bytes_total", "decode"] == len('{"input_ids": [1]}')
     assert counts["incipit_sent_bytes_total", "decode"] == len(told)
+
+
+def test_what_a_stream_takes_to_send_is_told_and_what_nobody_knows_is_not(tiny_clients: Clients) -> None:
+    """Also of frames that are answered in their connection."""
+    http, sent = tiny_clients.http, ("incipit_request_send_seconds_total", "decode")
+    found = [read_metrics(http)]
+    with connect_socket(f"{tiny_clients.socket}/models/gpt/decode") as stream:
+        for _ in range(4):
+            stream.send(step_frame([1]))
+            assert len(stream.recv()) > 16
+            found.append(read_metrics(http))
+    values = [metrics.get(sent, 0) for metrics in found]
+    assert values == sorted(set(values))
+    request = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(8)])
+    request.inputs.add(name="input_ids", datatype="INT64", shape=[1, 1])
+    (answer,) = tiny_clients.stub.ModelStreamInfer(iter([request]))
+    assert not answer.error_message
+    tiny_clients.stub.ModelInfer(request)
+    last = read_metrics(http)
+    assert last["incipit_request_send_seconds_total", "grpc-stream"] > 0
+    assert last.get(("incipit_request_send_seconds_total", "grpc"), 0) == 0
+    for door in ("decode", "grpc", "grpc-stream"):
+        assert last.get(("incipit_request_read_seconds_total", door), 0) == 0
 
 
 def test_memory_and_provider_are_told(tiny: httpx.Client, tiny_server: Server) -> None:

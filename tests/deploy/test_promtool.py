@@ -1,0 +1,54 @@
+"""What Prometheus itself says of the alerts, the settings and every query; skipped where there is no promtool."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from tests.conftest import ROOT, Server
+from tests.deploy.test_observe import QUERIES
+
+FOLDER = ROOT / "deploy/prometheus"
+pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool here")
+
+
+def promtool(*arguments: object, given: str | None = None) -> None:
+    done = subprocess.run(
+        ["promtool", *map(str, arguments)], check=False, capture_output=True, text=True, input=given, cwd=FOLDER
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_alerts_are_read_and_fire_when_they_should() -> None:
+    promtool("check", "rules", "rules.yml")
+    promtool("test", "rules", "rules.test.yml")
+
+
+def test_the_settings_are_read(tmp_path: Path) -> None:
+    """With a key where the container has its secret."""
+    (tmp_path / "metrics").write_text("key")
+    settings = (FOLDER / "prometheus.yml").read_text()
+    assert "/run/secrets/metrics" in settings
+    (tmp_path / "prometheus.yml").write_text(settings.replace("/run/secrets/metrics", str(tmp_path / "metrics")))
+    shutil.copy(FOLDER / "rules.yml", tmp_path)
+    promtool("check", "config", tmp_path / "prometheus.yml")
+
+
+def test_every_query_is_one(tmp_path: Path) -> None:
+    """As rules, which is how promtool takes queries without a server."""
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(QUERIES.values())]
+    for wrong in ([], [{"record": "query:wrong", "expr": "sum by (door (up)"}]):
+        (tmp_path / "queries.yml").write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules + wrong}]}))
+        if wrong:
+            with pytest.raises(AssertionError, match="parse error"):
+                promtool("check", "rules", tmp_path / "queries.yml")
+        else:
+            promtool("check", "rules", tmp_path / "queries.yml")
+
+
+def test_the_metrics_of_a_server_are_what_prometheus_wants(tiny_server: Server) -> None:
+    httpx.post(f"{tiny_server.address}/models/gpt/embed", json={"input_ids": [1]}).raise_for_status()
+    promtool("check", "metrics", given=httpx.get(f"{tiny_server.address}/metrics").text)
