@@ -8,9 +8,8 @@ Letters: B batch, L length, T tokens of all rows, D output width.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -18,26 +17,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from incipit.service.batching import SMALL, TOKENIZER_COST, Scheduler
+from incipit.service.calls import SHARED, Member, plan, run_members, sources
 from incipit.service.control import Control
 from incipit.service.errors import IncipitError, Invalid
+from incipit.service.large import check_values, computed, in_pieces, pooled
 from incipit.service.limits import Limits
 from incipit.service.log import Requests
-from incipit.service.manifest import (
-    BIAS_GRAPH,
-    EMBEDDINGS,
-    GRAPH,
-    TOKEN_EMBEDDINGS,
-    Manifest,
-)
+from incipit.service.manifest import BIAS_GRAPH, EMBEDDINGS, GRAPH, Manifest
 from incipit.service.messages import (
-    DTYPES,
     Answer,
     AnyRequest,
     BiasRequest,
     Int64,
     Pieces,
     Request,
-    Rows,
     StemRequest,
     Tensor,
     TextRequest,
@@ -45,36 +38,13 @@ from incipit.service.messages import (
 )
 from incipit.service.metrics import Execution, Metrics, Observation
 from incipit.service.pooling import pool
-from incipit.service.positions import count_real, graph_counts, position_index, real_tokens
+from incipit.service.positions import real_tokens
 from incipit.service.repository import Model, Repository, Stem
-from incipit.service.tiles import PIECE, pieces
+from incipit.service.rounding import cast
+from incipit.service.tiles import PIECE
 from incipit.service.truncation import truncate
-from incipit.service.validation import ZERO, check, check_bias, check_stem
+from incipit.service.validation import check, check_bias, check_stem
 from incipit.service.visit import CURRENT, current_trace
-
-SHARED = 2**14
-"""Values of vectors of a request that runs together with others; what is larger gains nothing by it."""
-
-
-# Those that every request makes are not frozen: that triples the time of making one.
-@dataclass(eq=False, slots=True)
-class Call:
-    """The inputs of one run of a graph, and the offset (B,) that continues each row."""
-
-    feeds: dict[str, Int64]
-    next_offset: Int64
-
-
-@dataclass(eq=False, slots=True)
-class Member:
-    """What one request asks of a model in a run that it may share.
-
-    `request` is None where every token is real and comes after the one before.
-    """
-
-    feeds: dict[str, Int64]
-    execution: Execution
-    request: Request | None = None
 
 
 class Admission:
@@ -186,7 +156,7 @@ class Engine:
             member = Member(call.feeds, execution, request)
             run = partial(run_members, model, names)
             most = PIECE // width
-            alone = size <= SMALL or not _in_pieces(request, call, model.manifest, most)
+            alone = size <= SMALL or not in_pieces(request, call, model.manifest, most)
             tensors: Mapping[str, Tensor]
             if size <= SHARED and model.manifest.exact_rows:
                 found = await self.scheduler.share((id(model), names), size, member, run)
@@ -196,14 +166,14 @@ class Engine:
                     size, lambda: _finish(request, member, model.manifest, outputs, *run([member]))
                 )
             elif request.pooling != "none":
-                tensors = await self.scheduler.run(size, lambda: {request.outputs[0]: _pooled(model, names, member)})
+                tensors = await self.scheduler.run(size, lambda: {request.outputs[0]: pooled(model, names, member)})
             else:
                 if (
                     request.dtype != "float32" or request.check
                 ):  # once the answer has begun, it is too late to refuse it
-                    await self.scheduler.run(size, lambda: _check_values(model, names, call.feeds, most, request))
+                    await self.scheduler.run(size, lambda: check_values(model, names, call.feeds, most, request))
                 shape = (tokens,) if request.input_ids.length is None else (execution.rows, request.input_ids.length)
-                parts = _computed(model, names, call.feeds, most, request.dtype, execution)
+                parts = computed(model, names, call.feeds, most, request.dtype, execution)
                 tensors = {request.outputs[0]: Pieces((*shape, width), request.dtype, parts)}
                 execution.goes_on = True
         self._count(model.name, execution.rows, tokens)
@@ -305,141 +275,6 @@ def _run_graph(
     return tensors
 
 
-@lru_cache
-def sources(outputs: tuple[str, ...], manifest: Manifest) -> tuple[Mapping[str, str], tuple[str, ...], int]:
-    """Return for each output that is wanted the output of a graph that it is, those, and the width of all wanted."""
-    # Where the model's own lookup is what enters block 0, it has no output of its own.
-    same = manifest.token_embeddings is not None and manifest.token_embeddings.output == EMBEDDINGS
-    sources = {name: EMBEDDINGS if same and name == TOKEN_EMBEDDINGS else name for name in outputs}
-    return sources, tuple(dict.fromkeys(sources.values())), sum(manifest.widths[name] for name in outputs)
-
-
-def run_members(model: Model, outputs: tuple[str, ...], members: list[Member]) -> list[dict[str, NDArray[np.float32]]]:
-    """Return the outputs of each member; several share one run, as rows of one token."""
-    if len(members) == 1:
-        execution = members[0].execution
-        execution.passed()
-        found = model.run(members[0].feeds, outputs)
-        execution.passed()
-        execution.batch = execution.rows
-        return [found]
-    for member in members:
-        member.execution.passed()
-    rows = [_rows_of_one(member, model.manifest) for member in members]
-    feeds = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
-    answers = _parts(model.run(feeds, outputs), members)
-    for member in members:
-        member.execution.passed()
-        member.execution.batch = 0
-    members[0].execution.batch = sum(member.execution.rows for member in members)
-    return answers
-
-
-def _rows_of_one(member: Member, manifest: Manifest) -> dict[str, Int64]:
-    """Return the inputs of a call as rows of one token, each at its position."""
-    feeds, offset = member.feeds, member.feeds["offset"]
-    batch, length = feeds["input_ids"].shape
-    if length == 1:
-        return feeds if len(offset) == batch else feeds | {"offset": np.repeat(offset, batch)}
-    feeds = {name: values.reshape(-1, 1) for name, values in feeds.items() if name != "offset"}
-    if member.request is None:
-        positions = np.broadcast_to(offset.reshape(-1, 1) + np.arange(length), (batch, length)).reshape(-1)
-    else:
-        positions = position_index(member.request, manifest, offset)
-    return feeds | {"offset": positions}
-
-
-def _parts(found: Mapping[str, NDArray[np.float32]], members: list[Member]) -> list[dict[str, NDArray[np.float32]]]:
-    """Return what each member has of vectors (T, 1, width), in the shape that it called for."""
-    parts, begin = [], 0
-    for member in members:
-        shape = member.feeds["input_ids"].shape
-        end = begin + math.prod(shape)
-        parts.append({name: vectors[begin:end].reshape(*shape, -1) for name, vectors in found.items()})
-        begin = end
-    return parts
-
-
-def _in_pieces(request: Request, call: Call, manifest: Manifest, most: int) -> bool:
-    """Return whether pieces of `most` tokens give the vectors of a call."""
-    return (
-        len(request.outputs) == 1
-        and not manifest.rotary
-        and (manifest.counts == "slots" or call.feeds["input_ids"].shape[1] <= most)
-    )
-
-
-def _vectors(
-    model: Model, names: tuple[str, ...], feeds: Mapping[str, Int64], most: int
-) -> Iterator[NDArray[np.float32]]:
-    """Yield the vectors of a call in pieces of at most `most` tokens."""
-    for piece in pieces(feeds, most):
-        (vectors,) = model.run(piece, names).values()
-        yield vectors
-
-
-def _check_values(
-    model: Model, names: tuple[str, ...], feeds: Mapping[str, Int64], most: int, request: Request
-) -> None:
-    """Raise Invalid where a value of a call is too large for the type of the answer, or one that it cannot hold."""
-    for vectors in _vectors(model, names, feeds, most):
-        narrow = cast(vectors, request.dtype)
-        if request.check is not None:
-            request.check(narrow)
-
-
-def _computed(
-    model: Model, names: tuple[str, ...], feeds: Mapping[str, Int64], most: int, dtype: str, execution: Execution
-) -> Iterator[NDArray[np.generic]]:
-    """Yield the vectors of a call in pieces of at most `most` tokens, and count it."""
-    execution.passed()
-    success = False
-    try:
-        for vectors in _vectors(model, names, feeds, most):
-            yield cast(vectors, dtype)
-        execution.passed()
-        execution.passed()
-        execution.batch, success = execution.rows, True
-    finally:
-        execution.end(success)
-
-
-def _pooled(model: Model, names: tuple[str, ...], member: Member) -> NDArray[np.generic]:
-    """Return one vector for each row, (B, width), of which only a few are computed at a time."""
-    request, feeds, execution = member.request, member.feeds, member.execution
-    assert request is not None
-    rows, real = request.input_ids, real_tokens(request, model.manifest)
-    length = feeds["input_ids"].shape[1]
-    most = max(1, SMALL // model.manifest.widths[request.outputs[0]])
-    execution.passed()
-    found: list[NDArray[np.float32]] = []
-    for first, last in _groups(rows.lengths, most):
-        begin, end = int(rows.starts[first]), int(rows.starts[last - 1] + rows.lengths[last - 1])
-        part = {name: values[begin // length : end // length] for name, values in feeds.items()}
-        if len(feeds["offset"]) == 1:
-            part["offset"] = feeds["offset"]
-        (vectors,) = model.run(part, names).values()
-        some = Rows(rows.values[begin:end], rows.lengths[first:last])
-        kept = None if real is None else real[begin:end]
-        found.append(pool(vectors.reshape(end - begin, -1), some, kept, request.pooling))
-    execution.passed()
-    pooled = cast(np.concatenate(found), request.dtype)
-    execution.passed()
-    execution.batch = execution.rows
-    return pooled
-
-
-def _groups(lengths: Int64, most: int) -> Iterator[tuple[int, int]]:
-    """Yield the first row of each group, and the one after its last, which have at most `most` tokens, or one row."""
-    first, tokens = 0, 0
-    for row, length in enumerate(lengths.tolist()):
-        if row > first and tokens + length > most:
-            yield first, row
-            first, tokens = row, 0
-        tokens += length
-    yield first, len(lengths)
-
-
 def _finish(
     request: Request,
     member: Member,
@@ -463,46 +298,3 @@ def _finish(
             tensors[output] = cast(pooled, request.dtype)
     member.execution.passed()
     return tensors
-
-
-def plan(request: Request, manifest: Manifest) -> Call:
-    """Choose the shape of the call for a request that was checked, and the positions in it."""
-    rows = request.input_ids
-    offset = ZERO if request.offset is None else request.offset
-    next_offset: Int64 = offset + count_real(request, manifest)
-    shape: tuple[int, int]
-    if graph_counts(request, manifest):
-        shape, positions = (len(rows.lengths), len(rows.values) // len(rows.lengths)), offset
-    else:
-        shape = (len(rows.values), 1)
-        if request.position_ids is None:
-            positions = position_index(request, manifest, offset)
-        else:
-            positions = request.position_ids.values
-            real = real_tokens(request, manifest)
-            next_offset = np.maximum.reduceat((positions + 1) * (1 if real is None else real), rows.starts)
-    feeds = {"input_ids": rows.values.reshape(shape), "offset": positions}
-    for name in manifest.indices:
-        feeds[name] = (request.indices[name].values if name in request.indices else np.zeros_like(rows.values)).reshape(
-            shape
-        )
-    if manifest.needs_mask:
-        mask = request.attention_mask
-        feeds["attention_mask"] = (np.ones_like(rows.values) if mask is None else mask.values).reshape(shape)
-    return Call(feeds, next_offset)
-
-
-def cast(vectors: NDArray[np.float32], dtype: str) -> NDArray[np.generic]:
-    """Return `vectors` in an output type, rounded to nearest, ties to even.
-
-    Raises:
-        Invalid: a value is too large for the type.
-
-    """
-    if dtype == "float32":
-        return vectors
-    with np.errstate(over="ignore"):
-        narrow = vectors.astype(DTYPES[dtype])
-    if not np.isfinite(narrow).all() and np.isfinite(vectors).all():
-        raise Invalid("dtype", dtype, f"float32, since a value of {float(np.abs(vectors).max()):g} does not fit")
-    return narrow

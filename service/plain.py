@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from incipit.service.batching import SMALL, Group
-from incipit.service.engine import SHARED, Engine, Member, run_members, sources
+from incipit.service.calls import SHARED, Member, run_members, sources
+from incipit.service.engine import Engine
 from incipit.service.messages import Int64, Request
 from incipit.service.metrics import Execution
 from incipit.service.repository import Model

@@ -16,12 +16,14 @@ from incipit.models.embeddings import gpt2_embedding
 from incipit.models.frontend import FrontEnd, FrontEndConfig
 from incipit.models.steps import Positions, Project, Tokens
 from incipit.service.batching import Scheduler
-from incipit.service.engine import Call, Engine, cast, plan
+from incipit.service.calls import Call, plan
+from incipit.service.engine import Engine
 from incipit.service.errors import Invalid, TooLarge
 from incipit.service.manifest import Manifest, Source
 from incipit.service.messages import Request, TokenAnswer
 from incipit.service.metrics import INFER, Metrics
 from incipit.service.repository import Repository
+from incipit.service.rounding import cast
 from incipit.service.runtime import CPU
 from incipit.service.wire.native import read_embed
 from tests.service.doors import Fields

@@ -1,0 +1,98 @@
+"""Large answers: computed a piece after another, so that neither memory nor the time of others goes with their size.
+
+Letters: B batch, T tokens of all rows.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from incipit.service.batching import SMALL
+from incipit.service.calls import Call, Member
+from incipit.service.manifest import Manifest
+from incipit.service.messages import Int64, Request, Rows
+from incipit.service.metrics import Execution
+from incipit.service.pooling import pool
+from incipit.service.positions import real_tokens
+from incipit.service.repository import Model
+from incipit.service.rounding import cast
+from incipit.service.tiles import pieces
+
+
+def in_pieces(request: Request, call: Call, manifest: Manifest, most: int) -> bool:
+    """Return whether pieces of `most` tokens give the vectors of a call."""
+    return (
+        len(request.outputs) == 1
+        and not manifest.rotary
+        and (manifest.counts == "slots" or call.feeds["input_ids"].shape[1] <= most)
+    )
+
+
+def _vectors(
+    model: Model, names: tuple[str, ...], feeds: Mapping[str, Int64], most: int
+) -> Iterator[NDArray[np.float32]]:
+    """Yield the vectors of a call in pieces of at most `most` tokens."""
+    for piece in pieces(feeds, most):
+        (vectors,) = model.run(piece, names).values()
+        yield vectors
+
+
+def check_values(model: Model, names: tuple[str, ...], feeds: Mapping[str, Int64], most: int, request: Request) -> None:
+    """Raise Invalid where a value of a call is too large for the type of the answer, or one that it cannot hold."""
+    for vectors in _vectors(model, names, feeds, most):
+        narrow = cast(vectors, request.dtype)
+        if request.check is not None:
+            request.check(narrow)
+
+
+def computed(
+    model: Model, names: tuple[str, ...], feeds: Mapping[str, Int64], most: int, dtype: str, execution: Execution
+) -> Iterator[NDArray[np.generic]]:
+    """Yield the vectors of a call in pieces of at most `most` tokens, and count it."""
+    execution.passed()
+    success = False
+    try:
+        for vectors in _vectors(model, names, feeds, most):
+            yield cast(vectors, dtype)
+        execution.passed()
+        execution.passed()
+        execution.batch, success = execution.rows, True
+    finally:
+        execution.end(success)
+
+
+def pooled(model: Model, names: tuple[str, ...], member: Member) -> NDArray[np.generic]:
+    """Return one vector for each row, (B, width), of which only a few are computed at a time."""
+    request, feeds, execution = member.request, member.feeds, member.execution
+    assert request is not None
+    rows, real = request.input_ids, real_tokens(request, model.manifest)
+    length = feeds["input_ids"].shape[1]
+    most = max(1, SMALL // model.manifest.widths[request.outputs[0]])
+    execution.passed()
+    found: list[NDArray[np.float32]] = []
+    for first, last in _groups(rows.lengths, most):
+        begin, end = int(rows.starts[first]), int(rows.starts[last - 1] + rows.lengths[last - 1])
+        part = {name: values[begin // length : end // length] for name, values in feeds.items()}
+        if len(feeds["offset"]) == 1:
+            part["offset"] = feeds["offset"]
+        (vectors,) = model.run(part, names).values()
+        some = Rows(rows.values[begin:end], rows.lengths[first:last])
+        kept = None if real is None else real[begin:end]
+        found.append(pool(vectors.reshape(end - begin, -1), some, kept, request.pooling))
+    execution.passed()
+    pooled = cast(np.concatenate(found), request.dtype)
+    execution.passed()
+    execution.batch = execution.rows
+    return pooled
+
+
+def _groups(lengths: Int64, most: int) -> Iterator[tuple[int, int]]:
+    """Yield the first row of each group, and the one after its last, which have at most `most` tokens, or one row."""
+    first, tokens = 0, 0
+    for row, length in enumerate(lengths.tolist()):
+        if row > first and tokens + length > most:
+            yield first, row
+            first, tokens = row, 0
+        tokens += length
+    yield first, len(lengths)
