@@ -2,6 +2,8 @@
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from incipit.service.access import caller_name
@@ -49,6 +51,15 @@ class Limits:
     ) -> None:
         """End a request."""
         self._running -= 1
+
+    @contextmanager
+    def goes_on(self) -> Iterator[None]:
+        """Count a request that was answered within the limits for as long as the rest of its answer is sent."""
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
 
     def check_rows(self, field: str, rows: int) -> None:
         """Raise TooLarge where a request has too many rows."""

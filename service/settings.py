@@ -163,6 +163,8 @@ def variable(name: str) -> str:
 
 
 def _allowed(message: str) -> str:
+    if message.startswith("Input is not a valid path"):  # and which class of Python it was to be
+        return "a path"
     return message.removeprefix("Input should be ").removeprefix("Value error, ")
 
 

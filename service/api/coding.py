@@ -61,7 +61,11 @@ def wanted(accept: str, text: bool) -> str | None:
 
 
 async def encode(reply: Reply, arrival: Arrival, engine: Engine, text: bool) -> Reply:
-    """Return `reply`, compressed where `arrival` asks for it; `text` says whether it holds numbers as text."""
+    """Return `reply`, compressed where `arrival` asks for it; `text` says whether it holds numbers as text.
+
+    A large one counts as answered now, within the limits of `engine`, until it was sent.
+    """
+    reply.goes_on = engine.limits.goes_on
     accept = arrival.header(b"accept-encoding")
     coding = wanted(accept, text) if accept else None
     parts, size = reply.parts, reply.size

@@ -34,8 +34,14 @@ OPENAI = "/v1"
 
 
 def problem(error: errors.IncipitError) -> bytes:
-    """Return the error as a problem document (RFC 9457), with the field, the value got and the value allowed."""
-    return orjson.dumps(_document(error))
+    """Return the error as a problem document (RFC 9457), with the field, the value got and the value allowed.
+
+    It stands in a stream, which has no header to say when the same step may succeed.
+    """
+    document = _document(error)
+    if error.retry_after is not None:
+        document["retry_after"] = error.retry_after
+    return orjson.dumps(document)
 
 
 def _document(error: errors.IncipitError) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import Response
@@ -34,7 +35,8 @@ class Reply(Response):
     """An answer of one type, in parts.
 
     `form`, where it is set, tells from the answer the form of the request, if later ones may be answered by it. `size`
-    is how many bytes its content has, None where nobody knows before it is sent.
+    is how many bytes its content has, None where nobody knows before it is sent. A large one is sent within a block of
+    `goes_on`.
 
     Args:
         parts: its content.
@@ -46,6 +48,7 @@ class Reply(Response):
     def __init__(self, parts: Sequence[Part], media: str, further: Headers = ()) -> None:
         # Not as the parent does it, which wants the content whole, and takes as long as all the rest of a small answer.
         self.form: Callable[[Reply], Form | None] | None = None
+        self.goes_on: Callable[[], AbstractContextManager[None]] = nullcontext
         self.status_code = 200
         self.background = None
         self.parts = parts
@@ -80,14 +83,15 @@ class Reply(Response):
     async def packets(self) -> AsyncIterator[Buffer]:
         """Yield what is sent packet by packet; whoever takes them lets others be answered between two of them."""
         deflate = self._deflate
-        for packet in packets(self.parts):
+        with self.goes_on():
+            for packet in packets(self.parts):
+                if deflate is not None:
+                    # Not by the scheduler, which may refuse: the answer has begun.
+                    packet = await asyncio.get_running_loop().run_in_executor(None, deflate.compress, packet)
+                if packet:  # zlib may keep it all; an empty chunk would be the end
+                    yield packet
             if deflate is not None:
-                # Not by the scheduler, which may refuse: the answer has begun.
-                packet = await asyncio.get_running_loop().run_in_executor(None, deflate.compress, packet)
-            if packet:  # zlib may keep it all; an empty chunk would be the end
-                yield packet
-        if deflate is not None:
-            yield deflate.flush()
+                yield deflate.flush()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as ASGI has it
         """Send it, or as much of it as the client waits for."""

@@ -240,6 +240,40 @@ def test_nothing_more_is_computed_for_a_client_that_leaves(running: Server, clie
     assert after["inference_stats"]["success"] == before["inference_stats"]["success"]
 
 
+def test_a_large_answer_that_nobody_reads_counts_as_answered_now(root: Path) -> None:
+    """The first of its form, one like it, one of FastAPI's, and numbers, as they are and compressed."""
+    path, body, headers = raw(np.zeros((35, 850), np.int64), 0)
+    address, document, _ = LARGE["native"]
+    numbers = address, orjson.dumps(document(np.zeros((16, 850), np.int64))), {"Content-Type": "application/json"}
+    with (
+        serving(root, INCIPIT_MAX_REQUESTS="1") as server,
+        httpx.Client(base_url=server.address, timeout=30) as client,
+    ):
+        url = httpx.URL(server.address)
+
+        def status() -> int:
+            return client.post("/models/gpt/embed", json={"input_ids": [1]}).status_code
+
+        for way, whole in (
+            ((path, body, headers), True),
+            ((path, body, headers), False),
+            ((path, body, headers | {"Origin": server.address}), False),
+            (numbers, False),
+            ((*numbers[:2], numbers[2] | {"Accept-Encoding": "gzip"}), False),
+        ):
+            with socket.socket() as stream:
+                stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                stream.connect((url.host, url.port))
+                stream.sendall(head(*way) + way[1])
+                assert stream.recv(12) == b"HTTP/1.1 200"
+                assert status() == 503
+                if whole:
+                    read_answers(stream, 1)
+            deadline = time.monotonic() + 30
+            while status() != 200:
+                assert time.monotonic() < deadline
+
+
 @pytest.mark.parametrize("number", range(2))
 def test_an_answer_that_is_computed_while_it_is_sent_says_when_it_was_read(client: httpx.Client, number: int) -> None:
     path, body, headers = WAYS["raw"](np.full((16, 850), number), 0)

@@ -112,6 +112,17 @@ def test_requests_at_a_time_are_limited_and_the_next_is_answered(strict: Server,
         assert client.embed([1], model="gpt").vectors.shape == (1, 1, 4)
 
 
+def test_a_small_body_that_is_awaited_holds_nobody_up(strict: Server, clients: Clients) -> None:
+    address = urlsplit(strict.address)
+    head = b"POST /models/gpt/embed HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 20\r\n\r\n"
+    with socket.create_connection((str(address.hostname), int(address.port or 0))) as half:
+        half.sendall(head + b"{")
+        time.sleep(0.1)
+        assert clients.http.post("/models/gpt/embed", json=ONE).status_code == 200
+        half.sendall(b'"input_ids": [[1]]}')
+        assert half.recv(12) == b"HTTP/1.1 200"
+
+
 def test_streams_are_limited_at_every_door(strict: Server, clients: Clients) -> None:
     address = f"{strict.socket}/models/gpt/decode"
     wait(strict, "incipit_streams_open 0.0")
@@ -203,7 +214,12 @@ def test_a_step_counts_for_who_opened_the_stream(tiny_repository: Path) -> None:
         stream.send(step_frame([1]))
         answer = stream.recv()
         assert isinstance(answer, bytes)
-        assert b"TooMany" in answer
+        told = [json.loads(answer[answer.index(b"{") :])]
+        stream.send('{"input_ids": [1]}')
+        told.append(json.loads(stream.recv())["error"])
+        for error in told:
+            assert (error["title"], error["status"]) == ("TooMany", 429)
+            assert 1 <= error["retry_after"] <= 20
 
 
 def times(per_second: float, moments: list[float]) -> list[int | None]:

@@ -148,6 +148,7 @@ def test_an_option_wins_over_a_variable_and_that_over_the_file(monkeypatch: pyte
     [
         ("prot = 1", "{file}: got prot, allowed port, or another that incipit settings lists"),
         ("port = 'x'", "port in {file}: got x, allowed a valid integer, unable to parse string as an integer"),
+        ("api_keys = ['x']", "api_keys in {file}: got ['x'], allowed a path"),
         ("port =", "config: got {shown}, allowed a TOML file (Invalid value (at end of document))"),
         ("config = 'other.toml'", "{file}: got config, allowed every other setting, since this is the file"),
     ],
