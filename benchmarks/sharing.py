@@ -4,7 +4,7 @@
 
 asks gpt2-small and minilm of `model_repository` in this process, without a door: so many requests at once, each of one
 row, and the same one after another. Processor time, the medians of the ratios of rounds in turn; below 1, sharing wins.
-The limit up to which requests share, `SHARED` in `service/engine.py`, is lifted meanwhile.
+The limit up to which requests share, `SHARED` in `service/calls.py`, is lifted meanwhile.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ async def measure(name: str) -> None:
 
 def main() -> None:
     """Measure both models."""
-    engine.SHARED = 2**30
+    engine.SHARED = 2**30  # type: ignore[attr-defined]
     for name in ("gpt2-small", "minilm"):
         uvloop.run(measure(name))
 

@@ -168,9 +168,8 @@ class Engine:
             elif request.pooling != "none":
                 tensors = await self.scheduler.run(size, lambda: {request.outputs[0]: pooled(model, names, member)})
             else:
-                if (
-                    request.dtype != "float32" or request.check
-                ):  # once the answer has begun, it is too late to refuse it
+                # Once the answer has begun, it is too late to refuse it.
+                if request.dtype != "float32" or request.check is not None:
                     await self.scheduler.run(size, lambda: check_values(model, names, call.feeds, most, request))
                 shape = (tokens,) if request.input_ids.length is None else (execution.rows, request.input_ids.length)
                 parts = computed(model, names, call.feeds, most, request.dtype, execution)
