@@ -18,6 +18,8 @@ from incipit.service.positions import count_real, graph_counts, position_index, 
 from incipit.service.repository import Model
 from incipit.service.validation import ZERO
 
+CHECKED = 2
+"""Marks of an execution that waits for its run."""
 SHARED = 2**14
 """Values of vectors of a request that runs together with others; what is larger gains nothing by it."""
 
@@ -81,6 +83,8 @@ def sources(outputs: tuple[str, ...], manifest: Manifest) -> tuple[Mapping[str, 
 
 def run_members(model: Model, outputs: tuple[str, ...], members: list[Member]) -> list[dict[str, NDArray[np.float32]]]:
     """Return the outputs of each member; several share one run, as rows of one token."""
+    for member in members:
+        del member.execution.marks[CHECKED:]  # of a run that failed, of which this is the repetition
     if len(members) == 1:
         execution = members[0].execution
         execution.passed()

@@ -8,13 +8,14 @@ import struct
 from contextvars import Context, copy_context
 from http.client import SWITCHING_PROTOCOLS
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 from fastapi.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 from websockets.frames import apply_mask  # type: ignore[attr-defined]
 from websockets.http11 import Request
 
+from incipit.service.api import problems
 from incipit.service.api.arrival import Arrival
 from incipit.service.api.decode import CONNECTION
 from incipit.service.api.entry import Entry
@@ -181,7 +182,10 @@ class Http(BoundedHttp):
         try:
             vectors = run.finish()
         except Exception:
-            self._break_off(visit)
+            LOG.exception("a request failed in an unforeseen way", extra={"request_id": visit.text})
+            run.fail(visit, "Failed")
+            self._send_whole(problems.unforeseen(form.path), visit)
+            self._end()
             return
         finally:
             form.plain.limits.__exit__(None, None, None)
@@ -199,7 +203,8 @@ class Http(BoundedHttp):
 
     async def _send_pieces(self, form: Form, run: Run, visit: Visit) -> None:
         """Write a large answer piece by piece, each when it is computed, as fast as the client takes them."""
-        began, size, whole = perf_counter(), len(form.prefix), False
+        began, size = perf_counter(), len(form.prefix)
+        outcome: Literal["ok", "Failed", "Aborted"] = "Aborted"
         self.transport.write(self._head(200, form.headers, visit) + form.prefix)
         try:
             for piece in run.pieces():
@@ -209,16 +214,18 @@ class Http(BoundedHttp):
                     return
                 self.transport.write(raw_bytes(piece))
                 size += piece.nbytes
-            whole = True
+            outcome = "ok"
         except Exception:
+            outcome = "Failed"
             self._break_off(visit)
-            return
         finally:
             form.plain.limits.__exit__(None, None, None)
-            if not whole:
+            if outcome == "ok":
+                run.count(visit, visit.received, size, perf_counter() - began)
+                self._end()
+            else:
+                run.fail(visit, outcome)
                 form.plain.metrics.carried(form.door, visit.received, size, visit.read, perf_counter() - began)
-        run.count(visit, visit.received, size, perf_counter() - began)
-        self._end()
 
     async def _answer(self, arrival: Arrival, target: Target, visit: Visit) -> None:
         """Answer a request for `target`."""
@@ -226,10 +233,8 @@ class Http(BoundedHttp):
         CURRENT.set(visit)
         try:
             response = await self._entry.answer(arrival, target)
-            if self.transport.is_closing():
-                return
             began = perf_counter()
-            size = await self._send(response, visit)
+            size = 0 if self.transport.is_closing() else await self._send(response, visit)
         except Exception:
             self._break_off(visit)
             return
@@ -237,16 +242,16 @@ class Http(BoundedHttp):
             self._entry.carried(visit.door, visit.received, size, visit.read, perf_counter() - began)
         forms = self._entry.forms
         if forms is not None and isinstance(response, Reply) and response.form and (form := response.form(response)):
+            form.path = target.path
             forms.keep(self._key, form)
         self._end()
 
     async def _send(self, response: Response, visit: Visit) -> int:
         """Write an answer, as fast as the client takes it, and return how many bytes follow its head."""
+        if not isinstance(response, Reply):
+            return self._send_whole(response, visit)
         transport = self.transport
         head = self._head(response.status_code, lines_of(response.raw_headers), visit)
-        if not isinstance(response, Reply):
-            transport.write(head + bytes(response.body))
-            return len(response.body)
         if response.small:
             content = list(response.content())
             transport.writelines((head, *content))
@@ -266,6 +271,13 @@ class Http(BoundedHttp):
         if chunked:
             transport.write(b"0\r\n\r\n")
         return size
+
+    def _send_whole(self, response: Response, visit: Visit) -> int:
+        """Write an answer that is no tensor, and return how many bytes follow its head."""
+        self.transport.write(
+            self._head(response.status_code, lines_of(response.raw_headers), visit) + bytes(response.body)
+        )
+        return len(response.body)
 
     def _head(self, status: int, headers: bytes, visit: Visit) -> bytes:
         """Return the head of an answer with such lines of headers."""
@@ -384,6 +396,7 @@ class WebSocket(BoundedWebSocket):
             head, vectors = session.finish(run)
         except Exception:
             LOG.exception("a step failed in an unforeseen way")
+            run.fail(session.visit, "Failed")
             self.transport.abort()
             return
         size, began = 0, perf_counter()
@@ -394,7 +407,8 @@ class WebSocket(BoundedWebSocket):
         session.end(run, size, perf_counter() - began)
         if self._later:
             later, self._later = self._later, b""
-            self.transport.resume_reading()
+            if self.writable.is_set() and not self.read_paused:  # else whoever paused it resumes it
+                self.transport.resume_reading()
             self.data_received(later)
 
     def shutdown(self) -> None:

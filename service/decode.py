@@ -90,6 +90,7 @@ class DecodeStream:
             after = before
         else:
             after = operation.after(before, self.model.manifest.limit, self._engine.max_tokens)
+            self._engine.limits.check_rows("rows", len(after))
         if repeated is None:
             self.offset = after
             if message.number:

@@ -170,9 +170,12 @@ class Engine:
             else:
                 # Once the answer has begun, it is too late to refuse it.
                 if request.dtype != "float32" or request.check is not None:
-                    await self.scheduler.run(size, lambda: check_values(model, names, call.feeds, most, request))
+                    await self.scheduler.run(size, lambda: check_values(model, names, member, most))
+                else:
+                    execution.passed()
                 shape = (tokens,) if request.input_ids.length is None else (execution.rows, request.input_ids.length)
-                parts = computed(model, names, call.feeds, most, request.dtype, execution)
+                parts = computed(model, names, member, most)
+                next(parts)  # begun, so that it is counted though its client may leave before the first piece
                 tensors = {request.outputs[0]: Pieces((*shape, width), request.dtype, parts)}
                 execution.goes_on = True
         self._count(model.name, execution.rows, tokens)

@@ -12,7 +12,6 @@ from incipit.service.batching import SMALL
 from incipit.service.calls import Call, Member
 from incipit.service.manifest import Manifest
 from incipit.service.messages import Int64, Request, Rows
-from incipit.service.metrics import Execution
 from incipit.service.pooling import pool
 from incipit.service.positions import real_tokens
 from incipit.service.repository import Model
@@ -38,23 +37,29 @@ def _vectors(
         yield vectors
 
 
-def check_values(model: Model, names: tuple[str, ...], feeds: Mapping[str, Int64], most: int, request: Request) -> None:
-    """Raise Invalid where a value of a call is too large for the type of the answer, or one that it cannot hold."""
-    for vectors in _vectors(model, names, feeds, most):
+def check_values(model: Model, names: tuple[str, ...], member: Member, most: int) -> None:
+    """Raise Invalid where a value of a call is too large for the type of the answer, or one that it cannot hold.
+
+    This is the first half of the run that `computed` goes on with.
+    """
+    request = member.request
+    assert request is not None
+    member.execution.passed()
+    for vectors in _vectors(model, names, member.feeds, most):
         narrow = cast(vectors, request.dtype)
         if request.check is not None:
             request.check(narrow)
 
 
-def computed(
-    model: Model, names: tuple[str, ...], feeds: Mapping[str, Int64], most: int, dtype: str, execution: Execution
-) -> Iterator[NDArray[np.generic]]:
-    """Yield the vectors of a call in pieces of at most `most` tokens, and count it."""
-    execution.passed()
+def computed(model: Model, names: tuple[str, ...], member: Member, most: int) -> Iterator[NDArray[np.generic]]:
+    """Yield no value, and then the vectors of a call in pieces of at most `most` tokens, and count it."""
+    execution, request = member.execution, member.request
+    assert request is not None
     success = False
     try:
-        for vectors in _vectors(model, names, feeds, most):
-            yield cast(vectors, dtype)
+        yield np.empty(0, np.float32)
+        for vectors in _vectors(model, names, member.feeds, most):
+            yield cast(vectors, request.dtype)
         execution.passed()
         execution.passed()
         execution.batch, success = execution.rows, True

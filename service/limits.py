@@ -38,12 +38,12 @@ class Limits:
             Unavailable: too many are answered now.
 
         """
-        if self._per_second is not None:
-            self._count(caller_name(), self._per_second, time.monotonic())
-        if self._running >= self._requests:
+        if self._running >= self._requests:  # first: what is refused so is not held against its caller
             raise Unavailable(
                 "requests", f"one more than {self._requests}", f"{self._requests} at a time; try again later"
             )
+        if self._per_second is not None:
+            self._count(caller_name(), self._per_second, time.monotonic())
         self._running += 1
 
     def __exit__(

@@ -84,7 +84,9 @@ class Meanwhile:
         try:
             with asyncio.Runner(loop_factory=self._config.get_loop_factory()) as runner:
                 runner.run(self._serve())
-        except OSError as error:  # such as too few descriptors
+        except Exception as error:  # such as too few descriptors
+            if self._began.done():
+                raise
             self._began.set_exception(error)
 
     async def _serve(self) -> None:

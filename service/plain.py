@@ -9,6 +9,7 @@ Letters: B batch, L length, D output width.
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +74,7 @@ class Plain:
         self.log = engine.log
         self.run = partial(run_members, model, self.names)
         self.key = (id(model), self.names)
-        self.shared = SHARED if manifest.exact_rows else 0
+        self.shared = min(SHARED, engine.max_tokens * self.width) if manifest.exact_rows else 0
         self.indices = tuple(manifest.indices)
         self._vocabulary, self._limit = manifest.vocab_size, manifest.limit
 
@@ -134,15 +135,8 @@ class Run:
         """Yield the vectors, a few of the B * L after another."""
         plain, execution = self._plain, self.execution
         execution.passed()
-        whole = False
-        try:
-            for feeds in pieces(self._member.feeds, PIECE // plain.width):
-                yield plain.model.run(feeds, plain.names)[plain.name]
-            whole = True
-        finally:
-            if not whole:
-                execution.end(success=False)
-                plain.metrics.asked(self._door, plain.model.name, "Aborted", execution.seconds)
+        for feeds in pieces(self._member.feeds, PIECE // plain.width):
+            yield plain.model.run(feeds, plain.names)[plain.name]
         execution.passed()
         execution.batch = execution.rows
         execution.passed()
@@ -165,3 +159,11 @@ class Run:
             visit.trace.ran(plain.model.name, self.execution.rows, tokens)
         if plain.log.share:
             plain.log.write(visit, self._door, plain.model.name, "ok", self.execution.seconds)
+
+    def fail(self, visit: Visit | None, outcome: Literal["Failed", "Aborted"]) -> None:
+        """Count the request, which failed or whose client left, and write its line if there is to be one."""
+        plain, seconds = self._plain, self.execution.seconds
+        self.execution.end(success=False)
+        plain.metrics.asked(self._door, plain.model.name, outcome, seconds)
+        if plain.log.share:
+            plain.log.write(visit, self._door, plain.model.name, outcome, seconds)

@@ -37,9 +37,11 @@ def router(engine: Engine, streams: Streams, max_body_bytes: int) -> APIRouter:
     async def socket(socket: WebSocket, name: str, version: str | None = None) -> None:
         with ExitStack() as stack:
             try:
-                with engine.request("decode-open"):
+                with engine.request("decode-open") as observation:
                     fields = read_query(single_values(socket.scope["query_string"]))
-                    session = Session(engine, engine.repository.get(name, version), fields)
+                    model = engine.repository.get(name, version)
+                    observation.model = model.name
+                    session = Session(engine, model, fields)
                     lifetime = stack.enter_context(streams.open())
             except IncipitError as error:
                 await socket.send_denial_response(problems.respond(error, socket.url.path))

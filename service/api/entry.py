@@ -34,8 +34,6 @@ EXPOSED = (
     *("Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate", "X-Request-Id", "Server-Timing"),
 )
 """Headers of an answer that a page may read."""
-ANYBODY = Context()
-"""In which nobody is told from another."""
 Carried = Callable[[str, int, int, float, float], None]
 HEADS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 """Messages of ASGI with the headers of an answer."""
@@ -135,7 +133,7 @@ class Entry:
             context = Context()
             context.run(access.came_from, client[0] if client else "")
             return context
-        return ANYBODY
+        return Context()
 
     def _target(self, address: bytes) -> Target | None:
         """Return what a POST to an address, as the first line of a request has it, is for, if that is a tensor."""

@@ -38,6 +38,7 @@ class Form:
         offset_at: where the offset begins in a body; None where that holds none.
         headers: of an answer, as lines of HTTP/1.1.
         prefix: what stands before the vectors in the body of an answer.
+        path: of the address.
 
     """
 
@@ -50,6 +51,7 @@ class Form:
     offset_at: int | None
     headers: bytes
     prefix: bytes
+    path: str = ""
 
     def read(self, body: bytes) -> tuple[Int64, Int64]:
         """Return the ids (B, L) and the offset of a request."""

@@ -93,8 +93,12 @@ class Reply(Response):
             if deflate is not None:
                 yield deflate.flush()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as ASGI has it
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it, or as much of it as the client waits for."""
+        if self.size is None and scope["http_version"] == "1.0":  # which knows no chunks
+            content = b"".join([packet async for packet in self.packets()])
+            self.parts, self.size, self._deflate = [content], len(content), None
+            self.raw_headers.append((b"content-length", b"%d" % len(content)))
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         if self.small:
             for packet in self.content():

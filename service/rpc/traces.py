@@ -1,5 +1,6 @@
 """A call of gRPC as its span tells it, by the semantic conventions of OpenTelemetry."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -54,10 +55,14 @@ class Traces(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def _traced(self, method: str, context: grpc.aio.ServicerContext) -> Iterator[None]:
         said = {"rpc.system.name": "grpc", "rpc.method": method}
         with self._begin(visit_of(context), metadata_of(context), method, said) as trace:
+            code = None
             try:
                 yield
+            except asyncio.CancelledError:  # by the client, or its deadline; no code says so
+                code = grpc.StatusCode.CANCELLED
+                raise
             finally:
-                code = context.code() or grpc.StatusCode.OK
+                code = code or context.code() or grpc.StatusCode.OK
                 trace.attributes["rpc.response.status_code"] = code.name
                 trace.failed = trace.failed or code in FAULTS
                 if code is not grpc.StatusCode.OK:

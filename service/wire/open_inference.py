@@ -93,10 +93,12 @@ def read_infer(body: bytes, header_length: str | None, manifest: Manifests) -> I
 
 
 def places(body: bytes, header_length: str, manifest: Manifest) -> dict[str, int] | None:
-    """Return where the tensors of a request that was read begin in its body; None where one is in the JSON."""
+    """Return where the tensors of a request that was read begin in its body; None where JSON is long, or holds one."""
     position, found = _header_length(header_length, len(body)), {}
     if position == 0:
         return {"input_ids": 0}
+    if position > LONGEST_KEPT:
+        return None
     for tensor in _kept_header(body[:position], manifest).inputs:
         if tensor.data is not None:
             return None

@@ -344,6 +344,21 @@ def test_a_large_answer_that_is_compressed_says_where_it_ends(running: Server, c
             assert content[-4 * ids.size * WIDTH :] == oracle(client, ids, 0).tobytes()
 
 
+def test_an_old_client_gets_large_numbers_without_chunks(running: Server, client: httpx.Client) -> None:
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, (16, 400))
+    path, document, values = LARGE["native"]
+    body = orjson.dumps(document(ids))
+    lines = head(path, body, {"Content-Type": "application/json"}).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+    url = httpx.URL(running.address)
+    with socket.create_connection((url.host, url.port or 0)) as stream:
+        stream.sendall(lines + body)
+        answered = b"".join(iter(lambda: stream.recv(2**16), b""))
+    told, _, content = answered.partition(b"\r\n\r\n")
+    assert b"chunked" not in told.lower()
+    assert b"content-length: %d" % len(content) in told.lower()
+    np.testing.assert_array_equal(np.array(values(orjson.loads(content)), np.float32), oracle(client, ids, 0))
+
+
 LARGE: dict[str, tuple[str, Callable[[Ids], dict[str, Any]], Callable[[Any], Any]]] = {
     "native": (
         "/models/gpt/embed",

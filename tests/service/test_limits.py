@@ -222,6 +222,38 @@ def test_a_step_counts_for_who_opened_the_stream(tiny_repository: Path) -> None:
             assert 1 <= error["retry_after"] <= 20
 
 
+def test_a_step_has_the_limits_of_any_request(tiny_repository: Path) -> None:
+    """Plain steps are answered in the connection, others are not."""
+    with (
+        serving(tiny_repository, "--max-tokens", "4", "--max-rows", "2") as server,
+        connect_socket(f"{server.socket}/models/gpt/decode") as stream,
+    ):
+        for whole in (step_frame([1, 2, 3, 4, 5]), [step_frame([1, 2, 3, 4, 5])[:9], step_frame([1, 2, 3, 4, 5])[9:]]):
+            stream.send(whole)
+            answer = stream.recv()
+            assert isinstance(answer, bytes)
+            assert b"at most 4 tokens" in answer
+        stream.send('{"append": [0]}')
+        assert json.loads(stream.recv())["next_offset"] == [0, 0]
+        stream.send('{"append": [0]}')
+        assert json.loads(stream.recv())["error"]["allowed"] == "at most 2 rows in a request"
+        stream.send(step_frame([1, 2, 3, 4]))  # of one row, which there are two of
+        answer = stream.recv()
+        assert isinstance(answer, bytes)
+        assert b"2 rows" in answer
+
+
+def test_who_is_refused_for_others_has_not_asked() -> None:
+    limits = Limits(requests=1, per_second=10)
+    with limits:
+        for _ in range(50):
+            with pytest.raises(Unavailable):
+                limits.__enter__()
+    for _ in range(9):
+        with limits:
+            pass
+
+
 def times(per_second: float, moments: list[float]) -> list[int | None]:
     """Return what a caller who asks at these moments is told: None, or when to come again."""
     limits, found = Limits(per_second=per_second), list[int | None]()

@@ -1,6 +1,7 @@
 """Large answers: computed in pieces, with the bits of one run. Oracle: onnxruntime over the whole, pooled by NumPy."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 
 import ml_dtypes
@@ -144,6 +145,37 @@ def test_values_that_the_answer_cannot_hold_are_refused_before_it_begins(engine:
     ids.values[8999] = 7
     with pytest.raises(Invalid, match="encoding: got float"):
         embed(engine, "large", request)
+
+
+def counted(engine: Engine) -> tuple[dict[str, int], dict[str, float]]:
+    """Requests to `gpt` by outcome, and the seconds of its phases."""
+    found = engine.metrics.statistics()["gpt", 1]
+    phases: dict[str, float] = {}
+    for (_, phase), duration in found.phases.items():
+        phases[phase] = phases.get(phase, 0) + duration.seconds
+    return {outcome: duration.count for outcome, duration in found.outcomes.items()}, phases
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_client_that_leaves_is_counted_whether_or_not_it_took_a_piece(engine: Engine, taken: int) -> None:
+    before, _ = counted(engine)
+    pieces = embed(engine, "gpt", Request(input_ids=rows_of([100] * 90), in_pieces=True)).tensors["embeddings"]
+    assert isinstance(pieces, Pieces)
+    for _ in range(taken):
+        assert next(iter(pieces)).size
+    del pieces
+    after, _ = counted(engine)
+    assert after.get("fail", 0) == before.get("fail", 0) + 1
+    assert after.get("success", 0) == before.get("success", 0)
+
+
+def test_what_is_checked_before_the_answer_is_no_time_in_a_queue(engine: Engine) -> None:
+    _, before = counted(engine)
+    request = Request(input_ids=rows_of([100] * 90), in_pieces=True, check=lambda _: time.sleep(0.1))
+    list(embed(engine, "gpt", request).tensors["embeddings"])
+    _, after = counted(engine)
+    passed = {phase: after[phase] - before.get(phase, 0) for phase in after}
+    assert passed["queue"] < 0.1 <= passed["compute_infer"]
 
 
 def test_who_did_not_allow_pieces_gets_an_array(engine: Engine) -> None:

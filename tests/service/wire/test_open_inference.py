@@ -10,7 +10,7 @@ import pytest
 from incipit.service.errors import Invalid
 from incipit.service.messages import Request, TokenAnswer, Turn
 from incipit.service.wire.content import joined, size_of
-from incipit.service.wire.open_inference import Infer, read_infer, write_infer
+from incipit.service.wire.open_inference import Infer, places, read_infer, write_infer
 from tests.service.manifests import tiny_manifest
 
 
@@ -44,6 +44,14 @@ def test_ids_are_aligned_wherever_their_bytes_begin(padding: int) -> None:
     assert ids.values.tolist() == [0, 1, 2, 3, 4, 5]
     assert ids.lengths.tolist() == [3, 3]
     assert ids.values.flags.aligned
+
+
+@pytest.mark.parametrize(("padding", "found"), [(0, {"input_ids"}), (3000, None)])
+def test_what_a_long_header_says_is_not_remembered(padding: int, found: set[str] | None) -> None:
+    content, length = body(padding)
+    assert length is not None
+    at = places(content, length, tiny_manifest())
+    assert (None if at is None else set(at)) == found
 
 
 def test_a_binary_answer_is_the_array_itself() -> None:

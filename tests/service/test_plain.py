@@ -1,0 +1,81 @@
+"""Requests of nothing but ids and an offset, whose runs fail: a session that does stands in the place of a real one."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from incipit.service.batching import Scheduler
+from incipit.service.engine import Engine
+from incipit.service.metrics import Metrics
+from incipit.service.plain import Plain, Run, plain
+from incipit.service.repository import Repository
+from incipit.service.runtime import CPU, Session
+
+
+class Failing(Session):
+    """Refuses id 3, and runs that several requests share."""
+
+    def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str] | None = None) -> dict[str, Any]:
+        if feeds["input_ids"].size > 1 or 3 in feeds["input_ids"]:
+            raise MemoryError
+        return super().run(feeds, outputs)
+
+    def run_single(self, feeds: Mapping[str, NDArray[Any]], output: str) -> Any:
+        return self.run(feeds, (output,))[output]
+
+
+@pytest.fixture
+def engine(tiny_repository: Path) -> Iterator[Engine]:
+    scheduler = Scheduler(1, 8)
+    yield Engine(Repository(tiny_repository, CPU, 1), scheduler, Metrics(), 65536)
+    scheduler.close()
+
+
+@pytest.fixture
+def failing(engine: Engine, tiny_repository: Path) -> Plain:
+    model = engine.repository.get("gpt")
+    sessions = model.sessions | {"model.onnx": Failing(tiny_repository / "gpt/1")}
+    found = plain(engine, dataclasses.replace(model, sessions=sessions), ("embeddings",), "float32")
+    assert found is not None
+    return found
+
+
+def begin(failing: Plain, token: int) -> Run:
+    return Run(failing, "native", np.array([[token]]), np.array([0]))
+
+
+def outcomes(engine: Engine) -> dict[str, int]:
+    found = engine.metrics.statistics()["gpt", 1].outcomes
+    return {outcome: duration.count for outcome, duration in found.items()}
+
+
+def test_where_a_common_run_fails_each_is_answered_for_itself_and_counted_so(
+    engine: Engine, failing: Plain, tables: dict[str, NDArray[np.float32]]
+) -> None:
+    runs = [begin(failing, token) for token in (1, 3, 2)]
+    for run, token in zip(runs, (1, 3, 2), strict=True):
+        if token == 3:
+            with pytest.raises(MemoryError):
+                run.finish()
+            run.fail(None, "Failed")
+            continue
+        expected = tables["tokens"][token] + tables["positions"][0]
+        assert run.finish().tobytes() == expected.tobytes()
+        run.count(None, 8, 16)
+    assert outcomes(engine) == {"success": 2, "fail": 1}
+    told = engine.metrics.expose("")[0].decode()
+    assert 'incipit_requests_total{door="native",model="gpt",outcome="ok"} 2.0' in told
+    assert 'incipit_requests_total{door="native",model="gpt",outcome="Failed"} 1.0' in told
+
+
+def test_a_run_that_fails_alone_is_counted(engine: Engine, failing: Plain) -> None:
+    run = begin(failing, 3)
+    with pytest.raises(MemoryError):
+        run.finish()
+    run.fail(None, "Failed")
+    assert outcomes(engine) == {"fail": 1}
