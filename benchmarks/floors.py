@@ -74,7 +74,7 @@ def main() -> None:
     """Measure, print every figure with its floor, and exit with 1 where one is missed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2)
+    parser.add_argument("--seconds", type=int, default=2)
     options = parser.parse_args()
     os.sched_setaffinity(0, {CLIENT_CORE})
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what was started ends too

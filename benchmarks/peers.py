@@ -53,7 +53,7 @@ def main() -> None:
     """Measure, print the table, and write it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2)
+    parser.add_argument("--seconds", type=int, default=2)
     parser.add_argument("--only", nargs="+", choices=SERVERS, default=list(SERVERS), metavar="NAME")
     options = parser.parse_args()
     os.sched_setaffinity(0, {CLIENT_CORE})

@@ -119,7 +119,7 @@ def main() -> None:
     """Serve and measure."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2)
+    parser.add_argument("--seconds", type=int, default=2)
     parser.add_argument("--connections", type=int, default=CONNECTIONS)
     parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -156,7 +156,7 @@ class Engine:
             member = Member(call.feeds, execution, request)
             run = partial(run_members, model, names)
             most = PIECE // width
-            alone = size <= SMALL or not in_pieces(request, call, model.manifest, most)
+            alone = not in_pieces(request, call, model.manifest, size, most)
             tensors: Mapping[str, Tensor]
             if size <= SHARED and model.manifest.exact_rows:
                 found = await self.scheduler.share((id(model), names), size, member, run)

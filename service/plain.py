@@ -135,7 +135,8 @@ class Run:
         """Yield the vectors, a few of the B * L after another."""
         plain, execution = self._plain, self.execution
         execution.passed()
-        for feeds in pieces(self._member.feeds, PIECE // plain.width):
+        # All of them cut at once: between two of them nothing is left of that in the caches of the processor.
+        for feeds in list(pieces(self._member.feeds, PIECE // plain.width)):
             yield plain.model.run(feeds, plain.names)[plain.name]
         execution.passed()
         execution.batch = execution.rows

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from incipit.export.exporter import export_loaded
 from incipit.export.source import LoadedSource
 from incipit.models.embeddings import gpt2_embedding
-from incipit.service.batching import SMALL
+from incipit.service.large import WRITTEN_WHOLE
 from incipit.service.manifest import Source
 from tests.conftest import Server, serving
 from tests.service.api.test_deaf_clients import tokens_of
@@ -345,7 +345,7 @@ def test_a_large_answer_that_is_compressed_says_where_it_ends(running: Server, c
 
 
 def test_an_old_client_gets_large_numbers_without_chunks(running: Server, client: httpx.Client) -> None:
-    ids = np.random.default_rng(0).integers(0, VOCABULARY, (16, 400))
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, (25, 900))
     path, document, values = LARGE["native"]
     body = orjson.dumps(document(ids))
     lines = head(path, body, {"Content-Type": "application/json"}).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
@@ -377,14 +377,14 @@ LARGE: dict[str, tuple[str, Callable[[Ids], dict[str, Any]], Callable[[Any], Any
 
 @pytest.mark.parametrize("coding", ["identity", "gzip"])
 @pytest.mark.parametrize("door", LARGE)
-@pytest.mark.parametrize("shape", [(16, 400), (7, 900), (900, 7)])
+@pytest.mark.parametrize("shape", [(25, 900), (3200, 7)])
 def test_large_answers_of_numbers_are_written_while_they_are_sent(
     client: httpx.Client, door: str, shape: tuple[int, int], coding: str
 ) -> None:
     path, document, values = LARGE[door]
     ids = np.random.default_rng(0).integers(0, VOCABULARY, shape)
     answer = client.post(path, json=document(ids), headers={"Accept-Encoding": coding})
-    assert ids.size * WIDTH > SMALL
+    assert ids.size * WIDTH > WRITTEN_WHOLE
     assert answer.headers["Transfer-Encoding"] == "chunked"
     found = np.array(values(answer.json()), np.float32)
     assert found.shape == ((*shape, WIDTH) if door == "native" else (ids.size * WIDTH,))
@@ -392,7 +392,7 @@ def test_large_answers_of_numbers_are_written_while_they_are_sent(
 
 
 def test_ragged_rows_of_numbers_are_written_while_they_are_sent(client: httpx.Client) -> None:
-    lengths = [3, 800, 1, 900, 5, 899, 850, 800, 890, 899, 700]
+    lengths = [3, 800, 1, 900, 5, 899, 850, 800, 890, 899, 700] * 4
     ids = np.random.default_rng(0).integers(0, VOCABULARY, sum(lengths))
     rows = [row.tolist() for row in np.split(ids, np.cumsum(lengths)[:-1])]
     answer = client.post("/models/gpt/embed", json={"input_ids": rows, "encoding": "float"})

@@ -139,10 +139,10 @@ def test_values_that_the_answer_cannot_hold_are_refused_before_it_begins(engine:
         if np.abs(vectors).max() > 1e5:
             raise Invalid("encoding", "float", "base64")
 
-    ids = rows_of([100] * 90)
+    ids = rows_of([100] * 330)
     request = Request(input_ids=ids, in_pieces=True, check=check)
     assert isinstance(embed(engine, "large", request).tensors["embeddings"], Pieces)
-    ids.values[8999] = 7
+    ids.values[32999] = 7
     with pytest.raises(Invalid, match="encoding: got float"):
         embed(engine, "large", request)
 
@@ -171,7 +171,7 @@ def test_a_client_that_leaves_is_counted_whether_or_not_it_took_a_piece(engine: 
 
 def test_what_is_checked_before_the_answer_is_no_time_in_a_queue(engine: Engine) -> None:
     _, before = counted(engine)
-    request = Request(input_ids=rows_of([100] * 90), in_pieces=True, check=lambda _: time.sleep(0.1))
+    request = Request(input_ids=rows_of([100] * 330), in_pieces=True, check=lambda _: time.sleep(0.1))
     list(embed(engine, "gpt", request).tensors["embeddings"])
     _, after = counted(engine)
     passed = {phase: after[phase] - before.get(phase, 0) for phase in after}
