@@ -221,7 +221,11 @@ def test_the_service_has_a_name(told: Told) -> None:
             "GET /models/gpt/decode",
             {"door": "decode", "model": "gpt", "rows": 1, "tokens": 1, "steps": 1, "status": 101},
         ),
-        (14, "GET /models/gpt/decode", {"door": "decode", "status": 503, "error.type": "Unavailable", "steps": 0}),
+        (
+            14,
+            "GET /models/gpt/decode",
+            {"door": "decode", "model": "gpt", "status": 503, "error.type": "Unavailable", "steps": 0},
+        ),
         (15, INFER, {"door": "grpc", "model": "gpt", "rows": 1, "tokens": 1}),
         (16, INFER, {"door": "grpc", "status": "NOT_FOUND", "error.type": "NotFound"}),
         (
