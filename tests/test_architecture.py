@@ -18,6 +18,7 @@ SERVICE = {
     "tracing": {"visit", "errors"},
     "loop": set(),
     "cores": set(),
+    "copying": set(),
     "bounds": set(),
     "access": {"files", "errors"},
     "limits": {"access", "errors"},
@@ -128,6 +129,7 @@ ROOMS = {
     "service.connections": {"service"},
     "service.meanwhile": {"service"},
     "cli": {"service.errors"},
+    "__main__": {"service.copying", "cli"},
     "client": set(),
     "bench": {"client", "service.wire"},
 }

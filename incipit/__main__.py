@@ -1,0 +1,18 @@
+"""The command line: `incipit`, or `python -m incipit`."""
+
+import sys
+
+from incipit.service.copying import begin_again
+
+
+def main() -> None:
+    """Run the command line; a service in a process that copies fast."""
+    if "serve" in sys.argv[1:3]:  # before anything is imported that would be imported twice
+        begin_again()
+    from incipit.cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()
