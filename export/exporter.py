@@ -18,7 +18,8 @@ from incipit.export.formats import Format, find_format
 from incipit.export.graph import describe_graph, export_graph, read_initializers
 from incipit.export.label import label_graphs
 from incipit.export.memory import open_session
-from incipit.export.parity import prove, prove_lookup, prove_rotary, prove_tiles
+from incipit.export.parity import prove, prove_lookup, prove_positioned, prove_rotary, prove_tiles
+from incipit.export.positioned import positions_of, write_positioned
 from incipit.export.progress import Progress, Report
 from incipit.export.source import AnyFrontEnd, Choices, LoadedSource, load_source
 from incipit.export.stem import export_stem, prove_stem, read_stem_weights
@@ -41,6 +42,8 @@ from incipit.service.manifest import (
     IN_TILES,
     MANIFEST,
     PARITY,
+    POSITIONED,
+    POSITIONED_GRAPH,
     TILES_GRAPH,
     TOKEN_EMBEDDINGS,
     TOKEN_GRAPH,
@@ -64,6 +67,7 @@ from incipit.service.manifest import (
     read_manifest,
     write,
 )
+from incipit.service.positioned import map_positions
 from incipit.service.runtime import CPU, Session
 
 
@@ -145,6 +149,7 @@ def export_loaded(
                 source = loaded.frontend
             if not isinstance(loaded.frontend, Stem):
                 write_tiles(folder)
+                write_positioned(folder)
             label_graphs(folder, loaded.frontend.signature)
             if loaded.tokenizer:
                 shutil.copyfile(loaded.tokenizer, folder / TOKENIZER)
@@ -321,13 +326,19 @@ def _prove(frontend: AnyFrontEnd, folder: Path, provider: str, report: Report) -
             graphs = [graph for graph in graphs if graph != TILES_GRAPH]
         for graph in graphs:
             Probe(frontend, session(graph), graph).check()
-        tiles: dict[str, OutputParity] = {}
+        others: dict[str, OutputParity] = {}
+        plain = EMBEDDINGS_GRAPH if EMBEDDINGS_GRAPH in graphs else GRAPH
+        # Sessions keep what a run took for as long as they are open.
         if TILES_GRAPH in graphs:
             told = Progress(report, "proving tiles equal").add
-            plain = EMBEDDINGS_GRAPH if EMBEDDINGS_GRAPH in graphs else GRAPH
-            # Sessions keep what a run took for as long as they are open.
-            tiles[IN_TILES] = prove_tiles(frontend.signature, session(TILES_GRAPH), session(plain), told)
-        outputs |= {EMBEDDINGS: prove(frontend, session(), Progress(report, step).cases)} | tiles
+            others[IN_TILES] = prove_tiles(frontend.signature, session(TILES_GRAPH), session(plain), told)
+        if provider == CPU and (folder / POSITIONED_GRAPH).is_file():
+            told = Progress(report, "proving given positions equal").add
+            manifest = read_manifest(folder)
+            assert isinstance(manifest, Manifest)
+            given = session(POSITIONED_GRAPH), map_positions(folder, manifest)
+            others[POSITIONED] = prove_positioned(frontend.signature, *given, session(plain), told)
+        outputs |= {EMBEDDINGS: prove(frontend, session(), Progress(report, step).cases)} | others
     if isinstance(frontend, FrontEnd):
         signature = frontend.signature
         step, width = "proving the lookup equal", signature.lookup_width or signature.width
@@ -349,7 +360,7 @@ def _prove(frontend: AnyFrontEnd, folder: Path, provider: str, report: Report) -
 
 def _describe(loaded: LoadedSource, folder: Path, report: Report) -> Manifest | StemManifest:
     frontend, signature = loaded.frontend, loaded.frontend.signature
-    graphs = [name for name in (*TOKEN_GRAPHS, TILES_GRAPH, BIAS_GRAPH) if (folder / name).is_file()]
+    graphs = [name for name in (*TOKEN_GRAPHS, TILES_GRAPH, POSITIONED_GRAPH, BIAS_GRAPH) if (folder / name).is_file()]
     files = [name for name in (*graphs, DATA, TOKENIZER) if (folder / name).is_file()]
     hashing = Progress(report, "hashing", sum((folder / name).stat().st_size for name in files))
     common: dict[str, Any] = {
@@ -371,13 +382,13 @@ def _describe(loaded: LoadedSource, folder: Path, report: Report) -> Manifest | 
             front_end=stems.to_document(frontend.config),
             **common,
         )
-    return _describe_tokens(loaded, frontend, read_format(folder), common)
+    return _describe_tokens(loaded, frontend, folder, common)
 
 
 def _describe_tokens(
-    loaded: LoadedSource, frontend: FrontEnd | CustomFrontEnd, format_: Format | None, common: dict[str, Any]
+    loaded: LoadedSource, frontend: FrontEnd | CustomFrontEnd, folder: Path, common: dict[str, Any]
 ) -> Manifest:
-    known, signature = isinstance(frontend, FrontEnd), frontend.signature
+    known, signature, format_ = isinstance(frontend, FrontEnd), frontend.signature, read_format(folder)
     return Manifest(
         dtype=format_.dtype if format_ else "float32",
         scale=format_.scale if format_ else None,
@@ -407,6 +418,7 @@ def _describe_tokens(
             for output in (frontend.config.rotary if isinstance(frontend, FrontEnd) else ())
         ),
         tiles=tiles_of(signature.width) if TILES_GRAPH in common["graphs"] else None,
+        positions=positions_of(folder) if POSITIONED_GRAPH in common["graphs"] else None,
         resized=loaded.resized,
         front_end=frontend.config.to_document() if isinstance(frontend, FrontEnd) else None,
         **common,

@@ -9,7 +9,7 @@ import onnx
 
 from incipit import __version__
 from incipit.models.signature import Signature, StemSignature
-from incipit.service.manifest import BIAS_GRAPH, EMBEDDINGS_GRAPH, GRAPH, TILES_GRAPH, TOKEN_GRAPH
+from incipit.service.manifest import BIAS_GRAPH, EMBEDDINGS_GRAPH, GRAPH, POSITIONED_GRAPH, TILES_GRAPH, TOKEN_GRAPH
 
 UNCHECKED = "It checks no index and no length: a negative index wraps, and a GPU may answer zeros to one too large."
 DESCRIPTIONS = {
@@ -18,6 +18,10 @@ DESCRIPTIONS = {
     TILES_GRAPH: (
         "The vectors that enter block 0 of a transformer, alone, a tile of tokens at a time: for large calls on the "
         f"CPU, with one offset, or with one for each token, which is then a row of its own. {UNCHECKED}"
+    ),
+    POSITIONED_GRAPH: (
+        "The vectors that enter block 0 of a transformer, alone, from ids and the vectors of their positions. "
+        f"{UNCHECKED}"
     ),
     TOKEN_GRAPH: f"The vectors of a transformer's own lookup, before positions and norm. {UNCHECKED}",
     BIAS_GRAPH: "What attention adds for the distance between a query and a key.",

@@ -18,7 +18,8 @@ from incipit.models.frontend import FrontEnd
 from incipit.models.rotary import SCALINGS
 from incipit.models.signature import Signature
 from incipit.service import runtime
-from incipit.service.manifest import EMBEDDINGS, IN_TILES, TOKEN_EMBEDDINGS, OutputParity, ParityCase
+from incipit.service.manifest import EMBEDDINGS, IN_TILES, POSITIONED, TOKEN_EMBEDDINGS, OutputParity, ParityCase
+from incipit.service.positioned import place
 from incipit.service.tiles import cut
 
 BATCHES = (1, 2, 5)
@@ -185,10 +186,43 @@ def prove_tiles(
         for kind, call in calls.items():
             found = tiles.run(call)[EMBEDDINGS].reshape(-1, expected.shape[-1])[: case.batch * case.length]
             found = found.reshape(expected.shape)
-            max_abs, max_ulp = (0.0, 0.0) if np.array_equal(found, expected) else difference(found, expected)
-            cases.append(ParityCase(arguments={**_arguments(case), "tiles": kind}, max_abs=max_abs, max_ulp=max_ulp))
+            arguments: dict[str, JsonValue] = {**_arguments(case), "tiles": kind}
+            cases.append(_same(found, expected, arguments))
         told(expected.nbytes)
     return judge(IN_TILES, cases, 0.0)
+
+
+def prove_positioned(
+    signature: Signature,
+    positioned: runtime.Session,
+    positions: NDArray[np.float32],
+    plain: runtime.Session,
+    told: Callable[[int], None] = lambda _: None,
+) -> OutputParity:
+    """Compare the graph that is given `positions` (1, M, P) with the plain one over the grid, for one offset.
+
+    `told` is told the bytes of each case.
+
+    Raises:
+        ParityError: a bit differs.
+
+    """
+    cases = []
+    for case in grid(signature):
+        if len(case.offset) > 1:
+            continue
+        feeds = feeds_of(signature, case)
+        expected = plain.run(feeds, [EMBEDDINGS])[EMBEDDINGS]
+        found = positioned.run(place(feeds, positions))[EMBEDDINGS]
+        cases.append(_same(found, expected, _arguments(case)))
+        told(expected.nbytes)
+    return judge(POSITIONED, cases, 0.0)
+
+
+def _same(found: NDArray[np.float32], expected: NDArray[np.float32], arguments: dict[str, JsonValue]) -> ParityCase:
+    """Compare what should have the same bits."""
+    max_abs, max_ulp = (0.0, 0.0) if np.array_equal(found, expected) else difference(found, expected)
+    return ParityCase(arguments=arguments, max_abs=max_abs, max_ulp=max_ulp)
 
 
 def _offsets(signature: Signature, feeds: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:

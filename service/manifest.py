@@ -12,7 +12,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt, PositiveInt, ValidationError
 
 from incipit.service.errors import ArtifactError
 from incipit.service.files import Stamp, open_file, read_file, stamp_of
@@ -23,6 +23,7 @@ GRAPH = "model.onnx"
 TOKEN_GRAPH = "token.onnx"
 EMBEDDINGS_GRAPH = "embeddings.onnx"
 TILES_GRAPH = "tiles.onnx"
+POSITIONED_GRAPH = "positioned.onnx"
 TOKEN_GRAPHS = (GRAPH, EMBEDDINGS_GRAPH, TOKEN_GRAPH)
 BIAS_GRAPH = "bias.onnx"
 DATA = "model.onnx.data"
@@ -31,8 +32,12 @@ MANIFEST = "manifest.json"
 PARITY = "parity.json"
 EMBEDDINGS = "embeddings"
 TOKEN_EMBEDDINGS = "token_embeddings"
+POSITION_EMBEDDINGS = "position_embeddings"
+"""An input of the graph that is given its positions."""
 IN_TILES = "embeddings in tiles"
 """What the parity report calls the vectors of the graph of tiles."""
+POSITIONED = "embeddings at given positions"
+"""What it calls those of the graph that is given its positions."""
 MOST_BYTES = 4 * 2**20
 """Of a manifest or a parity report; more than ten times what the longest known has."""
 
@@ -139,6 +144,21 @@ class Tiles(Schema):
     least: PositiveInt
 
 
+class PositionTable(Schema):
+    """Where the rows lie that `positioned.onnx` is given on the CPU, in place of the plain graph, for one offset.
+
+    Args:
+        begin: of the table in the data file, in bytes.
+        rows: of it, float32, as wide as the graph says.
+        first: row of position 0; those of others follow it.
+
+    """
+
+    begin: NonNegativeInt
+    rows: PositiveInt
+    first: NonNegativeInt
+
+
 class Artifact(Schema):
     """What every artifact is, whatever it takes.
 
@@ -207,6 +227,7 @@ class Manifest(Artifact):
         token_embeddings: the model's own lookup; None where it is not known.
         rotary: outputs for the attention of each kind of layer; none for a family without them.
         tiles: which calls the graph of tiles serves; None where there is none.
+        positions: what the graph is given that is given its positions; None where there is none.
         resized: how max_len came to differ from the source's; None where it does not.
 
     """
@@ -225,6 +246,7 @@ class Manifest(Artifact):
     token_embeddings: TokenEmbeddings | None
     rotary: tuple[Rotary, ...] = ()
     tiles: Tiles | None = None
+    positions: PositionTable | None = None
     resized: Resized | None
 
     @property
@@ -282,7 +304,7 @@ class Manifest(Artifact):
 
     @property
     def plain(self) -> str:
-        """The graph of `embeddings` alone, whose inputs and output the graph of tiles has."""
+        """The graph of `embeddings` alone, which those of tiles and of given positions stand for."""
         return EMBEDDINGS_GRAPH if EMBEDDINGS_GRAPH in self.graphs else GRAPH
 
     @property
@@ -320,7 +342,8 @@ class OutputParity(Schema):
 class Parity(Schema):
     """The comparison of the graphs on one provider with their PyTorch module, by output.
 
-    `embeddings in tiles` are those of the graph of tiles, compared with the plain graph: every bit must be equal.
+    `embeddings in tiles` and `embeddings at given positions` are those of `tiles.onnx` and `positioned.onnx`, compared
+    with the plain graph: every bit must be equal.
     """
 
     onnxruntime: str

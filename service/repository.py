@@ -26,6 +26,8 @@ from incipit.service.manifest import (
     MANIFEST,
     NAME,
     PARITY,
+    POSITION_EMBEDDINGS,
+    POSITIONED_GRAPH,
     TILES_GRAPH,
     TOKEN_EMBEDDINGS,
     TOKEN_GRAPHS,
@@ -38,6 +40,7 @@ from incipit.service.manifest import (
     read,
     read_with_identity,
 )
+from incipit.service.positioned import map_positions, place
 from incipit.service.progress import Progress
 from incipit.service.runtime import CPU, Choice, Float32, Session
 from incipit.service.tiles import tile
@@ -89,6 +92,8 @@ class Model(Served):
 
     manifest: Manifest
     tokenizer: Tokenizer | None
+    positions: Float32 | None
+    """Vectors of all positions (1, max_len, P), for the graph that is given them; None where none is."""
     _chosen: dict[tuple[str, ...], list[tuple[str, list[str]]]] = dataclass_field(
         default_factory=dict, init=False, repr=False
     )
@@ -103,6 +108,8 @@ class Model(Served):
         large = size >= self._tiled_from
         if len(graphs) == 1 and not large:  # at once: a call of one token takes five microseconds
             graph, names = graphs[0]
+            if self.positions is not None and outputs == (EMBEDDINGS,) and len(feeds["offset"]) == 1:
+                graph, feeds = POSITIONED_GRAPH, place(feeds, self.positions)
             if size == 1 and len(names) == 1:
                 return {names[0]: self.sessions[graph].run_single(feeds, names[0])}
             return self.sessions[graph].run(feeds, names)
@@ -348,8 +355,8 @@ def _open(name: str, version: int, folder: Path, provider: str, threads: int, ch
         raise ArtifactError(f"{MANIFEST} graphs", ", ".join(manifest.graphs), f"at least {GRAPH}")
     stamps = check_files(folder, manifest, checksums.sha256)
     check_graphs(folder, manifest)
-    # CUDA would leave a loop, and all that is in it, to the CPU.
-    opened = [graph for graph in manifest.graphs if graph != TILES_GRAPH or provider == CPU]
+    # CUDA would leave a loop, and all that is in it, to the CPU, and be sent vectors that it has.
+    opened = [graph for graph in manifest.graphs if provider == CPU or graph not in (TILES_GRAPH, POSITIONED_GRAPH)]
     sessions = {graph: Session(folder, provider, threads, graph) for graph in opened}
     for graph, session in sessions.items():
         declared = manifest.graphs[graph]
@@ -366,6 +373,10 @@ def _open(name: str, version: int, folder: Path, provider: str, threads: int, ch
         if TILES_GRAPH in sessions:
             for length in (1, 2):  # one offset, and one for each token
                 _probe(TILES_GRAPH, manifest, sessions[TILES_GRAPH], length)
+    positions = None
+    if isinstance(manifest, Manifest) and POSITIONED_GRAPH in sessions:
+        positions = map_positions(folder, manifest)
+        _check_positioned(manifest, sessions, positions)
     for session in sessions.values():
         session.run({tensor.name: _least(tensor, manifest) for tensor in session.inputs})
     for file, stamp in stamps.items():
@@ -382,7 +393,7 @@ def _open(name: str, version: int, folder: Path, provider: str, threads: int, ch
     if isinstance(manifest, StemManifest):
         return Stem(manifest=manifest, **served)
     tokenizer = Tokenizer(folder / TOKENIZER, manifest.files[TOKENIZER]) if TOKENIZER in manifest.files else None
-    return Model(manifest=manifest, tokenizer=tokenizer, **served)
+    return Model(manifest=manifest, tokenizer=tokenizer, positions=positions, **served)
 
 
 def _least(tensor: Tensor, manifest: Manifest | StemManifest) -> NDArray[Any]:
@@ -430,6 +441,25 @@ def _check_tiles(manifest: Manifest) -> None:
     _compare(TILES_GRAPH, "inputs", tiles.inputs, plain.inputs)
     embeddings = tuple(tensor for tensor in plain.outputs if tensor.name == EMBEDDINGS)
     _compare(TILES_GRAPH, "outputs", tiles.outputs, embeddings)
+
+
+def _check_positioned(manifest: Manifest, sessions: Mapping[str, Session], positions: Float32) -> None:
+    """Compare the graph that is given positions with the plain one at the first and at the last of them."""
+    positioned, plain = manifest.graphs[POSITIONED_GRAPH], manifest.graphs[manifest.plain]
+    given = tuple(tensor for tensor in positioned.inputs if tensor.name == POSITION_EMBEDDINGS)
+    told = tuple(tensor for tensor in plain.inputs if tensor.name != "offset")
+    _compare(POSITIONED_GRAPH, "inputs", positioned.inputs, (*told, *given))
+    embeddings = tuple(tensor for tensor in plain.outputs if tensor.name == EMBEDDINGS)
+    _compare(POSITIONED_GRAPH, "outputs", positioned.outputs, embeddings)
+    for offset in (0, positions.shape[1] - 1):
+        feeds = {tensor.name: np.zeros((1,) * len(tensor.shape), np.int64) for tensor in plain.inputs}
+        feeds["offset"][:] = offset
+        expected, found = (
+            sessions[manifest.plain].run(feeds, [EMBEDDINGS]),
+            sessions[POSITIONED_GRAPH].run(place(feeds, positions)),
+        )
+        if expected[EMBEDDINGS].tobytes() != found[EMBEDDINGS].tobytes():
+            raise ArtifactError(f"{MANIFEST} positions", manifest.positions, f"the table of {manifest.plain}")
 
 
 def _probe(graph: str, manifest: Manifest, session: Session, length: int = 1) -> None:

@@ -156,13 +156,14 @@ class Session:
         return {names[0]: found[0]} if len(names) == 1 else dict(zip(names, found, strict=True))
 
     def run_single(self, feeds: Mapping[str, NDArray[Any]], output: str) -> Float32:
-        """Return one output, as `run` does, for feeds of one value each; sooner on the CPU."""
+        """Return one output, as `run` does, for feeds of one token; sooner on the CPU."""
         single = self._singles.get(output)
         if single is not None and (found := single.run(feeds)) is not None:
             return found
         found = self.run(feeds, (output,))[output]
         if single is None and self.provider == CPU:
-            self._singles[output] = _Single(self._session, self.inputs, output, found.shape)
+            given = {name: feeds[name] for name in self._inputs}
+            self._singles[output] = _Single(self._session, given, output, found.shape)
         return found
 
     def refusal(self, feeds: Mapping[str, NDArray[Any]]) -> str | None:
@@ -181,17 +182,17 @@ class _Single:
 
     Args:
         session: runs them.
-        inputs: of it, all int64.
+        feeds: one of them, by the inputs of the session.
         output: the one that is wanted.
         shape: of the output.
 
     """
 
     def __init__(
-        self, session: ort.InferenceSession, inputs: Sequence[Tensor], output: str, shape: tuple[int, ...]
+        self, session: ort.InferenceSession, feeds: Mapping[str, NDArray[Any]], output: str, shape: tuple[int, ...]
     ) -> None:
         self._session, self._binding = session, session.io_binding()
-        self._inputs = [(tensor.name, np.zeros((1,) * len(tensor.shape), np.int64)) for tensor in inputs]
+        self._inputs = [(name, np.array(values)) for name, values in feeds.items()]
         self._output: Float32 = np.zeros(shape, np.float32)
         for name, values in self._inputs:
             self._binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(values))

@@ -38,11 +38,13 @@ SERVICE = {
     "batching": {"errors"},
     "control": {"repository", "errors"},
     "tiles": {"manifest", "messages"},
+    "positioned": {"manifest", "errors"},
     "repository": {
         "access",
         "progress",
         "runtime",
         "tiles",
+        "positioned",
         "graphs",
         "checksums",
         "tokenizer",
@@ -122,7 +124,15 @@ SERVICE = {
 }
 ROOMS = {
     "models": set[str](),
-    "export": {"models", "service.manifest", "service.graphs", "service.runtime", "service.tiles", "service.errors"},
+    "export": {
+        "models",
+        "service.manifest",
+        "service.graphs",
+        "service.runtime",
+        "service.tiles",
+        "service.positioned",
+        "service.errors",
+    },
     **{f"service.{room}": {f"service.{other}" for other in others} for room, others in SERVICE.items()},
     "service.app": {"service"},
     "service.workers": {"service"},

@@ -17,7 +17,7 @@ from incipit.service.manifest import TILES_GRAPH
 # What sums in an order of its own, or has a last bit of its own; everything else must be equal to the bit.
 FREE = {"LayerNormalization", "MatMul", "Conv", "Sin", "Cos", "Tanh", "Gelu"}
 ALLOWED_ULP = 8.0
-SIZES = {"batch": 2, "length": 3, "height": 8, "width": 8}
+SIZES = {"batch": 2, "length": 3, "height": 8, "width": 8, "positions": 1}
 LENGTHS = {"query_offset": 3, "query_length": 2, "key_length": 5}
 
 

@@ -30,7 +30,7 @@ def test_every_graph_says_who_made_it_and_what_it_is(exported: list[Exported]) -
         assert model.graph.name == graph.stem
         assert model.doc_string.endswith(".")
     names = {graph.name for graph in exported[0].folder.glob("*.onnx")}
-    assert names == {"model.onnx", "tiles.onnx", "token.onnx"}
+    assert names == {"model.onnx", "positioned.onnx", "tiles.onnx", "token.onnx"}
     assert {graph.name for graph in exported[1].folder.glob("*.onnx")} == {"bias.onnx", "model.onnx"}
 
 

@@ -18,7 +18,7 @@ from incipit.export.exporter import export_module
 from incipit.service import repository
 from incipit.service.errors import ArtifactError
 from incipit.service.graphs import onnx_subset_pb2
-from incipit.service.manifest import DATA, GRAPH, MANIFEST, PARITY, TILES_GRAPH, TOKEN_GRAPH
+from incipit.service.manifest import DATA, GRAPH, MANIFEST, PARITY, POSITIONED_GRAPH, TILES_GRAPH, TOKEN_GRAPH
 from incipit.service.repository import Repository
 from incipit.service.runtime import CPU, Session
 from tests.conftest import ROOT
@@ -84,7 +84,7 @@ def test_what_is_sealed_again_is_served(folder: Path) -> None:
     Repository(folder.parent.parent, CPU, 1)
 
 
-@pytest.mark.parametrize("name", [GRAPH, TILES_GRAPH, TOKEN_GRAPH, DATA])
+@pytest.mark.parametrize("name", [GRAPH, TILES_GRAPH, POSITIONED_GRAPH, TOKEN_GRAPH, DATA])
 @pytest.mark.parametrize("where", [0, -1])
 def test_a_flipped_bit_is_refused(folder: Path, name: str, where: int) -> None:
     content = bytearray((folder / name).read_bytes())
@@ -93,14 +93,14 @@ def test_a_flipped_bit_is_refused(folder: Path, name: str, where: int) -> None:
     assert refusal(folder).startswith(f"{name}: got sha256 {hashlib.sha256(content).hexdigest()[:12]}…")
 
 
-@pytest.mark.parametrize("name", [GRAPH, TILES_GRAPH, TOKEN_GRAPH, DATA])
+@pytest.mark.parametrize("name", [GRAPH, TILES_GRAPH, POSITIONED_GRAPH, TOKEN_GRAPH, DATA])
 @pytest.mark.parametrize("change", [lambda content: content[:-1], lambda content: content + b"\0", lambda _: b""])
 def test_another_length_is_refused(folder: Path, name: str, change: Callable[[bytes], bytes]) -> None:
     (folder / name).write_bytes(change((folder / name).read_bytes()))
     assert refusal(folder).startswith(f"{name}: got sha256 ")
 
 
-FILES = pytest.mark.parametrize("name", [MANIFEST, PARITY, GRAPH, TILES_GRAPH, TOKEN_GRAPH, DATA])
+FILES = pytest.mark.parametrize("name", [MANIFEST, PARITY, GRAPH, TILES_GRAPH, POSITIONED_GRAPH, TOKEN_GRAPH, DATA])
 
 
 @FILES
@@ -433,7 +433,10 @@ def test_a_name_that_is_no_text_harms_no_message(folder: Path, name: bytes) -> N
             {"token_embeddings": {"output": "token_embeddings", "width": 16, "consumer_scales": None}},
             f"{MANIFEST} token_embeddings.width: got 16, allowed 32, that of token_embeddings",
         ),
-        ({"files": {}}, f"{MANIFEST} files: got , allowed also {GRAPH}, {DATA}, {TILES_GRAPH}, {TOKEN_GRAPH}"),
+        (
+            {"files": {}},
+            f"{MANIFEST} files: got , allowed also {GRAPH}, {DATA}, {POSITIONED_GRAPH}, {TILES_GRAPH}, {TOKEN_GRAPH}",
+        ),
         ({"graphs": {}}, f"{MANIFEST} graphs: got , allowed at least {GRAPH}"),
     ],
     ids=range(9),

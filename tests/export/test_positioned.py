@@ -1,0 +1,108 @@
+"""The graph that is given its positions: the vectors of the plain one, bit for bit, and only where rows follow one
+another in a table that depends on no id."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+
+from incipit.export.errors import ParityError
+from incipit.export.exporter import Exported, export
+from incipit.export.parity import prove_positioned
+from incipit.models.frontend import FrontEnd, FrontEndConfig
+from incipit.service.errors import ArtifactError
+from incipit.service.manifest import MANIFEST, POSITIONED, Manifest, PositionTable, read, write
+from incipit.service.positioned import map_positions
+from incipit.service.repository import Model, Repository
+from incipit.service.runtime import CPU, Session
+from tests.families.published import save
+
+FAMILIES = {"gpt2": 0, "bart/decoder": 2, "bert": 0, "ctrl": 0, "roberta": None, "llama": None}
+"""The row of position 0; None where there is no such graph: padding counts for nothing, or nothing is looked up."""
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
+    root = tmp_path_factory.mktemp("positioned")
+    made = {}
+    for name in FAMILIES:
+        family, _, side = name.partition("/")
+        save(name, root / "checkpoints" / family)
+        made[name] = export(str(root / "checkpoints" / family), family, root / "models", side=side or None)
+    return made
+
+
+@pytest.mark.parametrize(("name", "first"), FAMILIES.items())
+def test_a_family_has_one_whose_positions_are_rows(
+    artifacts: dict[str, Exported], name: str, first: int | None
+) -> None:
+    manifest = artifacts[name].manifest
+    assert isinstance(manifest, Manifest)
+    outputs = artifacts[name].parity.providers[CPU].outputs
+    held = {"positioned.onnx" in manifest.graphs, POSITIONED in outputs, manifest.positions is not None}
+    assert held == {first is not None}
+    if manifest.positions is not None:
+        assert manifest.positions.first == first
+        assert outputs[POSITIONED].max_abs == 0
+        model = onnx.load(artifacts[name].folder / "positioned.onnx", load_external_data=False)
+        assert "offset" not in {value.name for value in model.graph.input}
+
+
+def test_tables_that_are_rounded_have_none(artifacts: dict[str, Exported], tmp_path: Path) -> None:
+    checkpoint = artifacts["gpt2"].folder.parents[2] / "checkpoints/gpt2"
+    for dtype in ("float16", "int8"):
+        assert "positioned.onnx" not in export(str(checkpoint), dtype, tmp_path, dtype=dtype).manifest.graphs
+
+
+def test_another_row_of_position_0_is_found(artifacts: dict[str, Exported]) -> None:
+    folder, manifest = artifacts["bart/decoder"].folder, artifacts["bart/decoder"].manifest
+    assert isinstance(manifest, Manifest)
+    assert manifest.front_end is not None
+    assert manifest.positions is not None
+    table = manifest.positions.model_copy(update={"first": 1})
+    positions = map_positions(folder, manifest.model_copy(update={"positions": table}))
+    frontend = FrontEnd(FrontEndConfig.from_document(manifest.front_end))
+    with pytest.raises(ParityError, match="embeddings at given positions"):
+        prove_positioned(frontend.signature, Session(folder, graph="positioned.onnx"), positions, Session(folder))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (None, "positions: got None, allowed what positioned.onnx is given"),
+        ({"first": 1}, "positions: got "),  # those of others: the plain graph disagrees
+        ({"first": 3}, "positions.rows: got "),
+        ({"rows": 2**40}, "positions.rows: got "),
+        ({"begin": 2**50}, "positions.rows: got "),
+    ],
+)
+def test_a_manifest_that_promises_other_rows_is_refused(
+    artifacts: dict[str, Exported], tmp_path: Path, changed: dict[str, int] | None, message: str
+) -> None:
+    shutil.copytree(artifacts["bart/decoder"].folder.parent, tmp_path / "bart")
+    file = tmp_path / "bart/1" / MANIFEST
+    manifest = read(Manifest, file)
+    assert manifest.positions is not None
+    table = None if changed is None else PositionTable(**(manifest.positions.model_dump() | changed))
+    write(manifest.model_copy(update={"positions": table}), file)
+    with pytest.raises(ArtifactError, match=message):
+        Repository(tmp_path, CPU, 1)
+
+
+@pytest.mark.parametrize("name", [name for name, first in FAMILIES.items() if first is not None])
+def test_the_service_gives_the_bits_of_the_plain_graph(artifacts: dict[str, Exported], name: str) -> None:
+    folder = artifacts[name].folder
+    model = next(model for model in Repository(folder.parents[1], CPU, 1).all() if model.name == folder.parent.name)
+    assert isinstance(model, Model)
+    assert model.manifest.max_len is not None
+    plain, last = model.sessions["model.onnx"], model.manifest.max_len
+    for shape, offset in (((1, 1), [0]), ((1, 1), [last - 1]), ((3, 2), [1]), ((2, last), [0]), ((2, 2), [0, 1])):
+        feeds: dict[str, NDArray[Any]] = {"input_ids": np.full(shape, 5), "offset": np.array(offset)}
+        feeds |= {name: np.ones(shape, np.int64) for name in model.manifest.indices}
+        expected = plain.run(feeds, ["embeddings"])["embeddings"]
+        for _ in range(2):  # the second call of one token takes another way
+            assert model.run(feeds, ("embeddings",))["embeddings"].tobytes() == expected.tobytes()
