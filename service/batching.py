@@ -157,15 +157,11 @@ class Scheduler:
 
 
 def _run_all(members: dict[int, M], run: Callable[[list[M]], list[T]]) -> dict[int, T | Exception]:
-    """Return what each member is answered with, by its number."""
-    if not members:
-        return {}
+    """Return what each member of several is answered with, by its number."""
     try:
         return dict(zip(members, run([*members.values()]), strict=True))
-    except Exception as error:
-        if len(members) == 1:
-            return dict.fromkeys(members, error)
-    # One of them may be at fault: it fails alone.
+    except Exception:
+        pass  # one of them may be at fault: it fails alone
     answers: dict[int, T | Exception] = {}
     for number, member in members.items():
         try:
