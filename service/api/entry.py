@@ -120,20 +120,12 @@ class Entry:
 
         `headers` are as they came, and `client` is its address.
         """
-        access = self._access
-        if access.needs_key:
-            authorization = next((value for name, value in headers if name.lower() == b"authorization"), None)
-            context = Context()
-            try:
-                context.run(access.enter, authorization)
-            except IncipitError:
-                return None
-            return context
-        if access.by_address:
-            context = Context()
-            context.run(access.came_from, client[0] if client else "")
-            return context
-        return Context()
+        context = Context()
+        try:
+            context.run(self._name, headers, client)
+        except IncipitError:
+            return None
+        return context
 
     def _target(self, address: bytes) -> Target | None:
         """Return what a POST to an address, as the first line of a request has it, is for, if that is a tensor."""
@@ -158,17 +150,22 @@ class Entry:
         """Raise Forbidden or Unauthenticated for whoever may not ask at all, and name the others."""
         if scope["type"] == "lifespan":
             return
-        if scope["type"] == "websocket" and (origin := _header(scope, b"origin")) is not None:
-            self._check_origin(origin.decode("latin-1"), scope)
-        if self._access.needs_key:
-            if scope["path"] not in OPEN:
-                self._access.enter(_header(scope, b"authorization"))
-        elif self._access.by_address:
-            self._access.came_from(scope["client"][0] if scope.get("client") else "")
+        headers = scope["headers"]
+        if scope["type"] == "websocket" and (origin := _header(headers, b"origin")) is not None:
+            self._check_origin(origin.decode("latin-1"), headers)
+        if scope["path"] not in OPEN:
+            self._name(headers, scope.get("client"))
 
-    def _check_origin(self, origin: str, scope: Scope) -> None:
+    def _name(self, headers: Headers, client: tuple[str, int] | None) -> None:
+        """Name whoever asks, by its key or its address; raise Unauthenticated where it needs a key and has none."""
+        if self._access.needs_key:
+            self._access.enter(_header(headers, b"authorization"))
+        elif self._access.by_address:
+            self._access.came_from(client[0] if client else "")
+
+    def _check_origin(self, origin: str, headers: Headers) -> None:
         """Raise Forbidden for a page of another server: a browser opens a WebSocket for any, and tells whose it is."""
-        own = (_header(scope, b"host") or b"").decode("latin-1")
+        own = (_header(headers, b"host") or b"").decode("latin-1")
         if origin.partition("://")[2] != own and origin not in self._origins and "*" not in self._origins:
             raise Forbidden("Origin", origin, ", ".join((f"that of {own}", *self._origins)))
 
@@ -201,12 +198,9 @@ class _Passage:
             self._carried(door, 0, len(content), 0, perf_counter() - began)
 
 
-def _header(scope: Scope, wanted: bytes) -> bytes | None:
-    """Return what the first header of a name, in lower case, says."""
-    for name, value in scope["headers"]:
-        if name == wanted:
-            return bytes(value)
-    return None
+def _header(headers: Headers, wanted: bytes) -> bytes | None:
+    """Return what the first header of a name, which is given in lower case, says."""
+    return next((value for name, value in headers if name.lower() == wanted), None)
 
 
 async def refuse(
