@@ -6,8 +6,7 @@ from fastapi.responses import Response
 from incipit.service.api import schemas
 from incipit.service.api.answer import TYPES, respond, writable
 from incipit.service.api.arrival import Arrival
-from incipit.service.api.body import read_body
-from incipit.service.api.coding import encode
+from incipit.service.api.body import read_body, write_body
 from incipit.service.api.media import JSON, answer_type, body_type
 from incipit.service.engine import Engine
 from incipit.service.wire.native import read_bias, read_json
@@ -31,7 +30,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             answer = await engine.bias(model, message)
             text = media == JSON and encoding == "float"
             response = await engine.scheduler.run(answer.size, lambda: respond(answer, media, encoding), text)
-            return await encode(response, Arrival.of(request), engine, text)
+            return await write_body(response, Arrival.of(request), engine, text)
 
     @routes.post("/models/{name}/bias", **schemas.BIAS)
     async def bias_newest(request: Request, name: str) -> Response:

@@ -1,7 +1,8 @@
-"""Reads request bodies, within the limit."""
+"""Bodies of requests, read within the limit, and of answers, as they are sent."""
 
 from incipit.service.api.arrival import Arrival
-from incipit.service.api.coding import CODINGS, EXPANSION, expand
+from incipit.service.api.coding import CODINGS, EXPANSION, encode, expand, wanted
+from incipit.service.api.reply import Reply
 from incipit.service.engine import Engine
 from incipit.service.errors import Malformed, TooLarge, UnsupportedFormat
 
@@ -28,6 +29,18 @@ async def read_body(arrival: Arrival, engine: Engine, limit: int) -> bytes:
     if coding == "identity":
         return body
     return await engine.scheduler.run(EXPANSION * len(body), lambda: expand(body, coding, limit))
+
+
+async def write_body(reply: Reply, arrival: Arrival, engine: Engine, text: bool) -> Reply:
+    """Return `reply`, compressed where `arrival` asks for it; `text` says whether it holds numbers as text.
+
+    A large one counts as answered now, within the limits of `engine`, until it was sent.
+    """
+    reply.goes_on = engine.limits.goes_on
+    accept = arrival.header(b"accept-encoding")
+    if accept and (coding := wanted(accept, text)):
+        await encode(reply, coding, engine)
+    return reply
 
 
 async def _received(arrival: Arrival, limit: int) -> bytes:

@@ -3,11 +3,10 @@
 import zlib
 from functools import lru_cache
 
-from incipit.service.api.arrival import Arrival
 from incipit.service.api.reply import Reply
 from incipit.service.engine import Engine
 from incipit.service.errors import Malformed, TooLarge
-from incipit.service.wire.content import joined
+from incipit.service.wire.content import PACKET, joined
 
 CODINGS = {"gzip": 31, "deflate": 15}
 """The window bits by which zlib knows them."""
@@ -60,21 +59,14 @@ def wanted(accept: str, text: bool) -> str | None:
     return best if best in CODINGS and qualities.get(best, 0.0) > 0 else None
 
 
-async def encode(reply: Reply, arrival: Arrival, engine: Engine, text: bool) -> Reply:
-    """Return `reply`, compressed where `arrival` asks for it; `text` says whether it holds numbers as text.
-
-    A large one counts as answered now, within the limits of `engine`, until it was sent.
-    """
-    reply.goes_on = engine.limits.goes_on
-    accept = arrival.header(b"accept-encoding")
-    coding = wanted(accept, text) if accept else None
+async def encode(reply: Reply, coding: str, engine: Engine) -> None:
+    """Compress an answer, unless it is too small to be worth it: by `engine`, or a large one while it is sent."""
     parts, size = reply.parts, reply.size
-    if coding is None or (size is not None and size < LEAST):
-        return reply
+    if size is not None and size < LEAST:
+        return
     deflate = zlib.compressobj(LEVEL, wbits=CODINGS[coding])
-    if reply.small and size is not None:
+    if size is None or size > PACKET:
+        reply.compressed(coding, None, deflate)
+    else:
         content = await engine.scheduler.run(size, lambda: deflate.compress(joined(parts)) + deflate.flush(), text=True)
         reply.compressed(coding, content)
-    else:
-        reply.compressed(coding, None, deflate)
-    return reply

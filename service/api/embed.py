@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from incipit.service.api import schemas
 from incipit.service.api.answer import TYPES, respond, writable
 from incipit.service.api.arrival import Arrival
-from incipit.service.api.body import read_body
-from incipit.service.api.coding import encode
+from incipit.service.api.body import read_body, write_body
 from incipit.service.api.form import Form, form_of
 from incipit.service.api.media import BYTES, JSON, NPY, SAFETENSORS, answer_type, body_type
 from incipit.service.api.query import single_values
@@ -58,7 +57,7 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             response = await engine.scheduler.run(answer.size, lambda: respond(answer, media, encoding), text)
             if kind in ARRAYS and media in ARRAYS and isinstance(wanted, Request):
                 response.form = partial(_form, engine, model, wanted, body)
-            return await encode(response, arrival, engine, text=media == JSON and encoding == "float")
+            return await write_body(response, arrival, engine, text=media == JSON and encoding == "float")
 
     return embed
 

@@ -11,8 +11,7 @@ from fastapi.responses import Response
 
 from incipit.service.api import schemas
 from incipit.service.api.arrival import Arrival
-from incipit.service.api.body import read_body
-from incipit.service.api.coding import encode
+from incipit.service.api.body import read_body, write_body
 from incipit.service.api.form import Form, form_of
 from incipit.service.api.media import BYTES, JSON, body_type
 from incipit.service.api.reply import Reply
@@ -68,7 +67,7 @@ def handler(engine: Engine, sequences: Room, max_body_bytes: int) -> Handler:
                 else:
                     reply = Reply(parts, BYTES, [(HEADER, b"%d" % json_length)])
                     reply.form = partial(_form, engine, model, message.request, body, header_length)
-                return await encode(reply, arrival, engine, as_text)
+                return await write_body(reply, arrival, engine, as_text)
 
     return infer
 

@@ -7,8 +7,7 @@ from fastapi.responses import Response
 
 from incipit.service.api import schemas
 from incipit.service.api.arrival import Arrival
-from incipit.service.api.body import read_body
-from incipit.service.api.coding import encode
+from incipit.service.api.body import read_body, write_body
 from incipit.service.api.media import JSON, body_type
 from incipit.service.api.reply import Reply
 from incipit.service.engine import Engine
@@ -46,7 +45,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             answer = await engine.embed(model, message.request)
             text = message.encoding == "float"
             content = await engine.scheduler.run(answer.size, lambda: write_embeddings(answer, message), text)
-            return await encode(Reply(content, JSON), Arrival.of(request), engine, text)
+            return await write_body(Reply(content, JSON), Arrival.of(request), engine, text)
 
     @routes.get("/models", response_model=schemas.OpenAIModels)
     async def list_models() -> dict[str, Any]:
