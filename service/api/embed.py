@@ -50,14 +50,14 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             media = answer_type(accept, *writable(wanted.dtype, encoding, wanted.outputs, message.tells_lengths))
             if encoding == PROMPT_EMBEDS:
                 check_prompt_embeds(wanted, model.manifest)
-            text = media == JSON and encoding != "base64"
+            text = media == JSON and encoding == "float"
             wanted.in_pieces = encoding != PROMPT_EMBEDS
             wanted.check = floats_of if text else None
             answer = await engine.embed(model, wanted)
             response = await engine.scheduler.run(answer.size, lambda: respond(answer, media, encoding), text)
             if kind in ARRAYS and media in ARRAYS and isinstance(wanted, Request):
                 response.form = partial(_form, engine, model, wanted, body)
-            return await write_body(response, arrival, engine, text=media == JSON and encoding == "float")
+            return await write_body(response, arrival, engine, text)
 
     return embed
 
