@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -58,7 +59,7 @@ def kind_of(error: ServiceError) -> str:
     return f"status {error.status}" if known in ("ClientFault", "ServerFault") else known
 
 
-class _Stream(asyncio.Protocol):
+class _Stream(asyncio.Protocol, ABC):
     """What both links of bytes have in common: `_sent` is when the request on the way left, 0 where there is none."""
 
     def __init__(self, target: Target) -> None:
@@ -95,8 +96,9 @@ class _Stream(asyncio.Protocol):
         self._transport = None
         self._fail(error or ConnectionResetError("the server closed the connection"))
 
+    @abstractmethod
     def _send(self) -> None:
-        raise NotImplementedError
+        """Send the next request."""
 
     def _go_on(self, now: float) -> None:
         if now < self._until:
