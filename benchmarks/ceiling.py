@@ -19,7 +19,7 @@ import uvloop
 from benchmarks import streams
 from benchmarks.servers import INCIPIT, free_port
 from benchmarks.streams import MODEL, WIDTH, running
-from benchmarks.tensors import CLIENT_CORE, SERVER_CORE
+from benchmarks.tensors import SERVER_CORE, be_the_client
 from incipit.bench.load import DOORS, measure
 from incipit.bench.target import Target
 from incipit.client import connect
@@ -58,7 +58,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.serve:
         uvloop.run(serve())
-    os.sched_setaffinity(0, {CLIENT_CORE})
+    be_the_client()
     pinned = ("taskset", "-c", SERVER_CORE)
     grpc_port, bare_port, bare_http = free_port(), free_port(), free_port()
     with (

@@ -10,7 +10,6 @@ where a floor is missed, or what it is held against could not run.
 import argparse
 import os
 import re
-import signal
 import statistics
 import subprocess
 import sys
@@ -29,7 +28,7 @@ import orjson
 from benchmarks.peers import grpc_rate
 from benchmarks.servers import GRAPH, INCIPIT, JSON, CannotRun, Running, descendants, started
 from benchmarks.streams import MODEL, memory_of, running
-from benchmarks.tensors import CLIENT_CORE, CONNECTIONS, SERVER_CORE, SHAPES, Door, native, rate, script
+from benchmarks.tensors import CONNECTIONS, SERVER_CORE, SHAPES, Door, be_the_client, native, rate, script
 
 SMALL, MIDDLE, LARGE = (1, 1), (8, 128), (32, 512)
 WORKERS = 4
@@ -76,8 +75,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=2)
     options = parser.parse_args()
-    os.sched_setaffinity(0, {CLIENT_CORE})
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what was started ends too
+    be_the_client()
     print(f"load {os.getloadavg()[0]:.1f} as it begins; medians of {options.rounds} rounds and their spread")
     floors = []
     for floor in (*rates(options.rounds, options.seconds), start(options.rounds), memory()):

@@ -12,9 +12,7 @@ import argparse
 import os
 import re
 import shutil
-import signal
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.servers import INCIPIT
 from benchmarks.streams import running
-from benchmarks.tensors import CLIENT_CORE, SERVER_CORE
+from benchmarks.tensors import SERVER_CORE, be_the_client
 from incipit.bench.load import measure
 from incipit.bench.target import Target
 from incipit.client import connect
@@ -49,8 +47,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2)
     options = parser.parse_args()
-    os.sched_setaffinity(0, {CLIENT_CORE})
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what was started ends too
+    be_the_client()
     print(f"load {os.getloadavg()[0]:.1f} as it begins; medians of {options.rounds} rounds of {options.seconds:g} s\n")
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)

@@ -17,7 +17,6 @@ import io
 import math
 import os
 import platform
-import signal
 import statistics
 import sys
 import tempfile
@@ -37,7 +36,7 @@ from tritonclient.utils import InferenceServerException
 
 from benchmarks.servers import GRAPH, SERVERS, CannotRun, Running, started
 from benchmarks.streams import MODEL, WIDTH
-from benchmarks.tensors import CLIENT_CORE, CONNECTIONS, SHAPES, rate, script
+from benchmarks.tensors import CONNECTIONS, SHAPES, be_the_client, rate, script
 
 DOCUMENT = Path("docs/benchmarks.md")
 BEGIN, END = "<!-- written by benchmarks.peers -->\n", "<!-- end -->\n"
@@ -56,8 +55,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=2)
     parser.add_argument("--only", nargs="+", choices=SERVERS, default=list(SERVERS), metavar="NAME")
     options = parser.parse_args()
-    os.sched_setaffinity(0, {CLIENT_CORE})
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what was started ends too
+    be_the_client()
     load = os.getloadavg()[0]
     random = np.random.default_rng(0)
     ids = {shape: random.integers(0, 50257, shape) for shape in SHAPES}
