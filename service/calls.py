@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from incipit.service.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS, Manifest
 from incipit.service.messages import Int64, Request
-from incipit.service.metrics import Execution
+from incipit.service.observation import Execution
 from incipit.service.positions import count_real, graph_counts, position_index, real_tokens
 from incipit.service.repository import Model
 from incipit.service.validation import ZERO

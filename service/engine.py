@@ -36,7 +36,8 @@ from incipit.service.messages import (
     TextRequest,
     TokenAnswer,
 )
-from incipit.service.metrics import Execution, Metrics, Observation
+from incipit.service.metrics import Metrics
+from incipit.service.observation import Execution, Observation
 from incipit.service.pooling import pool
 from incipit.service.positions import real_tokens
 from incipit.service.repository import Model, Repository, Stem

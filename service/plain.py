@@ -18,7 +18,7 @@ from incipit.service.batching import SMALL, Group
 from incipit.service.calls import SHARED, Member, run_members, sources
 from incipit.service.engine import Engine
 from incipit.service.messages import Int64, Request
-from incipit.service.metrics import Execution
+from incipit.service.observation import Execution
 from incipit.service.repository import Model
 from incipit.service.tiles import PIECE, pieces
 from incipit.service.visit import Visit

@@ -67,8 +67,8 @@ class Visit:
     """One request, or one stream with all that is asked in it.
 
     `door` is the one that it came by, once that has begun to answer. `marks` are those of the last execution that it
-    asked for (`service/metrics.py`), if any. `received` are the bytes of its body, and `read` the seconds that these
-    took, where it came whole. `trace` is None where requests are not traced.
+    asked for (`service/observation.py`), if any. `received` are the bytes of its body, and `read` the seconds that
+    these took, where it came whole. `trace` is None where requests are not traced.
 
     Args:
         wanted: the id that the client gives it; one that is not 1 to 128 visible characters of ASCII is not taken.

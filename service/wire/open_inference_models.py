@@ -9,8 +9,9 @@ from functools import lru_cache
 from typing import Any
 
 from incipit.service.errors import Invalid
+from incipit.service.history import Duration, Statistics
 from incipit.service.manifest import BIAS_GRAPH, GRAPH, Manifest, StemManifest, Tensor
-from incipit.service.metrics import INFER, INPUT, OUTPUT, QUEUE, Duration, Statistics
+from incipit.service.observation import INFER, INPUT, OUTPUT, QUEUE
 
 PLATFORM = "onnx_onnxv1"
 EXTENSIONS = (

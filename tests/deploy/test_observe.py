@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from promql_parser import AggregateExpr, Call, Expr, MatrixSelector, VectorSelector
 from websockets.sync.client import connect
 
-from incipit.service import errors, metrics
+from incipit.service import errors
+from incipit.service.observation import PHASES
 from tests.conftest import ROOT, serving
 
 DEPLOY = ROOT / "deploy"
@@ -30,7 +31,7 @@ QUERIES = {rule["alert"]: rule["expr"] for rule in RULES} | {
 KNOWN = {
     "outcome": {"ok", "success", "fail", "Failed", "Aborted"}
     | {kind for kind, value in vars(errors).items() if isinstance(value, type)},
-    "phase": {metrics.QUEUE, metrics.INPUT, metrics.INFER, metrics.OUTPUT},
+    "phase": {*PHASES},
     "job": {"incipit"},
 }
 """Values of labels that a query may name."""

@@ -21,7 +21,8 @@ from incipit.service.engine import Engine
 from incipit.service.errors import Invalid, TooLarge
 from incipit.service.manifest import Manifest, Source
 from incipit.service.messages import Request, TokenAnswer
-from incipit.service.metrics import INFER, Metrics
+from incipit.service.metrics import Metrics
+from incipit.service.observation import INFER
 from incipit.service.repository import Repository
 from incipit.service.rounding import cast
 from incipit.service.runtime import CPU

@@ -6,7 +6,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from incipit.service.errors import Invalid, NotFound
-from incipit.service.metrics import SECONDS, Metrics
+from incipit.service.instruments import SECONDS
+from incipit.service.metrics import Metrics
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:

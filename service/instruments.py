@@ -1,0 +1,131 @@
+"""What is counted, by the names and labels that Prometheus knows it by: base units, and labels of few values."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+LARGEST_BATCH = 64
+"""Executions of more rows are counted together, so that nobody can add numbers without end."""
+MORE = "more"
+"""In the place of a number of rows: more than that."""
+
+
+class Latencies(Histogram):
+    """A histogram that takes many observations at once: one by one they take several times as long."""
+
+    def add(self, counts: Sequence[float], seconds: float) -> None:
+        """Add so many observations to each bucket, that of the largest included, which took so many seconds in all."""
+        self._sum.inc(seconds)
+        for bucket, count in zip(self._buckets, counts, strict=True):
+            if count:
+                bucket.inc(count)
+
+
+class Instruments:
+    """The counters, gauges and histograms of this process; those with labels are found by them.
+
+    Args:
+        registry: that shows them.
+
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        requests = Counter(
+            "incipit_requests",
+            "Requests answered, by door, model and outcome: 'ok', the kind of error, 'Failed' or 'Aborted'.",
+            ["door", "model", "outcome"],
+            registry=registry,
+        )
+        seconds = Latencies(
+            "incipit_request_seconds",
+            "Time from the head of a request, or a step of a stream, to its answer, in seconds.",
+            ["door"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        tokens = Counter("incipit_tokens", "Tokens embedded.", ["model"], registry=registry)
+        operations = Counter(
+            "incipit_stream_operations",
+            "Messages of decode streams answered without an error, by model and operation.",
+            ["model", "operation"],
+            registry=registry,
+        )
+        self.streams = Gauge(
+            "incipit_streams_open",
+            "Streams open now, of every door.",
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+        self.sequences = Gauge(
+            "incipit_sequences_open",
+            "Sequences of the Open Inference Protocol that run now.",
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+        self.outcome = _timed(
+            registry,
+            "request",
+            "Requests to a model, whichever door they came through, by outcome: 'success' or 'fail'.",
+            ["model", "version", "outcome"],
+        )
+        self.phase = _timed(
+            registry,
+            "phase",
+            f"Phases of executions, by the rows of all requests: 1 to {LARGEST_BATCH}, or 'more'.",
+            ["model", "version", "rows", "phase"],
+        )
+        self.joined = _timed(
+            registry,
+            "joined_phase",
+            "Phases of requests that were answered by the execution of another.",
+            ["model", "version", "phase"],
+        )
+        rows = Counter("incipit_model_rows", "Rows answered.", ["model", "version"], registry=registry)
+        last = Gauge(
+            "incipit_model_last_request_timestamp_seconds",
+            "When a model was last asked, in seconds since 1970.",
+            ["model", "version"],
+            registry=registry,
+            multiprocess_mode="max",
+        )
+        received = Counter("incipit_received_bytes", "Bytes of bodies and messages.", ["door"], registry=registry)
+        sent = Counter("incipit_sent_bytes", "Bytes of answers, without heads.", ["door"], registry=registry)
+        read = Counter(
+            "incipit_request_read_seconds",
+            "Time from the heads of requests until their bodies were there, in seconds.",
+            ["door"],
+            registry=registry,
+        )
+        send = Counter(
+            "incipit_request_send_seconds",
+            "Time in which answers were handed to their connections, in seconds; that to compute large ones included.",
+            ["door"],
+            registry=registry,
+        )
+        self.provider = Gauge(
+            "incipit_provider_info",
+            "Where models run, as onnxruntime names it: what was requested, is active, and ran when CUDA was tried.",
+            ["requested", "active", "probed"],
+            registry=registry,
+            multiprocess_mode="max",
+        )
+        # Looking labels up takes longer than counting; each has few values.
+        self.requests, self.seconds = cache(requests.labels), cache(seconds.labels)
+        self.tokens, self.operations = cache(tokens.labels), cache(operations.labels)
+        self.rows, self.last = cache(rows.labels), cache(last.labels)
+        self.carried = cache(lambda door: [counter.labels(door) for counter in (received, sent, read, send)])
+
+
+def _timed(
+    registry: CollectorRegistry, noun: str, told: str, labels: list[str]
+) -> Callable[..., tuple[Counter, Counter]]:
+    """Return what finds, by labels, the counters of how often something happened to a model, and how long it took.
+
+    Not summaries, which cannot be told many observations at once.
+    """
+    times = Counter(f"incipit_model_{noun}s", told, labels, registry=registry)
+    whole = "Time of what is counted beside it, in seconds."
+    seconds = Counter(f"incipit_model_{noun}_seconds", whole, labels, registry=registry)
+    return cache(lambda *values: (times.labels(*values), seconds.labels(*values)))
