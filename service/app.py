@@ -12,9 +12,10 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
 from incipit.service.access import Access
-from incipit.service.api import bias, decode, embed, health, models, open_inference, openai, problems, schemas
+from incipit.service.api import bias, decode, embed, health, models, open_inference, openai, problems
 from incipit.service.api.entry import Entry
 from incipit.service.api.form import Forms
+from incipit.service.api.schemas.document import document
 from incipit.service.batching import Scheduler
 from incipit.service.control import Control
 from incipit.service.cores import usable_cores
@@ -122,7 +123,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Entry:
         redoc_url=None,
         static_url="/docs/static",
     )
-    app.openapi = partial(schemas.document, app.openapi)  # type: ignore[method-assign]
+    app.openapi = partial(document, app.openapi)  # type: ignore[method-assign]
     problems.install(app)
     embedding = embed.handler(engine, settings.max_body_bytes)
     inference = open_inference.handler(engine, sequences.loose, settings.max_body_bytes)

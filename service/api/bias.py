@@ -3,11 +3,11 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from incipit.service.api import schemas
 from incipit.service.api.answer import TYPES, respond, writable
 from incipit.service.api.arrival import Arrival
 from incipit.service.api.body import read_body, write_body
 from incipit.service.api.media import JSON, answer_type, body_type
+from incipit.service.api.schemas import native as schemas
 from incipit.service.engine import Engine
 from incipit.service.wire.native import read_bias, read_json
 

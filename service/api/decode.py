@@ -9,11 +9,12 @@ import orjson
 from fastapi import APIRouter, Request, WebSocket, WebSocketDisconnect
 from fastapi.responses import Response
 
-from incipit.service.api import problems, schemas
+from incipit.service.api import problems
 from incipit.service.api.events import open_events
 from incipit.service.api.lines import FAREWELL_SECONDS, Lines
 from incipit.service.api.media import EVENTS, JSON, NDJSON, answer_type, body_type
 from incipit.service.api.query import single_values
+from incipit.service.api.schemas import native as schemas
 from incipit.service.api.session import Session
 from incipit.service.engine import Engine
 from incipit.service.errors import IncipitError, UnsupportedFormat

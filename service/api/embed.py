@@ -10,7 +10,6 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from numpy.typing import NDArray
 
-from incipit.service.api import schemas
 from incipit.service.api.answer import TYPES, respond, writable
 from incipit.service.api.arrival import Arrival
 from incipit.service.api.body import read_body, write_body
@@ -18,6 +17,7 @@ from incipit.service.api.form import Form, form_of
 from incipit.service.api.media import BYTES, JSON, NPY, SAFETENSORS, answer_type, body_type
 from incipit.service.api.query import single_values
 from incipit.service.api.reply import Reply
+from incipit.service.api.schemas import native as schemas
 from incipit.service.api.target import Handler
 from incipit.service.engine import Engine
 from incipit.service.errors import Invalid

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from incipit.service.api import schemas
+from incipit.service.api.schemas import native as schemas
 from incipit.service.engine import Engine
 from incipit.service.manifest import Manifest
 from incipit.service.repository import Model, Stem

@@ -9,12 +9,12 @@ import fastapi
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from incipit.service.api import schemas
 from incipit.service.api.arrival import Arrival
 from incipit.service.api.body import read_body, write_body
 from incipit.service.api.form import Form, form_of
 from incipit.service.api.media import BYTES, JSON, body_type
 from incipit.service.api.reply import Reply
+from incipit.service.api.schemas import open_inference as schemas
 from incipit.service.api.target import Handler
 from incipit.service.engine import Engine
 from incipit.service.errors import Invalid, Unavailable

@@ -5,11 +5,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from incipit.service.api import schemas
 from incipit.service.api.arrival import Arrival
 from incipit.service.api.body import read_body, write_body
 from incipit.service.api.media import JSON, body_type
 from incipit.service.api.reply import Reply
+from incipit.service.api.schemas import openai as schemas
 from incipit.service.engine import Engine
 from incipit.service.repository import Model
 from incipit.service.wire.native import read_json
@@ -59,7 +59,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
     @routes.get(
         "/models/{model}",
         response_model=schemas.OpenAIModel,
-        responses=schemas.errors(schemas.OpenAIError, JSON, 401, 403, 404),
+        responses=schemas.NOT_FOUND,
     )
     async def get_model(model: str) -> dict[str, Any]:
         """Return a model, by `name` or `name:version`."""
