@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 from incipit.models.alibi import AlibiBias
+from incipit.models.documents import check_counts, config_of
 from incipit.models.relative import RelativeSinusoid, T5RelativeBias
 from incipit.models.steps import Keys
 
@@ -24,7 +25,7 @@ class AlibiConfig:
 
     def __post_init__(self) -> None:
         """Refuse what is no count."""
-        _check_counts(heads=self.heads)
+        check_counts(heads=self.heads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class T5Config:
 
     def __post_init__(self) -> None:
         """Refuse what is no count."""
-        _check_counts(heads=self.heads, buckets=self.buckets, max_distance=self.max_distance)
+        check_counts(heads=self.heads, buckets=self.buckets, max_distance=self.max_distance)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class RelativeSinusoidConfig:
 
     def __post_init__(self) -> None:
         """Refuse what is no count."""
-        _check_counts(width=self.width, **({} if self.clamp_len is None else {"clamp_len": self.clamp_len}))
+        check_counts(width=self.width, **({} if self.clamp_len is None else {"clamp_len": self.clamp_len}))
 
 
 BiasConfig = AlibiConfig | T5Config | RelativeSinusoidConfig
@@ -90,17 +91,4 @@ def from_document(document: dict[str, Any]) -> BiasConfig:
         ValueError: the kind, a field or a count is not allowed.
 
     """
-    values = dict(document)
-    kind = values.pop("kind", None)
-    if kind not in KINDS:
-        raise ValueError(f"kind: got {kind!r}, allowed {', '.join(KINDS)}")
-    try:
-        return KINDS[kind](**values)
-    except TypeError as error:
-        raise ValueError(f"{kind}: {error}") from error
-
-
-def _check_counts(**counts: int) -> None:
-    for name, count in counts.items():
-        if type(count) is not int or count < 1:
-            raise ValueError(f"{name}: got {count!r}, allowed 1 or more")
+    return config_of(document, KINDS)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from incipit.models.documents import check_counts, config_of
 from incipit.models.initialisers import normal_
 from incipit.models.signature import StemSignature
 
@@ -41,7 +42,7 @@ class PatchConfig:
 
     def __post_init__(self) -> None:
         """Refuse sizes that no stem has."""
-        _check_counts(self, "width", "channels", "image_size", "patch_size")
+        check_counts(width=self.width, channels=self.channels, image_size=self.image_size, patch_size=self.patch_size)
         if self.patch_size > self.image_size:
             raise ValueError(f"patch_size: got {self.patch_size}, allowed 1 to {self.image_size}, the image_size")
         if type(self.bias) is not bool:
@@ -75,7 +76,7 @@ class AudioConfig:
 
     def __post_init__(self) -> None:
         """Refuse sizes that no stem has."""
-        _check_counts(self, "width", "channels", "positions")
+        check_counts(width=self.width, channels=self.channels, positions=self.positions)
 
 
 StemConfig = PatchConfig | AudioConfig
@@ -226,21 +227,7 @@ def from_document(document: Mapping[str, Any]) -> StemConfig:
         ValueError: the kind, or a field or its value, is not known.
 
     """
-    values = dict(document)
-    kind = values.pop("kind", None)
-    if kind not in KINDS:
-        raise ValueError(f"kind: got {kind!r}, allowed {', '.join(KINDS)}")
-    try:
-        return KINDS[kind](**values)
-    except TypeError as error:
-        raise ValueError(f"{kind}: {error}") from error
-
-
-def _check_counts(config: StemConfig, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if type(value) is not int or value < 1:
-            raise ValueError(f"{name}: got {value!r}, allowed 1 or more")
+    return config_of(document, KINDS)
 
 
 def _bicubic(side: int, size: int, device: torch.device) -> Tensor:

@@ -1,0 +1,30 @@
+"""Configs as plain values: a document names one of several kinds, and holds its arguments."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def config_of(document: Mapping[str, Any], kinds: Mapping[str, type[T]]) -> T:
+    """Return what a document describes, which is one of `kinds`.
+
+    Raises:
+        ValueError: the kind, or a field or its value, is not known.
+
+    """
+    values = dict(document)
+    kind = values.pop("kind", None)
+    if kind not in kinds:
+        raise ValueError(f"kind: got {kind!r}, allowed {', '.join(kinds)}")
+    try:
+        return kinds[kind](**values)
+    except TypeError as error:
+        raise ValueError(f"{kind}: {error}") from error
+
+
+def check_counts(**counts: int) -> None:
+    """Raise ValueError for what is no count of 1 or more."""
+    for name, count in counts.items():
+        if type(count) is not int or count < 1:
+            raise ValueError(f"{name}: got {count!r}, allowed 1 or more")
