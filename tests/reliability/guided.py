@@ -3,6 +3,7 @@
 import argparse
 import sys
 import tempfile
+import tracemalloc
 from pathlib import Path
 
 import atheris
@@ -27,6 +28,7 @@ def main() -> None:
         options = [f"-max_total_time={given.seconds}", "-timeout=10", "-rss_limit_mb=2048", "-max_len=4096"]
         options += ["-print_final_stats=1", "-verbosity=0", *([f"-dict={words}"] if parser.words else [])]
         atheris.Setup([sys.argv[0], *options, str(corpus)], parser.hold)
+        tracemalloc.start()
         atheris.Fuzz()
 
 
