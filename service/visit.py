@@ -1,8 +1,9 @@
 """A request as those who run the service see it: its id in answers and log lines, and where its time went."""
 
+import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -15,9 +16,19 @@ PASSING = frozenset({ID, b"traceparent", b"tracestate", b"baggage"})
 """Headers that say which request it is, and nothing of what is asked."""
 _ALLOWED = re.compile(rb"[!-~]{1,128}")
 """Visible ASCII: neither a header nor a line of a log can be forged by it."""
-# Of this process: nobody else counts behind the same random bits.
-_PREFIX, _NUMBERS = secrets.token_hex(8).encode(), count()
 
+_PREFIX: bytes
+_NUMBERS: Iterator[int]
+
+
+def _begin() -> None:
+    """Draw what the ids of this process begin with: nobody else counts behind the same random bits."""
+    global _PREFIX, _NUMBERS
+    _PREFIX, _NUMBERS = secrets.token_hex(8).encode(), count()
+
+
+_begin()
+os.register_at_fork(after_in_child=_begin)
 
 Headers = Iterable[tuple[bytes, bytes]]
 Attributes = Mapping[str, str | int | float]

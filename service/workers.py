@@ -10,13 +10,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from threading import Thread
 from types import FrameType
 
 import uvicorn
+from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
+from uvicorn.supervisors.multiprocess import Process
 
 from incipit.service import metrics
 from incipit.service.access import as_service
@@ -31,6 +35,8 @@ from incipit.service.repository import Model, Stem
 from incipit.service.settings import Settings, listed
 
 LOG = logging.getLogger(__name__)
+FORKED = multiprocessing.get_context("forkserver")
+PRELOADED, PRELOADED_GRPC = "incipit.service.preloaded", "incipit.service.rpc.server"
 BACKLOG = 2048
 PATIENCE_SECONDS = 30
 """After which a worker that does not answer its parent is replaced; one that starts on a busy machine may take some."""
@@ -96,8 +102,9 @@ def _serve_several(
         counters, shared = Path(folder) / "metrics", Path(folder) / "control"
         counters.mkdir()
         shared.mkdir()
-        os.environ[metrics.FOLDER] = str(counters)
+        os.environ[metrics.FOLDER] = str(counters)  # which is looked for when that is imported
         processes = _Workers(configure(settings, partial(_work, settings, counters, shared), factory=True), [listener])
+        _prepare(settings)
         hand_over = partial(_hand_over, shared / OPENED, meanwhile, partial(announce, models))
         Thread(target=hand_over, daemon=True).start()  # from now on it obeys signals
         processes.run()
@@ -105,9 +112,23 @@ def _serve_several(
         sys.exit(128 + processes.told)
 
 
+def _prepare(settings: Settings) -> None:
+    """Start the process that workers are forked from.
+
+    Raises:
+        Invalid: it cannot be asked by a socket in the folder of temporary files.
+
+    """
+    FORKED.set_forkserver_preload([PRELOADED] if settings.grpc_port is None else [PRELOADED_GRPC, PRELOADED])
+    try:
+        ensure_running()
+    except OSError as error:
+        allowed = f"a folder of a short name, for the socket by which workers are started ({error})"
+        raise Invalid("TMPDIR", tempfile.gettempdir(), allowed) from error
+
+
 def _work(settings: Settings, counters: Path, shared: Path) -> Entry:
     """Return the application of a worker. One that cannot start says why in a line, and is tried again."""
-    Thread(target=_end_with_parent, daemon=True).start()
     try:
         metrics.reserve(counters)
         app = create_app(settings, create_engine(settings, shared))
@@ -126,14 +147,6 @@ def _hand_over(opened: Path, meanwhile: Meanwhile, announce: Callable[[], None])
     announce()
 
 
-def _end_with_parent() -> None:
-    """End when the parent is gone, however it went: the port would be taken, and nobody would replace who dies."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 class _Server(uvicorn.Server):
     """Says when it has started, gRPC included."""
 
@@ -148,6 +161,30 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.announce()
+
+
+class _Worker(Process):
+    """One that serves. It is forked from a process that has imported what it needs, and shares the pages of that."""
+
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
+        super().__init__(config, sockets)
+        self.process = FORKED.Process(target=self._begin, args=(sockets,))  # type: ignore[assignment]
+
+    def _begin(self, sockets: list[socket.socket]) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # ignored by the process that it was forked from
+        self.parent_conn.close()  # the parent's alone: what it asks ends with it
+        self.config.configure_logging()
+        with suppress(KeyboardInterrupt):  # raised once more by the server that has obeyed it
+            self.target(sockets)
+
+    def always_pong(self) -> None:
+        """Answer the parent until it is gone, however it went, or takes this worker for dead; then end.
+
+        The port would be taken, and nobody would replace who dies.
+        """
+        with suppress(EOFError, OSError):
+            super().always_pong()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 class _Workers(Multiprocess):
@@ -170,17 +207,39 @@ class _Workers(Multiprocess):
                 process.process.kill()
         self.signal_queue.append(number)
 
+    def init_processes(self) -> None:
+        """Start those that are missing. Where one cannot be, they are tried again in a while."""
+        while len(self.processes) < self.processes_num and not self.should_exit.is_set():
+            worker = _Worker(self.config, self.sockets)
+            try:
+                worker.start()
+            except (OSError, EOFError) as error:  # such as too many processes
+                LOG.error("a worker cannot be started, and is tried again: %s", error)
+                break
+            self.processes.append(worker)
+
+    def keep_subprocess_alive(self) -> None:
+        """Replace who has ended, and who does not answer."""
+        for process in tuple(self.processes):
+            # Were the worker's end of the pipe open here too, one that ended while it was asked would be waited for.
+            process.child_conn.close()
+            if self.should_exit.is_set() or process.is_alive(self.config.timeout_worker_healthcheck):
+                continue
+            process.kill()
+            process.join()
+            self.processes.remove(process)
+            if process.exitcode == STARTUP_FAILURE:  # of the server, not of a model: the next would fail as well
+                LOG.error("a worker cannot serve, and the service ends")
+                self.should_exit.set()
+            else:
+                LOG.info("worker %s has ended, and is replaced", process.pid)
+            self.init_processes()
+        self.init_processes()
+
     def handle_hup(self) -> None:
         """Change nothing."""
 
-    def keep_subprocess_alive(self) -> None:
-        """Start again who has ended, and who does not answer.
-
-        With the worker's end of the pipe open here too, one that ended while it was asked would be waited for.
-        """
-        for process in self.processes:
-            process.child_conn.close()
-        super().keep_subprocess_alive()
+    handle_ttin = handle_ttou = handle_hup
 
 
 def listen(field: str, host: str, port: int) -> socket.socket:

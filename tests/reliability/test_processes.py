@@ -23,6 +23,7 @@ from websockets.sync.client import connect as connect_socket
 from incipit.service.manifest import DATA
 from incipit.service.metrics import RESERVED
 from tests.conftest import INCIPIT, Server, free_port, said_at_the_start, serving
+from tests.processes import alive, children, fork_servers, workers
 from tests.reliability.wires import IDS, connection, still_right
 
 BYTES = {"Accept": "application/octet-stream"}
@@ -32,17 +33,6 @@ BYTES = {"Accept": "application/octet-stream"}
 def expected(tables: dict[str, NDArray[np.float32]]) -> bytes:
     """The answer to a good request, from the raw tables."""
     return (tables["tokens"][IDS] + tables["positions"][[2, 3, 4]]).tobytes()
-
-
-def workers(pid: int) -> list[int]:
-    """Return the processes that serve for a parent, or are about to."""
-    found = []
-    with suppress(FileNotFoundError):
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            with suppress(FileNotFoundError, ProcessLookupError):  # those that cannot start come and go
-                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found.append(int(child))
-    return found
 
 
 def listening(port: str) -> int:
@@ -148,6 +138,23 @@ def test_a_worker_that_is_killed_costs_its_own_requests_and_is_replaced(
         assert not seen.wrong
 
 
+def test_a_worker_is_started_again_where_what_starts_it_is_killed_meanwhile(
+    tiny_repository: Path, expected: bytes
+) -> None:
+    with serving(tiny_repository, "--workers", "2") as server:
+        wait_for(partial(ready, server))
+        before, (first,) = workers(server.process.pid), fork_servers(server.process.pid)
+        os.kill(first, signal.SIGSTOP)
+        os.kill(before[0], signal.SIGKILL)
+        time.sleep(1.5)  # the next is asked for, and not given
+        os.kill(first, signal.SIGKILL)
+        wait_for(partial(ended, before))
+        wait_for(partial(ready, server))
+        with load(server, expected, 2) as seen:
+            wait_for(partial(seen.answered, 20))
+        assert not seen.wrong
+
+
 @contextmanager
 def parent(repository: Path, port: int, grpc_port: int) -> Iterator[subprocess.Popen[str]]:
     """Serve with two workers on these ports, and end all that is left of it."""
@@ -172,18 +179,38 @@ def test_a_service_that_is_killed_leaves_its_port_to_the_next(
             banner, address = said_at_the_start(process)
             port, server = httpx.URL(address).port or 0, Server(address, f"127.0.0.1:{grpc_port}", process, banner)
             wait_for(partial(ready, server))
-            children = workers(process.pid)
+            family = [*children(process.pid), *workers(process.pid)]
+            assert len(family) > 2
             with load(server, expected) as seen:
                 wait_for(partial(seen.answered, 50))
                 process.kill()
-                wait_for(partial(ended, children))
+                wait_for(partial(ended, family))
             assert not seen.wrong
 
 
-def alive(pid: int) -> bool:
-    with suppress(FileNotFoundError):
-        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
-    return False
+def test_workers_are_replaced_where_what_they_were_forked_from_is_killed(
+    tiny_repository: Path, expected: bytes
+) -> None:
+    """Nobody is left who tells of their ends, so all of them are replaced, and finish what they have begun."""
+    with serving(tiny_repository, "--workers", "2") as server:
+        wait_for(partial(ready, server))
+        before, (first,) = workers(server.process.pid), fork_servers(server.process.pid)
+        clients = 8
+        with load(server, expected, clients, 0.02) as seen:
+            wait_for(partial(seen.answered, 50))
+            os.kill(first, signal.SIGKILL)
+            wait_for(partial(ended, [first, *before]))
+            wait_for(partial(ready, server))
+            assert fork_servers(server.process.pid) != [first]
+            right, after = seen.right, workers(server.process.pid)
+            wait_for(partial(seen.answered, right + 50))
+            os.kill(after[0], signal.SIGKILL)
+            wait_for(partial(replaced, server, after))
+            wait_for(partial(ready, server))
+            right = seen.right
+            wait_for(partial(seen.answered, right + 50))
+        assert not seen.wrong
+        assert seen.broken <= 4 * clients  # each may lose its connection to a worker that ends, and ask one that will
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -26,6 +26,8 @@ from incipit.models.embeddings import gpt2_embedding
 from incipit.service.access import new_key
 from incipit.service.manifest import Source
 from tests.conftest import INCIPIT, Server, said_at_the_start, serving
+from tests.processes import alive, children
+from tests.processes import workers as workers_of
 
 SECONDS = 30
 LARGE, WIDTH = (64, 500), 256
@@ -104,17 +106,6 @@ def test_requests_that_are_alike_are_answered_until_the_end(models: Path) -> Non
         assert server.process.wait(SECONDS) == 0
 
 
-def workers_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_second_signal_ends_it_now(models: Path, tmp_path: Path, workers: str) -> None:
     command = [INCIPIT, "serve", "--repository", str(models), "--port", "0", "--workers", workers]
@@ -122,7 +113,7 @@ def test_a_second_signal_ends_it_now(models: Path, tmp_path: Path, workers: str)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         address = httpx.URL(said_at_the_start(process)[1])
         httpx.get(address.join("/readyz"), timeout=SECONDS)
-        children = workers_of(process.pid)
+        family = [*children(process.pid), *workers_of(process.pid)]
         with socket.create_connection((address.host, address.port or 0)) as stream:
             stream.sendall(large())  # whose answer nobody reads
             stream.recv(10, socket.MSG_PEEK)
@@ -132,7 +123,7 @@ def test_a_second_signal_ends_it_now(models: Path, tmp_path: Path, workers: str)
             process.send_signal(signal.SIGTERM)
             assert process.wait(5) == 128 + signal.SIGTERM
     deadline = time.monotonic() + SECONDS
-    while any(map(runs, children)):
+    while any(map(alive, family)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert list(tmp_path.iterdir()) == []
@@ -144,9 +135,36 @@ def test_sighup_changes_nothing(models: Path, workers: str) -> None:
         assert client.get("/readyz").status_code == 200
         before = workers_of(server.process.pid)
         server.process.send_signal(signal.SIGHUP)
+        for child in before:  # as of a terminal that is closed
+            os.kill(child, signal.SIGHUP)
         time.sleep(1)
         assert client.get("/readyz").status_code == 200
         assert workers_of(server.process.pid) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_all_processes_lets_them_finish(models: Path, number: signal.Signals) -> None:
+    """As a terminal sends it, or who stops a whole control group."""
+    command = [INCIPIT, "serve", "--repository", str(models), "--port", "0", "--workers", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            address = httpx.URL(said_at_the_start(process)[1])
+            with socket.create_connection((address.host, address.port or 0), timeout=SECONDS) as stream:
+                stream.sendall(large())
+                stream.recv(10, socket.MSG_PEEK)
+                family = [process.pid, *children(process.pid), *workers_of(process.pid)]
+                os.killpg(process.pid, number)
+                time.sleep(1.5)
+                assert process.poll() is None
+                assert read_large(stream) == 4 * WIDTH * LARGE[0] * LARGE[1]
+            assert process.wait(SECONDS) == 0
+            deadline = time.monotonic() + SECONDS
+            while any(map(alive, family)):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextmanager

@@ -1,8 +1,10 @@
 """Servers with other settings than the shared ones, and several workers."""
 
 import json
+import os
 import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -20,7 +22,8 @@ from websockets.sync.client import connect as connect_socket
 from incipit.service.errors import Invalid
 from incipit.service.metrics import TELL_SECONDS
 from incipit.service.workers import listen
-from tests.conftest import ROOT, Server, serving
+from tests.conftest import INCIPIT, ROOT, Server, serving
+from tests.processes import fork_servers, workers
 from tests.service.doors import Clients, Refused, connect, grpc_raw, native_bytes, native_json
 
 
@@ -105,12 +108,49 @@ def test_the_statistics_of_a_model_are_summed_over_workers(two: Server) -> None:
 def accepted(parent: int) -> list[int]:
     """Return how many sockets each worker of a server has open."""
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # others come and go
-            status, command = (process / "stat").read_text(), (process / "cmdline").read_bytes()
-            if int(status.rpartition(")")[2].split()[1]) == parent and b"spawn_main" in command:
-                found.append(sum("socket:" in str(link.readlink()) for link in (process / "fd").iterdir()))
+    for worker in workers(parent):
+        with suppress(FileNotFoundError):  # descriptors come and go
+            found.append(sum("socket:" in str(link.readlink()) for link in Path(f"/proc/{worker}/fd").iterdir()))
     return found
+
+
+def kilobytes(pid: int, field: str) -> int:
+    """Return a figure of the memory of a process."""
+    return int(Path(f"/proc/{pid}/smaps_rollup").read_text().partition(f"\n{field}:")[2].split()[0])
+
+
+def test_workers_share_what_is_imported(two: Server) -> None:
+    (server,) = fork_servers(two.process.pid)
+    both = workers(two.process.pid)
+    assert len(both) == 2
+    for worker in both:
+        httpx.get(f"{two.address}/readyz", timeout=60)
+        assert kilobytes(worker, "Shared_Dirty") > 20_000  # of spawned processes, nothing is
+    # What is forked has no thread but its first.
+    assert "Threads:\t1\n" in Path(f"/proc/{server}/status").read_text()
+
+
+def test_ids_of_requests_are_of_their_worker(two: Server) -> None:
+    asked = [httpx.get(f"{two.address}/readyz", timeout=60).headers["X-Request-Id"] for _ in range(40)]
+    assert len(set(asked)) == len(asked)
+    assert len({name.partition("-")[0] for name in asked}) == 2
+
+
+def test_a_folder_for_temporary_files_that_no_socket_fits_in_is_refused(tiny_repository: Path, tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    done = subprocess.run(
+        [INCIPIT, "serve", "--repository", str(tiny_repository), "--port", "0", "--workers", "2"],
+        env=os.environ | {"TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"incipit: TMPDIR: got {tmp_path}")
+    assert ", allowed a folder of a short name, for the socket" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(folder.iterdir()) == []
 
 
 def test_a_change_is_answered_when_all_workers_have_followed_it(tiny_repository: Path, tmp_path: Path) -> None:
@@ -219,8 +259,7 @@ def test_what_workers_hold_and_carry_is_summed(two: Server) -> None:
     found = {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
     assert found["incipit_received_bytes_total", "native"] >= 6 * len(body)
     assert len([name for name, *_ in found if name == "incipit_provider_info"]) == 1
-    children = Path(f"/proc/{two.process.pid}/task/{two.process.pid}/children").read_text().split()
-    resident = [Path(f"/proc/{child}/status").read_text() for child in children]
+    resident = [Path(f"/proc/{worker}/status").read_text() for worker in workers(two.process.pid)]
     largest = max(1024 * int(status.partition("RssAnon:")[2].split()[0]) for status in resident)
     assert found["incipit_resident_memory_bytes", "anonymous"] > 1.5 * largest
     text = (ROOT / "docs" / "operations.md").read_text()

@@ -1,0 +1,24 @@
+"""What the process has imported that workers are forked from; they share its pages.
+
+It does nothing else. None of this has a thread that outlives a fork, opens a model, or draws by chance for all of them:
+`service/visit.py` draws again. What traces has threads, and is left to the workers. gRPC has some only once there is a
+server, and is imported before this where it is served.
+"""
+
+import gc
+import os
+import signal
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # it has a thread and an open database, from the import on
+
+import uvloop  # noqa: F401 - which uvicorn imports when it runs
+from fastapi import FastAPI
+
+import incipit.service.workers  # noqa: F401
+
+FastAPI().get("/")(lambda: None)  # the first route imports more
+# A signal to the whole group is obeyed by the parent, which tells the workers; this process ends after them.
+for number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+gc.collect()
+gc.freeze()  # a search for garbage writes into every object that it looks at

@@ -1,0 +1,33 @@
+"""The processes of a service with several workers, as proc(5) tells them."""
+
+from contextlib import suppress
+from pathlib import Path
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that the first thread of another has started, and that it has not taken leave of."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def fork_servers(parent: int) -> list[int]:
+    """Return the process that workers are forked from; none before it was started."""
+    found = []
+    for child in children(parent):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if b"multiprocessing.forkserver" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
+    return found
+
+
+def workers(parent: int) -> list[int]:
+    """Return the processes that serve for a parent, or are about to."""
+    return [worker for server in fork_servers(parent) for worker in children(server)]
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs, or waits."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
