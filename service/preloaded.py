@@ -6,10 +6,7 @@ server, and is imported before this where it is served.
 """
 
 import gc
-import os
 import signal
-
-os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # it has a thread and an open database, from the import on
 
 import uvloop  # noqa: F401 - which uvicorn imports when it runs
 from fastapi import FastAPI

@@ -120,6 +120,7 @@ def _prepare(settings: Settings) -> None:
 
     """
     FORKED.set_forkserver_preload([PRELOADED] if settings.grpc_port is None else [PRELOADED_GRPC, PRELOADED])
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # it has a thread, and a file open, as soon as it is imported
     try:
         ensure_running()
     except OSError as error:
@@ -201,6 +202,8 @@ class _Workers(Multiprocess):
 
     def _end(self, number: int, _: FrameType | None) -> None:
         """Let the workers finish what is in flight, or, told a second time, nothing more."""
+        if not self.processes:  # the first of them is waited for
+            sys.exit()
         if self.should_exit.is_set() or number in self.signal_queue:
             self.told = number
             for process in self.processes:

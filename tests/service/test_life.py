@@ -26,7 +26,7 @@ from incipit.models.embeddings import gpt2_embedding
 from incipit.service.access import new_key
 from incipit.service.manifest import Source
 from tests.conftest import INCIPIT, Server, said_at_the_start, serving
-from tests.processes import alive, children
+from tests.processes import alive, children, fork_servers
 from tests.processes import workers as workers_of
 
 SECONDS = 30
@@ -126,6 +126,24 @@ def test_a_second_signal_ends_it_now(models: Path, tmp_path: Path, workers: str)
     while any(map(alive, family)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_is_obeyed_before_there_is_a_worker(models: Path, tmp_path: Path) -> None:
+    command = [INCIPIT, "serve", "--repository", str(models), "--port", "0", "--workers", "2"]
+    with subprocess.Popen(command, env=os.environ | {"TMPDIR": str(tmp_path)}) as process:
+        deadline = time.monotonic() + SECONDS
+        while not (servers := fork_servers(process.pid)):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        os.kill(servers[0], signal.SIGSTOP)  # it would import for a while
+        time.sleep(0.5)
+        process.terminate()
+        assert process.wait(SECONDS) == 0
+        os.kill(servers[0], signal.SIGCONT)
+        while alive(servers[0]):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
     assert list(tmp_path.iterdir()) == []
 
 
