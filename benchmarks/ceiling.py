@@ -18,8 +18,7 @@ import uvloop
 
 from benchmarks import streams
 from benchmarks.servers import INCIPIT, free_port
-from benchmarks.streams import MODEL, WIDTH, running
-from benchmarks.tensors import SERVER_CORE, be_the_client
+from benchmarks.streams import MODEL, SERVER_CORE, WIDTH, be_the_client, running
 from incipit.bench.load import DOORS, measure
 from incipit.bench.target import Target
 from incipit.client import connect

@@ -27,8 +27,8 @@ import orjson
 
 from benchmarks.peers import grpc_rate
 from benchmarks.servers import GRAPH, INCIPIT, JSON, CannotRun, Running, descendants, started
-from benchmarks.streams import MODEL, memory_of, running
-from benchmarks.tensors import CONNECTIONS, SERVER_CORE, SHAPES, Door, be_the_client, native, rate, script
+from benchmarks.streams import MODEL, SERVER_CORE, be_the_client, memory_of, running
+from benchmarks.tensors import CONNECTIONS, SHAPES, Door, native, rate, script
 
 SMALL, MIDDLE, LARGE = (1, 1), (8, 128), (32, 512)
 WORKERS = 4

@@ -20,8 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.servers import INCIPIT
-from benchmarks.streams import running
-from benchmarks.tensors import SERVER_CORE, be_the_client
+from benchmarks.streams import SERVER_CORE, be_the_client, running
 from incipit.bench.load import measure
 from incipit.bench.target import Target
 from incipit.client import connect

@@ -35,8 +35,8 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.servers import GRAPH, SERVERS, CannotRun, Running, started
-from benchmarks.streams import MODEL, WIDTH
-from benchmarks.tensors import CONNECTIONS, SHAPES, be_the_client, rate, script
+from benchmarks.streams import MODEL, WIDTH, be_the_client
+from benchmarks.tensors import CONNECTIONS, SHAPES, rate, script
 
 DOCUMENT = Path("docs/benchmarks.md")
 BEGIN, END = "<!-- written by benchmarks.peers -->\n", "<!-- end -->\n"

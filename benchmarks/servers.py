@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from benchmarks.streams import MODEL
-from benchmarks.tensors import BYTES, SERVER_CORE, Door, native, open_inference
+from benchmarks.streams import MODEL, SERVER_CORE
+from benchmarks.tensors import BYTES, Door, native, open_inference
 
 INCIPIT = Path(sys.executable).parent / "incipit"
 HANDLERS = Path(__file__).parent / "peers"

@@ -10,11 +10,15 @@ with as many bytes, by the same server with the same settings. One row, one toke
   shared a run of the model;
 - one stream: latency of a step at the client over that of the bare WebSocket, the two in turn.
 
-The client is this process: it speaks bytes, so that it costs little beside the server.
+Servers have one core, and the client, which is this process, another: it speaks bytes, so that it costs little beside
+the server. Left to the scheduler, the bare WebSocket often shares a core with the client, which saves it the time to
+wake another.
 """
 
 import asyncio
+import os
 import re
+import signal
 import statistics
 import struct
 import subprocess
@@ -35,6 +39,7 @@ from incipit.service.streams import Streams
 from incipit.service.wire.frames import HEADER, MAGIC, REWIND, STEP
 from incipit.service.workers import configure, listen
 
+SERVER_CORE, CLIENT_CORE = 0, 1
 MODEL, WIDTH, MOST_STEPS = "gpt2-small", 768, 1000
 STREAMS, SECONDS = 500, 10.0
 ROUNDS, STEPS = 30, 300
@@ -201,13 +206,24 @@ async def measure(pid: int, port: int, echo_port: int) -> None:
         stream.transport.abort()
 
 
+def be_the_client() -> None:
+    """Leave the core of the servers to them, and end what was started where this is ended."""
+    os.sched_setaffinity(0, {CLIENT_CORE})
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+
 def main() -> None:
     """Serve and measure."""
     if sys.argv[1:] == ["echo"]:
         serve_echo()
         return
     incipit = Path(sys.executable).parent / "incipit"
-    with running(incipit, "serve", "--port", 0) as (pid, port), running(sys.executable, __file__, "echo") as (_, bare):
+    pinned = ("taskset", "-c", SERVER_CORE)
+    be_the_client()
+    with (
+        running(*pinned, incipit, "serve", "--port", 0) as (pid, port),
+        running(*pinned, sys.executable, "-m", "benchmarks.streams", "echo") as (_, bare),
+    ):
         uvloop.run(measure(pid, port, bare))
 
 

@@ -12,7 +12,6 @@ import argparse
 import io
 import os
 import re
-import signal
 import statistics
 import subprocess
 import sys
@@ -25,7 +24,7 @@ import numpy as np
 import orjson
 import uvicorn
 
-from benchmarks.streams import MODEL, WIDTH, running
+from benchmarks.streams import CLIENT_CORE, MODEL, SERVER_CORE, WIDTH, running
 from incipit.service.metrics import Metrics
 from incipit.service.settings import Settings
 from incipit.service.streams import Streams
@@ -33,7 +32,6 @@ from incipit.service.workers import configure, listen
 
 SHAPES = ((1, 1), (1, 128), (8, 128), (32, 512))
 CONNECTIONS = 4
-SERVER_CORE, CLIENT_CORE = 0, 1
 NPY, BYTES = "application/x-npy", "application/octet-stream"
 
 
@@ -114,12 +112,6 @@ def rate(port: int, path: str, lua: Path, seconds: float, connections: int) -> f
     if "Non-2xx" in done.stdout or "Socket errors" in done.stdout:
         raise RuntimeError(done.stdout)
     return float(re.findall(r"Requests/sec:\s+(\S+)", done.stdout)[0])
-
-
-def be_the_client() -> None:
-    """Leave the core of the servers to them, and end what was started where this is ended."""
-    os.sched_setaffinity(0, {CLIENT_CORE})
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def main() -> None:
