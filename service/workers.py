@@ -1,5 +1,6 @@
 """The processes that serve. Several share one listening socket, and the tables through the page cache."""
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -87,6 +88,7 @@ def _serve_alone(
     server = _Server(configure(settings, app))
     server.announce = partial(announce, models)
     meanwhile.close()
+    _look_for_garbage()
     server.run(sockets=[listener])
 
 
@@ -107,9 +109,16 @@ def _serve_several(
         _prepare(settings)
         hand_over = partial(_hand_over, shared / OPENED, meanwhile, partial(announce, models))
         Thread(target=hand_over, daemon=True).start()  # from now on it obeys signals
+        _look_for_garbage()
         processes.run()
     if processes.told:
         sys.exit(128 + processes.told)
+
+
+def _look_for_garbage() -> None:
+    """Look for it from now on, but never among what stays: a search through that would hold a request up."""
+    gc.freeze()
+    gc.enable()
 
 
 def _prepare(settings: Settings) -> None:
