@@ -43,6 +43,8 @@ PATIENCE_SECONDS = 30
 """After which a worker that does not answer its parent is replaced; one that starts on a busy machine may take some."""
 LOOK_SECONDS = 0.01
 """Between two looks whether the first worker serves."""
+MOST_OF_A_FOLDER, SHORT_FOLDER = 75, "/tmp"
+"""Bytes of the name of a folder in which a socket has an address (108 bytes in all, unix(7)), and one for others."""
 OPENED = "opened"
 """The file of the folder `control` that says so."""
 GRACE_SECONDS = 20
@@ -122,19 +124,24 @@ def _look_for_garbage() -> None:
 
 
 def _prepare(settings: Settings) -> None:
-    """Start the process that workers are forked from.
+    """Start the process that workers are forked from, which is asked by a socket among the temporary files.
 
     Raises:
-        Invalid: it cannot be asked by a socket in the folder of temporary files.
+        Invalid: there can be none.
 
     """
     FORKED.set_forkserver_preload([PRELOADED] if settings.grpc_port is None else [PRELOADED_GRPC, PRELOADED])
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # it has a thread, and a file open, as soon as it is imported
+    folder = tempfile.gettempdir()
+    if len(os.fsencode(folder)) > MOST_OF_A_FOLDER:
+        tempfile.tempdir = SHORT_FOLDER
     try:
         ensure_running()
     except OSError as error:
-        allowed = f"a folder of a short name, for the socket by which workers are started ({error})"
+        allowed = f"a folder for the socket by which workers are started ({error})"
         raise Invalid("TMPDIR", tempfile.gettempdir(), allowed) from error
+    finally:
+        tempfile.tempdir = folder
 
 
 def _work(settings: Settings, counters: Path, shared: Path) -> Entry:
