@@ -307,6 +307,8 @@ def json_content(document: dict[str, Any]) -> list[Part]:
         return MARK if isinstance(value, Base64) else BARE_MARK
 
     text = orjson.dumps(document, mark, orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS)
+    if not values:  # numbers, some megabytes of them, need not be copied to be parted
+        return [text]
     before, *others = text.split(b"\0")
     return [before, *(part for pair in zip(values, others, strict=True) for part in pair)]
 
