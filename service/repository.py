@@ -92,7 +92,7 @@ class Model(Served):
 
     manifest: Manifest
     tokenizer: Tokenizer | None
-    positions: Float32 | None
+    positions: Float32 | None = dataclass_field(repr=False, compare=False)
     """Vectors of all positions (1, max_len, P), for the graph that is given them; None where none is."""
     _chosen: dict[tuple[str, ...], list[tuple[str, list[str]]]] = dataclass_field(
         default_factory=dict, init=False, repr=False
@@ -452,12 +452,9 @@ def _check_positioned(manifest: Manifest, sessions: Mapping[str, Session], posit
     embeddings = tuple(tensor for tensor in plain.outputs if tensor.name == EMBEDDINGS)
     _compare(POSITIONED_GRAPH, "outputs", positioned.outputs, embeddings)
     for offset in (0, positions.shape[1] - 1):
-        feeds = {tensor.name: np.zeros((1,) * len(tensor.shape), np.int64) for tensor in plain.inputs}
-        feeds["offset"][:] = offset
-        expected, found = (
-            sessions[manifest.plain].run(feeds, [EMBEDDINGS]),
-            sessions[POSITIONED_GRAPH].run(place(feeds, positions)),
-        )
+        feeds = {tensor.name: np.zeros((1, 1), np.int64) for tensor in plain.inputs} | {"offset": np.array([offset])}
+        expected = sessions[manifest.plain].run(feeds, [EMBEDDINGS])
+        found = sessions[POSITIONED_GRAPH].run(place(feeds, positions))
         if expected[EMBEDDINGS].tobytes() != found[EMBEDDINGS].tobytes():
             raise ArtifactError(f"{MANIFEST} positions", manifest.positions, f"the table of {manifest.plain}")
 

@@ -165,7 +165,12 @@ def parsers(folder: Path) -> dict[str, Parser]:
                 _frame(8, 0, 0, 0, b""),
             ),
         ),
-        "npy": Parser(read_npy, (_npy(ids), _npy(ids.T), _npy(ids.astype(">u2")), _npy(np.zeros((0, 3)))), (b"'|O'",)),
+        "npy": Parser(
+            read_npy,
+            (_npy(ids), _npy(ids.T), _npy(ids.astype(">u2")), _npy(np.zeros((0, 3)))),
+            (b"'|O'",),
+            2**22,  # a name in a header may be the one at which Python's table of names is made anew
+        ),
         "raw": Parser(
             lambda data: read_raw(data[1:], [None, "1,3", "3", "0,1", "9" * 18 + ",9"][data[0] % 5] if data else None),
             (b"\0" + step, b"\1" + step, b"\2" + step),
