@@ -171,6 +171,12 @@ def _inputs(node: onnx.NodeProto) -> Iterator[str]:
                 yield from _inputs(inner)
 
 
+def load_plain(folder: Path) -> onnx.ModelProto:
+    """Return the graph of the artifact in `folder` that gives `embeddings` alone, without its weights."""
+    plain = folder / EMBEDDINGS_GRAPH if (folder / EMBEDDINGS_GRAPH).is_file() else folder / GRAPH
+    return onnx.load(plain, load_external_data=False)
+
+
 def save_graph(model: onnx.ModelProto, file: Path) -> None:
     """Write `model` over the data file that it names, and let ONNX check both."""
     onnx.save(model, file)

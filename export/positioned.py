@@ -15,11 +15,9 @@ from onnx.external_data_helper import uses_external_data
 from onnx.helper import make_graph, make_model, make_tensor_value_info
 from onnx.reference import ReferenceEvaluator
 
-from incipit.export.graph import save_graph
+from incipit.export.graph import load_plain, save_graph
 from incipit.service.manifest import (
     EMBEDDINGS,
-    EMBEDDINGS_GRAPH,
-    GRAPH,
     POSITION_EMBEDDINGS,
     POSITIONED_GRAPH,
     PositionTable,
@@ -32,7 +30,7 @@ def write_positioned(folder: Path) -> None:
     In place of `offset` it takes `position_embeddings`, float32 (B or 1, L, P), which that graph looks up. A front-end
     has none whose positions depend on ids or on a mask, or are no rows of a float32 table, one after another.
     """
-    model = _plain(folder)
+    model = load_plain(folder)
     graph, lookup = model.graph, _lookup(model)
     if lookup is None:
         return
@@ -53,17 +51,12 @@ def write_positioned(folder: Path) -> None:
 
 def positions_of(folder: Path) -> PositionTable:
     """Return where the table lies whose rows `positioned.onnx` is given."""
-    model = _plain(folder)
+    model = load_plain(folder)
     lookup = _lookup(model)
     assert lookup is not None
     table = _tensor(model.graph, lookup.input[0])
     begin = next(int(entry.value) for entry in table.external_data if entry.key == "offset")
     return PositionTable(begin=begin, rows=table.dims[0], first=_first(model.graph, lookup))
-
-
-def _plain(folder: Path) -> onnx.ModelProto:
-    plain = folder / EMBEDDINGS_GRAPH if (folder / EMBEDDINGS_GRAPH).is_file() else folder / GRAPH
-    return onnx.load(plain, load_external_data=False)
 
 
 def _tensor(graph: GraphProto, name: str) -> TensorProto:

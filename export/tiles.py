@@ -12,8 +12,8 @@ import onnx
 from onnx import GraphProto, NodeProto, TensorProto
 from onnx.helper import make_graph, make_node, make_tensor_value_info
 
-from incipit.export.graph import save_graph
-from incipit.service.manifest import EMBEDDINGS, EMBEDDINGS_GRAPH, GRAPH, TILES_GRAPH, Tiles
+from incipit.export.graph import load_plain, save_graph
+from incipit.service.manifest import EMBEDDINGS, TILES_GRAPH, Tiles
 
 LAST = {"Add", "Mul", "Cast", "LayerNormalization"}
 """Last nodes of a graph that do to a matrix what they do to a stack of matrices."""
@@ -34,8 +34,7 @@ def write_tiles(folder: Path) -> None:
     each of which is then a row of its own. It takes no batch of 0. A front-end that gains nothing from it has none: one
     that only looks vectors up, or that has a projection; nor has one that ends in a sum of int8 with one scale.
     """
-    plain = folder / EMBEDDINGS_GRAPH if (folder / EMBEDDINGS_GRAPH).is_file() else folder / GRAPH
-    model = onnx.load(plain, load_external_data=False)
+    model = load_plain(folder)
     stacks = _stacks(model)
     if stacks is None:
         return
