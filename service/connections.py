@@ -25,6 +25,7 @@ from incipit.service.api.session import Session
 from incipit.service.api.target import Target
 from incipit.service.bounds import BoundedHttp, BoundedWebSocket
 from incipit.service.errors import IncipitError
+from incipit.service.gathered import Gathered
 from incipit.service.loop import drive
 from incipit.service.plain import Run
 from incipit.service.streams import LIFETIME, Lifetime
@@ -67,6 +68,7 @@ class Http(BoundedHttp):
     _target: Target | None = None
     _form: Form | None = None
     _context: Context
+    _gathered: Gathered
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -74,6 +76,11 @@ class Http(BoundedHttp):
         self._entry = self.app if isinstance(self.app, Entry) and self.app.trace is None else None
         self._turn = _Turn()
         self._defaults: Headers | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._gathered = Gathered(transport, self.loop)
 
     def on_message_begin(self) -> None:
         """Forget the request before."""
@@ -102,6 +109,13 @@ class Http(BoundedHttp):
                 return
         self._begin()
         super().on_headers_complete()
+        if isinstance(self.cycle, RequestResponseCycle):  # and no WebSocket
+            self._gathered.gather(self.cycle)
+
+    def on_response_complete(self) -> None:
+        """Let the next request have its turn, behind all of the answer."""
+        self._gathered.flush()
+        super().on_response_complete()
 
     def _is_for(self, target: Target, entry: Entry) -> bool:
         """Return whether a request that may be for `target` is to be answered here."""

@@ -207,6 +207,30 @@ def test_a_connection_is_closed_where_the_client_asks_for_it(running: Server) ->
             assert len(connection.getresponse().read()) == 4 * WIDTH
 
 
+@pytest.mark.parametrize("origin", [{}, {"Origin": "http://elsewhere"}])
+@pytest.mark.parametrize(
+    ("path", "document"),
+    [
+        ("/v1/embeddings", {"model": "gpt", "input": list(range(20))}),
+        ("/models/gpt/embed", {"input_ids": [[1, 2, 3]]}),
+        ("/models/gpt/embed", {"input_ids": [[-1]]}),
+        ("/nowhere", {}),
+    ],
+)
+def test_head_and_body_of_a_small_answer_are_one_segment(
+    running: Server, path: str, document: dict[str, object], origin: dict[str, str]
+) -> None:
+    """So that none is left half by a server that is killed: whoever reads at all reads all of it."""
+    url, body = httpx.URL(running.address), orjson.dumps(document)
+    with socket.create_connection((url.host, url.port or 0)) as stream:
+        stream.settimeout(20)
+        for _ in range(20):
+            stream.sendall(head(path, body, {"Content-Type": "application/json"} | origin) + body)
+            top, _, content = stream.recv(2**16).partition(b"\r\n\r\n")
+            (length,) = re.findall(rb"content-length: (\d+)", top.lower())
+            assert int(length) == len(content) > 0
+
+
 def test_a_body_that_never_ends_hurts_nobody(running: Server, client: httpx.Client) -> None:
     url = httpx.URL(running.address)
     path, body, headers = WAYS["raw"](np.array([[1, 2, 3]]), 0)
