@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
-from incipit.service import engine
+from incipit.service import calls
 from incipit.service.batching import Scheduler
+from incipit.service.engine import Engine
 from incipit.service.messages import Request, Rows
 from incipit.service.metrics import Metrics
 from incipit.service.repository import Repository
@@ -27,7 +28,7 @@ LENGTHS, REQUESTS, ROUNDS = (1, 4, 16, 32, 64, 128), (2, 4, 16, 64), 15
 
 async def measure(name: str) -> None:
     """Print a line of ratios for each number of requests."""
-    asked = engine.Engine(Repository(Path("model_repository"), CPU, 1), Scheduler(1, 8), Metrics(), 65536)
+    asked = Engine(Repository(Path("model_repository"), CPU, 1), Scheduler(1, 8), Metrics(), 65536)
     model = asked.repository.get(name)
 
     async def ask(length: int) -> None:
@@ -60,7 +61,7 @@ async def measure(name: str) -> None:
 
 def main() -> None:
     """Measure both models."""
-    engine.SHARED = 2**30  # type: ignore[attr-defined]
+    calls.SHARED = 2**30
     for name in ("gpt2-small", "minilm"):
         uvloop.run(measure(name))
 

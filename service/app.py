@@ -49,7 +49,14 @@ def create_engine(settings: Settings, shared: Path | None = None, progress: Prog
     choice = choose(settings.provider)
     access = Access(settings.api_keys, by_address=settings.max_requests_per_second is not None)
     repository = Repository(
-        settings.repository, choice.active, settings.threads, settings.cache, access, choice, progress
+        settings.repository,
+        choice.active,
+        settings.threads,
+        settings.cache,
+        access,
+        choice,
+        progress,
+        settings.max_gpu_bytes,
     )
     scheduler = Scheduler(usable_cores(), settings.max_waiting, settings.max_wait_seconds)
     control = Control(repository, settings.model_control, settings.poll_seconds, shared)

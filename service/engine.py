@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from incipit.service.batching import SMALL, TOKENIZER_COST, Scheduler
-from incipit.service.calls import SHARED, Member, plan, run_members, sources
+from incipit.service.calls import Member, plan, run_members, shared, sources
 from incipit.service.control import Control
 from incipit.service.errors import IncipitError, Invalid
 from incipit.service.large import check_values, computed, in_pieces, pooled
@@ -159,7 +159,7 @@ class Engine:
             most = PIECE // width
             alone = not in_pieces(request, call, model.manifest, size, most)
             tensors: Mapping[str, Tensor]
-            if size <= SHARED and model.manifest.exact_rows:
+            if size <= shared(model):
                 found = await self.scheduler.share((id(model), names), size, member, run)
                 tensors = _finish(request, member, model.manifest, outputs, found)
             elif alone or (request.pooling == "none" and not request.in_pieces):
@@ -171,11 +171,11 @@ class Engine:
             else:
                 # Once the answer has begun, it is too late to refuse it.
                 if request.dtype != "float32" or request.check is not None:
-                    await self.scheduler.run(size, lambda: check_values(model, names, member, most))
+                    await self.scheduler.run(size, lambda: check_values(model, names[0], member, most))
                 else:
                     execution.passed()
                 shape = (tokens,) if request.input_ids.length is None else (execution.rows, request.input_ids.length)
-                parts = computed(model, names, member, most)
+                parts = computed(model, names[0], member, most)
                 next(parts)  # begun, so that it is counted though its client may leave before the first piece
                 tensors = {request.outputs[0]: Pieces((*shape, width), request.dtype, parts)}
                 execution.goes_on = True

@@ -3,7 +3,7 @@
 Letters: B batch, T tokens of all rows.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from incipit.service.pooling import pool
 from incipit.service.positions import real_tokens
 from incipit.service.repository import Model
 from incipit.service.rounding import cast
-from incipit.service.tiles import pieces
 
 WRITTEN_WHOLE = 2**21
 """Values that are still computed and written as text at once, in a thread: several times as fast as piece by piece, and
@@ -33,16 +32,7 @@ def in_pieces(request: Request, call: Call, manifest: Manifest, size: int, most:
     )
 
 
-def _vectors(
-    model: Model, names: tuple[str, ...], feeds: Mapping[str, Int64], most: int
-) -> Iterator[NDArray[np.float32]]:
-    """Yield the vectors of a call in pieces of at most `most` tokens."""
-    for piece in pieces(feeds, most):
-        (vectors,) = model.run(piece, names).values()
-        yield vectors
-
-
-def check_values(model: Model, names: tuple[str, ...], member: Member, most: int) -> None:
+def check_values(model: Model, name: str, member: Member, most: int) -> None:
     """Raise Invalid where a value of a call is too large for the type of the answer, or one that it cannot hold.
 
     This is the first half of the run that `computed` goes on with.
@@ -50,20 +40,20 @@ def check_values(model: Model, names: tuple[str, ...], member: Member, most: int
     request = member.request
     assert request is not None
     member.execution.passed()
-    for vectors in _vectors(model, names, member.feeds, most):
+    for vectors in model.run_in_pieces(member.feeds, name, most):
         narrow = cast(vectors, request.dtype)
         if request.check is not None:
             request.check(narrow)
 
 
-def computed(model: Model, names: tuple[str, ...], member: Member, most: int) -> Iterator[NDArray[np.generic]]:
+def computed(model: Model, name: str, member: Member, most: int) -> Iterator[NDArray[np.generic]]:
     """Yield no value, and then the vectors of a call in pieces of at most `most` tokens, and count it."""
     execution, request = member.execution, member.request
     assert request is not None
     success = False
     try:
         yield np.empty(0, np.float32)
-        for vectors in _vectors(model, names, member.feeds, most):
+        for vectors in model.run_in_pieces(member.feeds, name, most):
             yield cast(vectors, request.dtype)
         execution.passed()
         execution.passed()

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from incipit.service.batching import SMALL, Group
-from incipit.service.calls import SHARED, Member, run_members, sources
+from incipit.service.calls import Member, run_members, shared, sources
 from incipit.service.engine import Engine
 from incipit.service.messages import Int64, Request
 from incipit.service.observation import Execution
 from incipit.service.repository import Model
-from incipit.service.tiles import PIECE, pieces
+from incipit.service.tiles import PIECE
 from incipit.service.visit import Visit
 
 Float32 = NDArray[np.float32]
@@ -74,7 +74,7 @@ class Plain:
         self.log = engine.log
         self.run = partial(run_members, model, self.names)
         self.key = (id(model), self.names)
-        self.shared = min(SHARED, engine.max_tokens * self.width) if manifest.exact_rows else 0
+        self.shared = min(shared(model), engine.max_tokens * self.width)
         self.indices = tuple(manifest.indices)
         self._vocabulary, self._limit = manifest.vocab_size, manifest.limit
 
@@ -135,9 +135,7 @@ class Run:
         """Yield the vectors, a few of the B * L after another."""
         plain, execution = self._plain, self.execution
         execution.passed()
-        # All of them cut at once: between two of them nothing is left of that in the caches of the processor.
-        for feeds in list(pieces(self._member.feeds, PIECE // plain.width)):
-            yield plain.model.run(feeds, plain.names)[plain.name]
+        yield from plain.model.run_in_pieces(self._member.feeds, plain.name, PIECE // plain.width)
         execution.passed()
         execution.batch = execution.rows
         execution.passed()

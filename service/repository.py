@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from functools import cached_property, partial
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from incipit.service.access import EVERYBODY, Access
+from incipit.service.ahead import ahead
 from incipit.service.checksums import Checksums
 from incipit.service.errors import ArtifactError, Invalid, NotFound
 from incipit.service.files import Stamp, stamp_of
@@ -40,10 +41,11 @@ from incipit.service.manifest import (
     read,
     read_with_identity,
 )
+from incipit.service.messages import Int64
 from incipit.service.positioned import map_positions, place
 from incipit.service.progress import Progress
 from incipit.service.runtime import CPU, Choice, Float32, Session
-from incipit.service.tiles import tile
+from incipit.service.tiles import PIECE, pieces, tile
 from incipit.service.tokenizer import Tokenizer
 
 Fingerprint = tuple[tuple[str, Stamp], ...]
@@ -119,6 +121,16 @@ class Model(Served):
             found |= self.sessions[graph].run(feeds, names) if tiles is None else self._run_tiles(feeds, tiles)
         return found
 
+    def run_in_pieces(self, feeds: Mapping[str, Int64], output: str, most: int) -> Iterator[Float32]:
+        """Yield one output of tokens, a piece of at most `most` of them after another; a GPU computes them ahead."""
+        # All of them cut at once: between two of them nothing is left of that in the caches of the processor.
+        cut = list(pieces(feeds, most))
+        run = partial(self._run_piece, output)
+        return ahead(run, cut) if self.sessions[GRAPH].bound else map(run, cut)
+
+    def _run_piece(self, output: str, feeds: Mapping[str, Int64]) -> Float32:
+        return self.run(feeds, (output,))[output]
+
     def _choose(self, outputs: tuple[str, ...]) -> list[tuple[str, list[str]]]:
         """Remember, and return, which graph gives which of `outputs`."""
         self._chosen[outputs] = graphs = list(self.manifest.graphs_for(outputs).items())
@@ -157,6 +169,7 @@ class Repository:
         access: says which models a caller may use; every model that a door asks for is found here. Default: all.
         choice: how the provider was chosen; default: by name.
         progress: is told how far the opening is; default: nobody is.
+        max_gpu_bytes: most memory of a GPU that one graph takes; default None: all that there is.
 
     Raises:
         ArtifactError: an artifact is broken or was tampered with, or there is none at all.
@@ -172,11 +185,12 @@ class Repository:
         access: Access = EVERYBODY,
         choice: Choice | None = None,
         progress: Progress | None = None,
+        max_gpu_bytes: int | None = None,
     ) -> None:
         self.root = root
         self.choice = choice or Choice(provider, provider, None, None)
         self.access = access
-        self._opener = partial(_open, provider=provider, threads=threads)
+        self._opener = partial(_open, provider=provider, threads=threads, max_gpu_bytes=max_gpu_bytes)
         self._cache = cache
         self._progress = progress or Progress()
         # Whoever finds a model keeps it until it has answered: these are replaced as a whole, never changed.
@@ -236,7 +250,7 @@ class Repository:
         self._seen[key] = seen
         self._states = self._states | {key: State(name, version, "LOADING")}
         try:
-            opened = self._opener(name, version, folder, checksums=checksums)
+            opened = self._opener(name, version, folder, checksums)
         except ArtifactError as error:
             self._broken[key] = ArtifactError(f"{name}/{version}/{error.field}", error.got, error.allowed)
             if _changed_in_place(self._opened.get(key, ()), seen):
@@ -347,7 +361,15 @@ def find_artifacts(root: Path) -> list[tuple[str, int, Path]]:
     return sorted(found)
 
 
-def _open(name: str, version: int, folder: Path, provider: str, threads: int, checksums: Checksums) -> Model | Stem:
+def _open(
+    name: str,
+    version: int,
+    folder: Path,
+    checksums: Checksums,
+    provider: str,
+    threads: int,
+    max_gpu_bytes: int | None,
+) -> Model | Stem:
     """Check the artifact in `folder`, open its graphs, and run each once."""
     manifest, identity = read_with_identity(folder)
     parity = read(ParityReport, folder / PARITY)
@@ -357,7 +379,7 @@ def _open(name: str, version: int, folder: Path, provider: str, threads: int, ch
     check_graphs(folder, manifest)
     # CUDA would leave a loop, and all that is in it, to the CPU, and be sent vectors that it has.
     opened = [graph for graph in manifest.graphs if provider == CPU or graph not in (TILES_GRAPH, POSITIONED_GRAPH)]
-    sessions = {graph: Session(folder, provider, threads, graph) for graph in opened}
+    sessions = {graph: Session(folder, provider, threads, graph, max_gpu_bytes) for graph in opened}
     for graph, session in sessions.items():
         declared = manifest.graphs[graph]
         _compare(graph, "inputs", declared.inputs, session.inputs)
@@ -377,8 +399,10 @@ def _open(name: str, version: int, folder: Path, provider: str, threads: int, ch
     if isinstance(manifest, Manifest) and POSITIONED_GRAPH in sessions:
         positions = map_positions(folder, manifest)
         _check_positioned(manifest, sessions, positions)
-    for session in sessions.values():
+    for graph, session in sessions.items():
         session.run({tensor.name: _least(tensor, manifest) for tensor in session.inputs})
+        if isinstance(manifest, Manifest) and graph in TOKEN_GRAPHS and session.bound:
+            session.warm(max(1, PIECE // manifest.width))
     for file, stamp in stamps.items():
         if stamp_of(os.lstat(folder / file)) != stamp:
             raise ArtifactError(file, "a change while it was opened", "the file that was checked")

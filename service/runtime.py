@@ -4,15 +4,17 @@ import ctypes
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from incipit.service.bound import Bound
 from incipit.service.errors import ArtifactError, ProviderError
 from incipit.service.manifest import DATA, GRAPH, Tensor
+from incipit.service.pinned import Bytes, pinned_by_cuda
 
 # onnxruntime reports its use to its maker unless it is told not to, before it is loaded.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -26,8 +28,8 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 # The fused kernel is a scalar sum with E[x^2] - mean^2: several times slower and less exact than the parts.
 SLOW_ON_CPU = ["SkipLayerNormFusion"]
-# By default products of float32 are those of numbers with 10 bits.
-EXACT_ON_CUDA = {"use_tf32": "0"}
+# By default products of float32 are those of numbers with 10 bits; and memory would grow by powers of two.
+ON_CUDA = {"use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}
 
 
 PROBE = (
@@ -107,6 +109,9 @@ class Session:
         provider: onnxruntime name, as `choose_provider` returns it.
         threads: threads of one call; default 1.
         graph: which graph of the artifact; default model.onnx.
+        max_gpu_bytes: most memory of a GPU that it takes, its tables included; default None: all that there is.
+        memory: returns as many bytes, uint8 (N,), for the inputs and outputs of calls; default None: on the CPU each
+            call has its own, and CUDA what it reads and writes itself.
 
     Raises:
         ArtifactError: onnxruntime cannot load the graph; why is logged.
@@ -114,7 +119,15 @@ class Session:
 
     """
 
-    def __init__(self, folder: Path, provider: str = CPU, threads: int = 1, graph: str = GRAPH) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        provider: str = CPU,
+        threads: int = 1,
+        graph: str = GRAPH,
+        max_gpu_bytes: int | None = None,
+        memory: Callable[[int], Bytes] | None = None,
+    ) -> None:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
@@ -124,11 +137,12 @@ class Session:
         for file in (graph, DATA):
             if not (folder / file).is_file():
                 raise ArtifactError(file, "no such file", "a file of the artifact")
+        limit = {} if max_gpu_bytes is None else {"gpu_mem_limit": str(max_gpu_bytes)}
         try:
             self._session = ort.InferenceSession(
                 folder / graph,
                 options,
-                providers=[provider] if provider == CPU else [(provider, EXACT_ON_CUDA), CPU],
+                providers=[provider] if provider == CPU else [(provider, ON_CUDA | limit), CPU],
                 disabled_optimizers=SLOW_ON_CPU if provider == CPU else None,
             )
         except Exception as error:  # onnxruntime's own exceptions share no narrower parent
@@ -143,6 +157,14 @@ class Session:
         self._inputs = [tensor.name for tensor in self.inputs]
         self._outputs = [tensor.name for tensor in self.outputs]
         self._singles: dict[str, _Single] = {}
+        if memory is None and provider == CUDA:
+            memory = pinned_by_cuda
+        self._bound = None if memory is None else Bound(self._session, self.inputs, self.outputs, memory)
+
+    @property
+    def bound(self) -> bool:
+        """Whether calls have memory that stays, as on a GPU: then the next may run while one is sent."""
+        return self._bound is not None
 
     def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str] | None = None) -> dict[str, Float32]:
         """Return the outputs that are named, or all, for `feeds` that were validated: the graph itself wraps negatives.
@@ -150,6 +172,8 @@ class Session:
         Others among the feeds are left alone, so that several graphs can run on the same.
         """
         names = self._outputs if outputs is None else outputs
+        if self._bound is not None and (bound := self._bound.run(feeds, names)) is not None:
+            return bound
         # A call of one token takes five microseconds: a zip, or a dictionary made again, would be one more.
         given = feeds if len(feeds) == len(self._inputs) else {name: feeds[name] for name in self._inputs}
         found = self._session.run(names, given)
@@ -161,10 +185,16 @@ class Session:
         if single is not None and (found := single.run(feeds)) is not None:
             return found
         found = self.run(feeds, (output,))[output]
-        if single is None and self.provider == CPU:
+        if single is None and self._bound is None:
             given = {name: feeds[name] for name in self._inputs}
             self._singles[output] = _Single(self._session, given, output, found.shape)
         return found
+
+    def warm(self, most: int) -> None:
+        """Run a graph of tokens for `most` of them, and for fewer: a GPU takes memory for each, and keeps it."""
+        for tokens in sorted({1, most, *(most >> fewer for fewer in (3, 6, 9) if most >> fewer)}):
+            shapes = {1: (tokens,), 2: (tokens, 1)}
+            self.run({tensor.name: np.zeros(shapes[len(tensor.shape)], np.int64) for tensor in self.inputs})
 
     def refusal(self, feeds: Mapping[str, NDArray[Any]]) -> str | None:
         """Run once, and return why onnxruntime cannot, or None: on the CPU it refuses an index that no table has."""

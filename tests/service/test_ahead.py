@@ -1,0 +1,69 @@
+"""Pieces that are computed before they are asked for."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from incipit.service.ahead import AHEAD, ahead
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("incipit-ahead")]
+
+
+def test_results_come_in_order() -> None:
+    def run(piece: int) -> int:
+        time.sleep(0.001 * (piece % 3))
+        return piece**2
+
+    assert list(ahead(run, range(20))) == [piece**2 for piece in range(20)]
+    assert list(ahead(run, [])) == []
+    assert threads() == []
+
+
+def test_the_next_run_while_one_is_used() -> None:
+    """Two that wait for each other end only if both run at once, and none of them is asked for yet."""
+    meeting, first = threading.Barrier(2, timeout=20), threading.Event()
+
+    def run(piece: int) -> int:
+        if piece:
+            meeting.wait()
+        if piece == AHEAD:
+            first.set()
+        return piece
+
+    results = ahead(run, range(AHEAD + 1))
+    assert next(results) == 0
+    assert first.wait(20)
+    assert list(results) == [1, 2]
+
+
+def test_no_more_are_begun_than_are_taken_soon() -> None:
+    begun: list[int] = []
+    results = ahead(lambda piece: begun.append(piece), range(100))
+    for taken in range(1, 5):
+        next(results)
+        assert len(begun) <= taken + AHEAD
+    assert isinstance(results, Iterator)
+    del results
+    assert len(begun) <= 4 + AHEAD
+    assert threads() == []
+
+
+def test_an_error_comes_in_the_place_of_its_piece_and_ends_the_rest() -> None:
+    begun: list[int] = []
+
+    def run(piece: int) -> int:
+        begun.append(piece)
+        if piece == 2:
+            raise ValueError("the third")
+        return piece
+
+    results = ahead(run, range(100))
+    assert [next(results), next(results)] == [0, 1]
+    with pytest.raises(ValueError, match="the third"):
+        next(results)
+    assert len(begun) <= 3 + AHEAD
+    assert threads() == []
