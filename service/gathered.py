@@ -42,10 +42,11 @@ class Gathered:
         self._size += len(data)
 
     def flush(self) -> None:
-        """Write what is kept, now: others are about to write too."""
+        """Write what is kept, now: others are about to write too. A client that has left gets nothing."""
         if self._kept:
             kept, self._kept, self._size = self._kept, [], 0
-            self._transport.write(b"".join(kept))
+            if not self._transport.is_closing():
+                self._transport.write(b"".join(kept))
 
     def close(self) -> None:
         """Close the connection when all is written."""

@@ -109,8 +109,9 @@ def _serve_several(
         os.environ[metrics.FOLDER] = str(counters)  # which is looked for when that is imported
         processes = _Workers(configure(settings, partial(_work, settings, counters, shared), factory=True), [listener])
         _prepare(settings)
-        hand_over = partial(_hand_over, shared / OPENED, meanwhile, partial(announce, models))
-        Thread(target=hand_over, daemon=True).start()  # from now on it obeys signals
+        hand_over = Thread(target=_hand_over, args=(shared / OPENED, meanwhile, announce, models), daemon=True)
+        del models  # which the workers open themselves; versions that are replaced would stay open here
+        hand_over.start()  # from now on it obeys signals
         _look_for_garbage()
         processes.run()
     if processes.told:
@@ -156,12 +157,14 @@ def _work(settings: Settings, counters: Path, shared: Path) -> Entry:
     return app
 
 
-def _hand_over(opened: Path, meanwhile: Meanwhile, announce: Callable[[], None]) -> None:
+def _hand_over(
+    opened: Path, meanwhile: Meanwhile, announce: Callable[[list[Model | Stem]], None], models: list[Model | Stem]
+) -> None:
     """Leave the address to the first worker that says that it serves now."""
     while not opened.exists():
         time.sleep(LOOK_SECONDS)
     meanwhile.close()
-    announce()
+    announce(models)
 
 
 class _Server(uvicorn.Server):

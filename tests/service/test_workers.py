@@ -128,6 +128,20 @@ def test_workers_share_what_is_imported(two: Server) -> None:
     assert "Threads:\t1\n" in Path(f"/proc/{server}/status").read_text()
 
 
+def test_the_parent_lets_go_of_the_models_that_its_workers_serve(repository: Path) -> None:
+    """It would keep open what is replaced, and on a GPU take the memory of a worker."""
+    with serving(repository, "--workers", "2") as server:
+
+        def mapped(pid: int) -> bool:
+            return "model.onnx.data" in Path(f"/proc/{pid}/maps").read_text()
+
+        assert all(map(mapped, workers(server.process.pid)))
+        deadline = time.monotonic() + 20
+        while mapped(server.process.pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
 def test_ids_of_requests_are_of_their_worker(two: Server) -> None:
     asked = [httpx.get(f"{two.address}/readyz", timeout=60).headers["X-Request-Id"] for _ in range(40)]
     assert len(set(asked)) == len(asked)
