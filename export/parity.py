@@ -294,7 +294,7 @@ def feeds_of(signature: Signature, case: Arguments) -> dict[str, NDArray[np.int6
     vocab_size, shape = signature.vocab_size, (case.batch, case.length)
     generator = np.random.Generator(np.random.PCG64([*shape, *case.offset]))
     excluded = {*signature.refused_ids, signature.padding_idx} - {None}
-    legal = np.setdiff1d(np.arange(vocab_size), list(excluded))
+    legal = np.setdiff1d(np.arange(vocab_size), list(excluded), assume_unique=True)  # else it looks for ids that repeat
     # Of a huge table each case takes another part, since what it takes from everywhere is all in memory at once.
     window = min(len(legal), WINDOW // signature.width)
     begin = int(generator.integers(0, len(legal) - window + 1)) if window < len(legal) else 0
