@@ -6,58 +6,28 @@ Vectors are not copied out of it: what is returned holds its part until nobody h
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from incipit.service.manifest import Tensor
+from incipit.service.pinned import Bytes
 
 LOG = logging.getLogger(__name__)
-Bytes = NDArray[np.uint8]
 Float32 = NDArray[np.float32]
 PART = 2**22
 """Bytes of all inputs and outputs of one call; a larger one is not bound."""
-PARTS = 8
+PARTS = 16
 """Calls whose outputs may be held at the same time; a further one is not bound."""
 ALIGNMENT = 64
-
-
-class Binding(Protocol):
-    """What onnxruntime calls an IOBinding."""
-
-    def bind_input(
-        self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
-    ) -> None:
-        """Say where an input lies."""
-
-    def bind_output(
-        self,
-        name: str,
-        device_type: str = ...,
-        device_id: int = ...,
-        element_type: Any = ...,
-        shape: Sequence[int] | None = ...,
-        buffer_ptr: int | None = ...,
-    ) -> None:
-        """Say where an output is to lie."""
-
-
-class Bindable(Protocol):
-    """A session of onnxruntime, as far as it is needed here."""
-
-    def io_binding(self) -> Binding:
-        """Return a binding of no inputs and outputs."""
-
-    def run_with_iobinding(self, iobinding: Any) -> None:
-        """Run, and return when all outputs are where they are to be."""
 
 
 class Bound:
     """Calls of one graph.
 
     Args:
-        session: runs them.
+        call: runs it on such inputs, and writes such outputs.
         inputs: of the graph.
         outputs: of the graph, float32.
         memory: returns so many bytes, uint8; OSError: it has no more of them, which the log tells.
@@ -66,12 +36,12 @@ class Bound:
 
     def __init__(
         self,
-        session: Bindable,
+        call: Callable[[Mapping[str, NDArray[Any]], Mapping[str, Float32]], None],
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
         memory: Callable[[int], Bytes],
     ) -> None:
-        self._session, self._memory = session, memory
+        self._call, self._memory = call, memory
         self._inputs, self._outputs = tuple(inputs), {tensor.name: tensor for tensor in outputs}
         self._parts: list[Bytes] = []
         self._made = 0
@@ -86,19 +56,17 @@ class Bound:
         sizes = [*(values.nbytes for values in given.values()), *(4 * int(np.prod(shape)) for shape in shapes)]
         if sum(map(_aligned, sizes)) > PART or (part := self._take()) is None:
             return None
-        loan, binding, begin = _Loan(part, self._parts), self._session.io_binding(), 0
+        loan, begin = _Loan(part, self._parts), 0
         for name, values in given.items():
             place = part[begin : begin + values.nbytes].view(values.dtype).reshape(values.shape)
             place[...] = values
-            binding.bind_input(name, "cpu", 0, values.dtype.type, values.shape, place.ctypes.data)
+            given[name] = place
             begin += _aligned(values.nbytes)
         found: dict[str, Float32] = {}
         for name, shape, size in zip(names, shapes, sizes[len(given) :], strict=True):
-            place = part[begin : begin + size].view(np.float32).reshape(shape)
-            binding.bind_output(name, "cpu", 0, np.float32, shape, place.ctypes.data)
-            found[name] = np.asarray(_Lent(place, loan))
+            found[name] = np.asarray(_Lent(part[begin : begin + size].view(np.float32).reshape(shape), loan))
             begin += _aligned(size)
-        self._session.run_with_iobinding(binding)
+        self._call(given, found)
         return found
 
     def _shapes(self, feeds: Mapping[str, NDArray[Any]], names: Sequence[str]) -> list[tuple[int, ...]] | None:
@@ -107,6 +75,7 @@ class Bound:
         for tensor in self._inputs:
             sizes |= zip(tensor.shape, feeds[tensor.name].shape, strict=True)
         shapes = []
+        sizes.pop(None, None)  # dimensions without a name have nothing in common
         for name in names:
             shape = [size if isinstance(size, int) else sizes.get(size) for size in self._outputs[name].shape]
             if None in shape:

@@ -1,7 +1,8 @@
 """What the application writes in one turn of the event loop, sent by one call.
 
 uvicorn writes the head of an answer, its body and its end apart. Who is killed between the two leaves half an answer,
-for which no proxy may ask another server again; and each is a call of the kernel, and a segment.
+for which no proxy may ask another server again; and each is a call of the kernel, and a segment. What is large is sent
+in several calls anyway.
 """
 
 import asyncio

@@ -53,7 +53,11 @@ class Driver:
         self._call("cuMemHostUnregister", ctypes.c_void_p(address))
 
     def _call(self, function: str, *arguments: object) -> None:
-        if status := self._library[function](*arguments):
+        try:
+            status = self._library[function](*arguments)
+        except AttributeError as error:
+            raise OSError(f"{function}: this driver has no such function") from error
+        if status:
             raise OSError(f"{function}: CUDA error {status}")
 
 

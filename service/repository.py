@@ -45,7 +45,7 @@ from incipit.service.messages import Int64
 from incipit.service.positioned import map_positions, place
 from incipit.service.progress import Progress
 from incipit.service.runtime import CPU, Choice, Float32, Session
-from incipit.service.tiles import PIECE, pieces, tile
+from incipit.service.tiles import pieces, tile
 from incipit.service.tokenizer import Tokenizer
 
 Fingerprint = tuple[tuple[str, Stamp], ...]
@@ -399,10 +399,8 @@ def _open(
     if isinstance(manifest, Manifest) and POSITIONED_GRAPH in sessions:
         positions = map_positions(folder, manifest)
         _check_positioned(manifest, sessions, positions)
-    for graph, session in sessions.items():
-        session.run({tensor.name: _least(tensor, manifest) for tensor in session.inputs})
-        if isinstance(manifest, Manifest) and graph in TOKEN_GRAPHS and session.bound:
-            session.warm(max(1, PIECE // manifest.width))
+    for session in sessions.values():
+        session.warm({tensor.name: _least(tensor, manifest) for tensor in session.inputs})
     for file, stamp in stamps.items():
         if stamp_of(os.lstat(folder / file)) != stamp:
             raise ArtifactError(file, "a change while it was opened", "the file that was checked")

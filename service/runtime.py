@@ -19,6 +19,7 @@ from incipit.service.pinned import Bytes, pinned_by_cuda
 # onnxruntime reports its use to its maker unless it is told not to, before it is loaded.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as pybind
 
 Float32 = NDArray[np.float32]
 LOG = logging.getLogger(__name__)
@@ -28,6 +29,9 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 # The fused kernel is a scalar sum with E[x^2] - mean^2: several times slower and less exact than the parts.
 SLOW_ON_CPU = ["SkipLayerNormFusion"]
+HOST = pybind.OrtDevice(pybind.OrtDevice.cpu(), pybind.OrtDevice.default_memory(), 0)
+MOST_WARMED = 2**19
+"""Values of vectors of the largest call that several requests share, and that is warmed."""
 # By default products of float32 are those of numbers with 10 bits; and memory would grow by powers of two.
 ON_CUDA = {"use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}
 
@@ -137,7 +141,12 @@ class Session:
         for file in (graph, DATA):
             if not (folder / file).is_file():
                 raise ArtifactError(file, "no such file", "a file of the artifact")
-        limit = {} if max_gpu_bytes is None else {"gpu_mem_limit": str(max_gpu_bytes)}
+        limit = {}
+        if max_gpu_bytes is not None and provider != CPU:
+            # onnxruntime holds tables to no limit, and nothing to one that is below them.
+            if (size := (folder / DATA).stat().st_size) > max_gpu_bytes:
+                raise ArtifactError(DATA, f"{size} bytes", f"at most {max_gpu_bytes}, which is max_gpu_bytes")
+            limit["gpu_mem_limit"] = str(max_gpu_bytes)
         try:
             self._session = ort.InferenceSession(
                 folder / graph,
@@ -149,6 +158,7 @@ class Session:
             # Its text names paths, and may reach whoever asked for the model.
             LOG.warning("%s cannot be loaded: %s", graph, error)
             raise ArtifactError(graph, "what cannot be loaded; the log says why", "a graph that can be run") from error
+        self._graph = graph
         self.provider: str = self._session.get_providers()[0]
         if self.provider != provider:
             raise ProviderError("provider", self.provider, f"{provider}, which onnxruntime could not start")
@@ -159,7 +169,7 @@ class Session:
         self._singles: dict[str, _Single] = {}
         if memory is None and provider == CUDA:
             memory = pinned_by_cuda
-        self._bound = None if memory is None else Bound(self._session, self.inputs, self.outputs, memory)
+        self._bound = None if memory is None else Bound(self._run_into, self.inputs, self.outputs, memory)
 
     @property
     def bound(self) -> bool:
@@ -190,11 +200,37 @@ class Session:
             self._singles[output] = _Single(self._session, given, output, found.shape)
         return found
 
-    def warm(self, most: int) -> None:
-        """Run a graph of tokens for `most` of them, and for fewer: a GPU takes memory for each, and keeps it."""
-        for tokens in sorted({1, most, *(most >> fewer for fewer in (3, 6, 9) if most >> fewer)}):
-            shapes = {1: (tokens,), 2: (tokens, 1)}
-            self.run({tensor.name: np.zeros(shapes[len(tensor.shape)], np.int64) for tensor in self.inputs})
+    def _run_into(self, feeds: Mapping[str, NDArray[Any]], outputs: Mapping[str, Float32]) -> None:
+        """Write outputs where they are to be.
+
+        An IOBinding would copy inputs to a GPU while they are bound, and let others run before they are there.
+        """
+        given, found = pybind.OrtValueVector(), pybind.OrtValueVector()
+        for vector, arrays in ((given, feeds), (found, outputs)):
+            for array in arrays.values():
+                vector.push_back(pybind.OrtValue.ortvalue_from_numpy(array, HOST))
+        devices = [HOST] * len(outputs)
+        self._session.run_with_ortvaluevector(ort.RunOptions(), [*feeds], given, [*outputs], found, devices)
+
+    def warm(self, feeds: Mapping[str, NDArray[Any]]) -> None:
+        """Run once, and one of tokens on a GPU for more: it takes memory for as many as run together, and keeps it.
+
+        Raises:
+            ArtifactError: it cannot be run; why is logged.
+
+        """
+        try:
+            self.run(feeds)
+            if self._bound is not None and "input_ids" in self._inputs:
+                width = self.outputs[0].shape[-1]
+                most = MOST_WARMED // width if isinstance(width, int) else 1
+                for tokens in filter(None, (most >> fewer for fewer in (9, 6, 3, 0))):
+                    shapes = {1: (tokens,), 2: (tokens, 1)}
+                    self.run({tensor.name: np.zeros(shapes[len(tensor.shape)], np.int64) for tensor in self.inputs})
+        except Exception as error:  # as above
+            LOG.warning("%s cannot be run: %s", self._graph, error)
+            allowed = "a graph that can be run"
+            raise ArtifactError(self._graph, "what cannot be run; the log says why", allowed) from error
 
     def refusal(self, feeds: Mapping[str, NDArray[Any]]) -> str | None:
         """Run once, and return why onnxruntime cannot, or None: on the CPU it refuses an index that no table has."""

@@ -72,7 +72,7 @@ class Settings(BaseSettings):
         None, description="Addresses or networks, with commas, whose X-Forwarded-For is believed."
     )
     max_gpu_bytes: int | None = Field(
-        None, ge=1, description="Most memory of a GPU that one graph takes; without it all there is."
+        None, ge=1, description="Most memory of a GPU that onnxruntime takes for a graph; without it all there is."
     )
     max_body_bytes: int = Field(16 * 2**20, ge=1, description="Largest request body, and message of a stream.")
     max_tokens: int = Field(65536, ge=1, description="Most tokens of one request.")

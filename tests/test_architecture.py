@@ -29,7 +29,7 @@ SERVICE = {
     "checksums": {"manifest", "files", "errors"},
     "graphs": {"manifest", "files", "errors"},
     "pinned": set(),
-    "bound": {"manifest"},
+    "bound": {"pinned", "manifest"},
     "runtime": {"bound", "pinned", "manifest", "messages", "errors"},
     "ahead": set(),
     "operations": {"messages", "errors"},

@@ -2,15 +2,10 @@
 
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from incipit.service.ahead import AHEAD, ahead
-
-
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("incipit-ahead")]
 
 
 def test_results_come_in_order() -> None:
@@ -20,36 +15,33 @@ def test_results_come_in_order() -> None:
 
     assert list(ahead(run, range(20))) == [piece**2 for piece in range(20)]
     assert list(ahead(run, [])) == []
-    assert threads() == []
 
 
 def test_the_next_run_while_one_is_used() -> None:
     """Two that wait for each other end only if both run at once, and none of them is asked for yet."""
-    meeting, first = threading.Barrier(2, timeout=20), threading.Event()
+    meeting, met = threading.Barrier(2, timeout=20), threading.Event()
 
     def run(piece: int) -> int:
         if piece:
             meeting.wait()
-        if piece == AHEAD:
-            first.set()
+            met.set()
         return piece
 
     results = ahead(run, range(AHEAD + 1))
     assert next(results) == 0
-    assert first.wait(20)
+    assert met.wait(20)
     assert list(results) == [1, 2]
 
 
 def test_no_more_are_begun_than_are_taken_soon() -> None:
     begun: list[int] = []
-    results = ahead(lambda piece: begun.append(piece), range(100))
+    results = ahead(begun.append, range(100))
     for taken in range(1, 5):
         next(results)
         assert len(begun) <= taken + AHEAD
-    assert isinstance(results, Iterator)
     del results
+    assert list(ahead(abs, [-7])) == [7]  # behind whatever had begun
     assert len(begun) <= 4 + AHEAD
-    assert threads() == []
 
 
 def test_an_error_comes_in_the_place_of_its_piece_and_ends_the_rest() -> None:
@@ -66,4 +58,23 @@ def test_an_error_comes_in_the_place_of_its_piece_and_ends_the_rest() -> None:
     with pytest.raises(ValueError, match="the third"):
         next(results)
     assert len(begun) <= 3 + AHEAD
-    assert threads() == []
+
+
+def test_who_leaves_waits_for_nothing_and_many_who_wait_hold_no_more_threads() -> None:
+    held = threading.Event()
+
+    def run(piece: int) -> int:
+        if piece:
+            assert held.wait(20)
+        return piece
+
+    before = threading.active_count()
+    waiting = [ahead(abs, range(9)) for _ in range(20)]
+    assert [next(results) for results in waiting] == [0] * 20
+    assert threading.active_count() <= before + AHEAD
+    slow = ahead(run, range(9))
+    assert next(slow) == 0
+    begin = time.perf_counter()
+    del slow, waiting
+    assert time.perf_counter() - begin < 10  # what runs is held until after this
+    held.set()

@@ -18,14 +18,15 @@ from incipit.export.stem import export_stem, prove_stem
 from incipit.models.checkpoint import read_frontend
 from incipit.models.stems import PatchConfig, PatchStem
 from incipit.service.batching import Scheduler
-from incipit.service.bound import PART, PARTS, Bytes
+from incipit.service.bound import PART, PARTS
 from incipit.service.engine import Engine
+from incipit.service.errors import ArtifactError
 from incipit.service.messages import Pieces, Request, Rows
 from incipit.service.metrics import Metrics
+from incipit.service.pinned import Bytes
 from incipit.service.plain import Run, plain
 from incipit.service.repository import Model, Repository
-from incipit.service.runtime import CPU, Session
-from incipit.service.tiles import PIECE
+from incipit.service.runtime import CPU, CUDA, Session
 
 MODELS = ("gpt2-small", "minilm", "transformer-base")
 Feeds = dict[str, NDArray[np.int64]]
@@ -168,18 +169,45 @@ def test_threads_do_not_meet(bound: Session, repository: Path, memory: Memory) -
     assert len(memory.parts) <= PARTS
 
 
-def test_it_is_warmed_with_as_many_tokens_as_are_told(memory: Memory, repository: Path) -> None:
-    sizes: list[int] = []
+class Seen(Session):
+    """Notes how many tokens it is run for, and fails for more than `most`."""
 
-    class Seen(Session):
-        def run(self, feeds: Mapping[str, NDArray[Any]], *outputs: Any) -> dict[str, Float32]:
-            sizes.append(feeds["input_ids"].size)
-            return super().run(feeds, *outputs)
+    most = 2**30
 
+    def run(self, feeds: Mapping[str, NDArray[Any]], *outputs: Any) -> dict[str, Float32]:
+        self.sizes = [*getattr(self, "sizes", ()), feeds["input_ids"].size]
+        if self.sizes[-1] > self.most:
+            raise MemoryError(f"{self.sizes[-1]} tokens")
+        return super().run(feeds, *outputs)
+
+
+def test_it_is_warmed_for_as_many_tokens_as_run_together(memory: Memory, repository: Path) -> None:
+    for given, sizes in ((memory, [1, 2, 21, 170, 1365]), (None, [1])):
+        session = Seen(repository / "minilm/1", memory=given)
+        session.warm(feeds_of(session, 1, 1))
+        assert session.sizes == sizes
+
+
+def test_what_cannot_be_run_is_refused_when_it_is_opened(
+    memory: Memory, repository: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     session = Seen(repository / "minilm/1", memory=memory)
-    session.warm(PIECE // 384)
-    session.warm(1)
-    assert sizes == [1, 10, 85, 682, 1]
+    session.most = 20
+    with pytest.raises(ArtifactError) as refused:
+        session.warm(feeds_of(session, 1, 1))
+    assert str(refused.value) == "model.onnx: got what cannot be run; the log says why, allowed a graph that can be run"
+    assert [record.message for record in caplog.records] == ["model.onnx cannot be run: 21 tokens"]
+
+
+def test_tables_that_a_gpu_has_no_room_for_are_refused(repository: Path) -> None:
+    folder = repository / "minilm/1"
+    size = (folder / "model.onnx.data").stat().st_size
+    with pytest.raises(ArtifactError) as refused:
+        Session(folder, provider=CUDA, max_gpu_bytes=size - 1)
+    assert str(refused.value) == (
+        f"model.onnx.data: got {size} bytes, allowed at most {size - 1}, which is max_gpu_bytes"
+    )
+    Session(folder, max_gpu_bytes=1)  # of the CPU it says nothing
 
 
 @pytest.fixture
