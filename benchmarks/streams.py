@@ -2,20 +2,21 @@
 
     python -m benchmarks.streams
 
-serves gpt2-small of `model_repository`, and in another process an application that answers each message of a WebSocket
-with as many bytes, by the same server with the same settings. One row, one token, frames of version 2. What is printed:
+serves gpt2-small of `model_repository`, and by the same server a bare WebSocket that answers each message with as many
+bytes. One row, one token, frames of version 2. What is printed:
 
 - memory of an idle stream: the proportional set size of the server, with and without 500 streams;
 - 500 streams, each stepping as fast as it is answered: steps per second, the slowest over the mean, and how many steps
   shared a run of the model;
 - one stream: latency of a step at the client over that of the bare WebSocket, the two in turn.
 
-Servers have one core, and the client, which is this process, another: it speaks bytes, so that it costs little beside
-the server. Left to the scheduler, the bare WebSocket often shares a core with the client, which saves it the time to
-wake another.
+The client, which is this process, speaks bytes, so that it costs little beside the server. Which cores the two have is
+left to the scheduler; a bare WebSocket of another process may be given that of the client, which saves it the time to
+wake another, while a stream is not.
 """
 
 import asyncio
+import gc
 import os
 import re
 import signal
@@ -33,14 +34,16 @@ from typing import Any, cast
 import uvicorn
 import uvloop
 
-from incipit.service.metrics import Metrics
+from incipit.service.app import create_app
+from incipit.service.copying import begin_again
 from incipit.service.settings import Settings
-from incipit.service.streams import Streams
 from incipit.service.wire.frames import HEADER, MAGIC, REWIND, STEP
 from incipit.service.workers import configure, listen
 
 SERVER_CORE, CLIENT_CORE = 0, 1
+"""Of the benchmarks that give each its own."""
 MODEL, WIDTH, MOST_STEPS = "gpt2-small", 768, 1000
+ECHO = "/echo"
 STREAMS, SECONDS = 500, 10.0
 ROUNDS, STEPS = 30, 300
 """Of the latency: the two are measured in turn, so many steps each."""
@@ -120,24 +123,16 @@ class Stream(asyncio.Protocol):
         self.transport.write(REWIND_MESSAGE * rewinds + STEP_MESSAGE)
 
 
-async def open_stream(port: int) -> Stream:
+async def open_stream(port: int, path: str = f"/models/{MODEL}/decode") -> Stream:
     """Return a stream that was accepted."""
     loop = asyncio.get_running_loop()
-    _, stream = await loop.create_connection(lambda: Stream(f"/models/{MODEL}/decode"), "127.0.0.1", port)
+    _, stream = await loop.create_connection(lambda: Stream(path), "127.0.0.1", port)
     await stream.opened
     return stream
 
 
-async def echo(
-    scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
-) -> None:
+async def echo(receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
     """Answer each message with as many bytes as a stream would."""
-    if scope["type"] == "lifespan":
-        while (message := await receive())["type"] == "lifespan.startup":
-            scope["state"]["streams"] = Streams(Metrics(), 1, 1)
-            await send({"type": "lifespan.startup.complete"})
-        await send({"type": "lifespan.shutdown.complete"})
-        return
     await receive()
     await send({"type": "websocket.accept"})
     step, rewind = bytes(VECTORS_BYTES), bytes(STATE_BYTES - 2)
@@ -145,13 +140,21 @@ async def echo(
         await send({"type": "websocket.send", "bytes": step if len(message["bytes"]) > HEADER.size + 8 else rewind})
 
 
-def serve_echo() -> None:
-    """Serve the bare WebSocket, and print its port."""
+def serve() -> None:
+    """Serve both as `incipit serve` would, and print the port."""
+    begin_again()
     settings = Settings(port=0)
+    app = create_app(settings)
+
+    async def both(
+        scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        await (echo(receive, send) if scope.get("path") == ECHO else app(scope, receive, send))
+
     listener = listen("port", settings.host, 0)
     print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
-    config = configure(settings, echo)
-    uvicorn.Server(config).run(sockets=[listener])
+    gc.freeze()
+    uvicorn.Server(configure(settings, both)).run(sockets=[listener])
 
 
 @contextmanager
@@ -180,9 +183,9 @@ def runs_and_steps(port: int) -> tuple[float, float]:
     return sum(map(float, runs)), sum(map(float, rows))
 
 
-async def measure(pid: int, port: int, echo_port: int) -> None:
+async def measure(pid: int, port: int) -> None:
     """Print everything."""
-    one, bare = await open_stream(port), await open_stream(echo_port)
+    one, bare = await open_stream(port), await open_stream(port, ECHO)
     found: dict[Stream, list[tuple[float, float]]] = {one: [], bare: []}
     for _ in range(ROUNDS):
         for stream, quantiles in found.items():
@@ -214,17 +217,11 @@ def be_the_client() -> None:
 
 def main() -> None:
     """Serve and measure."""
-    if sys.argv[1:] == ["echo"]:
-        serve_echo()
+    if sys.argv[1:] == ["serve"]:
+        serve()
         return
-    incipit = Path(sys.executable).parent / "incipit"
-    pinned = ("taskset", "-c", SERVER_CORE)
-    be_the_client()
-    with (
-        running(*pinned, incipit, "serve", "--port", 0) as (pid, port),
-        running(*pinned, sys.executable, "-m", "benchmarks.streams", "echo") as (_, bare),
-    ):
-        uvloop.run(measure(pid, port, bare))
+    with running(sys.executable, "-m", "benchmarks.streams", "serve") as (pid, port):
+        uvloop.run(measure(pid, port))
 
 
 if __name__ == "__main__":
