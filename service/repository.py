@@ -1,5 +1,6 @@
 """The models that are served: every version folder `<repository>/<name>/<version>/`, opened."""
 
+import logging
 import math
 import os
 import re
@@ -48,6 +49,7 @@ from incipit.service.runtime import CPU, Choice, Float32, Session
 from incipit.service.tiles import pieces, tile
 from incipit.service.tokenizer import Tokenizer
 
+LOG = logging.getLogger(__name__)
 Fingerprint = tuple[tuple[str, Stamp], ...]
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
 
@@ -251,7 +253,10 @@ class Repository:
         self._states = self._states | {key: State(name, version, "LOADING")}
         try:
             opened = self._opener(name, version, folder, checksums)
-        except ArtifactError as error:
+        except Exception as error:  # onnxruntime's own share no narrower parent
+            if not isinstance(error, ArtifactError):
+                LOG.exception("%s/%d cannot be opened", name, version)
+                error = ArtifactError(MANIFEST, "an artifact that fails; the log says how", "one that can be run")
             self._broken[key] = ArtifactError(f"{name}/{version}/{error.field}", error.got, error.allowed)
             if _changed_in_place(self._opened.get(key, ()), seen):
                 model = None

@@ -158,7 +158,6 @@ class Session:
             # Its text names paths, and may reach whoever asked for the model.
             LOG.warning("%s cannot be loaded: %s", graph, error)
             raise ArtifactError(graph, "what cannot be loaded; the log says why", "a graph that can be run") from error
-        self._graph = graph
         self.provider: str = self._session.get_providers()[0]
         if self.provider != provider:
             raise ProviderError("provider", self.provider, f"{provider}, which onnxruntime could not start")
@@ -213,24 +212,14 @@ class Session:
         self._session.run_with_ortvaluevector(ort.RunOptions(), [*feeds], given, [*outputs], found, devices)
 
     def warm(self, feeds: Mapping[str, NDArray[Any]]) -> None:
-        """Run once, and one of tokens on a GPU for more: it takes memory for as many as run together, and keeps it.
-
-        Raises:
-            ArtifactError: it cannot be run; why is logged.
-
-        """
-        try:
-            self.run(feeds)
-            if self._bound is not None and "input_ids" in self._inputs:
-                width = self.outputs[0].shape[-1]
-                most = MOST_WARMED // width if isinstance(width, int) else 1
-                for tokens in filter(None, (most >> fewer for fewer in (9, 6, 3, 0))):
-                    shapes = {1: (tokens,), 2: (tokens, 1)}
-                    self.run({tensor.name: np.zeros(shapes[len(tensor.shape)], np.int64) for tensor in self.inputs})
-        except Exception as error:  # as above
-            LOG.warning("%s cannot be run: %s", self._graph, error)
-            allowed = "a graph that can be run"
-            raise ArtifactError(self._graph, "what cannot be run; the log says why", allowed) from error
+        """Run once, and one of tokens on a GPU for more: it takes memory for as many as run together, and keeps it."""
+        self.run(feeds)
+        if self._bound is not None and "input_ids" in self._inputs:
+            width = self.outputs[0].shape[-1]
+            most = MOST_WARMED // width if isinstance(width, int) else 1
+            for tokens in filter(None, (most >> fewer for fewer in (9, 6, 3, 0))):
+                shapes = {1: (tokens,), 2: (tokens, 1)}
+                self.run({tensor.name: np.zeros(shapes[len(tensor.shape)], np.int64) for tensor in self.inputs})
 
     def refusal(self, feeds: Mapping[str, NDArray[Any]]) -> str | None:
         """Run once, and return why onnxruntime cannot, or None: on the CPU it refuses an index that no table has."""

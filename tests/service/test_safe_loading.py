@@ -270,6 +270,34 @@ def entries(*pairs: tuple[str, str]) -> Callable[[TensorProto], None]:
     return change
 
 
+def test_a_graph_that_fails_is_refused_and_the_log_says_how(
+    folder: Path, tiny_repository: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that onnxruntime opens: it fails as it is run for the first time. Others are served, now and later."""
+
+    def change(model: onnx.ModelProto) -> None:
+        gather = next(node for node in model.graph.node if node.op_type == "Gather" and node.input[1] == "input_ids")
+        gather.input[1] = "far"
+        model.graph.initializer.add(name="much", data_type=7, int64_data=[10**6])
+        model.graph.node.insert(0, onnx.helper.make_node("Add", ["input_ids", "much"], ["far"]))
+
+    repository = Repository(shutil.copytree(tiny_repository, folder.parents[2] / "repository"), CPU, 1)
+    edit(folder, change, POSITIONED_GRAPH)
+    assert refusal(folder) == "manifest.json: got an artifact that fails; the log says how, allowed one that can be run"
+    assert "gpt/1 cannot be opened" in caplog.text
+    assert "indices element out of data bounds" in caplog.text
+    shutil.copytree(folder, repository.root / "other" / "1")
+    (state,) = repository.refresh()
+    assert (state.name, state.state, state.reason.partition(":")[0]) == (
+        "other",
+        "UNAVAILABLE",
+        "other/1/manifest.json",
+    )
+    assert repository.get("gpt").version == 1
+    shutil.copytree(tiny_repository / "gpt/1", repository.root / "gpt/2")
+    assert [(state.name, state.version, state.state) for state in repository.refresh()] == [("gpt", 2, "READY")]
+
+
 PLACE = (("location", DATA), ("offset", "0"), ("length", "12800"))
 
 
