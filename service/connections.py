@@ -219,15 +219,20 @@ class Http(BoundedHttp):
         """Write a large answer piece by piece, each when it is computed, as fast as the client takes them."""
         began, size = perf_counter(), len(form.prefix)
         outcome: Literal["ok", "Failed", "Aborted"] = "Aborted"
-        self.transport.write(self._head(200, form.headers, visit) + form.prefix)
+        head = self._head(200, form.headers, visit) + form.prefix
         try:
             for piece in run.pieces():
-                # Not behind the last, on whose heels the next request may come.
-                await self._let_others()
-                if self.transport.is_closing():
-                    return
-                self.transport.write(raw_bytes(piece))
-                size += piece.nbytes
+                content = piece.data.cast("B")
+                if head:  # with the first: alone it would wake the client once more
+                    self.transport.writelines((head, content))
+                    head = b""
+                else:
+                    # Not behind the last, on whose heels the next request may come.
+                    await self._let_others()
+                    if self.transport.is_closing():
+                        return
+                    self.transport.write(content)
+                size += len(content)
             outcome = "ok"
         except Exception:
             outcome = "Failed"

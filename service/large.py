@@ -27,7 +27,7 @@ def in_pieces(request: Request, call: Call, manifest: Manifest, size: int, most:
     return (
         size > (SMALL if request.check is None else WRITTEN_WHOLE)
         and len(request.outputs) == 1
-        and not manifest.rotary
+        and not manifest.rotary_of(request.outputs)
         and (manifest.counts == "slots" or call.feeds["input_ids"].shape[1] <= most)
     )
 

@@ -6,7 +6,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
@@ -285,6 +285,10 @@ class Manifest(Artifact):
             return self.dtype
         columns = "" if self.block is None else f" of {self.block} columns"
         return f"{self.dtype} with a scale for each {self.scale}{columns}"
+
+    def rotary_of(self, outputs: Collection[str]) -> list[Rotary]:
+        """Return the cosines and sines of which `outputs` has one; without them, rotary families are like others."""
+        return [rotary for rotary in self.rotary if rotary.cos in outputs or rotary.sin in outputs]
 
     def graphs_for(self, outputs: tuple[str, ...]) -> dict[str, list[str]]:
         """Return which graph gives which of `outputs`: one that has all, or for each the one that has the fewest more.

@@ -37,7 +37,7 @@ def plain(engine: Engine, model: Model, outputs: tuple[str, ...], dtype: str) ->
         or manifest.needed
         or manifest.needs_mask
         or manifest.refused_ids
-        or manifest.rotary
+        or manifest.rotary_of(outputs)
     ):
         return None
     return Plain(engine, model, outputs[0])

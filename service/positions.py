@@ -32,9 +32,7 @@ def count_real(request: Request, manifest: Manifest) -> Int64:
 
 def position_limit(request: Request, manifest: Manifest) -> int:
     """Return the largest legal offset + real tokens for the outputs that are wanted."""
-    if not manifest.rotary:
-        return manifest.limit
-    wanted = [rotary for rotary in manifest.rotary if {rotary.cos, rotary.sin}.intersection(request.outputs)]
+    wanted = manifest.rotary_of(request.outputs)
     return min([manifest.limit, *(rotary.max_len for rotary in wanted if rotary.max_len)])
 
 

@@ -98,7 +98,7 @@ def _plainly_right(request: Request, manifest: Manifest, max_tokens: int) -> boo
         or manifest.counts == "ids"
         or manifest.needed
         or manifest.refused_ids
-        or manifest.rotary
+        or manifest.rotary_of(request.outputs)
         or not manifest.widths.keys() >= set(request.outputs)
         or _largest(rows.values) >= manifest.vocab_size
     ):

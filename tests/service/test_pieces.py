@@ -13,16 +13,21 @@ from numpy.typing import NDArray
 from incipit.export.exporter import export_loaded
 from incipit.export.source import LoadedSource
 from incipit.models.embeddings import bert_embedding, gpt2_embedding
+from incipit.models.frontend import FrontEnd, FrontEndConfig
+from incipit.models.rotary import RotaryConfig, RotaryOutput
+from incipit.models.steps import Tokens
 from incipit.service.batching import SMALL, Scheduler
 from incipit.service.engine import Engine
 from incipit.service.errors import Invalid
 from incipit.service.manifest import Source
 from incipit.service.messages import Pieces, Request, Rows, TokenAnswer
 from incipit.service.metrics import Metrics
+from incipit.service.plain import plain
 from incipit.service.repository import Repository
 from incipit.service.runtime import CPU
 
 VOCABULARY, WIDTH, MAX_LEN = 300, 64, 5000
+TOKENS, ROTARY = Tokens(rows=VOCABULARY, width=WIDTH), (RotaryOutput(config=RotaryConfig(dim=8)),)
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
@@ -32,6 +37,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     for name, module in (
         ("gpt", gpt2_embedding(VOCABULARY, WIDTH, MAX_LEN)),
         ("bert", bert_embedding(VOCABULARY, WIDTH, MAX_LEN)),
+        ("llama", FrontEnd(FrontEndConfig(family="llama", steps=(TOKENS,), max_len=None, rotary=ROTARY)).eval()),
     ):
         export_loaded(LoadedSource(module, Source(kind="module")), name, root)
     large = gpt2_embedding(VOCABULARY, WIDTH, MAX_LEN)
@@ -75,7 +81,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("model", ["gpt", "bert"])
+@pytest.mark.parametrize("model", ["gpt", "bert", "llama"])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_pieces_have_the_bits_of_the_whole(engine: Engine, case: str, model: str, dtype: str) -> None:
     lengths, offset = CASES[case]
@@ -92,6 +98,16 @@ def test_pieces_have_the_bits_of_the_whole(engine: Engine, case: str, model: str
     assert sum(part.nbytes for part in parts) == pieces.nbytes
     expected = whole(engine, model, request).astype(TYPES[dtype])
     assert b"".join(part.tobytes() for part in parts) == expected.tobytes()
+
+
+def test_a_rotary_family_is_like_others_where_no_angles_are_asked_for(engine: Engine) -> None:
+    vectors, angles, both = ("embeddings",), ("rotary_cos",), ("embeddings", "rotary_cos")
+    llama = engine.repository.get("llama")
+    assert [plain(engine, llama, outputs, "float32") is None for outputs in (vectors, angles, both)] == [0, 1, 1]
+    request = Request(input_ids=rows_of([100] * 90), outputs=angles, in_pieces=True)
+    found = embed(engine, "llama", request).arrays["rotary_cos"]
+    assert found.shape == (90, 100, 8)
+    np.testing.assert_allclose(found[3, :, 0].astype(np.float32), np.cos(np.arange(100)), atol=1e-6)
 
 
 @pytest.mark.parametrize("case", CASES)
