@@ -253,6 +253,9 @@ class Repository:
         self._states = self._states | {key: State(name, version, "LOADING")}
         try:
             opened = self._opener(name, version, folder, checksums)
+        except OSError:  # such as too many open files: it is opened again at the next look
+            del self._seen[key]
+            raise
         except Exception as error:  # onnxruntime's own share no narrower parent
             if not isinstance(error, ArtifactError):
                 LOG.exception("%s/%d cannot be opened", name, version)

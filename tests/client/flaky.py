@@ -63,12 +63,12 @@ class FlakyProxy:
         self._target = (str(parts.hostname), int(parts.port or 0))
 
     def break_all(self) -> None:
-        """Break every connection there is."""
-        for connection in self._open:
+        """Break every connection there is; one that comes meanwhile, such as another try, is not."""
+        connections, self._open = self._open, []
+        for connection in connections:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
-        self._open.clear()
 
     def hold(self) -> None:
         """Keep what the server answers, until `release`."""

@@ -163,7 +163,8 @@ class Bad:
         got: object = None
         async with self._open() as (reader, writer):
             writer.write(request("/models/gpt/embed", None, "Accept: application/octet-stream"))
-            got = await asyncio.wait_for(answer(reader), ANSWER_SECONDS)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                got = await answer(reader)
         if got != (200, self._expected):
             raise Wrong(f"a good request: {got}")
 
@@ -183,7 +184,9 @@ class Bad:
                     writer.write(sent)
                     if broken:  # its length may have changed, and the rest of it be waited for
                         writer.write_eof()
-                    code = await asyncio.wait_for(message(reader), ANSWER_SECONDS)
+                    # asyncio.wait_for of Python 3.11 forgets now and then that it was cancelled, and would go on.
+                    async with asyncio.timeout(ANSWER_SECONDS):
+                        code = await message(reader)
                     if code in (1011, 1012):
                         raise Wrong(f"{sent!r}: {code}")
                     self._count("socket", code)
@@ -213,7 +216,8 @@ async def answer_or_end(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
             return (await answer(reader))[0], False
     except TimeoutError:
         writer.write_eof()
-        rest = await asyncio.wait_for(reader.read(), ANSWER_SECONDS)
+        async with asyncio.timeout(ANSWER_SECONDS):
+            rest = await reader.read()
         found = re.match(rb"HTTP/1\.1 (\d+)", rest)
         return (int(found[1]) if found else 0), True
 
