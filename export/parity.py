@@ -18,6 +18,7 @@ from incipit.models.frontend import FrontEnd
 from incipit.models.rotary import SCALINGS
 from incipit.models.signature import Signature
 from incipit.service import runtime
+from incipit.service.in_place import in_place
 from incipit.service.manifest import EMBEDDINGS, IN_TILES, POSITIONED, TOKEN_EMBEDDINGS, OutputParity, ParityCase
 from incipit.service.positioned import place
 from incipit.service.tiles import cut
@@ -201,20 +202,22 @@ def prove_positioned(
 ) -> OutputParity:
     """Compare the graph that is given `positions` (1, M, P) with the plain one over the grid, for one offset.
 
-    `told` is told the bytes of each case.
+    A graph that adds positions last is run in both ways that the service has. `told` is told the bytes of each case.
 
     Raises:
         ParityError: a bit differs.
 
     """
-    cases = []
+    cases, sums = [], in_place(positioned, positions, often=0)
     for case in grid(signature):
         if len(case.offset) > 1:
             continue
         feeds = feeds_of(signature, case)
         expected = plain.run(feeds, [EMBEDDINGS])[EMBEDDINGS]
-        found = positioned.run(place(feeds, positions))[EMBEDDINGS]
+        found = positioned.run(place(feeds, positions), [EMBEDDINGS])[EMBEDDINGS]
         cases.append(_same(found, expected, _arguments(case)))
+        if sums is not None and (summed := sums.run(feeds)) is not None:
+            cases.append(_same(summed, expected, _arguments(case) | {"in_place": True}))
         told(expected.nbytes)
     return judge(POSITIONED, cases, 0.0)
 

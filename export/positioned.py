@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import GraphProto, NodeProto, TensorProto
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto
 from onnx.external_data_helper import uses_external_data
 from onnx.helper import make_graph, make_model, make_tensor_value_info
 from onnx.reference import ReferenceEvaluator
@@ -20,6 +20,7 @@ from incipit.service.manifest import (
     EMBEDDINGS,
     POSITION_EMBEDDINGS,
     POSITIONED_GRAPH,
+    SUMMAND,
     PositionTable,
 )
 
@@ -29,6 +30,9 @@ def write_positioned(folder: Path) -> None:
 
     In place of `offset` it takes `position_embeddings`, float32 (B or 1, L, P), which that graph looks up. A front-end
     has none whose positions depend on ids or on a mask, or are no rows of a float32 table, one after another.
+
+    Where it adds positions last, the vectors to which it adds them are an output too, `summand`, so that a caller can
+    give both the same memory.
     """
     model = load_plain(folder)
     graph, lookup = model.graph, _lookup(model)
@@ -40,13 +44,35 @@ def write_positioned(folder: Path) -> None:
     kept = _needed(graph, wanted)
     for node in kept:
         node.input[:] = [POSITION_EMBEDDINGS if name == placed else name for name in node.input]
+    outputs = [*graph.output, *_summand(graph.output[0], kept)]
     given = make_tensor_value_info(POSITION_EMBEDDINGS, TensorProto.FLOAT, ["positions", "length", width])
     inputs = [value for value in graph.input if value.name in wanted]
     tensors = [tensor for tensor in graph.initializer if tensor.name in wanted]
-    for field, values in (("node", kept), ("input", [*inputs, given]), ("initializer", tensors), ("value_info", [])):
+    for field, values in (
+        ("node", kept),
+        ("input", [*inputs, given]),
+        ("output", outputs),
+        ("initializer", tensors),
+        ("value_info", []),
+    ):
         graph.ClearField(field)
         getattr(graph, field).extend(values)
     save_graph(model, folder / POSITIONED_GRAPH)
+
+
+def _summand(embeddings: ValueInfoProto, nodes: list[NodeProto]) -> list[ValueInfoProto]:
+    """Name what the last node adds positions to, and return it as an output like `embeddings`; none if it does not."""
+    computed, last = {name for node in nodes for name in node.output}, nodes[-1]
+    summands = [name for name in last.input if name in computed]
+    if last.op_type != "Add" or len(summands) != 1 or POSITION_EMBEDDINGS not in last.input:
+        return []
+    for node in nodes:
+        for names in (node.input, node.output):
+            names[:] = [SUMMAND if name == summands[0] else name for name in names]
+    output = ValueInfoProto()
+    output.CopyFrom(embeddings)
+    output.name = SUMMAND
+    return [output]
 
 
 def positions_of(folder: Path) -> PositionTable:

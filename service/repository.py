@@ -21,6 +21,7 @@ from incipit.service.checksums import Checksums
 from incipit.service.errors import ArtifactError, Invalid, NotFound
 from incipit.service.files import Stamp, stamp_of
 from incipit.service.graphs.check import check_graphs
+from incipit.service.in_place import InPlace, in_place
 from incipit.service.manifest import (
     DATA,
     EMBEDDINGS,
@@ -30,6 +31,7 @@ from incipit.service.manifest import (
     PARITY,
     POSITION_EMBEDDINGS,
     POSITIONED_GRAPH,
+    SUMMAND,
     TILES_GRAPH,
     TOKEN_EMBEDDINGS,
     TOKEN_GRAPHS,
@@ -113,6 +115,8 @@ class Model(Served):
         if len(graphs) == 1 and not large:  # at once: a call of one token takes five microseconds
             graph, names = graphs[0]
             if self.positions is not None and outputs == (EMBEDDINGS,) and len(feeds["offset"]) == 1:
+                if size > 1 and self._in_place is not None and (vectors := self._in_place.run(feeds)) is not None:
+                    return {EMBEDDINGS: vectors}
                 graph, feeds = POSITIONED_GRAPH, place(feeds, self.positions)
             if size == 1 and len(names) == 1:
                 return {names[0]: self.sessions[graph].run_single(feeds, names[0])}
@@ -137,6 +141,11 @@ class Model(Served):
         """Remember, and return, which graph gives which of `outputs`."""
         self._chosen[outputs] = graphs = list(self.manifest.graphs_for(outputs).items())
         return graphs
+
+    @cached_property
+    def _in_place(self) -> InPlace | None:
+        """What adds positions where the other vectors lie."""
+        return None if self.positions is None else in_place(self.sessions[POSITIONED_GRAPH], self.positions)
 
     @cached_property
     def _tiled_from(self) -> float:
@@ -479,13 +488,16 @@ def _check_positioned(manifest: Manifest, sessions: Mapping[str, Session], posit
     given = tuple(tensor for tensor in positioned.inputs if tensor.name == POSITION_EMBEDDINGS)
     told = tuple(tensor for tensor in plain.inputs if tensor.name != "offset")
     _compare(POSITIONED_GRAPH, "inputs", positioned.inputs, (*told, *given))
-    embeddings = tuple(tensor for tensor in plain.outputs if tensor.name == EMBEDDINGS)
-    _compare(POSITIONED_GRAPH, "outputs", positioned.outputs, embeddings)
+    embeddings = next(tensor for tensor in plain.outputs if tensor.name == EMBEDDINGS)
+    summand = embeddings.model_copy(update={"name": SUMMAND})
+    _compare(POSITIONED_GRAPH, "outputs", positioned.outputs, (embeddings, summand)[: len(positioned.outputs)])
+    sums = in_place(sessions[POSITIONED_GRAPH], positions, often=0)
     for offset in (0, positions.shape[1] - 1):
         feeds = {tensor.name: np.zeros((1, 1), np.int64) for tensor in plain.inputs} | {"offset": np.array([offset])}
-        expected = sessions[manifest.plain].run(feeds, [EMBEDDINGS])
-        found = sessions[POSITIONED_GRAPH].run(place(feeds, positions))
-        if expected[EMBEDDINGS].tobytes() != found[EMBEDDINGS].tobytes():
+        expected = sessions[manifest.plain].run(feeds, [EMBEDDINGS])[EMBEDDINGS].tobytes()
+        found = sessions[POSITIONED_GRAPH].run(place(feeds, positions))[EMBEDDINGS]
+        summed = None if sums is None else sums.run(feeds)
+        if found.tobytes() != expected or (summed is not None and summed.tobytes() != expected):
             raise ArtifactError(f"{MANIFEST} positions", manifest.positions, f"the table of {manifest.plain}")
 
 

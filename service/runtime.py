@@ -195,9 +195,13 @@ class Session:
             return found
         found = self.run(feeds, (output,))[output]
         if single is None and self._bound is None:
-            given = {name: feeds[name] for name in self._inputs}
-            self._singles[output] = _Single(self._session, given, output, found.shape)
+            values = np.zeros_like(found)
+            self._singles[output] = _Single(self.prepare(feeds, {output: values}), values)
         return found
+
+    def prepare(self, feeds: Mapping[str, NDArray[Any]], outputs: Mapping[str, Float32], taken: str = "") -> "Prepared":
+        """Return what runs calls that are shaped like `feeds`; see `Prepared`."""
+        return Prepared(self._session, {name: feeds[name] for name in self._inputs}, outputs, taken)
 
     def _run_into(self, feeds: Mapping[str, NDArray[Any]], outputs: Mapping[str, Float32]) -> None:
         """Write outputs where they are to be.
@@ -232,26 +236,55 @@ class Session:
         return None
 
 
-class _Single:
-    """Calls of one token on the CPU, whose inputs and output stay bound: making them anew takes half as long again.
+class Prepared:
+    """Calls of one shape on the CPU, whose inputs and outputs stay bound: making them anew takes half as long again.
 
     Args:
         session: runs them.
-        feeds: one of them, by the inputs of the session.
-        output: the one that is wanted.
-        shape: of the output.
+        feeds: one of them, by the inputs of the session; inputs are copied when it is run.
+        outputs: where they are written.
+        taken: an input that is read where it lies, as long as this lives; default none.
 
     """
 
     def __init__(
-        self, session: ort.InferenceSession, feeds: Mapping[str, NDArray[Any]], output: str, shape: tuple[int, ...]
+        self,
+        session: ort.InferenceSession,
+        feeds: Mapping[str, NDArray[Any]],
+        outputs: Mapping[str, Float32],
+        taken: str = "",
     ) -> None:
-        self._session, self._binding = session, session.io_binding()
-        self._inputs = [(name, np.array(values)) for name, values in feeds.items()]
-        self._output: Float32 = np.zeros(shape, np.float32)
+        self._session, self._binding, self._taken = session, session.io_binding(), taken
+        self._inputs = [(name, np.array(values)) for name, values in feeds.items() if name != taken]
         for name, values in self._inputs:
             self._binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(values))
-        self._binding.bind_ortvalue_output(output, ort.OrtValue.ortvalue_from_numpy(self._output))
+        if taken:
+            self.take(feeds[taken])
+        for name, values in outputs.items():
+            self._binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(values))
+
+    def take(self, values: NDArray[Any]) -> None:
+        """Read other values, contiguous and of the same shape, where they lie."""
+        self._binding.bind_ortvalue_input(self._taken, ort.OrtValue.ortvalue_from_numpy(values))
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> None:
+        """Write the outputs for `feeds`; in one thread at a time."""
+        for name, values in self._inputs:
+            values[...] = feeds[name]
+        self._session.run_with_iobinding(self._binding)
+
+
+class _Single:
+    """Calls of one token.
+
+    Args:
+        call: writes the output.
+        output: the one that is wanted.
+
+    """
+
+    def __init__(self, call: Prepared, output: Float32) -> None:
+        self._call, self._output = call, output
         self._taken = threading.Lock()
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> Float32 | None:
@@ -259,9 +292,7 @@ class _Single:
         if not self._taken.acquire(blocking=False):
             return None
         try:
-            for name, values in self._inputs:
-                values[...] = feeds[name]
-            self._session.run_with_iobinding(self._binding)
+            self._call.run(feeds)
             return self._output.copy()
         finally:
             self._taken.release()

@@ -43,6 +43,7 @@ SERVICE = {
     "control": {"repository", "errors"},
     "tiles": {"manifest", "messages"},
     "positioned": {"manifest", "errors"},
+    "in_place": {"positioned", "runtime", "manifest"},
     "repository": {
         "access",
         "progress",
@@ -51,6 +52,7 @@ SERVICE = {
         "messages",
         "tiles",
         "positioned",
+        "in_place",
         "graphs",
         "checksums",
         "tokenizer",
@@ -139,6 +141,7 @@ ROOMS = {
         "service.runtime",
         "service.tiles",
         "service.positioned",
+        "service.in_place",
         "service.errors",
     },
     **{f"service.{room}": {f"service.{other}" for other in others} for room, others in SERVICE.items()},

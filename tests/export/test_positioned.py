@@ -15,6 +15,7 @@ from incipit.export.exporter import Exported, export
 from incipit.export.parity import prove_positioned
 from incipit.models.frontend import FrontEnd, FrontEndConfig
 from incipit.service.errors import ArtifactError
+from incipit.service.in_place import in_place
 from incipit.service.manifest import MANIFEST, POSITIONED, Manifest, PositionTable, read, write
 from incipit.service.positioned import map_positions
 from incipit.service.repository import Model, Repository
@@ -23,6 +24,8 @@ from tests.families.published import save
 
 FAMILIES = {"gpt2": 0, "bart/decoder": 2, "bert": 0, "ctrl": 0, "roberta": None, "llama": None}
 """The row of position 0; None where there is no such graph: padding counts for nothing, or nothing is looked up."""
+POSITIONS_LAST = {"gpt2", "ctrl"}
+"""Those that add positions last, and so can do it in place."""
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +53,8 @@ def test_a_family_has_one_whose_positions_are_rows(
         assert outputs[POSITIONED].max_abs == 0
         model = onnx.load(artifacts[name].folder / "positioned.onnx", load_external_data=False)
         assert "offset" not in {value.name for value in model.graph.input}
+        given = [case.arguments for case in outputs[POSITIONED].cases]
+        assert any("in_place" in arguments for arguments in given) == (name in POSITIONS_LAST)
 
 
 def test_tables_that_are_rounded_have_none(artifacts: dict[str, Exported], tmp_path: Path) -> None:
@@ -99,6 +104,9 @@ def test_the_service_gives_the_bits_of_the_plain_graph(artifacts: dict[str, Expo
     model = next(model for model in Repository(folder.parents[1], CPU, 1).all() if model.name == folder.parent.name)
     assert isinstance(model, Model)
     assert model.manifest.max_len is not None
+    assert model.positions is not None
+    sums = in_place(model.sessions["positioned.onnx"], model.positions, often=0)
+    assert (sums is not None) == (name in POSITIONS_LAST)
     plain, last = model.sessions["model.onnx"], model.manifest.max_len
     for shape, offset in (((1, 1), [0]), ((1, 1), [last - 1]), ((3, 2), [1]), ((2, last), [0]), ((2, 2), [0, 1])):
         feeds: dict[str, NDArray[Any]] = {"input_ids": np.full(shape, 5), "offset": np.array(offset)}
@@ -106,3 +114,7 @@ def test_the_service_gives_the_bits_of_the_plain_graph(artifacts: dict[str, Expo
         expected = plain.run(feeds, ["embeddings"])["embeddings"]
         for _ in range(2):  # the second call of one token takes another way
             assert model.run(feeds, ("embeddings",))["embeddings"].tobytes() == expected.tobytes()
+        if sums is not None and len(offset) == 1:
+            summed = sums.run(feeds)
+            assert summed is not None
+            assert summed.tobytes() == expected.tobytes()

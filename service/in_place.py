@@ -1,0 +1,156 @@
+"""Sums on the CPU that are made where a summand lies, by calls whose memory stays bound.
+
+What a graph returns has memory of its own in onnxruntime, and so the last sum reads vectors in one place and writes
+them in another. Where the graph returns those vectors too, both can be given the same: less goes through the caches.
+
+Letters: B batch, L length, D output width.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from math import prod
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from incipit.service.manifest import EMBEDDINGS, POSITION_EMBEDDINGS, SUMMAND
+from incipit.service.positioned import place
+from incipit.service.runtime import Session
+
+Feeds = Mapping[str, NDArray[Any]]
+Float32 = NDArray[np.float32]
+Shape = tuple[int, int]
+OFTEN = 16
+"""How often a shape comes before a call of it is made ready, which takes longer than a call."""
+SHAPES = 256
+"""Shapes that are counted, before the count begins anew."""
+CALLS = 4
+"""Calls of one shape that are ready, so that the vectors of as many may be held at the same time."""
+LARGEST, ROOM = 2**21, 2**24
+"""Bytes of the vectors of a call that is kept ready, and of all such."""
+LINE = 64
+"""Bytes of a line of the caches."""
+
+
+def in_place(session: Session, positions: Float32, often: int = OFTEN) -> "InPlace | None":
+    """Return what runs calls of a graph in place, or None where the graph has no `summand`; see `InPlace`."""
+    names = [tensor.name for tensor in session.outputs]
+    return InPlace(session, positions, often) if names == [EMBEDDINGS, SUMMAND] else None
+
+
+class InPlace:
+    """Calls, for one offset, of a graph that returns `embeddings` and the `summand` to which it adds positions last.
+
+    Args:
+        session: runs it.
+        positions: vectors of all positions, (1, max_len, D).
+        often: how often a shape comes before a call of it is made ready; default `OFTEN`.
+
+    """
+
+    def __init__(self, session: Session, positions: Float32, often: int = OFTEN) -> None:
+        self._session, self._positions, self._often = session, positions, often
+        self._ready: dict[Shape, _Ready] = {}
+        self._came: Counter[Shape] = Counter()
+        self._lock = Lock()
+
+    def run(self, feeds: Feeds) -> Float32 | None:
+        """Return `embeddings` (B, L, D); None where this shape came too seldom, or all that is ready for it is held."""
+        ready = self._ready.get(feeds["input_ids"].shape)
+        call = None if ready is None else ready.take()
+        call = call or self._another(feeds)
+        return None if call is None else call.run(feeds)
+
+    def _another(self, feeds: Feeds) -> "_Call | None":
+        """Make a call ready, if there may be one more."""
+        shape = feeds["input_ids"].shape
+        size = 4 * prod(shape) * self._positions.shape[2]
+        if size > LARGEST:
+            return None
+        with self._lock:
+            ready = self._ready.get(shape)
+            if ready is None and self._comes_often(shape):
+                self._make_room(CALLS * size)
+                ready = self._ready[shape] = _Ready(CALLS * size)
+            if ready is None or ready.made == CALLS:
+                return None
+            ready.made += 1
+        return _Call(self._session, self._positions, feeds, ready.free)
+
+    def _comes_often(self, shape: Shape) -> bool:
+        """Count a shape, and return whether it came often enough."""
+        self._came[shape] += 1
+        if self._came[shape] > self._often:
+            del self._came[shape]
+            return True
+        if len(self._came) > SHAPES:
+            self._came.clear()
+        return False
+
+    def _make_room(self, size: int) -> None:
+        """Let go of the shapes that are there for longest, until so many bytes are free."""
+        while sum(ready.size for ready in self._ready.values()) + size > ROOM:
+            del self._ready[next(iter(self._ready))]
+
+
+class _Ready:
+    """Calls of one shape.
+
+    Args:
+        size: bytes that they may take.
+
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size, self.made = size, 0
+        self.free: list[_Call] = []
+
+    def take(self) -> "_Call | None":
+        """Return a call that is free."""
+        try:
+            return self.free.pop()
+        except IndexError:
+            return None
+
+
+class _Call:
+    """A call of one shape, which is free again when nobody holds its vectors any more."""
+
+    def __init__(self, session: Session, positions: Float32, feeds: Feeds, free: "list[_Call]") -> None:
+        self._positions, self.free = positions, free
+        self._values = _aligned((*feeds["input_ids"].shape, positions.shape[2]))
+        self.interface = self._values.__array_interface__
+        self._offset = feeds["offset"].item()
+        outputs = {EMBEDDINGS: self._values, SUMMAND: self._values}
+        self._prepared = session.prepare(place(feeds, positions), outputs, POSITION_EMBEDDINGS)
+
+    def run(self, feeds: Feeds) -> Float32:
+        lent = _Lent(self)
+        offset = feeds["offset"].item()
+        if offset != self._offset:
+            self._prepared.take(place(feeds, self._positions)[POSITION_EMBEDDINGS])
+            self._offset = offset
+        self._prepared.run(feeds)
+        return np.asarray(lent)
+
+
+class _Lent:
+    """The vectors of a call as NumPy is told of them; the call is free when this goes."""
+
+    __slots__ = ("__array_interface__", "_call")
+
+    def __init__(self, call: _Call) -> None:
+        self.__array_interface__ = call.interface
+        self._call = call
+
+    def __del__(self) -> None:
+        self._call.free.append(self._call)
+
+
+def _aligned(shape: tuple[int, ...]) -> Float32:
+    """Return memory that begins with a line of the cache: vectors that lie across two cost a sixth more."""
+    room = np.empty(4 * prod(shape) + LINE, np.uint8)
+    begin = -room.__array_interface__["data"][0] % LINE
+    return room[begin : begin + 4 * prod(shape)].view(np.float32).reshape(shape)
