@@ -105,7 +105,7 @@ def run_members(model: Model, outputs: tuple[str, ...], members: list[Member]) -
         return [found]
     for member in members:
         member.execution.passed()
-    rows = [_rows_of_one(member, model.manifest) for member in members]
+    rows = [rows_of_one(member, model.manifest) for member in members]
     feeds = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     answers = _parts(model.run(feeds, outputs), members)
     for member in members:
@@ -115,8 +115,8 @@ def run_members(model: Model, outputs: tuple[str, ...], members: list[Member]) -
     return answers
 
 
-def _rows_of_one(member: Member, manifest: Manifest) -> dict[str, Int64]:
-    """Return the inputs of a call as rows of one token, each at its position."""
+def rows_of_one(member: Member, manifest: Manifest) -> dict[str, Int64]:
+    """Return the inputs of a call as rows of one token, each at its position: any of them are a call of their own."""
     feeds, offset = member.feeds, member.feeds["offset"]
     batch, length = feeds["input_ids"].shape
     if length == 1:

@@ -20,7 +20,7 @@ from incipit.service.batching import SMALL, TOKENIZER_COST, Scheduler
 from incipit.service.calls import Member, plan, run_members, shared, sources
 from incipit.service.control import Control
 from incipit.service.errors import IncipitError, Invalid
-from incipit.service.large import check_values, computed, in_pieces, pooled
+from incipit.service.large import check_values, computed, is_large, pooled
 from incipit.service.limits import Limits
 from incipit.service.log import Requests
 from incipit.service.manifest import BIAS_GRAPH, EMBEDDINGS, GRAPH, Manifest
@@ -29,7 +29,6 @@ from incipit.service.messages import (
     AnyRequest,
     BiasRequest,
     Int64,
-    Pieces,
     Request,
     StemRequest,
     Tensor,
@@ -40,9 +39,8 @@ from incipit.service.metrics import Metrics
 from incipit.service.observation import Execution, Observation
 from incipit.service.pooling import pool
 from incipit.service.positions import real_tokens
-from incipit.service.repository import Model, Repository, Stem
+from incipit.service.repository import Model, Repository, Stem, of_all_rows
 from incipit.service.rounding import cast
-from incipit.service.tiles import PIECE
 from incipit.service.truncation import truncate
 from incipit.service.validation import check, check_bias, check_stem
 from incipit.service.visit import CURRENT, current_trace
@@ -156,28 +154,23 @@ class Engine:
             execution.passed()
             member = Member(call.feeds, execution, request)
             run = partial(run_members, model, names)
-            most = PIECE // width
-            alone = not in_pieces(request, call, model.manifest, size, most)
             tensors: Mapping[str, Tensor]
             if size <= shared(model):
                 found = await self.scheduler.share((id(model), names), size, member, run)
                 tensors = _finish(request, member, model.manifest, outputs, found)
-            elif alone or (request.pooling == "none" and not request.in_pieces):
+            elif not is_large(request, size) or (request.pooling == "none" and not request.in_pieces):
                 tensors = await self.scheduler.run(
                     size, lambda: _finish(request, member, model.manifest, outputs, *run([member]))
                 )
             elif request.pooling != "none":
-                tensors = await self.scheduler.run(size, lambda: {request.outputs[0]: pooled(model, names, member)})
+                tensors = await self.scheduler.run(size, lambda: pooled(model, outputs, member))
             else:
                 # Once the answer has begun, it is too late to refuse it.
                 if request.dtype != "float32" or request.check is not None:
-                    await self.scheduler.run(size, lambda: check_values(model, names[0], member, most))
+                    await self.scheduler.run(size, lambda: check_values(model, outputs, member))
                 else:
                     execution.passed()
-                shape = (tokens,) if request.input_ids.length is None else (execution.rows, request.input_ids.length)
-                parts = computed(model, names[0], member, most)
-                next(parts)  # begun, so that it is counted though its client may leave before the first piece
-                tensors = {request.outputs[0]: Pieces((*shape, width), request.dtype, parts)}
+                tensors = computed(model, outputs, member)
                 execution.goes_on = True
         self._count(model.name, execution.rows, tokens)
         return TokenAnswer(
@@ -286,13 +279,11 @@ def _finish(
     found: Mapping[str, NDArray[np.float32]],
 ) -> dict[str, NDArray[np.generic]]:
     """Return the outputs that a request wants, in its type and shape."""
-    rows, called = request.input_ids, member.feeds["input_ids"].shape
+    rows = request.input_ids
     shape = (len(rows.values),) if rows.length is None else (len(rows.lengths), rows.length)
     tensors: dict[str, NDArray[np.generic]] = {}
     for output, name in outputs.items():
-        vectors = found[name]
-        if vectors.shape[0] != called[0]:  # rotary angles, computed once for rows that begin at one offset
-            vectors = np.ascontiguousarray(np.broadcast_to(vectors, (*called, vectors.shape[-1])))
+        vectors = of_all_rows(found[name], len(member.feeds["input_ids"]))
         width = vectors.shape[-1]
         if request.pooling == "none":
             tensors[output] = cast(vectors, request.dtype).reshape(*shape, width)

@@ -58,26 +58,29 @@ class InPlace:
 
     def run(self, feeds: Feeds) -> Float32 | None:
         """Return `embeddings` (B, L, D); None where this shape came too seldom, or all that is ready for it is held."""
-        ready = self._ready.get(feeds["input_ids"].shape)
-        call = None if ready is None else ready.take()
-        call = call or self._another(feeds)
-        return None if call is None else call.run(feeds)
+        ready = self._ready.get(feeds["input_ids"].shape) or self._often_enough(feeds)
+        if ready is None or (call := ready.take() or self._another(ready, feeds)) is None:
+            return None
+        return call.run(feeds, ready.free)
 
-    def _another(self, feeds: Feeds) -> "_Call | None":
-        """Make a call ready, if there may be one more."""
+    def _often_enough(self, feeds: Feeds) -> "_Ready | None":
+        """Keep calls of a shape ready from now on, if it comes often and they are not too large."""
         shape = feeds["input_ids"].shape
         size = 4 * prod(shape) * self._positions.shape[2]
-        if size > LARGEST:
-            return None
         with self._lock:
-            ready = self._ready.get(shape)
-            if ready is None and self._comes_often(shape):
-                self._make_room(CALLS * size)
-                ready = self._ready[shape] = _Ready(CALLS * size)
-            if ready is None or ready.made == CALLS:
+            if size > LARGEST or not self._comes_often(shape):
+                return None
+            self._make_room(CALLS * size)
+            ready = self._ready[shape] = _Ready(CALLS * size)
+        return ready
+
+    def _another(self, ready: "_Ready", feeds: Feeds) -> "_Call | None":
+        """Make a call ready, if there may be one more."""
+        with self._lock:
+            if ready.made == CALLS:
                 return None
             ready.made += 1
-        return _Call(self._session, self._positions, feeds, ready.free)
+        return _Call(self._session, self._positions, feeds)
 
     def _comes_often(self, shape: Shape) -> bool:
         """Count a shape, and return whether it came often enough."""
@@ -116,18 +119,19 @@ class _Ready:
 
 
 class _Call:
-    """A call of one shape, which is free again when nobody holds its vectors any more."""
+    """A call of one shape."""
 
-    def __init__(self, session: Session, positions: Float32, feeds: Feeds, free: "list[_Call]") -> None:
-        self._positions, self.free = positions, free
+    def __init__(self, session: Session, positions: Float32, feeds: Feeds) -> None:
+        self._positions = positions
         self._values = _aligned((*feeds["input_ids"].shape, positions.shape[2]))
         self.interface = self._values.__array_interface__
         self._offset = feeds["offset"].item()
         outputs = {EMBEDDINGS: self._values, SUMMAND: self._values}
         self._prepared = session.prepare(place(feeds, positions), outputs, POSITION_EMBEDDINGS)
 
-    def run(self, feeds: Feeds) -> Float32:
-        lent = _Lent(self)
+    def run(self, feeds: Feeds, free: "list[_Call]") -> Float32:
+        """Return the vectors; when nobody holds them any more, this is one of the `free` again."""
+        lent = _Lent(self, free)
         offset = feeds["offset"].item()
         if offset != self._offset:
             self._prepared.take(place(feeds, self._positions)[POSITION_EMBEDDINGS])
@@ -139,14 +143,14 @@ class _Call:
 class _Lent:
     """The vectors of a call as NumPy is told of them; the call is free when this goes."""
 
-    __slots__ = ("__array_interface__", "_call")
+    __slots__ = ("__array_interface__", "_call", "_free")
 
-    def __init__(self, call: _Call) -> None:
+    def __init__(self, call: _Call, free: list[_Call]) -> None:
         self.__array_interface__ = call.interface
-        self._call = call
+        self._call, self._free = call, free
 
     def __del__(self) -> None:
-        self._call.free.append(self._call)
+        self._free.append(self._call)
 
 
 def _aligned(shape: tuple[int, ...]) -> Float32:

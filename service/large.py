@@ -3,36 +3,33 @@
 Letters: B batch, T tokens of all rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from incipit.service.batching import SMALL
-from incipit.service.calls import Call, Member
+from incipit.service.calls import Member, rows_of_one
 from incipit.service.manifest import Manifest
-from incipit.service.messages import Int64, Request, Rows
-from incipit.service.pooling import pool
+from incipit.service.messages import Int64, Pieces, Request, Rows
+from incipit.service.observation import Execution
+from incipit.service.pooling import pool, pool_row
 from incipit.service.positions import real_tokens
 from incipit.service.repository import Model
 from incipit.service.rounding import cast
+from incipit.service.tiles import PIECE
 
 WRITTEN_WHOLE = 2**21
 """Values that are still computed and written as text at once, in a thread: several times as fast as piece by piece, and
 some 30 MB of memory."""
 
 
-def in_pieces(request: Request, call: Call, manifest: Manifest, size: int, most: int) -> bool:
-    """Return whether a call for `size` values is large, and pieces of `most` tokens give its vectors."""
-    return (
-        size > (SMALL if request.check is None else WRITTEN_WHOLE)
-        and len(request.outputs) == 1
-        and not manifest.rotary_of(request.outputs)
-        and (manifest.counts == "slots" or call.feeds["input_ids"].shape[1] <= most)
-    )
+def is_large(request: Request, size: int) -> bool:
+    """Return whether an answer of `size` values is computed in pieces."""
+    return size > (SMALL if request.check is None else WRITTEN_WHOLE)
 
 
-def check_values(model: Model, name: str, member: Member, most: int) -> None:
+def check_values(model: Model, outputs: Mapping[str, str], member: Member) -> None:
     """Raise Invalid where a value of a call is too large for the type of the answer, or one that it cannot hold.
 
     This is the first half of the run that `computed` goes on with.
@@ -40,51 +37,117 @@ def check_values(model: Model, name: str, member: Member, most: int) -> None:
     request = member.request
     assert request is not None
     member.execution.passed()
-    for vectors in model.run_in_pieces(member.feeds, name, most):
-        narrow = cast(vectors, request.dtype)
-        if request.check is not None:
-            request.check(narrow)
+    for name in outputs.values():
+        for vectors in _vectors(model, name, member):
+            narrow = cast(vectors, request.dtype)
+            if request.check is not None:
+                request.check(narrow)
 
 
-def computed(model: Model, name: str, member: Member, most: int) -> Iterator[NDArray[np.generic]]:
-    """Yield no value, and then the vectors of a call in pieces of at most `most` tokens, and count it."""
-    execution, request = member.execution, member.request
+def computed(model: Model, outputs: Mapping[str, str], member: Member) -> dict[str, Pieces]:
+    """Return the vectors of a call in pieces, and count it when all are sent, or one is given up.
+
+    Args:
+        model: computes them.
+        outputs: for each that is wanted, the output of a graph that it is.
+        member: the call.
+
+    """
+    request, end = member.request, _End(member.execution, len(outputs))
     assert request is not None
-    success = False
+    rows, tensors = request.input_ids, {}
+    shape = (len(rows.values),) if rows.length is None else (len(rows.lengths), rows.length)
+    for output, name in outputs.items():
+        parts = _computed(model, name, member, end)
+        next(parts)  # begun, so that it is counted though its client may leave before the first piece
+        tensors[output] = Pieces((*shape, model.manifest.widths[output]), request.dtype, parts)
+    return tensors
+
+
+class _End:
+    """Counts a call when all of its outputs have come to an end.
+
+    Args:
+        execution: of the call.
+        outputs: how many it has.
+
+    """
+
+    def __init__(self, execution: Execution, outputs: int) -> None:
+        self._execution, self._left, self._success = execution, outputs, True
+
+    def of_one(self, success: bool) -> None:
+        """Say that one has come to an end."""
+        execution = self._execution
+        self._left -= 1
+        self._success &= success
+        if self._left:
+            return
+        if self._success:
+            execution.passed()
+            execution.passed()
+            execution.batch = execution.rows
+        execution.end(self._success)
+
+
+def _computed(model: Model, name: str, member: Member, end: _End) -> Iterator[NDArray[np.generic]]:
+    """Yield no value, and then the vectors of one output."""
+    request, success = member.request, False
+    assert request is not None
     try:
         yield np.empty(0, np.float32)
-        for vectors in model.run_in_pieces(member.feeds, name, most):
+        for vectors in _vectors(model, name, member):
             yield cast(vectors, request.dtype)
-        execution.passed()
-        execution.passed()
-        execution.batch, success = execution.rows, True
+        success = True
     finally:
-        execution.end(success)
+        end.of_one(success)
 
 
-def pooled(model: Model, names: tuple[str, ...], member: Member) -> NDArray[np.generic]:
-    """Return one vector for each row, (B, width), of which only a few are computed at a time."""
-    request, feeds, execution = member.request, member.feeds, member.execution
+def _vectors(model: Model, name: str, member: Member) -> Iterator[NDArray[np.float32]]:
+    """Yield the vectors of one output, float32."""
+    most = max(1, PIECE // model.manifest.widths[name])
+    return model.run_in_pieces(_divisible(member, model.manifest, most), name, most)
+
+
+def _divisible(member: Member, manifest: Manifest, most: int) -> Mapping[str, Int64]:
+    """Return the inputs of a call that can be cut into calls of at most `most` tokens."""
+    if manifest.counts == "slots" or member.feeds["input_ids"].shape[1] <= most:
+        return member.feeds
+    return rows_of_one(member, manifest)  # how many real tokens precede one, only the whole row tells
+
+
+def pooled(model: Model, outputs: Mapping[str, str], member: Member) -> dict[str, NDArray[np.generic]]:
+    """Return one vector for each row, (B, width), by output; only a few vectors of tokens are there at a time."""
+    request, execution = member.request, member.execution
     assert request is not None
-    rows, real = request.input_ids, real_tokens(request, model.manifest)
-    length = feeds["input_ids"].shape[1]
-    most = max(1, SMALL // model.manifest.widths[request.outputs[0]])
     execution.passed()
+    found = {output: _pooled(model, name, member, request) for output, name in outputs.items()}
+    execution.passed()
+    tensors = {output: cast(vectors, request.dtype) for output, vectors in found.items()}
+    execution.passed()
+    execution.batch = execution.rows
+    return tensors
+
+
+def _pooled(model: Model, name: str, member: Member, request: Request) -> NDArray[np.float32]:
+    rows, real = request.input_ids, real_tokens(request, model.manifest)
+    most = max(1, SMALL // model.manifest.widths[name])
+    feeds = _divisible(member, model.manifest, most)
+    length = feeds["input_ids"].shape[1]
     found: list[NDArray[np.float32]] = []
     for first, last in _groups(rows.lengths, most):
         begin, end = int(rows.starts[first]), int(rows.starts[last - 1] + rows.lengths[last - 1])
         part = {name: values[begin // length : end // length] for name, values in feeds.items()}
         if len(feeds["offset"]) == 1:
             part["offset"] = feeds["offset"]
-        (vectors,) = model.run(part, names).values()
-        some = Rows(rows.values[begin:end], rows.lengths[first:last])
         kept = None if real is None else real[begin:end]
-        found.append(pool(vectors.reshape(end - begin, -1), some, kept, request.pooling))
-    execution.passed()
-    pooled = cast(np.concatenate(found), request.dtype)
-    execution.passed()
-    execution.batch = execution.rows
-    return pooled
+        pieces = (vectors.reshape(-1, vectors.shape[-1]) for vectors in model.run_in_pieces(part, name, most))
+        if end - begin <= most:
+            (vectors,) = pieces
+            found.append(pool(vectors, Rows(rows.values[begin:end], rows.lengths[first:last]), kept, request.pooling))
+        else:
+            found.append(pool_row(pieces, kept, request.pooling))
+    return np.concatenate(found)
 
 
 def _groups(lengths: Int64, most: int) -> Iterator[tuple[int, int]]:

@@ -3,6 +3,8 @@
 Letters: B batch, T tokens of all rows, D width.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,3 +34,22 @@ def pool(vectors: NDArray[np.float32], rows: Rows, real: Int64 | None, pooling: 
     for row, (start, length) in enumerate(zip(rows.starts, rows.lengths, strict=True)):
         means[row] = np.add.reduce(vectors[start : start + length], axis=0, dtype=np.float64) / length
     return means
+
+
+def pool_row(pieces: Iterable[NDArray[np.float32]], real: Int64 | None, pooling: str) -> NDArray[np.float32]:
+    """Return float32 (1, D), the bits of `pool`, of one row whose vectors (T, D) come in pieces."""
+    total: NDArray[np.floating] | None = None
+    begin = count = 0
+    for piece in pieces:
+        end = begin + len(piece)
+        vectors = piece if real is None else piece[real[begin:end].astype(np.bool_)]
+        begin, count = end, count + len(vectors)
+        if not len(vectors):
+            continue
+        if pooling == "mean":
+            before = vectors[:0] if total is None else total
+            total = np.add.reduce(np.concatenate((before, vectors), dtype=np.float64), axis=0, keepdims=True)
+        elif pooling == "last" or total is None:
+            total = vectors[-1:] if pooling == "last" else vectors[:1]
+    assert total is not None
+    return (total / count).astype(np.float32) if pooling == "mean" else total.astype(np.float32)

@@ -1,8 +1,10 @@
 """Large answers: computed in pieces, with the bits of one run. Oracle: onnxruntime over the whole, pooled by NumPy."""
 
 import asyncio
+import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +17,7 @@ from incipit.export.source import LoadedSource
 from incipit.models.embeddings import bert_embedding, gpt2_embedding
 from incipit.models.frontend import FrontEnd, FrontEndConfig
 from incipit.models.rotary import RotaryConfig, RotaryOutput
-from incipit.models.steps import Tokens
+from incipit.models.steps import Positions, Tokens
 from incipit.service.batching import SMALL, Scheduler
 from incipit.service.engine import Engine
 from incipit.service.errors import Invalid
@@ -24,10 +26,12 @@ from incipit.service.messages import Pieces, Request, Rows, TokenAnswer
 from incipit.service.metrics import Metrics
 from incipit.service.plain import plain
 from incipit.service.repository import Repository
-from incipit.service.runtime import CPU
+from incipit.service.runtime import CPU, Session
 
 VOCABULARY, WIDTH, MAX_LEN = 300, 64, 5000
 TOKENS, ROTARY = Tokens(rows=VOCABULARY, width=WIDTH), (RotaryOutput(config=RotaryConfig(dim=8)),)
+PADDING = 1
+SKIPPED = (TOKENS, Positions(rows=MAX_LEN + 2, counts="ids", first=2))
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
@@ -37,6 +41,10 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     for name, module in (
         ("gpt", gpt2_embedding(VOCABULARY, WIDTH, MAX_LEN)),
         ("bert", bert_embedding(VOCABULARY, WIDTH, MAX_LEN)),
+        (
+            "roberta",
+            FrontEnd(FrontEndConfig(family="roberta", steps=SKIPPED, max_len=MAX_LEN, padding_idx=PADDING)).eval(),
+        ),
         ("llama", FrontEnd(FrontEndConfig(family="llama", steps=(TOKENS,), max_len=None, rotary=ROTARY)).eval()),
     ):
         export_loaded(LoadedSource(module, Source(kind="module")), name, root)
@@ -192,6 +200,111 @@ def test_what_is_checked_before_the_answer_is_no_time_in_a_queue(engine: Engine)
     _, after = counted(engine)
     passed = {phase: after[phase] - before.get(phase, 0) for phase in after}
     assert passed["queue"] < 0.1 <= passed["compute_infer"]
+
+
+def test_several_outputs_come_in_pieces_too(engine: Engine) -> None:
+    """Angles as well, of which the graph computes a row for each offset."""
+    llama = engine.repository.get("llama")
+    outputs = ("rotary_sin", "embeddings", "rotary_cos")
+    session = llama.sessions["model.onnx"]
+    for lengths, offset in (([100] * 90, [7]), ([4100, 4100, 4100], [5, 0, 800]), ([3, 4000, 1, 4999], None)):
+        rows = rows_of(lengths)
+        given = None if offset is None else np.array(offset)
+        answer = embed(engine, "llama", Request(input_ids=rows, offset=given, outputs=outputs, in_pieces=True))
+        assert tuple(answer.tensors) == outputs
+        offsets = np.broadcast_to([0] if given is None else given, len(lengths))
+        runs = [
+            session.run({"input_ids": rows.values[start : start + length].reshape(1, -1), "offset": np.array([offset])})
+            for start, length, offset in zip(rows.starts, rows.lengths, offsets, strict=True)
+        ]
+        for output, tensor in answer.tensors.items():
+            assert isinstance(tensor, Pieces)
+            parts = list(tensor)
+            assert max(part.size for part in parts) <= SMALL
+            assert b"".join(part.tobytes() for part in parts) == b"".join(run[output].tobytes() for run in runs)
+            assert tensor.shape[-1] == runs[0][output].shape[-1]
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_several_outputs_are_counted_once(engine: Engine, left: int) -> None:
+    def counts() -> dict[str, int]:
+        outcomes = engine.metrics.statistics()["llama", 1].outcomes
+        return {outcome: duration.count for outcome, duration in outcomes.items()}
+
+    request = Request(input_ids=rows_of([100] * 90), outputs=("embeddings", "rotary_cos"), in_pieces=True)
+    embed(engine, "llama", Request(input_ids=rows_of([1])))
+    before = counts()
+    tensors = [*embed(engine, "llama", request).tensors.values()]
+    while len(tensors) > left:
+        assert counts() == before
+        tensor = tensors.pop()
+        assert isinstance(tensor, Pieces)
+        for _ in tensor:
+            pass
+        del tensor
+    tensors.clear()
+    after = counts()
+    outcome = "fail" if left else "success"
+    assert after == before | {outcome: before.get(outcome, 0) + 1}
+
+
+@pytest.mark.parametrize("pooling", ["none", "mean", "first", "last"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_rows_whose_padding_counts_for_nothing_are_cut_too(engine: Engine, pooling: str, masked: bool) -> None:
+    """Oracle: each row alone, in one run of the graph that counts them."""
+    rows = rows_of([4100, 4100, 4100])
+    random = np.random.default_rng(5)
+    rows.values[random.integers(0, 2, len(rows.values)) == 0] = PADDING
+    rows.values[rows.starts] = 9
+    mask = Rows((rows.values != PADDING).astype(np.int64), rows.lengths) if masked else None
+    request = Request(input_ids=rows, offset=np.array([3]), attention_mask=mask, pooling=pooling, in_pieces=True)
+    tensor = embed(engine, "roberta", request).tensors["embeddings"]
+    session = engine.repository.get("roberta").sessions["model.onnx"]
+    found = []
+    for start, length in zip(rows.starts, rows.lengths, strict=True):
+        ids = rows.values[start : start + length].reshape(1, -1)
+        feeds = {"input_ids": ids, "offset": np.array([3]), "token_type_ids": np.zeros_like(ids)}
+        (vectors,) = session.run({tensor.name: feeds[tensor.name] for tensor in session.inputs})["embeddings"]
+        real = vectors[ids[0] != PADDING]
+        means = (np.add.reduce(real, axis=0, dtype=np.float64) / len(real)).astype(np.float32)
+        found.append({"none": vectors, "mean": means, "first": real[0], "last": real[-1]}[pooling])
+    expected = np.stack(found)
+    if pooling != "none":
+        assert isinstance(tensor, np.ndarray)
+        assert tensor.tobytes() == expected.tobytes()
+        return
+    assert isinstance(tensor, Pieces)
+    assert tensor.shape == expected.shape
+    parts = list(tensor)
+    assert max(part.size for part in parts) <= SMALL
+    assert b"".join(part.tobytes() for part in parts) == expected.tobytes()
+
+
+class Watched(Session):
+    """Notes the most values that a run gave."""
+
+    most = 0
+
+    def run(self, feeds: Mapping[str, NDArray[Any]], *outputs: Any) -> dict[str, NDArray[np.float32]]:
+        found = super().run(feeds, *outputs)
+        Watched.most = max(Watched.most, *(values.size for values in found.values()))
+        return found
+
+
+@pytest.mark.parametrize("outputs", [("embeddings",), ("rotary_sin", "embeddings")])
+def test_a_long_row_is_pooled_without_all_of_its_vectors(engine: Engine, outputs: tuple[str, ...]) -> None:
+    model = engine.repository.get("llama")
+    folder = engine.repository.root / "llama/1"
+    watched = dataclasses.replace(model, sessions={graph: Watched(folder, graph=graph) for graph in model.sessions})
+    request = Request(input_ids=rows_of([300, 1, 20000]), outputs=outputs, pooling="mean")
+    found = asyncio.run(engine.embed(watched, request)).arrays
+    assert 0 < Watched.most <= SMALL
+    session = model.sessions["model.onnx"]
+    rows = np.split(request.input_ids.values, [300, 301])
+    for output in outputs:
+        runs = [session.run({"input_ids": row[None], "offset": np.array([0])})[output][0] for row in rows]
+        expected = [(np.add.reduce(run, axis=0, dtype=np.float64) / len(run)).astype(np.float32) for run in runs]
+        assert found[output].tobytes() == np.stack(expected).tobytes()
 
 
 def test_who_did_not_allow_pieces_gets_an_array(engine: Engine) -> None:

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from incipit.service.messages import Rows
-from incipit.service.pooling import pool
+from incipit.service.pooling import pool, pool_row
 
 LENGTHS = np.array([3, 1, 700, 2, 64])
 
@@ -60,6 +60,23 @@ def test_first_and_last_are_tokens_of_the_row(
 ) -> None:
     expected = np.stack([part[index] for part in parts_of(vectors)])
     assert pool(vectors, rows, None, pooling).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+@pytest.mark.parametrize("size", [1, 7, 700])
+@pytest.mark.parametrize("some", [False, True])
+def test_a_row_in_pieces_has_the_same_bits(vectors: NDArray[np.float32], pooling: str, size: int, some: bool) -> None:
+    rows = Rows.of_array(np.zeros((1, len(vectors)), np.int64))
+    real = (np.arange(len(vectors)) % 9 == 8).astype(np.int64) if some else None
+    pieces = (vectors[begin : begin + size] for begin in range(0, len(vectors), size))
+    assert pool_row(pieces, real, pooling).tobytes() == pool(vectors, rows, real, pooling).tobytes()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+def test_a_zero_keeps_its_sign(pooling: str) -> None:
+    row = Rows.of_array(np.zeros((1, 2), np.int64))
+    zeros = np.full((2, 3), -0.0, np.float32)
+    assert pool_row([zeros[:1], zeros[1:]], None, pooling).tobytes() == pool(zeros, row, None, pooling).tobytes()
 
 
 def test_only_real_tokens_count() -> None:
