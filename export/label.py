@@ -20,8 +20,8 @@ DESCRIPTIONS = {
         f"CPU, with one offset, or with one for each token, which is then a row of its own. {UNCHECKED}"
     ),
     POSITIONED_GRAPH: (
-        "The vectors that enter block 0 of a transformer, alone, from ids and the vectors of their positions. "
-        f"{UNCHECKED}"
+        "The vectors that enter block 0 of a transformer, alone, from ids and the vectors of their positions; and the "
+        f"summand to which it adds those, where that comes last. {UNCHECKED}"
     ),
     TOKEN_GRAPH: f"The vectors of a transformer's own lookup, before positions and norm. {UNCHECKED}",
     BIAS_GRAPH: "What attention adds for the distance between a query and a key.",

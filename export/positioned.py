@@ -6,6 +6,7 @@ of it is all that a call takes. The plain graph copies them first.
 Letters: B batch, L length, P width of a table of positions.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto
 from onnx.external_data_helper import uses_external_data
 from onnx.helper import make_graph, make_model, make_tensor_value_info
 from onnx.reference import ReferenceEvaluator
+from onnx.shape_inference import infer_shapes
 
 from incipit.export.graph import load_plain, save_graph
 from incipit.service.manifest import (
@@ -39,12 +41,13 @@ def write_positioned(folder: Path) -> None:
     if lookup is None:
         return
     width = _tensor(graph, lookup.input[0]).dims[1]
+    shapes = {value.name: _shape(value) for value in infer_shapes(model).graph.value_info}
     wanted, placed = {EMBEDDINGS}, lookup.output[0]
     lookup.output[0] = "nowhere"
     kept = _needed(graph, wanted)
     for node in kept:
         node.input[:] = [POSITION_EMBEDDINGS if name == placed else name for name in node.input]
-    outputs = [*graph.output, *_summand(graph.output[0], kept)]
+    outputs = [*graph.output, *_summand(graph.output[0], kept, shapes, width)]
     given = make_tensor_value_info(POSITION_EMBEDDINGS, TensorProto.FLOAT, ["positions", "length", width])
     inputs = [value for value in graph.input if value.name in wanted]
     tensors = [tensor for tensor in graph.initializer if tensor.name in wanted]
@@ -60,11 +63,17 @@ def write_positioned(folder: Path) -> None:
     save_graph(model, folder / POSITIONED_GRAPH)
 
 
-def _summand(embeddings: ValueInfoProto, nodes: list[NodeProto]) -> list[ValueInfoProto]:
-    """Name what the last node adds positions to, and return it as an output like `embeddings`; none if it does not."""
-    computed, last = {name for node in nodes for name in node.output}, nodes[-1]
+def _summand(
+    embeddings: ValueInfoProto, nodes: list[NodeProto], shapes: Mapping[str, list[object]], width: int
+) -> list[ValueInfoProto]:
+    """Name what the last node adds positions to, and return it as an output like `embeddings`.
+
+    There is none where it does something else, or where what it adds, of this width, or adds it to, is widened.
+    """
+    last, shape = nodes[-1], _shape(embeddings)
+    computed = {name for node in nodes for name in node.output if shapes.get(name) == shape}
     summands = [name for name in last.input if name in computed]
-    if last.op_type != "Add" or len(summands) != 1 or POSITION_EMBEDDINGS not in last.input:
+    if last.op_type != "Add" or len(summands) != 1 or POSITION_EMBEDDINGS not in last.input or shape[-1] != width:
         return []
     for node in nodes:
         for names in (node.input, node.output):
@@ -73,6 +82,11 @@ def _summand(embeddings: ValueInfoProto, nodes: list[NodeProto]) -> list[ValueIn
     output.CopyFrom(embeddings)
     output.name = SUMMAND
     return [output]
+
+
+def _shape(value: ValueInfoProto) -> list[object]:
+    """Return sizes, and names of those that are not known."""
+    return [dimension.dim_param or dimension.dim_value for dimension in value.type.tensor_type.shape.dim]
 
 
 def positions_of(folder: Path) -> PositionTable:

@@ -20,7 +20,7 @@ from incipit.service.batching import SMALL, TOKENIZER_COST, Scheduler
 from incipit.service.calls import Member, plan, run_members, shared, sources
 from incipit.service.control import Control
 from incipit.service.errors import IncipitError, Invalid
-from incipit.service.large import check_values, computed, is_large, pooled
+from incipit.service.large import check_values, computed, in_pieces, pooled
 from incipit.service.limits import Limits
 from incipit.service.log import Requests
 from incipit.service.manifest import BIAS_GRAPH, EMBEDDINGS, GRAPH, Manifest
@@ -39,7 +39,7 @@ from incipit.service.metrics import Metrics
 from incipit.service.observation import Execution, Observation
 from incipit.service.pooling import pool
 from incipit.service.positions import real_tokens
-from incipit.service.repository import Model, Repository, Stem, of_all_rows
+from incipit.service.repository import Model, Repository, Stem
 from incipit.service.rounding import cast
 from incipit.service.truncation import truncate
 from incipit.service.validation import check, check_bias, check_stem
@@ -158,7 +158,7 @@ class Engine:
             if size <= shared(model):
                 found = await self.scheduler.share((id(model), names), size, member, run)
                 tensors = _finish(request, member, model.manifest, outputs, found)
-            elif not is_large(request, size) or (request.pooling == "none" and not request.in_pieces):
+            elif not in_pieces(request, model.manifest, size):
                 tensors = await self.scheduler.run(
                     size, lambda: _finish(request, member, model.manifest, outputs, *run([member]))
                 )
@@ -279,11 +279,13 @@ def _finish(
     found: Mapping[str, NDArray[np.float32]],
 ) -> dict[str, NDArray[np.generic]]:
     """Return the outputs that a request wants, in its type and shape."""
-    rows = request.input_ids
+    rows, called = request.input_ids, member.feeds["input_ids"].shape
     shape = (len(rows.values),) if rows.length is None else (len(rows.lengths), rows.length)
     tensors: dict[str, NDArray[np.generic]] = {}
     for output, name in outputs.items():
-        vectors = of_all_rows(found[name], len(member.feeds["input_ids"]))
+        vectors = found[name]
+        if vectors.shape[0] != called[0]:  # rotary angles, computed once for rows that begin at one offset
+            vectors = np.ascontiguousarray(np.broadcast_to(vectors, (*called, vectors.shape[-1])))
         width = vectors.shape[-1]
         if request.pooling == "none":
             tensors[output] = cast(vectors, request.dtype).reshape(*shape, width)

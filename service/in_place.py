@@ -35,9 +35,10 @@ LINE = 64
 
 
 def in_place(session: Session, positions: Float32, often: int = OFTEN) -> "InPlace | None":
-    """Return what runs calls of a graph in place, or None where the graph has no `summand`; see `InPlace`."""
-    names = [tensor.name for tensor in session.outputs]
-    return InPlace(session, positions, often) if names == [EMBEDDINGS, SUMMAND] else None
+    """Return what runs calls of a graph in place, or None where the graph has no such `summand`; see `InPlace`."""
+    outputs = [(tensor.name, tensor.shape[-1]) for tensor in session.outputs]
+    width = positions.shape[2]
+    return InPlace(session, positions, often) if outputs == [(EMBEDDINGS, width), (SUMMAND, width)] else None
 
 
 class InPlace:
@@ -76,11 +77,11 @@ class InPlace:
 
     def _another(self, ready: "_Ready", feeds: Feeds) -> "_Call | None":
         """Make a call ready, if there may be one more."""
-        with self._lock:
-            if ready.made == CALLS:
-                return None
-            ready.made += 1
-        return _Call(self._session, self._positions, feeds)
+        if ready.made >= CALLS:
+            return None
+        call = _Call(self._session, self._positions, feeds)
+        ready.made += 1
+        return call
 
     def _comes_often(self, shape: Shape) -> bool:
         """Count a shape, and return whether it came often enough."""

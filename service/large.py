@@ -24,9 +24,13 @@ WRITTEN_WHOLE = 2**21
 some 30 MB of memory."""
 
 
-def is_large(request: Request, size: int) -> bool:
-    """Return whether an answer of `size` values is computed in pieces."""
-    return size > (SMALL if request.check is None else WRITTEN_WHOLE)
+def in_pieces(request: Request, manifest: Manifest, size: int) -> bool:
+    """Return whether an answer of `size` values is computed in pieces.
+
+    With rotary angles it never is: the graph that computes them computes all the others for each, and takes long.
+    """
+    large = size > (SMALL if request.check is None else WRITTEN_WHOLE)
+    return large and (request.in_pieces or request.pooling != "none") and not manifest.rotary_of(request.outputs)
 
 
 def check_values(model: Model, outputs: Mapping[str, str], member: Member) -> None:
@@ -37,7 +41,7 @@ def check_values(model: Model, outputs: Mapping[str, str], member: Member) -> No
     request = member.request
     assert request is not None
     member.execution.passed()
-    for name in outputs.values():
+    for name in dict.fromkeys(outputs.values()):
         for vectors in _vectors(model, name, member):
             narrow = cast(vectors, request.dtype)
             if request.check is not None:
@@ -121,9 +125,9 @@ def pooled(model: Model, outputs: Mapping[str, str], member: Member) -> dict[str
     request, execution = member.request, member.execution
     assert request is not None
     execution.passed()
-    found = {output: _pooled(model, name, member, request) for output, name in outputs.items()}
+    found = {name: _pooled(model, name, member, request) for name in dict.fromkeys(outputs.values())}
     execution.passed()
-    tensors = {output: cast(vectors, request.dtype) for output, vectors in found.items()}
+    tensors = {output: cast(found[name], request.dtype) for output, name in outputs.items()}
     execution.passed()
     execution.batch = execution.rows
     return tensors

@@ -37,7 +37,7 @@ def pool(vectors: NDArray[np.float32], rows: Rows, real: Int64 | None, pooling: 
 
 
 def pool_row(pieces: Iterable[NDArray[np.float32]], real: Int64 | None, pooling: str) -> NDArray[np.float32]:
-    """Return float32 (1, D), the bits of `pool`, of one row whose vectors (T, D) come in pieces."""
+    """Return float32 (1, D), D of 2 or more, the bits of `pool`, of one row whose vectors (T, D) come in pieces."""
     total: NDArray[np.floating] | None = None
     begin = count = 0
     for piece in pieces:
@@ -49,7 +49,9 @@ def pool_row(pieces: Iterable[NDArray[np.float32]], real: Int64 | None, pooling:
         if pooling == "mean":
             before = vectors[:0] if total is None else total
             total = np.add.reduce(np.concatenate((before, vectors), dtype=np.float64), axis=0, keepdims=True)
-        elif pooling == "last" or total is None:
-            total = vectors[-1:] if pooling == "last" else vectors[:1]
+        else:
+            total = (vectors[-1:] if pooling == "last" else vectors[:1]).copy()
+        if pooling == "first":
+            break
     assert total is not None
     return (total / count).astype(np.float32) if pooling == "mean" else total.astype(np.float32)

@@ -128,17 +128,14 @@ class Model(Served):
         return found
 
     def run_in_pieces(self, feeds: Mapping[str, Int64], output: str, most: int) -> Iterator[Float32]:
-        """Yield one output of tokens, a piece of at most `most` of them after another; a GPU computes them ahead.
-
-        Each is (B, L, width).
-        """
+        """Yield one output of tokens, a piece of at most `most` of them after another; a GPU computes them ahead."""
         # All of them cut at once: between two of them nothing is left of that in the caches of the processor.
         cut = list(pieces(feeds, most))
         run = partial(self._run_piece, output)
         return ahead(run, cut) if self.sessions[GRAPH].bound else map(run, cut)
 
     def _run_piece(self, output: str, feeds: Mapping[str, Int64]) -> Float32:
-        return of_all_rows(self.run(feeds, (output,))[output], len(feeds["input_ids"]))
+        return self.run(feeds, (output,))[output]
 
     def _choose(self, outputs: tuple[str, ...]) -> list[tuple[str, list[str]]]:
         """Remember, and return, which graph gives which of `outputs`."""
@@ -160,13 +157,6 @@ class Model(Served):
         vectors = self.sessions[TILES_GRAPH].run(tiles)[EMBEDDINGS]
         batch, length = feeds["input_ids"].shape
         return {EMBEDDINGS: vectors.reshape(-1, vectors.shape[-1])[: batch * length].reshape(batch, length, -1)}
-
-
-def of_all_rows(vectors: Float32, rows: int) -> Float32:
-    """Return vectors (1 or B, L, width) as (B, L, width): rotary angles of one offset are computed once."""
-    if len(vectors) == rows:
-        return vectors
-    return np.ascontiguousarray(np.broadcast_to(vectors, (rows, *vectors.shape[1:])))
 
 
 @dataclass(frozen=True)
@@ -498,9 +488,10 @@ def _check_positioned(manifest: Manifest, sessions: Mapping[str, Session], posit
     given = tuple(tensor for tensor in positioned.inputs if tensor.name == POSITION_EMBEDDINGS)
     told = tuple(tensor for tensor in plain.inputs if tensor.name != "offset")
     _compare(POSITIONED_GRAPH, "inputs", positioned.inputs, (*told, *given))
-    embeddings = next(tensor for tensor in plain.outputs if tensor.name == EMBEDDINGS)
-    summand = embeddings.model_copy(update={"name": SUMMAND})
-    _compare(POSITIONED_GRAPH, "outputs", positioned.outputs, (embeddings, summand)[: len(positioned.outputs)])
+    embeddings = tuple(tensor for tensor in plain.outputs if tensor.name == EMBEDDINGS)
+    if len(positioned.outputs) > 1:
+        embeddings += tuple(tensor.model_copy(update={"name": SUMMAND}) for tensor in embeddings)
+    _compare(POSITIONED_GRAPH, "outputs", positioned.outputs, embeddings)
     sums = in_place(sessions[POSITIONED_GRAPH], positions, often=0)
     for offset in (0, positions.shape[1] - 1):
         feeds = {tensor.name: np.zeros((1, 1), np.int64) for tensor in plain.inputs} | {"offset": np.array([offset])}

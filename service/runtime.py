@@ -255,7 +255,7 @@ class Prepared:
         taken: str = "",
     ) -> None:
         self._session, self._binding, self._taken = session, session.io_binding(), taken
-        self._inputs = [(name, np.array(values)) for name, values in feeds.items() if name != taken]
+        self._inputs = [(name, np.array(values, order="C")) for name, values in feeds.items() if name != taken]
         for name, values in self._inputs:
             self._binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(values))
         if taken:

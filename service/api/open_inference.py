@@ -53,10 +53,11 @@ def handler(engine: Engine, sequences: Room, max_body_bytes: int) -> Handler:
             )
             request = message.request
             if isinstance(request, Request):
-                request.in_pieces = request.sequence is None
-                for output, binary in message.binary.items():
-                    if not binary:
-                        request.check = partial(check_finite, output)
+                texts = [output for output, binary in message.binary.items() if not binary]
+                # Where bytes follow, the length of the JSON is told before it.
+                request.in_pieces = request.sequence is None and len(texts) in (0, len(message.binary))
+                if texts and request.in_pieces:
+                    request.check = partial(check_finite, ", ".join(texts))
             async with sequences.answer(model, request) as answer:
                 as_text = not all(message.binary.values())
                 parts, json_length = await engine.scheduler.run(

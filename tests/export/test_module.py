@@ -14,14 +14,17 @@ from incipit.export.exporter import Exported, export_module, verify
 from incipit.service.batching import Scheduler
 from incipit.service.engine import Engine
 from incipit.service.errors import Invalid
+from incipit.service.in_place import OFTEN
 from incipit.service.manifest import Manifest
 from incipit.service.messages import Request, Rows
 from incipit.service.metrics import Metrics
-from incipit.service.repository import Repository
+from incipit.service.repository import Model, Repository
 from incipit.service.runtime import CPU
 from tests.elsewhere.standard import check_standard
 
 V, D, M = 13, 6, 9
+LONG = 512
+"""Positions of a table that lies in the data file, however narrow."""
 
 
 class Mine(nn.Module):
@@ -38,6 +41,37 @@ class Mine(nn.Module):
         places = self.places(positions).expand(input_ids.shape[0], -1, -1)
         vectors: Tensor = self.mix(torch.cat((self.tokens(input_ids), places), dim=-1)).tanh()
         return vectors
+
+
+class Sum(nn.Module):
+    """Tokens and positions that are added, of which either may be as narrow as to be widened."""
+
+    def __init__(self, tokens: int, places: int) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.tokens, self.places = nn.Embedding(V, tokens), nn.Embedding(LONG, places)
+
+    def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+        positions = torch.arange(input_ids.shape[1]) + offset.unsqueeze(1)
+        vectors: Tensor = self.tokens(input_ids) + self.places(positions)
+        return vectors
+
+
+@pytest.mark.parametrize(("tokens", "places", "in_place"), [(D, D, True), (D, 1, False), (1, D, False)])
+def test_a_sum_is_made_in_place_where_neither_side_is_widened(
+    tmp_path: Path, tokens: int, places: int, in_place: bool
+) -> None:
+    module = Sum(tokens, places)
+    exported = export_module(module, "sum", tmp_path, vocab_size=V, max_len=LONG)
+    cases = exported.parity.providers[CPU].outputs["embeddings at given positions"].cases
+    assert any("in_place" in case.arguments for case in cases) == in_place
+    (model,) = Repository(tmp_path, CPU, 1).all()
+    assert isinstance(model, Model)
+    ids = torch.tensor([[1, 2, 12]])
+    feeds = {"input_ids": ids.numpy(), "offset": np.array([4])}
+    expected = module(ids, torch.tensor([4])).detach().numpy()
+    for _ in range(OFTEN + 2):
+        assert model.run(feeds, ("embeddings",))["embeddings"].tobytes() == expected.tobytes()
 
 
 @pytest.fixture(scope="module")

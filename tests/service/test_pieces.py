@@ -203,38 +203,38 @@ def test_what_is_checked_before_the_answer_is_no_time_in_a_queue(engine: Engine)
 
 
 def test_several_outputs_come_in_pieces_too(engine: Engine) -> None:
-    """Angles as well, of which the graph computes a row for each offset."""
-    llama = engine.repository.get("llama")
-    outputs = ("rotary_sin", "embeddings", "rotary_cos")
-    session = llama.sessions["model.onnx"]
+    outputs = ("token_embeddings", "embeddings")
+    sessions = engine.repository.get("gpt").sessions
     for lengths, offset in (([100] * 90, [7]), ([4100, 4100, 4100], [5, 0, 800]), ([3, 4000, 1, 4999], None)):
         rows = rows_of(lengths)
         given = None if offset is None else np.array(offset)
-        answer = embed(engine, "llama", Request(input_ids=rows, offset=given, outputs=outputs, in_pieces=True))
+        request = Request(input_ids=rows, offset=given, outputs=outputs, in_pieces=True)
+        answer = embed(engine, "gpt", request)
         assert tuple(answer.tensors) == outputs
-        offsets = np.broadcast_to([0] if given is None else given, len(lengths))
-        runs = [
-            session.run({"input_ids": rows.values[start : start + length].reshape(1, -1), "offset": np.array([offset])})
-            for start, length, offset in zip(rows.starts, rows.lengths, offsets, strict=True)
-        ]
-        for output, tensor in answer.tensors.items():
+        lookup = sessions["token.onnx"].run({"input_ids": rows.values[None]})["token_embeddings"]
+        for output, expected in zip(outputs, (lookup, whole(engine, "gpt", request)), strict=True):
+            tensor = answer.tensors[output]
             assert isinstance(tensor, Pieces)
             parts = list(tensor)
             assert max(part.size for part in parts) <= SMALL
-            assert b"".join(part.tobytes() for part in parts) == b"".join(run[output].tobytes() for run in runs)
-            assert tensor.shape[-1] == runs[0][output].shape[-1]
+            assert b"".join(part.tobytes() for part in parts) == expected.tobytes()
+
+
+def test_rotary_angles_are_computed_with_all_that_their_graph_has(engine: Engine) -> None:
+    request = Request(input_ids=rows_of([100] * 90), outputs=("embeddings", "rotary_cos"), in_pieces=True)
+    assert embed(engine, "llama", request).arrays.keys() == {"embeddings", "rotary_cos"}
 
 
 @pytest.mark.parametrize("left", [0, 1])
 def test_several_outputs_are_counted_once(engine: Engine, left: int) -> None:
     def counts() -> dict[str, int]:
-        outcomes = engine.metrics.statistics()["llama", 1].outcomes
+        outcomes = engine.metrics.statistics()["gpt", 1].outcomes
         return {outcome: duration.count for outcome, duration in outcomes.items()}
 
-    request = Request(input_ids=rows_of([100] * 90), outputs=("embeddings", "rotary_cos"), in_pieces=True)
-    embed(engine, "llama", Request(input_ids=rows_of([1])))
+    request = Request(input_ids=rows_of([100] * 90), outputs=("embeddings", "token_embeddings"), in_pieces=True)
+    embed(engine, "gpt", Request(input_ids=rows_of([1])))
     before = counts()
-    tensors = [*embed(engine, "llama", request).tensors.values()]
+    tensors = [*embed(engine, "gpt", request).tensors.values()]
     while len(tensors) > left:
         assert counts() == before
         tensor = tensors.pop()
@@ -291,20 +291,18 @@ class Watched(Session):
         return found
 
 
-@pytest.mark.parametrize("outputs", [("embeddings",), ("rotary_sin", "embeddings")])
-def test_a_long_row_is_pooled_without_all_of_its_vectors(engine: Engine, outputs: tuple[str, ...]) -> None:
+def test_a_long_row_is_pooled_without_all_of_its_vectors(engine: Engine) -> None:
     model = engine.repository.get("llama")
     folder = engine.repository.root / "llama/1"
     watched = dataclasses.replace(model, sessions={graph: Watched(folder, graph=graph) for graph in model.sessions})
-    request = Request(input_ids=rows_of([300, 1, 20000]), outputs=outputs, pooling="mean")
-    found = asyncio.run(engine.embed(watched, request)).arrays
+    request = Request(input_ids=rows_of([300, 1, 20000]), pooling="mean")
+    found = asyncio.run(engine.embed(watched, request)).arrays["embeddings"]
     assert 0 < Watched.most <= SMALL
     session = model.sessions["model.onnx"]
     rows = np.split(request.input_ids.values, [300, 301])
-    for output in outputs:
-        runs = [session.run({"input_ids": row[None], "offset": np.array([0])})[output][0] for row in rows]
-        expected = [(np.add.reduce(run, axis=0, dtype=np.float64) / len(run)).astype(np.float32) for run in runs]
-        assert found[output].tobytes() == np.stack(expected).tobytes()
+    runs = [session.run({"input_ids": row[None], "offset": np.array([0])})["embeddings"][0] for row in rows]
+    expected = [(np.add.reduce(run, axis=0, dtype=np.float64) / len(run)).astype(np.float32) for run in runs]
+    assert found.tobytes() == np.stack(expected).tobytes()
 
 
 def test_who_did_not_allow_pieces_gets_an_array(engine: Engine) -> None:

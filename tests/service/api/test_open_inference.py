@@ -230,6 +230,26 @@ def test_binary_data_of_the_output_overrides_binary_data_output(
     assert vectors_of(response).tobytes() == native_bytes(tiny_clients, "gpt", {"input_ids": IDS}).tobytes()
 
 
+def test_a_large_answer_may_be_text_and_bytes(server: Server) -> None:
+    """The length of the text is told before it: it is computed whole, in a thread."""
+    ids = np.arange(3000).reshape(100, 30)
+    outputs = [
+        {"name": "token_embeddings", "parameters": {"binary_data": False}},
+        {"name": "embeddings", "parameters": {"binary_data": True}},
+    ]
+    with httpx.Client(base_url=server.address, timeout=60) as client:
+        answers = []
+        for wanted in (outputs, *([output | {"parameters": {"binary_data": True}}] for output in outputs)):
+            asked = {"inputs": [declared(ids)], "outputs": wanted}
+            response = infer_binary(client, asked, raw(ids), model="gpt2-small")
+            length = int(response.headers[HEADER_LENGTH])
+            answers.append((json.loads(response.content[:length])["outputs"], response.content[length:]))
+    (documents, data), (_, lookups), (_, vectors) = answers
+    assert [output["shape"] for output in documents] == [[100, 30, 768]] * 2
+    assert np.array(documents[0]["data"], np.float32).tobytes() == lookups
+    assert data == vectors
+
+
 @pytest.mark.parametrize("outputs", [[], [{"name": "embeddings"}], None])
 def test_the_output_may_be_named_or_not(tiny: httpx.Client, outputs: Any) -> None:
     assert infer(tiny, tensor(), outputs=outputs).json() == infer(tiny, tensor()).json()
