@@ -141,7 +141,7 @@ def _pooled(model: Model, name: str, member: Member, request: Request) -> NDArra
     found: list[NDArray[np.float32]] = []
     for first, last in _groups(rows.lengths, most):
         begin, end = int(rows.starts[first]), int(rows.starts[last - 1] + rows.lengths[last - 1])
-        part = {name: values[begin // length : end // length] for name, values in feeds.items()}
+        part = {key: values[begin // length : end // length] for key, values in feeds.items()}
         if len(feeds["offset"]) == 1:
             part["offset"] = feeds["offset"]
         kept = None if real is None else real[begin:end]
