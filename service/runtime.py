@@ -199,7 +199,9 @@ class Session:
             self._singles[output] = _Single(self.prepare(feeds, {output: values}), values)
         return found
 
-    def prepare(self, feeds: Mapping[str, NDArray[Any]], outputs: Mapping[str, Float32], taken: str = "") -> "Prepared":
+    def prepare(
+        self, feeds: Mapping[str, NDArray[Any]], outputs: Mapping[str, Float32], taken: str | None = None
+    ) -> "Prepared":
         """Return what runs calls that are shaped like `feeds`; see `Prepared`."""
         return Prepared(self._session, {name: feeds[name] for name in self._inputs}, outputs, taken)
 
@@ -252,13 +254,13 @@ class Prepared:
         session: ort.InferenceSession,
         feeds: Mapping[str, NDArray[Any]],
         outputs: Mapping[str, Float32],
-        taken: str = "",
+        taken: str | None = None,
     ) -> None:
         self._session, self._binding, self._taken = session, session.io_binding(), taken
         self._inputs = [(name, np.array(values, order="C")) for name, values in feeds.items() if name != taken]
         for name, values in self._inputs:
             self._binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(values))
-        if taken:
+        if taken is not None:
             self.take(feeds[taken])
         for name, values in outputs.items():
             self._binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(values))

@@ -1,4 +1,4 @@
-"""Large sums that are made where a summand lies. Oracle: the plain graph, which is proven equal to PyTorch."""
+"""Sums that are made where a summand lies. Oracle: the plain graph, which is proven equal to PyTorch."""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +21,7 @@ Feeds = dict[str, NDArray[Any]]
 Float32 = NDArray[np.float32]
 WIDTH = 768
 MOST = LARGEST // (4 * WIDTH)
-"""Tokens."""
+"""Tokens of the largest call that is kept ready."""
 
 
 class Graphs:
