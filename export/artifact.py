@@ -39,18 +39,17 @@ def versions(folder: Path) -> list[int]:
 def draft(repository: Path, name: str) -> Iterator[Path]:
     """Give a new folder to write an artifact in, locked; it is gone at the end unless `publish` renamed it."""
     check_name(name)
-    parent = repository / name
+    folder = repository / name / f"{DRAFT}{secrets.token_hex(8)}"
     try:
-        folder, lock = _create(parent)
-    except OSError as error:
-        raise ExportError(f"{parent}: {error.strerror}") from error
-    try:
-        yield folder
-    finally:
-        os.close(lock)
+        lock = _create(folder)
+        try:
+            yield folder
+        finally:
+            os.close(lock)
+    finally:  # also for who is interrupted while it is made
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):  # the name itself, where this would have been its first version
-            parent.rmdir()
+            folder.parent.rmdir()
 
 
 def publish(folder: Path) -> int:
@@ -98,18 +97,21 @@ def sweep(parent: Path) -> None:
             os.close(lock)
 
 
-def _create(parent: Path) -> tuple[Path, int]:
-    while True:
-        parent.mkdir(parents=True, exist_ok=True)
-        sweep(parent)
-        folder = parent / f"{DRAFT}{secrets.token_hex(8)}"
-        with suppress(FileNotFoundError):  # an export that failed took the name away
-            folder.mkdir()
-        with suppress(OSError):  # swept before it was locked
-            lock = _lock(folder)
-            if folder.exists():
-                return folder, lock
-            os.close(lock)
+def _create(folder: Path) -> int:
+    """Make the draft `folder`, and return the descriptor that holds its lock."""
+    try:
+        while True:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            sweep(folder.parent)
+            with suppress(FileNotFoundError):  # an export that failed took the name away
+                folder.mkdir(exist_ok=True)
+            with suppress(FileNotFoundError, BlockingIOError):  # swept before it was locked
+                lock = _lock(folder)
+                if folder.exists():
+                    return lock
+                os.close(lock)
+    except OSError as error:
+        raise ExportError(f"{folder.parent}: {error.strerror}") from error
 
 
 def _lock(folder: Path, wait: bool = False) -> int:

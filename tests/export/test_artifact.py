@@ -1,5 +1,6 @@
 """How artifacts enter a repository: drafts, versions, and what an export that dies leaves behind."""
 
+import itertools
 import os
 import shutil
 import signal
@@ -7,9 +8,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -158,6 +161,38 @@ def test_an_export_that_is_interrupted_leaves_no_trace(
     assert errors.splitlines()[-1] == f"incipit: {said}"
     assert "Traceback" not in errors
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_draft_interrupted_at_any_line_of_its_making_leaves_no_trace(tmp_path: Path) -> None:
+    """Stops `draft` before each line that it runs, in turn, until one of them is in the `with` block."""
+
+    def stop_at(line: int) -> bool:
+        lines = itertools.count()
+
+        def trace(frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
+            if frame.f_code.co_filename != draft.__globals__["__file__"]:
+                return None
+            if event == "line" and next(lines) == line:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            with draft(tmp_path / "repository", "m"):
+                sys.settrace(before)
+                return False
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+
+    stopped = 0
+    while stop_at(stopped):
+        stopped += 1
+        assert not list((tmp_path / "repository").glob("**/*"))
+    assert stopped > 10
 
 
 def test_two_exports_at_once_give_two_versions(tiny_checkpoint: Path, tmp_path: Path) -> None:
