@@ -218,6 +218,7 @@ class Http(BoundedHttp):
     async def _send_pieces(self, form: Form, run: Run, visit: Visit) -> None:
         """Write a large answer piece by piece, each when it is computed, as fast as the client takes them."""
         began, size = perf_counter(), len(form.prefix)
+        whole = size + run.nbytes
         outcome: Literal["ok", "Failed", "Aborted"] = "Aborted"
         head = self._head(200, form.headers, visit) + form.prefix
         try:
@@ -227,12 +228,15 @@ class Http(BoundedHttp):
                     self.transport.writelines((head, content))
                     head = b""
                 else:
-                    # Not behind the last, on whose heels the next request may come.
+                    self.transport.write(content)
+                size += len(content)
+                del piece, content  # the next may lie where this one does
+                # Others come behind a piece, not before: it is sent from the cache. But not behind the last, on whose
+                # heels the next request may come.
+                if size < whole:
                     await self._let_others()
                     if self.transport.is_closing():
                         return
-                    self.transport.write(content)
-                size += len(content)
             outcome = "ok"
         except Exception:
             outcome = "Failed"
@@ -276,17 +280,21 @@ class Http(BoundedHttp):
             transport.writelines((head, *content))
             return sum(map(len, content))
         chunked = response.size is None  # RFC 9112, section 7.1
-        transport.write(head.removesuffix(b"\r\n") + CHUNKED if chunked else head)
+        head = head.removesuffix(b"\r\n") + CHUNKED if chunked else head
         size = 0
         async for packet in response.packets():
-            await self._let_others()
             if transport.is_closing():
                 return size
             if chunked:
-                transport.writelines((b"%x\r\n" % len(packet), packet, b"\r\n"))
+                transport.writelines((head, b"%x\r\n" % len(packet), packet, b"\r\n"))
+            elif head:
+                transport.writelines((head, packet))
             else:
                 transport.write(packet)
             size += len(packet)
+            head = b""
+            if size != response.size:
+                await self._let_others()
         if chunked:
             transport.write(b"0\r\n\r\n")
         return size

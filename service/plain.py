@@ -104,7 +104,7 @@ class Run:
 
     """
 
-    __slots__ = ("_door", "_group", "_member", "_number", "_plain", "execution", "large", "shared")
+    __slots__ = ("_door", "_group", "_member", "_number", "_plain", "execution", "large", "nbytes", "shared")
 
     def __init__(self, plain: Plain, door: str, ids: Int64, offset: Int64) -> None:
         self._plain, self._door = plain, door
@@ -117,6 +117,7 @@ class Run:
         execution.passed()
         size = ids.size * plain.width
         self.shared, self.large = size <= plain.shared, size > SMALL
+        self.nbytes = 4 * size
         if self.shared:
             self._group: Group[Member, Outputs] = plain.scheduler.group(plain.key, size, plain.run)
             self._number = self._group.join(size, self._member)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from incipit.service.manifest import Manifest
 from incipit.service.messages import Int64
 
-PIECE = 2**18
+PIECE = 3 * 2**17
 """Values of a piece of a large answer: what is computed while nobody else is answered, and then sent from the cache."""
 ROW = 4
 """Rows of at least this part of a tile may be tiles themselves: what all rows share is then computed once."""
@@ -40,22 +40,29 @@ def tile(feeds: Mapping[str, NDArray[np.int64]], manifest: Manifest) -> dict[str
 def pieces(feeds: Mapping[str, Int64], most: int) -> Iterator[dict[str, Int64]]:
     """Yield feeds of at most `most` tokens, whose vectors, one after another, are those of `feeds`.
 
-    Rows that are longer are cut too: for a graph that counts slots alone.
+    No more of them than it takes, each about as large as the others. Rows that are longer are cut too: for a graph that
+    counts slots alone.
     """
     batch, length = feeds["input_ids"].shape
     offset = feeds["offset"]
     if length <= most:
-        rows = max(1, most // length)
+        rows = _even(batch, most // length)
         for row in range(0, batch, rows):
             piece = {name: values[row : row + rows] for name, values in feeds.items()}
             yield piece if len(offset) > 1 else piece | {"offset": offset}
         return
+    most = _even(length, most)
     tokens = {name: values for name, values in feeds.items() if name != "offset"}
     for row in range(batch):
         start = offset[row : row + 1] if len(offset) > 1 else offset
         for begin in range(0, length, most):
             piece = {name: values[row : row + 1, begin : begin + most] for name, values in tokens.items()}
             yield piece | {"offset": start + begin}
+
+
+def _even(whole: int, most: int) -> int:
+    """Return how many of a `whole` are in a part, where as few parts as there can be have at most so many."""
+    return -(-whole // -(-whole // most))
 
 
 def cut(feeds: Mapping[str, NDArray[np.int64]], offsets: Int64, size: int) -> dict[str, Int64]:

@@ -107,10 +107,10 @@ class Reply(Response):
             gone = asyncio.ensure_future(_gone(receive))
             try:
                 async for packet in self.packets():
+                    await send({"type": "http.response.body", "body": packet, "more_body": True})
                     await asyncio.sleep(0)
                     if gone.done():
                         return
-                    await send({"type": "http.response.body", "body": packet, "more_body": True})
             finally:
                 gone.cancel()
         await send({"type": "http.response.body", "body": b""})

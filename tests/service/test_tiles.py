@@ -12,7 +12,7 @@ from incipit.service.errors import ArtifactError
 from incipit.service.manifest import EMBEDDINGS, MANIFEST, Manifest, Tiles, read, write
 from incipit.service.repository import Model, Repository
 from incipit.service.runtime import CPU, SLOW_ON_CPU
-from incipit.service.tiles import tile
+from incipit.service.tiles import pieces, tile
 from tests.service.manifests import tiny_manifest
 
 Offset = NDArray[np.int64]
@@ -84,6 +84,26 @@ def test_only_the_plain_graph_counts_real_tokens() -> None:
     assert call(manifest, (3, 4), np.array([3, 0, 0])) is None
     assert call(manifest, (3, 4), np.array([3])) is not None
     assert call(manifest, (12, 1), np.arange(12)) is not None
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((8, 3), [(3, 3), (3, 3), (2, 3)]),
+        ((7, 4), [(2, 4), (2, 4), (2, 4), (1, 4)]),
+        ((2, 20), [(1, 10), (1, 10), (1, 10), (1, 10)]),
+        ((2, 21), [(1, 11), (1, 10), (1, 11), (1, 10)]),
+        ((25, 1), [(9, 1), (9, 1), (7, 1)]),
+        ((1, 11), [(1, 11)]),
+    ],
+)
+def test_pieces_are_as_few_and_as_equal_as_can_be(shape: tuple[int, int], expected: list[tuple[int, int]]) -> None:
+    ids = np.arange(shape[0] * shape[1]).reshape(shape)
+    found = list(pieces({"input_ids": ids, "offset": np.array([3])}, 11))
+    assert [piece["input_ids"].shape for piece in found] == expected
+    assert np.concatenate([piece["input_ids"].ravel() for piece in found]).tolist() == ids.ravel().tolist()
+    begins = (piece["input_ids"][0, 0] % shape[1] if shape[1] > 11 else 0 for piece in found)
+    assert [piece["offset"].tolist() for piece in found] == [[3 + begin] for begin in begins]
 
 
 @pytest.mark.parametrize("tiles", [None, Tiles.model_construct(size=2**17, least=5)])
