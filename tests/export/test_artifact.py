@@ -8,11 +8,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -169,7 +169,7 @@ def test_a_draft_interrupted_at_any_line_of_its_making_leaves_no_trace(tmp_path:
     def stop_at(line: int) -> bool:
         lines = itertools.count()
 
-        def trace(frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
+        def trace(frame: FrameType, event: str, _: object) -> Any:
             if frame.f_code.co_filename != draft.__globals__["__file__"]:
                 return None
             if event == "line" and next(lines) == line:
