@@ -19,6 +19,9 @@ TEXT_COST = 32
 TOKENIZER_COST = 2**11
 """A character of text that becomes token ids takes as long as this many values."""
 
+TOKEN_COST = 32
+"""A token that is checked, and whose position is counted, takes as long as this many values."""
+
 
 class Group(Generic[M, T]):
     """Members that are ready in one turn of the event loop, to be run together once the first asks for its answer.

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.service.batching import SMALL, TOKENIZER_COST, Scheduler
-from incipit.service.calls import Member, plan, run_members, shared, sources
+from incipit.service.batching import SMALL, TOKEN_COST, TOKENIZER_COST, Scheduler
+from incipit.service.calls import Call, Member, plan, run_members, shared, sources
 from incipit.service.control import Control
 from incipit.service.errors import IncipitError, Invalid
-from incipit.service.large import check_values, computed, in_pieces, pooled
+from incipit.service.large import check_values, computed, divide, in_pieces, pooled
 from incipit.service.limits import Limits
 from incipit.service.log import Requests
 from incipit.service.manifest import BIAS_GRAPH, EMBEDDINGS, GRAPH, Manifest
@@ -143,10 +143,8 @@ class Engine:
         """
         with self.metrics.execution(model.name, model.version) as execution:
             sent = await self._tokenize(model, wanted) if isinstance(wanted, TextRequest) else wanted
-            check(sent, model.manifest, self.max_tokens)
-            self.limits.check_rows("input_ids", len(sent.input_ids.lengths))
-            request = truncate(sent, model.manifest)
-            call = plan(request, model.manifest)
+            cost = TOKEN_COST * len(sent.input_ids.values)
+            request, call = await self.scheduler.run(cost, lambda: self._prepare(sent, model.manifest))
             outputs, names, width = sources(request.outputs, model.manifest)
             tokens = len(request.input_ids.values)
             size = tokens * width
@@ -165,6 +163,7 @@ class Engine:
             elif request.pooling != "none":
                 tensors = await self.scheduler.run(size, lambda: pooled(model, outputs, member))
             else:
+                await self.scheduler.run(cost, lambda: divide(model, outputs, member))
                 # Once the answer has begun, it is too late to refuse it.
                 if request.dtype != "float32" or request.check is not None:
                     await self.scheduler.run(size, lambda: check_values(model, outputs, member))
@@ -184,6 +183,13 @@ class Engine:
             input_ids=None if request.spans is None else request.input_ids,
             spans=request.spans,
         )
+
+    def _prepare(self, sent: Request, manifest: Manifest) -> tuple[Request, Call]:
+        """Check what was sent, and return it as it is answered, and the call that it becomes."""
+        check(sent, manifest, self.max_tokens)
+        self.limits.check_rows("input_ids", len(sent.input_ids.lengths))
+        request = truncate(sent, manifest)
+        return request, plan(request, manifest)
 
     async def _tokenize(self, model: Model, request: TextRequest) -> Request:
         """Return the request of ids that a text is, by the model's tokenizer."""

@@ -33,10 +33,18 @@ def in_pieces(request: Request, manifest: Manifest, size: int) -> bool:
     return large and (request.in_pieces or request.pooling != "none") and not manifest.rotary_of(request.outputs)
 
 
+def divide(model: Model, outputs: Mapping[str, str], member: Member) -> None:
+    """Make of a call one that can be cut into calls of a piece of any of its outputs."""
+    least = min(_most(model, name) for name in outputs.values())
+    if model.manifest.counts != "slots" and member.feeds["input_ids"].shape[1] > least:
+        # How many real tokens precede one, only the whole row tells.
+        member.feeds = rows_of_one(member, model.manifest)
+
+
 def check_values(model: Model, outputs: Mapping[str, str], member: Member) -> None:
     """Raise Invalid where a value of a call is too large for the type of the answer, or one that it cannot hold.
 
-    This is the first half of the run that `computed` goes on with.
+    This is the first half of the run that `computed` goes on with; the call was divided.
     """
     request = member.request
     assert request is not None
@@ -54,7 +62,7 @@ def computed(model: Model, outputs: Mapping[str, str], member: Member) -> dict[s
     Args:
         model: computes them.
         outputs: for each that is wanted, the output of a graph that it is.
-        member: the call.
+        member: the call, which was divided.
 
     """
     request, end = member.request, _End(member.execution, len(outputs))
@@ -109,15 +117,12 @@ def _computed(model: Model, name: str, member: Member, end: _End) -> Iterator[ND
 
 def _vectors(model: Model, name: str, member: Member) -> Iterator[NDArray[np.float32]]:
     """Yield the vectors of one output, float32."""
-    most = max(1, PIECE // model.manifest.widths[name])
-    return model.run_in_pieces(_divisible(member, model.manifest, most), name, most)
+    return model.run_in_pieces(member.feeds, name, _most(model, name))
 
 
-def _divisible(member: Member, manifest: Manifest, most: int) -> Mapping[str, Int64]:
-    """Return the inputs of a call that can be cut into calls of at most `most` tokens."""
-    if manifest.counts == "slots" or member.feeds["input_ids"].shape[1] <= most:
-        return member.feeds
-    return rows_of_one(member, manifest)  # how many real tokens precede one, only the whole row tells
+def _most(model: Model, name: str) -> int:
+    """Return how many tokens a piece of an output has at most."""
+    return max(1, PIECE // model.manifest.widths[name])
 
 
 def pooled(model: Model, outputs: Mapping[str, str], member: Member) -> dict[str, NDArray[np.generic]]:
@@ -125,6 +130,7 @@ def pooled(model: Model, outputs: Mapping[str, str], member: Member) -> dict[str
     request, execution = member.request, member.execution
     assert request is not None
     execution.passed()
+    divide(model, outputs, member)
     found = {name: _pooled(model, name, member, request) for name in dict.fromkeys(outputs.values())}
     execution.passed()
     tensors = {output: cast(found[name], request.dtype) for output, name in outputs.items()}
@@ -135,8 +141,7 @@ def pooled(model: Model, outputs: Mapping[str, str], member: Member) -> dict[str
 
 def _pooled(model: Model, name: str, member: Member, request: Request) -> NDArray[np.float32]:
     rows, real = request.input_ids, real_tokens(request, model.manifest)
-    most = max(1, SMALL // model.manifest.widths[name])
-    feeds = _divisible(member, model.manifest, most)
+    feeds, most = member.feeds, _most(model, name)
     length = feeds["input_ids"].shape[1]
     found: list[NDArray[np.float32]] = []
     for first, last in _groups(rows.lengths, most):

@@ -3,8 +3,8 @@
 import asyncio
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -28,6 +28,7 @@ from incipit.service.plain import plain
 from incipit.service.repository import Repository
 from incipit.service.runtime import CPU, Session
 
+T = TypeVar("T")
 VOCABULARY, WIDTH, MAX_LEN = 300, 64, 5000
 TOKENS, ROTARY = Tokens(rows=VOCABULARY, width=WIDTH), (RotaryOutput(config=RotaryConfig(dim=8)),)
 PADDING = 1
@@ -200,6 +201,29 @@ def test_what_is_checked_before_the_answer_is_no_time_in_a_queue(engine: Engine)
     _, after = counted(engine)
     passed = {phase: after[phase] - before.get(phase, 0) for phase in after}
     assert passed["queue"] < 0.1 <= passed["compute_infer"]
+
+
+class Recording(Scheduler):
+    """Tells how much of its work was for a thread."""
+
+    in_threads = 0
+
+    async def run(self, size: int, work: Callable[[], T], text: bool = False) -> T:
+        self.in_threads += size > SMALL
+        return await super().run(size, work, text)
+
+
+@pytest.mark.parametrize(("rows", "in_threads"), [(40, 0), (50, 2)])
+def test_the_tokens_of_large_requests_are_counted_and_cut_in_a_thread(
+    engine: Engine, rows: int, in_threads: int
+) -> None:
+    scheduler = Recording(1, 8)
+    try:
+        other = Engine(engine.repository, scheduler, Metrics(), 65536)
+        embed(other, "roberta", Request(input_ids=rows_of([400] * rows), in_pieces=True))
+        assert scheduler.in_threads == in_threads
+    finally:
+        scheduler.close()
 
 
 def test_several_outputs_come_in_pieces_too(engine: Engine) -> None:
