@@ -30,6 +30,8 @@ from incipit.service.wire.prompt_embeds import PROMPT_EMBEDS, check_prompt_embed
 from incipit.service.wire.safetensors import read_safetensors
 
 ARRAYS = (NPY, BYTES)
+FILE_COST = 2**12
+"""A file of a row takes as long as this many values, whatever it holds."""
 
 
 def handler(engine: Engine, max_body_bytes: int) -> Handler:
@@ -51,10 +53,11 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             if encoding == PROMPT_EMBEDS:
                 check_prompt_embeds(wanted, model.manifest)
             text = media == JSON and encoding == "float"
-            wanted.in_pieces = encoding != PROMPT_EMBEDS
+            wanted.in_pieces = True
             wanted.check = floats_of if text else None
             answer = await engine.embed(model, wanted)
-            response = await engine.scheduler.run(answer.size, lambda: respond(answer, media, encoding), text)
+            files = FILE_COST * len(answer.lengths) if encoding == PROMPT_EMBEDS else 0
+            response = await engine.scheduler.run(answer.size + files, lambda: respond(answer, media, encoding), text)
             if kind in ARRAYS and media in ARRAYS and isinstance(wanted, Request):
                 response.form = partial(_form, engine, model, wanted, body)
             return await write_body(response, arrival, engine, text)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from incipit.service.wire.content import PACKET, Buffer, Part, packets, size_of
+from incipit.service.wire.content import PACKET, TOGETHER, Buffer, Part, packets, size_of
 
 if TYPE_CHECKING:
     from incipit.service.api.form import Form
@@ -60,7 +60,7 @@ class Reply(Response):
     @property
     def small(self) -> bool:
         """Whether it is sent at once."""
-        return self.size is not None and self.size <= PACKET
+        return self.size is not None and self.size <= PACKET and len(self.parts) <= TOGETHER
 
     def compressed(self, coding: str, content: bytes | None, deflate: Deflate = None) -> None:
         """Make it one of the content coding `coding`: with that content, or by `deflate` as it is sent."""

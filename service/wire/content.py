@@ -22,11 +22,32 @@ COPIED = 2**15
 """Bytes of a piece that is worth a packet of its own; fewer are copied together faster than they are sent."""
 
 
+TOGETHER = 32
+"""Parts that are put together at once, at most, however small: each takes some microseconds."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """Bytes that are made while they are sent, once.
+
+    Args:
+        size: how many they are.
+        buffers: one after another.
+
+    """
+
+    size: int
+    buffers: Iterator[Buffer]
+
+    def __len__(self) -> int:
+        return self.size
+
+
 @dataclass(frozen=True)
 class Base64:
     """Bytes that are written as base64, one part after another; its length is that of the text."""
 
-    parts: tuple[Buffer | Pieces, ...]
+    parts: tuple[Buffer | Pieces | Made, ...]
 
     def __len__(self) -> int:
         return -(-sum(map(len, self.parts)) // 3) * 4
@@ -64,6 +85,12 @@ def raw_bytes(tensor: NDArray[np.generic]) -> memoryview:
     return tensor.reshape(-1).view(np.uint8).data
 
 
+def slices(buffer: Buffer) -> Iterator[memoryview]:
+    """Yield the bytes as many at a time as are handled at once, without a copy."""
+    view = memoryview(buffer)
+    return (view[start : start + CHUNK] for start in range(0, len(view), CHUNK))
+
+
 def bytes_of(tensor: Tensor) -> memoryview | Pieces:
     """Return the values as bytes; those of pieces when they are sent."""
     return tensor if isinstance(tensor, Pieces) else raw_bytes(tensor)
@@ -79,7 +106,7 @@ def packets(parts: Iterable[Part]) -> Iterator[Buffer]:
     waiting: list[Buffer] = []
     size = 0
     for piece in _pieces(parts):
-        if waiting and (len(piece) > COPIED or size + len(piece) > PACKET):
+        if waiting and (len(piece) > COPIED or size + len(piece) > PACKET or len(waiting) == TOGETHER):
             yield b"".join(waiting)
             waiting, size = [], 0
         if len(piece) > COPIED:
@@ -101,13 +128,17 @@ def _pieces(parts: Iterable[Part]) -> Iterator[Buffer]:
             yield from _sliced(part)
 
 
-def _sliced(part: Buffer | Pieces) -> Iterator[memoryview]:
-    for buffer in map(raw_bytes, part) if isinstance(part, Pieces) else (part,):
-        view = memoryview(buffer)
-        yield from (view[start : start + CHUNK] for start in range(0, len(view), CHUNK))
+def _sliced(part: Buffer | Pieces | Made) -> Iterator[memoryview]:
+    buffers: Iterable[Buffer] = (part,) if isinstance(part, Buffer) else _buffers(part)
+    for buffer in buffers:
+        yield from slices(buffer)
 
 
-def _encoded(parts: Iterable[Buffer | Pieces]) -> Iterator[bytes]:
+def _buffers(part: Pieces | Made) -> Iterable[Buffer]:
+    return map(raw_bytes, part) if isinstance(part, Pieces) else part.buffers
+
+
+def _encoded(parts: Iterable[Buffer | Pieces | Made]) -> Iterator[bytes]:
     """Yield base64 of the parts as if they were one."""
     rest = b""
     for part in parts:

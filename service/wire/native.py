@@ -289,10 +289,10 @@ def answer_json(answer: Answer, encoding: str) -> dict[str, Any]:
 
 
 def _written(answer: Answer, tensor: Tensor, encoding: str) -> Any:
-    if isinstance(tensor, Pieces):
-        return Base64((tensor,)) if encoding == "base64" else Numbers(tensor, tensor.shape)
     if encoding == PROMPT_EMBEDS and isinstance(answer, TokenAnswer):
         return write_prompt_embeds(tensor, answer.lengths)
+    if isinstance(tensor, Pieces):
+        return Base64((tensor,)) if encoding == "base64" else Numbers(tensor, tensor.shape)
     return base64_of(tensor) if encoding == "base64" else floats_of(tensor)
 
 

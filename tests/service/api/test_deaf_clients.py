@@ -82,3 +82,15 @@ def test_a_grpc_stream_that_nobody_reads_is_held_back(calm: Server) -> None:
             assert memory_of(calm) - memory < 64 * 2**20
             call.cancel()
         assert wait_until_nothing_is_computed(http) - held_back <= 2000
+
+
+@pytest.mark.parametrize("encoding", ["prompt_embeds", "base64", "float"])
+def test_prompts_that_nobody_reads_take_no_memory(calm: Server, encoding: str) -> None:
+    fields = {"input_ids": [[1] * 1024] * 64, "output": "token_embeddings", "encoding": encoding}
+    with httpx.Client(base_url=calm.address, timeout=20) as http:
+        memory = memory_of(calm)
+        with http.stream("POST", "/models/gpt2-small/embed", json=fields) as answer:
+            assert answer.status_code == 200
+            next(answer.iter_raw())
+            assert memory_of(calm) - memory < 64 * 2**20  # of 268 MB of text at least
+        assert http.get("/readyz").status_code == 200

@@ -3,6 +3,7 @@
 import base64
 import io
 import zipfile
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -13,8 +14,8 @@ from numpy.typing import NDArray
 
 from incipit.service.errors import Invalid
 from incipit.service.manifest import TokenEmbeddings
-from incipit.service.messages import TextRequest
-from incipit.service.wire.content import Base64, joined
+from incipit.service.messages import Pieces, TextRequest
+from incipit.service.wire.content import Base64, Made, joined
 from incipit.service.wire.prompt_embeds import check_prompt_embeds, torch_file, write_prompt_embeds
 from tests.service.manifests import tiny_manifest
 
@@ -29,6 +30,10 @@ REQUEST = TextRequest(text=("a",), outputs=("token_embeddings",))
 
 def vectors(shape: tuple[int, ...], dtype: str = "float32") -> NDArray[Any]:
     return np.random.default_rng(0).standard_normal(shape).astype(DTYPES[dtype][0])
+
+
+def file_of(matrix: NDArray[Any]) -> Made:
+    return torch_file(matrix.shape, matrix.dtype, iter([matrix]))
 
 
 def loaded(text: bytes) -> torch.Tensor:
@@ -46,7 +51,7 @@ def test_torch_loads_what_it_would_load_of_its_own_file(shape: tuple[int, int], 
     stream = io.BytesIO()
     torch.save(tensor, stream)
     expected = torch.load(io.BytesIO(stream.getvalue()), weights_only=True)
-    found = loaded(joined([Base64(torch_file(matrix))]))
+    found = loaded(joined([Base64((file_of(matrix),))]))
     assert (found.dtype, found.shape, found.stride()) == (expected.dtype, expected.shape, expected.stride())
     assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
     assert not found.requires_grad
@@ -54,7 +59,7 @@ def test_torch_loads_what_it_would_load_of_its_own_file(shape: tuple[int, int], 
 
 def test_the_file_is_a_whole_zip_archive_of_what_torch_puts_there() -> None:
     matrix = vectors((5, 7))
-    archive = zipfile.ZipFile(io.BytesIO(b"".join(torch_file(matrix))))
+    archive = zipfile.ZipFile(io.BytesIO(b"".join(file_of(matrix).buffers)))
     assert archive.testzip() is None
     assert archive.namelist() == [f"archive/{name}" for name in ("data.pkl", "version", "byteorder", "data/0")]
     assert archive.read("archive/data/0") == matrix.tobytes()
@@ -62,9 +67,28 @@ def test_the_file_is_a_whole_zip_archive_of_what_torch_puts_there() -> None:
 
 def test_the_same_vectors_are_the_same_bytes_and_are_not_copied() -> None:
     matrix = vectors((5, 7))
-    first, second = torch_file(matrix), torch_file(matrix.copy())
-    assert [bytes(part) for part in first] == [bytes(part) for part in second]
-    assert np.shares_memory(np.frombuffer(first[1], np.uint8), matrix)
+    one, parts = file_of(matrix), [matrix[:2], matrix[2:3], matrix[3:]]
+    before, values, behind = one.buffers
+    assert np.shares_memory(np.frombuffer(values, np.uint8), matrix)
+    other = torch_file(matrix.shape, matrix.dtype, iter(parts))
+    assert b"".join(other.buffers) == b"".join((before, values, behind))
+    assert len(one) == len(other) == len(before) + len(values) + len(behind)
+
+
+@pytest.mark.parametrize("pieces", [[6], [2, 4], [1, 1, 1, 1, 1, 1], [5, 1]])
+def test_rows_are_taken_from_pieces_as_they_come(pieces: list[int]) -> None:
+    tensor, ended = vectors((6, 4)), []
+
+    def computed() -> Iterator[NDArray[Any]]:
+        yield from np.split(tensor, np.cumsum(pieces)[:-1])
+        ended.append(True)
+
+    files = write_prompt_embeds(Pieces(tensor.shape, "float32", computed()), np.array([1, 3, 2]))
+    whole = write_prompt_embeds(tensor, np.array([1, 3, 2]))
+    assert isinstance(files, list)
+    assert isinstance(whole, list)
+    assert [joined([file]) for file in files] == [joined([file]) for file in whole]
+    assert ended
 
 
 def test_one_row_is_one_file_and_several_are_a_list() -> None:
