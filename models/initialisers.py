@@ -16,8 +16,9 @@ STANDARD_DEVIATION = 0.02
 
 
 def normal_(table: Tensor) -> None:
-    """Fill `table` from normal(0, 0.02), with torch's own generator."""
-    nn.init.normal_(table, std=STANDARD_DEVIATION)
+    """Fill `table` from normal(0, 0.02), with torch's own generator; one on the device "meta" has nothing to fill."""
+    if not table.is_meta:  # for which torch would import its compiler: more than two seconds
+        nn.init.normal_(table, std=STANDARD_DEVIATION)
 
 
 def seeded_(module: nn.Module, seed: int) -> None:
