@@ -42,7 +42,7 @@ for container in $old; do
     done
     here=$(servers "$(address "$container")")
     for server in $here; do tell "set server $server state drain" > /dev/null; done
-    docker stop --time 35 "$container" > /dev/null
+    docker stop --time 45 "$container" > /dev/null
     docker rm "$container" > /dev/null
     # The next container may get its place.
     for server in $here; do tell "set server $server state ready" > /dev/null; done

@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # Seconds from `up`, the images built, to the first good answer on two idle cores: on an empty volume, and on a filled one.
-EMPTY_SECONDS=30 FILLED_SECONDS=5
+EMPTY_SECONDS=${EMPTY_SECONDS:-30} FILLED_SECONDS=${FILLED_SECONDS:-5}
 
 skip() { echo "skipped: $1"; exit 0; }
 fail() { echo "failed: $1" >&2; exit 1; }

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from incipit.service.settings import Settings
+from incipit.service.tracing import FLUSH_SECONDS
 from incipit.service.workers import GRACE_SECONDS
 from tests.conftest import ROOT, Server
 
@@ -51,7 +52,12 @@ def test_a_container_is_confined_and_ends_in_time(name: str) -> None:
 
 
 def test_the_service_has_longer_to_end_than_it_takes() -> None:
-    assert int(SERVICES["service"]["stop_grace_period"].removesuffix("s")) > GRACE_SECONDS
+    given = int(SERVICES["service"]["stop_grace_period"].removesuffix("s"))
+    # Read and not imported: its messages cannot be in a process that has those of another client.
+    calls = re.search(r"^GRACE_SECONDS = (\d+)$", (ROOT / "service/rpc/server.py").read_text(), re.MULTILINE)
+    assert calls is not None
+    assert given > GRACE_SECONDS + int(calls[1]) + FLUSH_SECONDS
+    assert f"docker stop --time {given} " in (ROOT / "deploy/roll.sh").read_text()
 
 
 def test_images_of_a_registry_are_pinned() -> None:

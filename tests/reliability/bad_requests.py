@@ -187,10 +187,10 @@ class Bad:
                     # asyncio.wait_for of Python 3.11 forgets now and then that it was cancelled, and would go on.
                     async with asyncio.timeout(ANSWER_SECONDS):
                         code = await message(reader)
-                    if code in (1011, 1012):
+                    if code in (1011, 1012) or 500 <= code < 600:
                         raise Wrong(f"{sent!r}: {code}")
                     self._count("socket", code)
-                    if code or broken:
+                    if code >= 1000 or broken:
                         break
 
     async def _calls(self, draw: random.Random, count: int) -> None:
@@ -235,7 +235,7 @@ async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 
 async def message(reader: asyncio.StreamReader) -> int:
-    """Read the next message of a WebSocket, and return the code with which it was closed, or 0."""
+    """Read the next message of a WebSocket, and return the code with which it was closed, its status, or 0."""
     while True:
         kind, size = await reader.readexactly(2)
         if size == 126:
@@ -244,4 +244,5 @@ async def message(reader: asyncio.StreamReader) -> int:
         if kind & 15 == 8:
             return int.from_bytes(content[:2], "big")
         if kind & 15 in (1, 2):
-            return 0
+            status = re.search(rb'"status": ?(\d{3})', content)  # of a problem document, in text or in a frame
+            return int(status[1]) if status else 0

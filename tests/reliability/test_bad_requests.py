@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.conftest import Server, serving
-from tests.reliability.bad_requests import Bad, Wrong
+from tests.reliability.bad_requests import Bad, Wrong, message
 from tests.reliability.parsers import parsers
 from tests.reliability.wires import IDS
 
@@ -26,6 +26,24 @@ def server(tiny_repository: Path) -> Iterator[Server]:
     with serving(tiny_repository) as running:
         assert httpx.get(f"{running.address}/readyz", timeout=60).status_code == 200
         yield running
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "expected"),
+    [
+        (0x82, b"\2" + bytes(15), 0),
+        (0x82, b'\3{"type":"about:blank","status":503}', 503),
+        (0x81, b'{"error": {"status": 422, "detail": "500"}}', 422),
+        (0x88, (1011).to_bytes(2, "big") + b"why", 1011),
+    ],
+)
+def test_a_fault_is_seen_in_a_message_of_a_socket(kind: int, content: bytes, expected: int) -> None:
+    async def read() -> int:
+        reader = asyncio.StreamReader()
+        reader.feed_data(bytes([0x89, 0, kind, len(content)]) + content)  # behind a ping
+        return await message(reader)
+
+    assert asyncio.run(read()) == expected
 
 
 @pytest.mark.timeout(14_400)
