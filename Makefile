@@ -55,8 +55,10 @@ format: $(VENV)/dev ## Format the sources and mend what the linter can.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/serve ## Measure calls on the CPU, and fail where a floor is missed (ARGS="--rounds 15" for steadier figures).
-	$(BIN)/python -m benchmarks.cpu $(ARGS)
+MEASURES := cpu tensors "tensors --connections 64 --shapes 1" floors
+bench: $(VENV)/dev $(MODELS) ## Measure calls, requests, doors, starts and streams (needs wrk), and fail where a floor is missed (ARGS="--rounds 9" for steadier figures).
+	status=0; for measure in $(MEASURES); do $(BIN)/python -m benchmarks.$$measure $(ARGS) || status=1; done; \
+	$(BIN)/python -m benchmarks.streams && exit $$status
 
 huge: $(VENV)/serve ## Hold exports of tables of 4 GB, in every type, to their bound of memory (needs 14 GB of disk).
 	$(foreach dtype,float32 float16 bfloat16 int8 int4,$(BIN)/python -m benchmarks.huge $(VENV)/huge $(dtype) &&) true
