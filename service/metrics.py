@@ -12,7 +12,6 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest, multiprocess
@@ -23,7 +22,7 @@ from prometheus_client.registry import Collector
 from incipit.service.errors import Unavailable
 from incipit.service.history import Statistics, history
 from incipit.service.instruments import LARGEST_BATCH, MORE, SECONDS, Instruments
-from incipit.service.observation import PHASES, Execution, Observation
+from incipit.service.observation import INFER, INPUT, OUTPUT, PHASES, QUEUE, Execution, Observation
 from incipit.service.visit import CURRENT
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
@@ -123,8 +122,11 @@ class Metrics:
         tally[TOTAL] += end - execution.marks[0]
         if success:
             tally[ROWS] += execution.rows
-            for phase, (begin, passed) in zip(PHASES, pairwise(execution.marks), strict=True):
-                tally[phase] += passed - begin
+            begin, checked, queued, ran, passed = execution.marks
+            tally[INPUT] += checked - begin
+            tally[QUEUE] += queued - checked
+            tally[INFER] += ran - queued
+            tally[OUTPUT] += passed - ran
         self._asked[execution.model, execution.version] = time.time()
 
     def carried(self, door: str, received: int, sent: int, read: float = 0, send: float = 0) -> None:
