@@ -95,9 +95,9 @@ def torch_file(shape: tuple[int, int], dtype: np.dtype[Any], values: Iterator[ND
         TooLarge: more bytes than a zip archive without extensions holds.
 
     """
-    size = math.prod(shape) * dtype.itemsize
-    if size >= 2**32:
-        raise TooLarge("encoding", f"a row of {size} bytes", f"at most {2**32 - 1} bytes in {PROMPT_EMBEDS}")
+    size, most = math.prod(shape) * dtype.itemsize, 2**32 - 1 - _around(dtype)
+    if size > most:
+        raise TooLarge("encoding", f"a row of {size} bytes", f"at most {most} bytes in {PROMPT_EMBEDS}")
     return Made(_around(dtype) + size, _file(shape, dtype, values))
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from incipit.service.errors import Invalid
+from incipit.service.errors import Invalid, TooLarge
 from incipit.service.manifest import TokenEmbeddings
 from incipit.service.messages import Pieces, TextRequest
 from incipit.service.wire.content import Base64, Made, joined
@@ -73,6 +73,15 @@ def test_the_same_vectors_are_the_same_bytes_and_are_not_copied() -> None:
     other = torch_file(matrix.shape, matrix.dtype, iter(parts))
     assert b"".join(other.buffers) == b"".join((before, values, behind))
     assert len(one) == len(other) == len(before) + len(values) + len(behind)
+
+
+def test_a_row_beyond_what_an_archive_holds_is_refused_before_it_is_sent() -> None:
+    kind = np.dtype(np.float32)
+    around = len(torch_file((0, 1), kind, iter(())))
+    most = (2**32 - 1 - around) // 4
+    assert len(torch_file((most, 1), kind, iter(()))) < 2**32
+    with pytest.raises(TooLarge, match=rf"^encoding: got a row of {4 * most + 4} bytes, allowed at most "):
+        torch_file((most + 1, 1), kind, iter(()))
 
 
 @pytest.mark.parametrize("pieces", [[6], [2, 4], [1, 1, 1, 1, 1, 1], [5, 1]])
