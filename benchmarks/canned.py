@@ -3,17 +3,18 @@
     python -m benchmarks.canned PORT GRPC_PORT
 
 An ASGI application that uvicorn serves as Incipit is served, and a handler of grpc.aio; shapes are those of
-`benchmarks.tensors`.
+`benchmarks.tensors`. A WebSocket of any path answers as that of `benchmarks.streams`.
 """
 
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 import uvicorn
 import uvloop
 
-from benchmarks.streams import MODEL, WIDTH
+from benchmarks.streams import MODEL, WIDTH, echo
 from benchmarks.tensors import SHAPES, bare
 from incipit.service.settings import Settings
 from incipit.service.wire import open_inference_pb2 as pb
@@ -48,11 +49,18 @@ async def serve_grpc(port: int) -> grpc.aio.Server:
     return server
 
 
+async def answer(
+    scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
+) -> None:
+    """Answer a request, or the messages of a WebSocket."""
+    await (echo(receive, send) if scope["type"] == "websocket" else bare(scope, receive, send))
+
+
 async def serve(port: int, grpc_port: int) -> None:
     """Serve both until the process is told to end."""
     server = await serve_grpc(grpc_port)
     print(f"http://127.0.0.1:{port}", flush=True)
-    await uvicorn.Server(configure(Settings(port=0), bare)).serve([listen("port", "127.0.0.1", port)])
+    await uvicorn.Server(configure(Settings(port=0), answer)).serve([listen("port", "127.0.0.1", port)])
     await server.stop(None)
 
 

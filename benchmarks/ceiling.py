@@ -16,7 +16,6 @@ from typing import cast
 
 import uvloop
 
-from benchmarks import streams
 from benchmarks.servers import INCIPIT, free_port
 from benchmarks.streams import MODEL, SERVER_CORE, WIDTH, be_the_client, running
 from incipit.bench.load import DOORS, measure
@@ -59,12 +58,11 @@ def main() -> None:
         uvloop.run(serve())
     be_the_client()
     pinned = ("taskset", "-c", SERVER_CORE)
-    grpc_port, bare_port, bare_http = free_port(), free_port(), free_port()
+    grpc_port, bare_port = free_port(), free_port()
     with (
         running(*pinned, INCIPIT, "serve", "--port", 0, "--grpc-port", grpc_port) as (_, port),
         running(*pinned, sys.executable, "-m", "benchmarks.ceiling", "--serve") as (_, canned_port),
-        running(*pinned, sys.executable, streams.__file__, "echo") as (_, echo_port),
-        running(*pinned, sys.executable, "-m", "benchmarks.canned", bare_http, bare_port),
+        running(*pinned, sys.executable, "-m", "benchmarks.canned", free_port(), bare_port) as (_, echo_port),
     ):
         ours = Target(f"http://127.0.0.1:{port}", MODEL, grpc_port=grpc_port)
         with connect(ours.url) as client:
