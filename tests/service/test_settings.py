@@ -27,42 +27,56 @@ def test_defaults_are_those_of_the_documentation() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "value"),
-    [
-        ("repository", "/models", Path("/models")),
-        ("cache", "/var/cache/incipit", Path("/var/cache/incipit")),
-        ("host", "0.0.0.0", "0.0.0.0"),
-        ("port", "0", 0),
-        ("port", "65535", 65535),
-        ("grpc_port", "9001", 9001),
-        ("provider", "cuda", "cuda"),
-        ("tracing", "otlp", "otlp"),
-        ("workers", "4", 4),
-        ("threads", "2", 2),
-        ("max_body_bytes", "1", 1),
-        ("max_tokens", "1", 1),
-        ("max_waiting", "1", 1),
-        ("tls_certificate", "/a.pem", Path("/a.pem")),
-        ("cors_origins", "https://a.example, http://b:8000", "https://a.example, http://b:8000"),
-        ("cors_origins", "*", "*"),
-        ("trusted_proxies", "10.0.0.0/8, ::1", "10.0.0.0/8, ::1"),
-        ("max_wait_seconds", "0.5", 0.5),
-        ("max_rows", "1", 1),
-        ("max_requests", "1", 1),
-        ("max_requests_per_second", "0.5", 0.5),
-        ("max_streams", "1", 1),
-        ("stream_idle_seconds", "1", 1),
-        ("stream_seconds", "1", 1),
-        ("max_sequence_rows", "1", 1),
-        ("max_stream_sequence_rows", "1", 1),
-    ],
-)
+VARIABLES: list[tuple[str, str, Any]] = [
+    ("repository", "/models", Path("/models")),
+    ("cache", "/var/cache/incipit", Path("/var/cache/incipit")),
+    ("host", "0.0.0.0", "0.0.0.0"),
+    ("port", "0", 0),
+    ("port", "65535", 65535),
+    ("grpc_port", "9001", 9001),
+    ("provider", "cuda", "cuda"),
+    ("model_control", "poll", "poll"),
+    ("poll_seconds", "0.5", 0.5),
+    ("log_format", "json", "json"),
+    ("log_level", "info", "info"),
+    ("log_sample", "0.5", 0.5),
+    ("tracing", "otlp", "otlp"),
+    ("api_keys", "/keys.toml", Path("/keys.toml")),
+    ("workers", "4", 4),
+    ("threads", "2", 2),
+    ("max_body_bytes", "1", 1),
+    ("max_tokens", "1", 1),
+    ("max_waiting", "1", 1),
+    ("tls_certificate", "/a.pem", Path("/a.pem")),
+    ("tls_key", "/a.key", Path("/a.key")),
+    ("tls_client_ca", "/ca.pem", Path("/ca.pem")),
+    ("max_gpu_bytes", "1000000000", 10**9),
+    ("cors_origins", "https://a.example, http://b:8000", "https://a.example, http://b:8000"),
+    ("cors_origins", "*", "*"),
+    ("trusted_proxies", "10.0.0.0/8, ::1", "10.0.0.0/8, ::1"),
+    ("max_wait_seconds", "0.5", 0.5),
+    ("max_rows", "1", 1),
+    ("max_requests", "1", 1),
+    ("max_requests_per_second", "0.5", 0.5),
+    ("max_streams", "1", 1),
+    ("stream_idle_seconds", "1", 1),
+    ("stream_seconds", "1", 1),
+    ("max_sequence_rows", "1", 1),
+    ("max_stream_sequence_rows", "1", 1),
+]
+"""Settings as the environment has them, and what they are then."""
+
+
+@pytest.mark.parametrize(("name", "text", "value"), VARIABLES)
 def test_every_setting_is_an_environment_variable(
     monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: Any
 ) -> None:
     monkeypatch.setenv(f"INCIPIT_{name.upper()}", text)
     assert getattr(Settings(), name) == value
+
+
+def test_no_setting_is_left_out_of_those() -> None:
+    assert {name for name, *_ in VARIABLES} | {"config"} == set(Settings.model_fields)
 
 
 @pytest.mark.parametrize(
