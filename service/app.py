@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
-from incipit.service.access import Access
+from incipit.service.access import Access, as_service
 from incipit.service.api import bias, decode, embed, health, models, open_inference, openai, problems
 from incipit.service.api.entry import Entry
 from incipit.service.api.form import Forms
@@ -21,6 +21,7 @@ from incipit.service.control import Control
 from incipit.service.cores import usable_cores
 from incipit.service.engine import Engine
 from incipit.service.errors import Invalid
+from incipit.service.following import Following
 from incipit.service.limits import Limits
 from incipit.service.log import Requests
 from incipit.service.memory import Memory
@@ -31,6 +32,7 @@ from incipit.service.runtime import choose
 from incipit.service.sequences import Sequences
 from incipit.service.settings import Settings, listed
 from incipit.service.streams import Streams
+from incipit.service.watch import LOOK_SECONDS
 
 if TYPE_CHECKING:
     from incipit.service.tracing import Tracing
@@ -104,6 +106,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Entry:
         following = [
             asyncio.create_task(engine.control.run()),
             asyncio.create_task(streams.follow(engine.repository.access)),
+            asyncio.create_task(_follow(settings, engine, streams, sequences, entry)),
         ]
         # What the server's connections know of the application.
         state = {"streams": streams}
@@ -141,12 +144,37 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Entry:
     app.include_router(open_inference.router(engine, inference, VERSION, settings.max_body_bytes))
     app.include_router(openai.router(engine, settings.max_body_bytes))
     app.include_router(health.router(engine))
-    return Entry(
+    entry = Entry(
         app,
         {("/models/", "embed"): embedding, ("/v2/models/", "infer"): inference},
         engine.repository.access,
         listed(settings.cors_origins),
-        Forms(engine.repository),
+        Forms(engine),
         engine.metrics.carried,
         trace,
     )
+    return entry
+
+
+async def _follow(settings: Settings, engine: Engine, streams: Streams, sequences: Sequences, entry: Entry) -> None:
+    """Do as the file of settings says, whenever it changes, until cancelled."""
+    following = Following(settings, told=settings.workers == 1)  # of several, their parent tells
+    while settings.config is not None:
+        await asyncio.sleep(LOOK_SECONDS)
+        if following.changed():
+            _adopt(following.settings, engine, streams, sequences, entry)
+
+
+def _adopt(settings: Settings, engine: Engine, streams: Streams, sequences: Sequences, entry: Entry) -> None:
+    """Let the settings hold that need no restart, for what comes from now on."""
+    engine.log.share = settings.log_sample
+    engine.max_tokens = settings.max_tokens
+    engine.limits.allow(settings.max_requests, settings.max_requests_per_second, settings.max_rows)
+    engine.scheduler.allow(settings.max_waiting, settings.max_wait_seconds)
+    engine.repository.access.tell_apart(by_address=settings.max_requests_per_second is not None)
+    streams.allow(settings.stream_seconds, settings.max_streams)
+    sequences.allow(settings.max_sequence_rows, settings.max_stream_sequence_rows)
+    entry.allow_origins(listed(settings.cors_origins))
+    with as_service():
+        for model in engine.repository.all():
+            model.kept.clear()  # forms of requests that the limits before have allowed

@@ -77,11 +77,14 @@ class Scheduler:
 
     def __init__(self, threads: int, max_waiting: int, max_seconds: float | None = None) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="incipit")
-        self._limit = threads + max_waiting
-        self._max_waiting = max_waiting
-        self._max_seconds = max_seconds
+        self._threads = threads
+        self.allow(max_waiting, max_seconds)
         self._pending = 0
         self._groups: dict[Hashable, Group[Any, Any]] = {}
+
+    def allow(self, max_waiting: int, max_seconds: float | None) -> None:
+        """Let so many pieces wait from now on, each so long; the arguments are those of the class."""
+        self._max_waiting, self._max_seconds = max_waiting, max_seconds
 
     async def run(self, size: int, work: Callable[[], T], text: bool = False) -> T:
         """Return what `work` returns; a `size` of at most `SMALL` is not worth a thread.
@@ -94,7 +97,7 @@ class Scheduler:
         """
         if size * (TEXT_COST if text else 1) <= SMALL:
             return work()
-        if self._pending >= self._limit:
+        if self._pending >= self._threads + self._max_waiting:
             waiting = f"{self._max_waiting} waiting"
             raise Unavailable("queue", f"a request more than {waiting}", f"at most {waiting}; try again later")
         self._pending += 1

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Protocol
 
 from incipit.service.errors import Invalid
-from incipit.service.files import Stamp, stamp_of
 from incipit.service.settings import Settings
+from incipit.service.watch import Watch
 
 LOG = logging.getLogger(__name__)
-LOOK_SECONDS = 1.0
-"""Least time between two looks at whether a certificate has changed."""
 
 
 class Config(Protocol):
@@ -37,27 +35,18 @@ class Pair:
 
     def __init__(self, certificate: Path, key: Path, clients: Path | None) -> None:
         self._certificate, self._key, self._clients = certificate, key, clients
-        self._seen = self._stamps()
-        self._looked = time.monotonic()
+        self._watch = Watch(*(file for file in (certificate, key, clients) if file is not None))
 
     def renewed(self) -> bool:
         """Return whether one has changed since the last time, and all can be used; ask before every handshake."""
-        if time.monotonic() - self._looked < LOOK_SECONDS:
+        if not self._watch.changed():
             return False
-        self._looked = time.monotonic()
-        stamps = self._stamps()
-        if stamps == self._seen:
-            return False
-        self._seen = stamps
         try:
             _check_clients(check_pair(self._certificate, self._key), self._clients)
         except Invalid as error:
             LOG.warning("the certificates stay as they were: %s", error)
             return False
         return True
-
-    def _stamps(self) -> list[Stamp | None]:
-        return [_stamp(file) for file in (self._certificate, self._key, self._clients) if file is not None]
 
 
 def follow(config: Config, make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
@@ -130,10 +119,3 @@ def _check_clients(context: ssl.SSLContext, clients: Path | None) -> None:
 
 def _why(error: Exception) -> str:
     return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
-
-
-def _stamp(file: Path) -> Stamp | None:
-    try:
-        return stamp_of(file.stat())
-    except OSError:
-        return None

@@ -24,11 +24,15 @@ class Limits:
     """
 
     def __init__(self, requests: int | None = None, per_second: float | None = None, rows: int | None = None) -> None:
-        self._requests, self._per_second, self._rows = requests or math.inf, per_second, rows or math.inf
+        self.allow(requests, per_second, rows)
         self._running = 0
+        self._swept = time.monotonic()
+
+    def allow(self, requests: int | None, per_second: float | None, rows: int | None) -> None:
+        """Allow so much from now on; the arguments are those of the class."""
         # By caller: when all that it was allowed would have been used up, at its rate.
         self._spent: dict[str, float] = {}
-        self._swept = time.monotonic()
+        self._requests, self._per_second, self.rows = requests or math.inf, per_second, rows or math.inf
 
     def __enter__(self) -> None:
         """Begin a request.
@@ -63,8 +67,8 @@ class Limits:
 
     def check_rows(self, field: str, rows: int) -> None:
         """Raise TooLarge where a request has too many rows."""
-        if rows > self._rows:
-            raise TooLarge(field, f"{rows} rows", f"at most {self._rows} rows in a request")
+        if rows > self.rows:
+            raise TooLarge(field, f"{rows} rows", f"at most {self.rows} rows in a request")
 
     def _count(self, caller: str, per_second: float, now: float) -> None:
         """Count a request of a caller, by the generic cell rate algorithm (ITU-T I.371)."""

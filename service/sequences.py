@@ -52,11 +52,16 @@ class Sequences:
     """
 
     def __init__(self, engine: Engine, idle: float, most: int, most_of_stream: int, workers: int = 1) -> None:
-        self.engine, self.idle, self.most = engine, idle, most
+        self.engine, self.idle = engine, idle
         self.rows = 0
-        self._most_of_stream = most_of_stream
         # Of requests that belong to no stream, of which any worker may get the next.
         self.loose = Room(self, most, workers)
+        self.allow(most, most_of_stream)
+
+    def allow(self, most: int, most_of_stream: int) -> None:
+        """Allow so many rows from now on, and so many of a stream that opens; the arguments are those of the class."""
+        self.most = self.loose.most = most
+        self._most_of_stream = most_of_stream
 
     @contextmanager
     def stream(self) -> Iterator["Room"]:
@@ -79,7 +84,7 @@ class Room:
     """
 
     def __init__(self, sequences: Sequences, most: int, workers: int = 1) -> None:
-        self._all, self._most, self._workers = sequences, most, workers
+        self._all, self.most, self._workers = sequences, most, workers
         self._rows = 0
         # In the order of their last requests: the first is the first to be forgotten.
         self._places: dict[Key, _Place] = {}
@@ -153,7 +158,7 @@ class Room:
 
     def _hold(self, rows: int) -> None:
         """Count so many rows more."""
-        for running, most in ((self._rows, self._most), (self._all.rows, self._all.most)):
+        for running, most in ((self._rows, self.most), (self._all.rows, self._all.most)):
             if rows > 0 and running + rows > most:
                 kind = TooLarge if rows > most else Unavailable
                 raise kind("input_ids", f"{rows} rows beside {running} that run", f"at most {most} rows of sequences")

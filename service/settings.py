@@ -9,12 +9,20 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, PrivateAttr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from incipit.service.errors import Invalid
 
 PREFIX = "INCIPIT_"
+FOLLOWED = frozenset(
+    (
+        *("log_level", "log_sample", "cors_origins"),
+        *("max_tokens", "max_rows", "max_requests", "max_requests_per_second", "max_waiting", "max_wait_seconds"),
+        *("max_streams", "stream_seconds", "max_sequence_rows", "max_stream_sequence_rows"),
+    )
+)
+"""Settings that a service takes from the file when that changes; all others need a restart."""
 
 
 def _cache() -> Path:
@@ -35,6 +43,21 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True)
+
+    _options: dict[str, Any] = PrivateAttr()
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._options = options
+
+    def again(self) -> "Settings":
+        """Return the settings as the environment and the file have them now, of the same arguments.
+
+        Raises:
+            Invalid: as `load`.
+
+        """
+        return load(self._options).settings
 
     config: Path | None = Field(None, description="TOML file with more of these settings.")
     repository: Path = Field(Path("model_repository"), description="Folder of the artifacts.")
@@ -213,7 +236,7 @@ def _read(file: str | Path | None) -> dict[str, Any]:
         document = tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise Invalid("config", str(file), f"a TOML file that can be read ({error.strerror})") from error
-    except ValueError as error:  # no UTF-8, or no TOML
+    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, or too deep
         raise Invalid("config", str(file), f"a TOML file ({error})") from error
     if "config" in document:
         raise Invalid(str(file), "config", "every other setting, since this is the file")

@@ -5,9 +5,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, TypeVar
 
-from incipit.service.access import LOOK_SECONDS, Access, caller
+from incipit.service.access import Access, caller
 from incipit.service.errors import Unavailable
 from incipit.service.metrics import Metrics
+from incipit.service.watch import LOOK_SECONDS
 
 T = TypeVar("T")
 Reason = Literal["close", "shutdown", "left", "idle", "time", "key"]
@@ -108,10 +109,13 @@ class Streams:
     """
 
     def __init__(self, metrics: Metrics, idle: float, total: float, most: int | None = None) -> None:
-        self._metrics = metrics
-        self._most = most
-        self.idle, self._total = idle, total
+        self._metrics, self.idle = metrics, idle
+        self.allow(total, most)
         self._open: set[Lifetime] = set()
+
+    def allow(self, total: float, most: int | None) -> None:
+        """Let streams that open from now on stay so long, and be so many; the arguments are those of the class."""
+        self._total, self._most = total, most
 
     @contextmanager
     def open(self) -> Iterator[Lifetime]:

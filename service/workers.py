@@ -30,6 +30,7 @@ from incipit.service.app import create_app, create_engine, create_tracing
 from incipit.service.certificates import check_tls, follow
 from incipit.service.connections import Http, WebSocket
 from incipit.service.errors import IncipitError, Invalid
+from incipit.service.following import Following
 from incipit.service.log import configuration
 from incipit.service.meanwhile import Meanwhile
 from incipit.service.repository import Model, Stem
@@ -107,7 +108,7 @@ def _serve_several(
         counters.mkdir()
         shared.mkdir()
         os.environ[metrics.FOLDER] = str(counters)  # which is looked for when that is imported
-        processes = _Workers(configure(settings, partial(_work, settings, counters, shared), factory=True), [listener])
+        processes = _Workers(settings, partial(_work, counters, shared), [listener])
         _prepare(settings)
         hand_over = Thread(target=_hand_over, args=(shared / OPENED, meanwhile, announce, models), daemon=True)
         del models  # which the workers open themselves; versions that are replaced would stay open here
@@ -145,7 +146,7 @@ def _prepare(settings: Settings) -> None:
         tempfile.tempdir = folder
 
 
-def _work(settings: Settings, counters: Path, shared: Path) -> Entry:
+def _work(counters: Path, shared: Path, settings: Settings) -> Entry:
     """Return the application of a worker. One that cannot start says why in a line, and is tried again."""
     try:
         metrics.reserve(counters)
@@ -213,11 +214,17 @@ class _Workers(Multiprocess):
     SIGHUP changes nothing, as with one process: files that may change are followed.
     """
 
-    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
-        super().__init__(config, sockets)
+    def __init__(self, settings: Settings, work: Callable[[Settings], Entry], sockets: list[socket.socket]) -> None:
+        self._following, self._work = Following(settings, told=True), work
+        super().__init__(self._configured(), sockets)
         self.told = 0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._end)
+
+    def _configured(self) -> uvicorn.Config:
+        """Return how a worker serves that starts now."""
+        settings = self._following.settings
+        return configure(settings, partial(self._work, settings), factory=True)
 
     def _end(self, number: int, _: FrameType | None) -> None:
         """Let the workers finish what is in flight, or, told a second time, nothing more."""
@@ -242,6 +249,8 @@ class _Workers(Multiprocess):
 
     def keep_subprocess_alive(self) -> None:
         """Replace who has ended, and who does not answer."""
+        if self._following.changed():
+            self.config = self._configured()
         for process in tuple(self.processes):
             # Were the worker's end of the pipe open here too, one that ended while it was asked would be waited for.
             process.child_conn.close()

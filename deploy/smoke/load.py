@@ -2,7 +2,9 @@
 
     python load.py HOST:PORT KIND...
 
-`embed` is the native door, `infer` the Open Inference Protocol, `openai` OpenAI's. Nothing here asks a second time.
+`embed` is the native door, `infer` the Open Inference Protocol, `openai` OpenAI's, in JSON. `tensors` are bytes by the
+native door, `large` so many that they come in pieces, and `grpc` is the protocol over gRPC, on the port after that of
+HTTP. Nothing here asks a second time.
 """
 
 import http.client
@@ -12,10 +14,17 @@ import signal
 import sys
 import threading
 import time
+from array import array
 from collections import Counter
+
+import grpc
+
+from incipit.service.wire import open_inference_pb2 as pb
 
 CLIENTS = 6
 PATHS = {"embed": "/models/minilm/embed", "infer": "/v2/models/minilm/infer", "openai": "/v1/embeddings"}
+BYTES = "application/octet-stream"
+ROWS = {"tensors": 1, "large": 64}
 
 end = threading.Event()
 lock = threading.Lock()
@@ -45,14 +54,17 @@ def ask(address: str, kinds: list[str], seed: int) -> None:
     """Ask one request after another: most over a connection that stays, the others over one of their own."""
     draw = random.Random(seed)
     connection = http.client.HTTPConnection(address, timeout=30)
+    host, _, port = address.rpartition(":")
+    channel = grpc.insecure_channel(f"{host}:{int(port) + 1}", [("grpc.use_local_subchannel_pool", 1)])
+    infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
     while not end.is_set():
         kind, length = draw.choice(kinds), draw.choice([1, 3, 32, 128])
         if draw.random() < 0.2:
             connection.close()
-        begin = time.monotonic()
+        begin, ids = time.monotonic(), list(range(1000, 1000 + length))
         try:
-            found = answer(connection, kind, list(range(1000, 1000 + length)))
-        except (OSError, http.client.HTTPException, ValueError) as error:
+            found = called(infer, ids) if kind == "grpc" else answer(connection, kind, ids)
+        except (OSError, http.client.HTTPException, ValueError, grpc.RpcError) as error:
             lose(f"{kind} of {length} tokens: {error!r}")
             connection.close()
         else:
@@ -62,6 +74,8 @@ def ask(address: str, kinds: list[str], seed: int) -> None:
 
 def answer(connection: http.client.HTTPConnection, kind: str, ids: list[int]) -> dict[str, object]:
     """Return what was answered; ValueError where that is not 200."""
+    if kind in ROWS:
+        return answer_bytes(connection, ROWS[kind], ids)
     body: dict[str, object] = {"input_ids": [ids]}
     if kind == "infer":
         body = {"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, len(ids)], "data": ids}]}
@@ -74,6 +88,25 @@ def answer(connection: http.client.HTTPConnection, kind: str, ids: list[int]) ->
         raise ValueError(f"{response.status} {content[:200]!r}")
     found: dict[str, object] = json.loads(content)
     return found
+
+
+def answer_bytes(connection: http.client.HTTPConnection, rows: int, ids: list[int]) -> dict[str, object]:
+    """Return what was answered to the same ids in each of so many rows."""
+    path, body = f"{PATHS['embed']}?shape={rows},{len(ids)}", array("q", ids * rows).tobytes()
+    connection.request("POST", path, body, {"Content-Type": BYTES, "Accept": BYTES})
+    response = connection.getresponse()
+    content = response.read()
+    if response.status != 200:
+        raise ValueError(f"{response.status} {content[:200]!r}")
+    return {"version": response.headers["Incipit-Version"], "embeddings": content}
+
+
+def called(infer: grpc.UnaryUnaryMultiCallable, ids: list[int]) -> dict[str, object]:
+    """Return what was answered over gRPC."""
+    sent = pb.ModelInferRequest(model_name="minilm", raw_input_contents=[array("q", ids).tobytes()])
+    sent.inputs.add(name="input_ids", datatype="INT64", shape=[1, len(ids)])
+    found = pb.ModelInferResponse.FromString(infer(sent.SerializeToString(), timeout=30))
+    return {"version": found.model_version, "embeddings": found.raw_output_contents[0]}
 
 
 def note(request: str, found: dict[str, object], seconds: float) -> None:

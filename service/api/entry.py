@@ -20,7 +20,7 @@ from incipit.service.api.arrival import Arrival
 from incipit.service.api.form import Forms
 from incipit.service.api.reply import Headers
 from incipit.service.api.target import Handler, Target
-from incipit.service.api.traces import ROUTE, traced
+from incipit.service.api.traces import ROUTE, telling, traced
 from incipit.service.errors import Forbidden, IncipitError
 from incipit.service.visit import CURRENT, Begin, Visit
 
@@ -68,6 +68,12 @@ class Entry:
         self.trace = trace
         self._access = access
         self.forms = forms
+        self.allow_origins(origins)
+        self._handlers = {end: (begin, handler) for (begin, end), handler in handlers.items()}
+        self.target = lru_cache(self._target)  # a client asks the same again and again
+
+    def allow_origins(self, origins: Sequence[str]) -> None:
+        """Let pages of these origins ask from now on, or of any where "*" is among them."""
         self._origins = origins
         # Around all the rest, so that a page is told why it was refused. It adds headers, and sees no body.
         self._cors = (
@@ -75,8 +81,6 @@ class Entry:
             if origins
             else None
         )
-        self._handlers = {end: (begin, handler) for (begin, end), handler in handlers.items()}
-        self.target = lru_cache(self._target)  # a client asks the same again and again
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or whatever else the server tells (ASGI 3)."""
@@ -90,7 +94,7 @@ class Entry:
             await app(scope, passage.receive, passage.send)
             return
         with traced(self.trace, passage.visit, scope) as answered:
-            await app(scope, passage.receive, answered(passage.send))
+            await app(scope, passage.receive, telling(answered, passage.send))
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request of a page that may ask, or of no page."""

@@ -1,6 +1,6 @@
-"""The manifest of a tiny model, where no artifact is needed."""
+"""The manifests of tiny models, where no artifact is needed."""
 
-from incipit.service.manifest import Graph, Manifest, Rotary, Source, Tensor, TokenEmbeddings
+from incipit.service.manifest import Graph, Manifest, Rotary, Source, StemManifest, Tensor, TokenEmbeddings
 
 OUTPUTS = {"model.onnx": "embeddings", "token.onnx": "token_embeddings"}
 
@@ -25,6 +25,25 @@ def tiny_manifest(segments: int = 2, rotary: tuple[Rotary, ...] = ()) -> Manifes
         token_embeddings=TokenEmbeddings(output="token_embeddings", width=4, consumer_scales=None),
         rotary=rotary,
         resized=None,
+        front_end={},
+        files={},
+        source=Source(kind="module"),
+        versions={},
+    )
+
+
+def tiny_stem() -> StemManifest:
+    """Return one of images of one channel, 4 by 4 or other multiples of 2, and vectors of width 4."""
+    vectors = Tensor(name="embeddings", dtype="float32", shape=("batch", "tokens", 4))
+    return StemManifest(
+        family="vit",
+        width=4,
+        dtype="float32",
+        input=Tensor(name="pixel_values", dtype="float32", shape=("batch", 1, "height", "width")),
+        tokens=None,
+        image_size=4,
+        patch_size=2,
+        graphs={"model.onnx": Graph(inputs=(), outputs=(vectors,))},
         front_end={},
         files={},
         source=Source(kind="module"),

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from pathlib import Path
@@ -21,10 +23,14 @@ from websockets import InvalidStatus
 from websockets.sync.client import connect as connect_socket
 
 import incipit
+from incipit.export.exporter import export_loaded
+from incipit.export.source import LoadedSource
+from incipit.models.embeddings import gpt2_embedding
 from incipit.service.access import Access, new_key
 from incipit.service.batching import SMALL, Scheduler
 from incipit.service.errors import TooMany, Unavailable
 from incipit.service.limits import Limits
+from incipit.service.manifest import Source
 from tests.conftest import Server, serving
 from tests.service.doors import (
     Clients,
@@ -41,7 +47,7 @@ from tests.service.test_access import ENTRY
 
 DOORS = (native_json, open_inference_json, openai_base64, grpc_raw)
 ONE = {"input_ids": [[1]]}
-LINES = {"Content-Type": "application/x-ndjson"}
+LINES, JSON = ({"Content-Type": f"application/{kind}"} for kind in ("x-ndjson", "json"))
 
 
 @pytest.fixture(scope="module")
@@ -294,6 +300,100 @@ def test_callers_are_counted_apart_and_forgotten() -> None:
         copy_context().run(ask, "10.0.0.999")
     limits._count("late", 1, time.monotonic() + 60)
     assert list(limits._spent) == ["late"]
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of one thread, which some clients keep busy for longer than others may wait for it."""
+    root = tmp_path_factory.mktemp("busy")
+    export_loaded(LoadedSource(gpt2_embedding(7, 768, 1024), Source(kind="module")), "gpt", root)
+    large, over = {"model": "gpt", "input": [[0] * 1024] * 64, "encoding_format": "base64"}, threading.Event()
+
+    def ask() -> None:
+        with httpx.Client(base_url=server.address, timeout=60) as http:
+            while not over.is_set():
+                assert http.post("/v1/embeddings", json=large).status_code in (200, 503)
+
+    before = os.sched_getaffinity(0)
+    with ExitStack() as stack:
+        try:
+            os.sched_setaffinity(0, {min(before)})
+            server = stack.enter_context(serving(root, "--max-wait-seconds", "0.02"))
+        finally:
+            os.sched_setaffinity(0, before)
+        assert httpx.get(f"{server.address}/readyz", timeout=60).status_code == 200
+        with ThreadPoolExecutor() as threads:
+            asking = [threads.submit(ask) for _ in range(3)]
+            try:
+                yield server
+            finally:
+                over.set()
+        for each in asking:
+            each.result()
+        assert httpx.post(f"{server.address}/models/gpt/embed", json=ONE).status_code == 200
+
+
+WAITED = "queue: got more than 0.02 s in it, allowed at most 0.02 s; try again later"
+LONG_JSON = b" " * 2**15
+"""Before a document: so many bytes are read in a thread."""
+TENSOR = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
+Told = tuple[object, object, object]
+
+
+def over_http(path: str, document: dict[str, Any], *places: str) -> Callable[[Clients], Told]:
+    """Return what asks one door, and returns status, `Retry-After`, and what stands in its own place."""
+
+    def ask(clients: Clients) -> Told:
+        answer = clients.http.post(path, content=LONG_JSON + json.dumps(document).encode(), headers=JSON)
+        found = answer.json()
+        for place in places if answer.status_code != 200 else ():
+            found = found[place]
+        return answer.status_code, answer.headers.get("Retry-After"), found
+
+    return ask
+
+
+def over_a_socket(clients: Clients) -> Told:
+    with connect_socket(f"{clients.socket}/models/gpt/decode") as stream:
+        stream.send(LONG_JSON.decode() + json.dumps({"input_ids": [1]}))
+        error = json.loads(stream.recv()).get("error", {})
+    return error.get("status", 200), error.get("retry_after"), error.get("detail")
+
+
+def over_grpc(clients: Clients) -> Told:
+    message = service_pb2.ModelInferRequest(model_name="gpt", id="x" * 2**20)
+    try:
+        clients.stub.ModelInfer(message)
+    except grpc.RpcError as error:
+        return error.code(), dict(error.trailing_metadata()).get("retry-after"), error.details()
+    raise AssertionError("it has no inputs")
+
+
+def over_a_stream_of_grpc(clients: Clients) -> Told:
+    message = service_pb2.ModelInferRequest(model_name="gpt", id="x" * 2**20)
+    (answer,) = clients.stub.ModelStreamInfer(iter([message]))
+    return None, None, answer.error_message
+
+
+@pytest.mark.parametrize(
+    ("door", "expected"),
+    [
+        (over_http("/models/gpt/embed", ONE, "detail"), (503, "1", WAITED)),
+        (over_http("/v2/models/gpt/infer", {"inputs": [TENSOR]}, "error"), (503, "1", WAITED)),
+        (over_http("/v1/embeddings", {"model": "gpt", "input": [1]}, "error", "message"), (503, "1", WAITED)),
+        (over_a_socket, (503, 1, WAITED)),
+        (over_grpc, (grpc.StatusCode.UNAVAILABLE, "1", WAITED)),
+        (over_a_stream_of_grpc, (None, None, WAITED)),
+    ],
+    ids=["native", "open-inference", "openai", "socket", "grpc", "grpc-stream"],
+)
+def test_a_request_that_waits_too_long_for_a_thread_is_told_to_come_again(
+    busy: Server, door: Callable[[Clients], Told], expected: Told
+) -> None:
+    deadline = time.monotonic() + 30
+    with connect(busy) as clients:
+        while (told := door(clients)) != expected:  # a thread may just have been free
+            assert time.monotonic() < deadline, told
 
 
 def test_work_that_has_waited_too_long_is_dropped_and_never_runs() -> None:
