@@ -5,12 +5,16 @@ ASGI would cost as much as all the rest of a small answer. Everything else is th
 import asyncio
 import logging
 import struct
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from contextvars import Context, copy_context
+from copy import copy
 from http.client import SWITCHING_PROTOCOLS
 from time import perf_counter
 from typing import Any, Literal
 
 from fastapi.responses import Response
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 from websockets.frames import apply_mask  # type: ignore[attr-defined]
 from websockets.http11 import Request
@@ -23,13 +27,14 @@ from incipit.service.api.form import Form
 from incipit.service.api.reply import Headers, Reply, lines_of
 from incipit.service.api.session import Session
 from incipit.service.api.target import Target
+from incipit.service.api.traces import ROUTE, traced
 from incipit.service.bounds import BoundedHttp, BoundedWebSocket
 from incipit.service.errors import IncipitError
 from incipit.service.gathered import Gathered
 from incipit.service.loop import drive
 from incipit.service.plain import Run
 from incipit.service.streams import LIFETIME, Lifetime
-from incipit.service.visit import CURRENT, PASSING, Visit
+from incipit.service.visit import CURRENT, PASSING, Begin, Visit
 from incipit.service.wire.content import COPIED, raw_bytes
 
 LOG = logging.getLogger(__name__)
@@ -72,8 +77,13 @@ class Http(BoundedHttp):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Behind proxies, another stands before it, and says who the client is. A request that is traced is its own.
-        self._entry = self.app if isinstance(self.app, Entry) and self.app.trace is None else None
+        app = self.app
+        self._proxies: ProxyHeadersMiddleware | None = None
+        if isinstance(app, ProxyHeadersMiddleware):  # stands before the application, and says who the client is
+            self._proxies, app = copy(app), app.app
+            self._proxies.app = _nobody
+        self._entry = app if isinstance(app, Entry) else None
+        self._span: AbstractContextManager[Callable[[int], None]] | None = None
         self._turn = _Turn()
         self._defaults: Headers | None = None
 
@@ -121,9 +131,10 @@ class Http(BoundedHttp):
         """Return whether a request that may be for `target` is to be answered here."""
         if self.parser.get_method() != b"POST" or self.parser.get_http_version() != "1.1":
             return False
+        self._asker, self._scheme = (self.client, self.scheme) if self._proxies is None else self._forwarded()
         if entry.forms is not None:
             self._key = (self.url, *self._raw)
-            context = entry.admitted(self._raw, self.client)
+            context = entry.admitted(self._raw, self._asker)
             if context is not None and (form := context.run(entry.forms.find, target, self._key)) is not None:
                 self._form, self._context = form, context
                 return True
@@ -135,6 +146,32 @@ class Http(BoundedHttp):
             elif name in ELSEWHERE:
                 return False
         return length is not None and len(length) <= 6 and int(length) <= LONGEST_BODY
+
+    def _forwarded(self) -> tuple[tuple[str, int] | None, str | None]:
+        """Return whose request it is, and by which scheme it came, as a proxy says that is trusted."""
+        assert self._proxies is not None
+        headers = [(name.lower(), value) for name, value in self._passing]
+        scope: dict[str, Any] = {"type": "http", "client": self.client, "scheme": self.scheme, "headers": headers}
+        with suppress(StopIteration):  # it waits for nothing
+            self._proxies(scope, _nothing, _nothing).send(None)  # type: ignore[arg-type]
+        return scope["client"], scope["scheme"]
+
+    def _trace(self, begin: Begin, target: Target, visit: Visit) -> None:
+        """Begin the span of a request."""
+        headers = [(name.lower(), value) for name, value in self._passing]
+        said = {"method": "POST", "path": target.path, "scheme": self._scheme, "headers": headers, ROUTE: target.route}
+        self._span = traced(begin, visit, said)
+        self._answered = self._span.__enter__()
+
+    def _traced(self, status: int, error: Exception | None = None) -> None:
+        """End the span of the request, if it has one."""
+        span, self._span = self._span, None
+        if span is not None:
+            self._answered(status)
+            if error is None:
+                span.__exit__(None, None, None)
+            else:
+                span.__exit__(type(error), error, error.__traceback__)
 
     def _begin(self) -> None:
         """Keep the head of a request as ASGI has it."""
@@ -162,10 +199,14 @@ class Http(BoundedHttp):
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         visit = Visit.of(self._passing, self._began) if self._passing else Visit(None, self._began)
         visit.received, visit.read = len(body), perf_counter() - self._began
+        assert self._entry is not None
+        if self._entry.trace is not None:
+            self._trace(self._entry.trace, target, visit)
         if self._form is not None and self._context.run(self._answer_alike, self._form, body, visit):
             return
         self._begin()
         self.scope["path"], self.scope["query_string"] = target.path, target.query
+        self.scope["client"], self.scope["scheme"] = self._asker, self._scheme  # type: ignore[typeddict-item]
         arrival = Arrival(self.scope, _nothing, body)  # type: ignore[arg-type]
         drive(self._answer(arrival, target, visit), copy_context(), self.tasks)
 
@@ -199,12 +240,14 @@ class Http(BoundedHttp):
             LOG.exception("a request failed in an unforeseen way", extra={"request_id": visit.text})
             run.fail(visit, "Failed")
             self._send_whole(problems.unforeseen(form.path), visit)
+            self._traced(500)
             self._end()
             return
         finally:
             form.plain.limits.__exit__(None, None, None)
         if transport.is_closing():
             run.count(visit, visit.received, 0)
+            self._traced(200)
             return
         began, size = perf_counter(), len(form.prefix) + vectors.nbytes
         head = self._head(200, form.headers, visit)
@@ -213,6 +256,7 @@ class Http(BoundedHttp):
         else:
             transport.writelines((head + form.prefix, raw_bytes(vectors)))
         run.count(visit, visit.received, size, perf_counter() - began)
+        self._traced(200)
         self._end()
 
     async def _send_pieces(self, form: Form, run: Run, visit: Visit) -> None:
@@ -220,6 +264,7 @@ class Http(BoundedHttp):
         began, size = perf_counter(), len(form.prefix)
         whole = size + run.nbytes
         outcome: Literal["ok", "Failed", "Aborted"] = "Aborted"
+        failure: Exception | None = None
         head = self._head(200, form.headers, visit) + form.prefix
         try:
             for piece in run.pieces():
@@ -238,16 +283,18 @@ class Http(BoundedHttp):
                     if self.transport.is_closing():
                         return
             outcome = "ok"
-        except Exception:
-            outcome = "Failed"
+        except Exception as error:
+            outcome, failure = "Failed", error
             self._break_off(visit)
         finally:
             form.plain.limits.__exit__(None, None, None)
             if outcome == "ok":
                 run.count(visit, visit.received, size, perf_counter() - began)
+                self._traced(200)
                 self._end()
             else:
                 run.fail(visit, outcome)
+                self._traced(200, failure)
                 form.plain.metrics.carried(form.door, visit.received, size, visit.read, perf_counter() - began)
 
     async def _answer(self, arrival: Arrival, target: Target, visit: Visit) -> None:
@@ -258,9 +305,14 @@ class Http(BoundedHttp):
             response = await self._entry.answer(arrival, target)
             began = perf_counter()
             size = 0 if self.transport.is_closing() else await self._send(response, visit)
-        except Exception:
+        except Exception as error:
             self._break_off(visit)
+            self._traced(200, error)
             return
+        except asyncio.CancelledError:  # at the end of the service
+            self._traced(200)
+            raise
+        self._traced(response.status_code)
         if visit.door:
             self._entry.carried(visit.door, visit.received, size, visit.read, perf_counter() - began)
         forms = self._entry.forms
@@ -357,6 +409,10 @@ class Http(BoundedHttp):
 async def _nothing() -> Any:
     """Receive nothing more: the body is there."""
     raise RuntimeError("a body that was received")
+
+
+async def _nobody(*_: object) -> None:
+    """Answer nothing: what stands before it is asked alone."""
 
 
 class WebSocket(BoundedWebSocket):

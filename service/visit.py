@@ -12,8 +12,19 @@ from itertools import count
 from time import perf_counter
 
 ID, TIMING = b"x-request-id", b"server-timing"
-PASSING = frozenset({ID, b"traceparent", b"tracestate", b"baggage"})
-"""Headers that say which request it is, and nothing of what is asked."""
+PASSING = frozenset(
+    {
+        ID,
+        b"traceparent",
+        b"tracestate",
+        b"baggage",
+        b"forwarded",
+        b"x-forwarded-for",
+        b"x-forwarded-proto",
+        b"x-real-ip",
+    }
+)
+"""Headers that say which request it is, or whose, and nothing of what is asked."""
 _ALLOWED = re.compile(rb"[!-~]{1,128}")
 """Visible ASCII: neither a header nor a line of a log can be forged by it."""
 

@@ -12,16 +12,14 @@ import numpy as np
 
 from incipit.service.api.reply import Reply, lines_of
 from incipit.service.api.target import Target
+from incipit.service.engine import Engine
 from incipit.service.errors import IncipitError
 from incipit.service.messages import Int64, Request
-from incipit.service.plain import Plain
-from incipit.service.repository import Repository
+from incipit.service.plain import Plain, integers
 from incipit.service.wire.content import joined
 
 MOST = 256
 """Forms that are kept for a model."""
-ALIGNED = 8
-"""Bytes: integers begin at a multiple, or onnxruntime would read beside them."""
 
 
 @dataclass(eq=False, slots=True)
@@ -56,10 +54,10 @@ class Form:
     def read(self, body: bytes) -> tuple[Int64, Int64]:
         """Return the ids (B, L) and the offset of a request."""
         batch, length = self.shape
-        ids = _integers(body, batch * length, self.ids_at).reshape(self.shape)
+        ids = integers(body, batch * length, self.ids_at).reshape(self.shape)
         if self.offset_at is None:
             return ids, self.offset
-        return ids, _integers(body, len(self.offset), self.offset_at)
+        return ids, integers(body, len(self.offset), self.offset_at)
 
 
 def form_of(
@@ -77,28 +75,26 @@ def form_of(
     return Form(door, plain, head, shape, ids_at, offset, offset_at, lines_of(reply.raw_headers), joined(prefix))
 
 
-def _integers(body: bytes, count: int, start: int) -> Int64:
-    values: Int64 = np.frombuffer(body, "<i8", count, start)
-    return values if start % ALIGNED == 0 else values.copy()
-
-
 class Forms:
     """The forms of requests that were answered; each is forgotten with its model."""
 
-    def __init__(self, repository: Repository) -> None:
-        self._repository = repository
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
 
     def find(self, target: Target, key: Hashable) -> Form | None:
         """Return the form of requests for `target` that have the same `key`, if one was answered."""
         try:
-            model = self._repository.find(target.name, target.version)
+            model = self._engine.repository.find(target.name, target.version)
         except IncipitError:
             return None
         form: Form | None = model.kept.get(key)
         return form
 
     def keep(self, key: Hashable, form: Form) -> None:
-        """Answer requests of the same `key` by `form` from now on."""
+        """Answer requests of the same `key` by `form` from now on, unless limits that hold by now forbid it."""
+        batch, length = form.shape
+        if batch * length > self._engine.max_tokens or batch > self._engine.limits.rows:
+            return
         kept = form.plain.model.kept
         if len(kept) >= MOST:
             kept.clear()

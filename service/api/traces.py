@@ -15,8 +15,8 @@ STATUS = {"http.response.start": None, "websocket.http.response.start": None, "w
 
 
 @contextmanager
-def traced(begin: Begin, visit: Visit, scope: Scope) -> Iterator[Callable[[Send], Send]]:
-    """Trace a request, a stream as a whole, while the block runs; its answer is sent by what is yielded.
+def traced(begin: Begin, visit: Visit, scope: Scope) -> Iterator[Callable[[int], None]]:
+    """Trace a request, a stream as a whole, while the block runs; what is yielded is told the status of its answer.
 
     The query is left out, since it may hold anything.
     """
@@ -29,17 +29,11 @@ def traced(begin: Begin, visit: Visit, scope: Scope) -> Iterator[Callable[[Send]
     }
     with begin(visit, scope["headers"], name, said) as trace:
 
-        def answered(send: Send) -> Send:
-            async def sent(message: Message) -> None:
-                if message["type"] in STATUS:
-                    status = message.get("status", STATUS[message["type"]])
-                    trace.attributes["http.response.status_code"] = status
-                    trace.failed = trace.failed or status >= 500
-                    if status >= 400:  # of an error that no door has named
-                        trace.attributes.setdefault("error.type", str(status))
-                await send(message)
-
-            return sent
+        def answered(status: int) -> None:
+            trace.attributes["http.response.status_code"] = status
+            trace.failed = trace.failed or status >= 500
+            if status >= 400:  # of an error that no door has named
+                trace.attributes.setdefault("error.type", str(status))
 
         try:
             yield answered
@@ -49,3 +43,14 @@ def traced(begin: Begin, visit: Visit, scope: Scope) -> Iterator[Callable[[Send]
         finally:
             if route := scope.get(ROUTE) or getattr(scope.get("route"), "path", None):
                 trace.name, trace.attributes["http.route"] = f"{name} {route}", route
+
+
+def telling(answered: Callable[[int], None], send: Send) -> Send:
+    """Return what sends messages by `send`, and tells the status of an answer."""
+
+    async def sent(message: Message) -> None:
+        if message["type"] in STATUS:
+            answered(message.get("status", STATUS[message["type"]]))
+        await send(message)
+
+    return sent

@@ -37,7 +37,7 @@ BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octe
 EMBED = "/models/gpt/embed"
 INFER, STREAM = (f"inference.GRPCInferenceService/Model{method}" for method in ("Infer", "StreamInfer"))
 TRACE = 0x0AF7651916CD43DD8448EB211C80319C
-MANY = np.ones((2000, 3), np.int64)
+ONE, MANY = np.ones((1, 3), np.int64), np.ones((2000, 3), np.int64)
 """Ids whose vectors are not computed together with those of others."""
 
 
@@ -280,6 +280,7 @@ def test_lines_of_the_log_name_the_trace(told: Told) -> None:
 def test_each_worker_sends_its_own_and_whoever_is_refused_has_a_span(tiny_repository: Path, tmp_path: Path) -> None:
     key, entry = new_key("alice", (), False)
     (tmp_path / "keys.toml").write_text(entry)
+    asked: list[str] = []
 
     def ask(address: str, calls: str) -> None:
         with grpc.insecure_channel(calls) as channel:
@@ -288,8 +289,12 @@ def test_each_worker_sends_its_own_and_whoever_is_refused_has_a_span(tiny_reposi
             assert call(stub, "gpt", **parent(2), authorization=f"Bearer {key}") == "OK"
         assert httpx.post(f"{address}{EMBED}", headers=parent(3)).status_code == 401
         body, authorized = {"input_ids": [[1]]}, {"Authorization": f"Bearer {key}"}
-        for _ in range(30):  # a connection each, so that both workers are asked
-            assert httpx.post(f"{address}{EMBED}", json=body, headers=authorized, timeout=30).is_success
+        deadline = time.monotonic() + 60
+        while len({name.partition("-")[0] for name in asked}) < 2:  # ids of a worker begin alike
+            answer = httpx.post(f"{address}{EMBED}", json=body, headers=authorized, timeout=30)  # a connection each
+            assert answer.is_success
+            asked.append(answer.headers["X-Request-Id"])
+            assert time.monotonic() < deadline
 
     told = told_by(
         tiny_repository,
@@ -298,11 +303,25 @@ def test_each_worker_sends_its_own_and_whoever_is_refused_has_a_span(tiny_reposi
         OTEL_SERVICE_NAME="mine",
         OTEL_RESOURCE_ATTRIBUTES="deployment.environment.name=test",
     )
-    assert len(told.spans) == 33
+    assert len(told.spans) == 3 + len(asked)
     assert len({instance for instance, _ in told.spans}) == 2
     assert {(r["service.name"], r["deployment.environment.name"]) for r in told.resources} == {("mine", "test")}
     assert [attributes(told.of(span)).get("error.type") for span in (1, 2, 3)] == ["UNAUTHENTICATED", None, "401"]
     assert key not in str(told.spans)
+
+
+def test_a_proxy_that_is_trusted_says_by_which_scheme_a_client_came(tiny_repository: Path) -> None:
+    def ask(address: str, _: str) -> None:
+        with httpx.Client(base_url=address, timeout=30) as http:
+            for span, ids, scheme in ((1, ONE, "https"), (2, ONE, "https"), (3, MANY, "https"), (4, MANY, "http")):
+                path = f"{EMBED}?shape={len(ids)},{ids.shape[1]}"
+                headers = BYTES | parent(span) | {"X-Forwarded-Proto": scheme, "X-Forwarded-For": f"192.0.2.{span}"}
+                assert http.post(path, content=ids.tobytes(), headers=headers).is_success
+            assert http.get("/models", headers=parent(5) | {"X-Forwarded-Proto": "https"}).is_success
+
+    told = told_by(tiny_repository, ask, "--trusted-proxies", "127.0.0.1")
+    schemes = [attributes(told.of(span))["url.scheme"] for span in range(1, 6)]
+    assert schemes == ["https", "https", "https", "http", "https"]
 
 
 def test_a_collector_that_is_gone_delays_the_end_by_a_few_seconds(tiny_repository: Path) -> None:
