@@ -55,8 +55,11 @@ REFUSALS = (
     "Invalid HTTP request",
     "Unsupported upgrade request",
     "Invalid UTF-8 sequence",
+    "ExecuteBatchError raised in core",
 )
-"""What uvicorn says of clients that it refuses: a client could fill a disk so."""
+"""What uvicorn says of clients that it refuses, and gRPC of those who leave while they are answered: a client could
+fill a disk so.
+"""
 
 
 UNREADABLE = "opentelemetry.trace"
@@ -64,7 +67,7 @@ UNREADABLE = "opentelemetry.trace"
 
 
 class NoRefusals(logging.Filter):
-    """Drops what uvicorn says of each request that is refused."""
+    """Drops what libraries say of each request that is refused, or that nobody waits for."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to keep `record`."""

@@ -23,6 +23,8 @@ from incipit.service.repository import Model
 from incipit.service.tiles import PIECE
 from incipit.service.visit import Visit
 
+ALIGNED = 8
+"""Bytes: integers begin at a multiple, or onnxruntime would read beside them."""
 Float32 = NDArray[np.float32]
 Outputs = dict[str, Float32]
 
@@ -56,6 +58,12 @@ def is_plain(request: Request) -> bool:
     )
 
 
+def integers(content: bytes, count: int, start: int) -> Int64:
+    """Return int64 (count,), little-endian, that stand in some bytes."""
+    values: Int64 = np.frombuffer(content, "<i8", count, start)
+    return values if start % ALIGNED == 0 else values.copy()
+
+
 class Plain:
     """One output of a model, as float32, for rows of one length.
 
@@ -74,7 +82,7 @@ class Plain:
         self.log = engine.log
         self.run = partial(run_members, model, self.names)
         self.key = (id(model), self.names)
-        self.shared = min(shared(model), engine.max_tokens * self.width)
+        self.shared = shared(model)
         self.indices = tuple(manifest.indices)
         self._vocabulary, self._limit = manifest.vocab_size, manifest.limit
 
@@ -122,6 +130,10 @@ class Run:
             self._group: Group[Member, Outputs] = plain.scheduler.group(plain.key, size, plain.run)
             self._number = self._group.join(size, self._member)
 
+    def leave(self) -> None:
+        """Say that nobody waits for it any more, though it shares a run."""
+        self._group.leave(self._number)
+
     def finish(self) -> Float32:
         """Return the vectors, (B, L, width)."""
         found: Outputs
@@ -156,6 +168,7 @@ class Run:
         tokens = self._member.feeds["input_ids"].size
         plain.metrics.answered(self._door, self.execution, tokens, received, sent, read, send, operation)
         if visit is not None and visit.trace is not None:
+            visit.door = self._door
             visit.trace.ran(plain.model.name, self.execution.rows, tokens)
         if plain.log.share:
             plain.log.write(visit, self._door, plain.model.name, "ok", self.execution.seconds)
@@ -163,6 +176,10 @@ class Run:
     def fail(self, visit: Visit | None, outcome: Literal["Failed", "Aborted"]) -> None:
         """Count the request, which failed or whose client left, and write its line if there is to be one."""
         plain, seconds = self._plain, self.execution.seconds
+        if visit is not None and visit.trace is not None:
+            visit.door = self._door
+            visit.trace.attributes["incipit.model"] = plain.model.name
+            visit.trace.refused(outcome, outcome == "Failed")
         self.execution.end(success=False)
         plain.metrics.asked(self._door, plain.model.name, outcome, seconds)
         if plain.log.share:

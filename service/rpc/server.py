@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from time import perf_counter
 from typing import Any
 from urllib.parse import unquote
@@ -81,13 +82,18 @@ def _name_caller(access: Access, context: grpc.aio.ServicerContext) -> None:
         access.came_from(host.strip("[]"))
 
 
-def _handler(method: Method, request: Any, engine: Engine, calls: Calls) -> grpc.RpcMethodHandler:
+def _handler(method: Method, kind: Any, engine: Engine, calls: Calls) -> grpc.RpcMethodHandler:
+    """Return what handles the calls of a method, which takes messages of a kind, or bytes where that is None."""
+    schedule = engine.scheduler.run
+
     async def call(message: bytes, context: grpc.aio.ServicerContext) -> bytes:
         visit = visit_of(context)
         await calls.begin(context)
         _name_caller(engine.repository.access, context)
         try:
-            answer = await method(await engine.scheduler.run(len(message), lambda: read(request, message)))
+            answer = await method(
+                message if kind is None else await schedule(len(message), partial(read, kind, message))
+            )
             written: bytes = answer if isinstance(answer, bytes) else answer.SerializeToString()
             engine.metrics.carried(GRPC, len(message), len(written))
             context.set_trailing_metadata(visit.metadata(answered=True))
@@ -168,11 +174,11 @@ async def running(
     service, calls = InferenceService(engine, sequences, version), Calls()
     handlers = {}
     for described in pb.DESCRIPTOR.services_by_name[SERVICE.rpartition(".")[2]].methods:
-        method = getattr(service, described.name)
+        method, kind = getattr(service, described.name), getattr(pb, described.input_type.name)
         handlers[described.name] = (
             _stream_handler(method, streams, calls, engine)
             if described.client_streaming
-            else _handler(method, getattr(pb, described.input_type.name), engine, calls)
+            else _handler(method, None if method == service.ModelInfer else kind, engine, calls)
         )
     access = engine.repository.access
     traces = () if trace is None else (Traces(trace, f"/{SERVICE}/", OPEN),)

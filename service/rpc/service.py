@@ -7,7 +7,9 @@ from typing import Any
 
 from incipit.service.engine import Engine
 from incipit.service.errors import UNFORESEEN, IncipitError, NotFound
-from incipit.service.messages import Answer
+from incipit.service.messages import Answer, Request
+from incipit.service.repository import Model
+from incipit.service.rpc.alike import Alike
 from incipit.service.sequences import Room, Sequences
 from incipit.service.streams import Closing, Lifetime
 from incipit.service.wire import open_inference_pb2 as pb
@@ -20,6 +22,8 @@ from incipit.service.wire.open_inference_models import (
     server_metadata,
 )
 from incipit.service.wire.protobuf import (
+    Writing,
+    compute,
     read,
     read_infer,
     values,
@@ -28,11 +32,11 @@ from incipit.service.wire.protobuf import (
     write_infer,
     write_stream,
     write_stream_error,
+    written,
 )
 
 Receive = Callable[[], Awaitable[bytes | None]]
 Send = Callable[[bytes], Awaitable[None]]
-Write = Callable[[Answer, str], bytes]
 LOG = logging.getLogger(__name__)
 
 
@@ -43,6 +47,7 @@ class InferenceService:
         self._engine = engine
         self._sequences = sequences
         self._version = version
+        self._alike = Alike(engine)
 
     async def ServerLive(self, _: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         """Answer as long as the process does."""
@@ -99,9 +104,12 @@ class InferenceService:
         await self._engine.control.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
 
-    async def ModelInfer(self, request: pb.ModelInferRequest) -> bytes:
+    async def ModelInfer(self, message: bytes) -> bytes:
         """Return the outputs asked for, `embeddings` by default; inputs other than `input_ids` may be left out."""
-        return await self._infer("grpc", request, self._sequences.loose, write_infer)
+        if (answer := await self._alike.answer("grpc", message)) is not None:
+            return answer
+        request = await self._engine.scheduler.run(len(message), lambda: read(pb.ModelInferRequest, message))
+        return await self._infer("grpc", message, request, self._sequences.loose, write_infer)
 
     async def ModelStreamInfer(self, receive: Receive, send: Send, lifetime: Lifetime) -> None:
         """Answer each request of a stream in turn; an error is an answer, and ends nothing.
@@ -125,9 +133,11 @@ class InferenceService:
         """Answer one request of a stream, whose sequences are those of `room`."""
         id_ = ""
         try:
+            if (answer := await self._alike.answer("grpc-stream", message)) is not None:
+                return answer
             request = await self._engine.scheduler.run(len(message), lambda: read(pb.ModelInferRequest, message))
             id_ = request.id
-            return await self._infer("grpc-stream", request, room, write_stream)
+            return await self._infer("grpc-stream", message, request, room, write_stream)
         except IncipitError as error:
             failure = str(error)
         except Exception:
@@ -136,15 +146,29 @@ class InferenceService:
         return write_stream_error(failure, id_).SerializeToString()
 
     async def _infer(
-        self, door: str, request: pb.ModelInferRequest, room: Room, write_answer: Callable[[Answer, str], bytes]
+        self,
+        door: str,
+        message: bytes,
+        sent: pb.ModelInferRequest,
+        room: Room,
+        write_answer: Callable[[Answer, str], Writing],
     ) -> bytes:
         with self._engine.request(door) as observation:
-            model = self._engine.repository.find(request.model_name, request.model_version)
+            model = self._engine.repository.find(sent.model_name, sent.model_version)
             observation.model = model.name
             schedule = self._engine.scheduler.run
-            message = await schedule(request.ByteSize(), lambda: read_infer(request, model.manifest))
-            async with room.answer(model, message) as answer:
-                return await schedule(answer.size, lambda: write_answer(answer, request.id))
+            request = await schedule(len(message), lambda: read_infer(sent, model.manifest))
+            if isinstance(request, Request):  # what is narrower would be run twice: first to see whether all fits
+                request.in_pieces = request.sequence is None and request.dtype == "float32"
+            async with room.answer(model, request) as answer:
+                writing = write_answer(answer, sent.id)
+                if answer.arrays:
+                    made = await schedule(answer.size, lambda: written(writing))
+                else:
+                    made = await compute(writing)
+        if isinstance(request, Request) and isinstance(model, Model):
+            self._alike.keep(door, message, sent, request, model, made)
+        return made
 
 
 def _check_repository(name: str) -> None:

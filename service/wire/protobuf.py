@@ -1,16 +1,18 @@
 """Open Inference Protocol over gRPC: its messages to requests, and answers to its messages."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import asyncio
+from collections.abc import Generator, Iterable, Mapping
+from ctypes import c_char_p, c_int, c_ssize_t, c_void_p, py_object, pythonapi
+from typing import Any, cast
 
 import orjson
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from incipit.service.errors import Invalid, Malformed, TooLarge
-from incipit.service.messages import Answer, AnyRequest, Int64
+from incipit.service.messages import Answer, AnyRequest, Int64, Pieces
 from incipit.service.wire import open_inference_pb2 as pb
-from incipit.service.wire.content import raw_bytes
+from incipit.service.wire.content import bytes_of, raw_bytes
 from incipit.service.wire.open_inference import Input, to_request
 from incipit.service.wire.open_inference_models import DATATYPES, Manifests
 from incipit.service.wire.open_inference_parameters import check_input, read_wishes
@@ -69,18 +71,22 @@ def values(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {name: getattr(parameters[name], choice) if choice else None for name, choice in choices.items()}
 
 
-def write_infer(answer: Answer, id_: str) -> bytes:
-    """Return a `ModelInferResponse`; the tensors are raw bytes, which are copied once.
+Writing = Generator[None, None, bytes]
+"""A message that is written, with a pause behind each piece of a tensor that is computed meanwhile."""
+
+
+def write_infer(answer: Answer, id_: str) -> Writing:
+    """Write a `ModelInferResponse`; the tensors are raw bytes, which are copied once.
 
     Raises:
         TooLarge: they do not fit into a message.
 
     """
-    return b"".join(_parts(answer, _head(answer, id_)))
+    return write_parts(_parts(answer, _head(answer, id_)))
 
 
-def write_stream(answer: Answer, id_: str) -> bytes:
-    """Return a `ModelStreamInferResponse`; it is the only one to its request, and says so.
+def write_stream(answer: Answer, id_: str) -> Writing:
+    """Write a `ModelStreamInferResponse`; it is the only one to its request, and says so.
 
     Raises:
         TooLarge: the tensors do not fit into a message.
@@ -89,7 +95,68 @@ def write_stream(answer: Answer, id_: str) -> bytes:
     head = _head(answer, id_)
     head.parameters["triton_final_response"].bool_param = True
     parts = _parts(answer, head)
-    return b"".join((_delimited(pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER, sum(map(len, parts))), *parts))
+    size = sum(map(len, parts))
+    return write_parts([_delimited(pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER, size), *parts])
+
+
+def written(writing: Writing) -> bytes:
+    """Return a message, written at once."""
+    while (message := _go_on(writing)) is None:
+        pass
+    return message
+
+
+async def compute(writing: Writing) -> bytes:
+    """Return a message whose tensors are computed while it is written; others have their turn behind each piece."""
+    while (message := _go_on(writing)) is None:
+        await asyncio.sleep(0)
+    return message
+
+
+def _go_on(writing: Writing) -> bytes | None:
+    """Write up to the next pause, and return the message if that was the last of it."""
+    try:
+        next(writing)
+    except StopIteration as end:
+        message: bytes = end.value
+        return message
+    return None
+
+
+def write_parts(parts: list[bytes | memoryview | Pieces]) -> Writing:
+    """Write parts into a message, each piece while it is in the cache."""
+    if not any(isinstance(part, Pieces) for part in parts):
+        return b"".join(cast("list[bytes | memoryview]", parts))
+    message, view = _allocate(sum(map(len, parts)))
+    end = 0
+    for part in parts:
+        for piece in map(raw_bytes, part) if isinstance(part, Pieces) else (part,):
+            begin, end = end, end + len(piece)
+            view[begin:end] = piece
+            if isinstance(part, Pieces):
+                del piece  # the next may lie where this one does
+                yield
+    if end != len(message):
+        raise RuntimeError(f"{end} of {len(message)} bytes of a message")
+    return message
+
+
+def _allocate(size: int) -> tuple[bytes, memoryview]:
+    """Return bytes of any content, and a view by which they are written as long as nobody else has them.
+
+    gRPC takes nothing but `bytes`, and to join pieces would copy what has left the cache (Python/C API, Bytes Objects).
+    """
+    made: bytes = _new_bytes(None, size)
+    return made, _view_of(_address_of(made), size, WRITABLE)
+
+
+WRITABLE = 0x200
+"""`PyBUF_WRITE`."""
+_new_bytes, _address_of = pythonapi.PyBytes_FromStringAndSize, pythonapi.PyBytes_AsString
+_view_of = pythonapi.PyMemoryView_FromMemory
+_view_of.argtypes, _view_of.restype = (c_void_p, c_ssize_t, c_int), py_object
+_new_bytes.argtypes, _new_bytes.restype = (c_char_p, c_ssize_t), py_object
+_address_of.argtypes, _address_of.restype = (py_object,), c_void_p
 
 
 def _head(answer: Answer, id_: str) -> pb.ModelInferResponse:
@@ -101,24 +168,24 @@ def _head(answer: Answer, id_: str) -> pb.ModelInferResponse:
         id=id_,
         outputs=[
             describe(name=name, datatype=DATATYPES[answer.dtype], shape=tensor.shape)
-            for name, tensor in answer.arrays.items()
+            for name, tensor in answer.tensors.items()
         ],
     )
 
 
-def _parts(answer: Answer, head: pb.ModelInferResponse) -> list[bytes | memoryview]:
+def _parts(answer: Answer, head: pb.ModelInferResponse) -> list[bytes | memoryview | Pieces]:
     """Return the head and the tensors as they stand in the message.
 
     Protobuf's own way copies a tensor into an object, and that into the message.
     """
-    size = sum(tensor.nbytes for tensor in answer.arrays.values())
+    size = sum(tensor.nbytes for tensor in answer.tensors.values())
     if size > LARGEST:
         raise TooLarge("outputs", f"{size} bytes", f"at most {LARGEST} bytes in a message; ask for fewer tokens")
-    parts: list[bytes | memoryview] = [head.SerializeToString()]
-    for tensor in answer.arrays.values():
+    parts: list[bytes | memoryview | Pieces] = [head.SerializeToString()]
+    for tensor in answer.tensors.values():
         parts += (
             _delimited(pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER, tensor.nbytes),
-            raw_bytes(tensor),
+            bytes_of(tensor),
         )
     return parts
 

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,3 +137,26 @@ def test_a_line_of_json_holds_what_went_wrong_and_for_whom() -> None:
     document = json.loads(line)
     assert (document["level"], document["message"], document["request_id"]) == ("ERROR", "a b", "mine")
     assert document["exception"].endswith('ValueError: two\nlines "and" é')
+
+
+def test_calls_whose_clients_leave_have_no_line(models: Path) -> None:
+    """A client could fill a disk: gRPC would write a traceback for each whose answer finds nobody."""
+
+    def leave(_: str, calls: str) -> None:
+        ids = np.ones((109, 600), np.int64)
+        request = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[ids.tobytes()])
+        request.inputs.add(name="input_ids", datatype="INT64", shape=ids.shape)
+        options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+        for number in range(23):  # each by a connection of its own, whose window is small
+            with grpc.insecure_channel(calls, options) as channel:
+                stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+                began = time.monotonic()
+                call = stub.ModelInfer.future(request, wait_for_ready=True, timeout=60)
+                if number < 3:
+                    call.result()
+                    took = time.monotonic() - began
+                else:
+                    time.sleep(took * (0.3 + number % 10 / 14))  # most of it passes while the answer is on its way
+                    call.cancel()
+
+    assert said(models, leave) == []

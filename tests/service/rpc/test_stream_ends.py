@@ -1,0 +1,80 @@
+"""What ends a stream of gRPC that is not its client: limits of time. The end of the server is in test_shutdown.py."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from tests.conftest import serving
+
+IDLE, TOTAL = 1, 3
+
+
+@pytest.fixture(scope="module")
+def stub(tiny_repository: Path) -> Iterator[Any]:
+    """A client of a server that waits one second for it, and serves a stream for three."""
+    limits = {"INCIPIT_STREAM_IDLE_SECONDS": str(IDLE), "INCIPIT_STREAM_SECONDS": str(TOTAL)}
+    with serving(tiny_repository, **limits) as server, grpc.insecure_channel(server.grpc) as channel:
+        grpc.channel_ready_future(channel).result(30)
+        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+def request(**parameters: Any) -> Any:
+    ids = np.array([[1]])
+    message = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[ids.tobytes()])
+    message.inputs.add(name="input_ids", datatype="INT64", shape=ids.shape)
+    for name, value in parameters.items():
+        message.parameters[name].CopyFrom(service_pb2.InferParameter(**value))
+    return message
+
+
+def until_the_end(stream: Any) -> tuple[list[Any], Any, float]:
+    """Return the answers of a stream, the error that ends it, and after how many seconds it came."""
+    began, answers = time.monotonic(), []
+    with pytest.raises(grpc.RpcError) as raised:
+        answers.extend(stream)
+    return answers, raised.value, time.monotonic() - began
+
+
+def check(error: Any, got: str) -> None:
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert error.details() == f"stream: got {got}, allowed a new stream, to another server or later"
+    assert dict(error.trailing_metadata())["retry-after"] == "1"
+
+
+def test_a_stream_whose_client_says_nothing_ends_and_says_why(stub: Any) -> None:
+    done: list[bool] = []
+
+    def silent() -> Iterator[Any]:
+        yield request()
+        while not done:
+            time.sleep(0.05)
+
+    answers, error, seconds = until_the_end(stub.ModelStreamInfer(silent()))
+    done.append(True)
+    assert [answer.error_message for answer in answers] == [""]
+    check(error, "nothing from its client for too long")
+    assert 0.9 * IDLE < seconds < TOTAL
+
+
+def test_a_busy_stream_ends_when_its_time_is_over_and_tells_where_its_sequences_are(stub: Any) -> None:
+    done: list[bool] = []
+
+    def busy() -> Iterator[Any]:
+        while not done:
+            yield request(sequence_id={"int64_param": 5}, sequence_start={"bool_param": True})
+            time.sleep(0.1)
+
+    (*answers, last), error, seconds = until_the_end(stub.ModelStreamInfer(busy()))
+    done.append(True)
+    assert {answer.error_message for answer in answers} == {""}
+    place = {"model_name": "gpt", "model_version": "1", "sequence_id": 5, "next_offset": [1]}
+    assert json.loads(last.error_message) == {"closing": "time", "sequences": [place]}
+    check(error, "more time than a stream may take")
+    assert 0.9 * TOTAL < seconds < 3 * TOTAL
