@@ -17,7 +17,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from incipit.service.errors import ArtifactError, Forbidden, NotFound, Unavailable
-from incipit.service.repository import Repository, State, find_artifacts
+from incipit.service.repository import UNLOADED, Repository, State, find_artifacts
 
 LOG = logging.getLogger(__name__)
 LOOK_SECONDS = 0.05
@@ -81,7 +81,8 @@ class Control:
             raise NotFound("model", name, ", ".join(sorted(filter(self._repository.access.shows, names))))
         await self._change(name, unloaded=False)
         for state in self._repository.index():
-            if state.name == name and state.reason:
+            # Another request may have unloaded it since.
+            if state.name == name and state.reason not in ("", UNLOADED):
                 raise ArtifactError(f"{name}/{state.version}", state.reason, "an artifact that can be opened")
 
     async def unload(self, name: str) -> None:

@@ -20,7 +20,7 @@ from incipit.service.batching import SMALL, TOKEN_COST, TOKENIZER_COST, Schedule
 from incipit.service.calls import Call, Member, plan, run_members, shared, sources
 from incipit.service.control import Control
 from incipit.service.errors import IncipitError, Invalid
-from incipit.service.large import check_values, computed, divide, in_pieces, pooled
+from incipit.service.large import check_values, computed, divide, in_pieces, pooled, whole
 from incipit.service.limits import Limits
 from incipit.service.log import Requests
 from incipit.service.manifest import BIAS_GRAPH, EMBEDDINGS, GRAPH, Manifest
@@ -158,7 +158,7 @@ class Engine:
                 tensors = _finish(request, member, model.manifest, outputs, found)
             elif not in_pieces(request, model.manifest, size):
                 tensors = await self.scheduler.run(
-                    size, lambda: _finish(request, member, model.manifest, outputs, *run([member]))
+                    size, lambda: _finish(request, member, model.manifest, outputs, whole(model, names, member))
                 )
             elif request.pooling != "none":
                 tensors = await self.scheduler.run(size, lambda: pooled(model, outputs, member))

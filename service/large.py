@@ -3,13 +3,14 @@
 Letters: B batch, T tokens of all rows.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from incipit.service.batching import SMALL
-from incipit.service.calls import Member, rows_of_one
+from incipit.service.calls import Member, rows_of_one, run_members
 from incipit.service.manifest import Manifest
 from incipit.service.messages import Int64, Pieces, Request, Rows
 from incipit.service.observation import Execution
@@ -123,6 +124,33 @@ def _vectors(model: Model, name: str, member: Member) -> Iterator[NDArray[np.flo
 def _most(model: Model, name: str) -> int:
     """Return how many tokens a piece of an output has at most."""
     return max(1, PIECE // model.manifest.widths[name])
+
+
+def whole(model: Model, names: tuple[str, ...], member: Member) -> dict[str, NDArray[np.float32]]:
+    """Return outputs of a call, (B, L, width), put together from pieces where they are large.
+
+    onnxruntime keeps the memory of its largest run; this is let go of with the answer.
+    """
+    size = member.feeds["input_ids"].size * max(model.manifest.widths[name] for name in names)
+    if size <= WRITTEN_WHOLE or model.manifest.rotary_of(names):
+        return run_members(model, names, [member])[0]
+    member.execution.passed()
+    divide(model, {name: name for name in names}, member)
+    found = {name: _whole(model, name, member) for name in names}
+    member.execution.passed()
+    member.execution.batch = member.execution.rows
+    return found
+
+
+def _whole(model: Model, name: str, member: Member) -> NDArray[np.float32]:
+    shape, width = member.feeds["input_ids"].shape, model.manifest.widths[name]
+    vectors, end = np.empty((math.prod(shape), width), np.float32), 0
+    for piece in _vectors(model, name, member):
+        flat = piece.reshape(-1, width)
+        begin, end = end, end + len(flat)
+        vectors[begin:end] = flat
+        del piece, flat  # the next may lie where this one does
+    return vectors.reshape(*shape, width)
 
 
 def pooled(model: Model, outputs: Mapping[str, str], member: Member) -> dict[str, NDArray[np.generic]]:

@@ -54,6 +54,8 @@ from incipit.service.tokenizer import Tokenizer
 LOG = logging.getLogger(__name__)
 Fingerprint = tuple[tuple[str, Stamp], ...]
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
+UNLOADED = "unloaded"
+"""Why a version is not served that somebody has unloaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +239,7 @@ class Repository:
                 for self._progress.ready, (name, version, folder) in enumerate(found):
                     self._progress.model = name
                     if name in unloaded:
-                        states[name, version] = State(name, version, "UNAVAILABLE", "unloaded")
+                        states[name, version] = State(name, version, "UNAVAILABLE", UNLOADED)
                         self._seen.pop((name, version), None)
                         continue
                     model, states[name, version] = self._follow(name, version, folder, checksums)
@@ -327,8 +329,8 @@ class Repository:
         return [found] if version else [model for model in self.all() if model.name == name]
 
     def versions(self, name: str) -> list[int]:
-        """Return the versions of the model `name`, ascending."""
-        return sorted(self._models[name])
+        """Return the versions of the model `name`, ascending; none where it is being unloaded."""
+        return sorted(self._models.get(name, ()))
 
     def newest(self) -> list[Model | Stem]:
         """Return the highest version of each model that the caller may use, by name."""

@@ -187,3 +187,24 @@ def test_a_server_follows_its_folder_without_a_failed_request(root: Path, worker
             wait_for(lambda: 1 in versions)
         assert failures == []
         assert httpx.get(f"{server.address}/readyz", timeout=60).status_code == 200
+
+
+def test_a_load_that_an_unload_overtakes_is_no_fault(root: Path) -> None:
+    async def change() -> None:
+        control = Control(Repository(root, CPU, 1), "explicit", 1)
+
+        async def unload_later() -> None:
+            await asyncio.sleep(0.002)
+            await control.unload("gpt")
+
+        for _ in range(5):
+            await asyncio.gather(*(control.load("gpt") for _ in range(3)), unload_later())
+
+    asyncio.run(change())
+
+
+def test_a_model_that_is_gone_has_no_versions(root: Path) -> None:
+    repository = Repository(root, CPU, 1)
+    assert repository.versions("gpt") == [1]
+    repository.refresh({"gpt"})
+    assert repository.versions("gpt") == []

@@ -237,7 +237,7 @@ def test_statistics_count_what_was_asked(client: Client) -> None:
     phases = ("queue", "compute_input", "compute_infer", "compute_output")
     assert all(grew("inference_stats", phase, "count") == 3 for phase in phases)
     assert all(grew("inference_stats", phase, "ns") > 0 for phase in phases)
-    assert sum(grew("inference_stats", phase, "ns") for phase in phases) < grew("inference_stats", "success", "ns")
+    assert sum(grew("inference_stats", phase, "ns") for phase in phases) <= grew("inference_stats", "success", "ns")
     assert after["last_inference"] > before["last_inference"] > 1.7e12
 
 

@@ -21,6 +21,7 @@ from incipit.models.steps import Positions, Tokens
 from incipit.service.batching import SMALL, Scheduler
 from incipit.service.engine import Engine
 from incipit.service.errors import Invalid
+from incipit.service.large import WRITTEN_WHOLE
 from incipit.service.manifest import Source
 from incipit.service.messages import Pieces, Request, Rows, TokenAnswer
 from incipit.service.metrics import Metrics
@@ -334,3 +335,24 @@ def test_who_did_not_allow_pieces_gets_an_array(engine: Engine) -> None:
     np.testing.assert_array_equal(
         embed(engine, "gpt", request).arrays["embeddings"].reshape(-1, WIDTH), whole(engine, "gpt", request)
     )
+
+
+@pytest.mark.parametrize("model", ["gpt", "bert", "roberta", "llama"])
+@pytest.mark.parametrize("lengths", [[100] * 400, [3, 4999, 1, *[4500] * 7, 17]])
+def test_what_is_made_whole_has_the_bits_of_the_pieces(engine: Engine, model: str, lengths: list[int]) -> None:
+    rows = rows_of(lengths)
+    assert len(rows.values) * WIDTH > WRITTEN_WHOLE
+    found = embed(engine, model, Request(input_ids=rows, in_pieces=False)).tensors["embeddings"]
+    pieces = embed(engine, model, Request(input_ids=rows, in_pieces=True)).tensors["embeddings"]
+    assert isinstance(found, np.ndarray)
+    assert isinstance(pieces, Pieces)
+    assert found.shape == pieces.shape
+    assert found.tobytes() == b"".join(piece.tobytes() for piece in pieces)
+
+
+def test_several_outputs_that_are_made_whole_are_those_of_the_pieces(engine: Engine) -> None:
+    rows, outputs = rows_of([100] * 400), ("token_embeddings", "embeddings")
+    found = embed(engine, "bert", Request(input_ids=rows, outputs=outputs)).arrays
+    pieces = embed(engine, "bert", Request(input_ids=rows, outputs=outputs, in_pieces=True)).tensors
+    for output in outputs:
+        assert found[output].tobytes() == b"".join(piece.tobytes() for piece in pieces[output])
