@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 REPOSITORY := model_repository
 # What reads bytes of others, by the names of tests/reliability/parsers.py.
-PARSERS := v2 json frames npy raw safetensors protobuf manifest graphs
+PARSERS := v2 stem json frames npy raw safetensors protobuf manifest graphs
 # Clients whose requirements collide with ours have environments of their own.
 CLIENTS := kserve==0.21.0 mlserver==1.7.1
 EXPORT := $(BIN)/incipit export --repository $(REPOSITORY)
@@ -44,7 +44,7 @@ fuzz: $(VENV)/dev ## Hold thousands of random requests against the OpenAPI docum
 reliability: $(VENV)/fuzz $(MODELS) ## Do for hours what the tests do for seconds: hostile clients, killed processes, a long time.
 	$(BIN)/python -m pytest tests/reliability tests/service/api/test_fuzz.py --hypothesis-profile=reliability --timeout=14400 $(ARGS)
 	for parser in $(PARSERS); do $(BIN)/python -m tests.reliability.guided $$parser --seconds 600 || exit; done
-	$(BIN)/python -m benchmarks.soak --steps 3000000
+	$(BIN)/python -m benchmarks.soak --minutes 120
 
 check: $(VENV)/dev ## Lint, check the format and the types of sources and tests.
 	$(BIN)/ruff check .

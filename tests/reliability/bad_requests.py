@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 
 import grpc
 import httpx
+from tritonclient.grpc import service_pb2
 
 from tests.conftest import Server
 from tests.reliability.parsers import Parser
 from tests.reliability.wires import UPGRADE, frame, memory, request
 
-CONNECTIONS = 4
-"""That send bad requests at a time, of each protocol."""
 ANSWER_SECONDS = 60
 PATIENCE_SECONDS = 0.3
 """After which a client says that nothing more will come: where a length was changed, the server may wait for more."""
@@ -28,16 +27,50 @@ BODIES = {
     "raw": ("/models/gpt/embed?shape=1,3", "application/octet-stream"),
     "safetensors": ("/models/bert/embed", "application/x-safetensors"),
     "v2": ("/v2/models/bert/infer", "application/octet-stream"),
+    "stem": ("/v2/models/vit/infer", "application/octet-stream"),
 }
-MORE = (
+MORE: tuple[tuple[str, dict[str, object]], ...] = (
     ("/v1/embeddings", {"model": "bert", "input": ["a b", "c"], "encoding_format": "float"}),
     ("/models/bert/embed", {"text": ["a b"], "return_tokens": True, "truncate": "right", "max_length": 3}),
-    ("/models/bert/embed", {"input_ids": [[1, 2], [3]], "token_type_ids": [[0, 1], [0]], "pooling": "mean"}),
+    ("/models/bert/embed", {"input_ids": [[1, 2], [3]], "token_type_ids": [[0, 1], [0]], "dtype": "bfloat16"}),
     ("/models/gpt/embed", {"input_ids": [[1], [2]], "offset": [0, 3], "encoding": "float", "dtype": "float16"}),
-    ("/models/gpt/bias", {"query_length": 1, "key_length": 2}),
+    ("/models/spare/embed", {"input_ids": [1, 2, 3]}),
+    ("/models/alibi/bias", {"query_length": 1, "key_length": 2}),
     ("/v2/models/gpt/infer", {"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}]}),
     ("/v2/repository/index", {"ready": True}),
+    ("/v2/repository/models/spare/load", {"parameters": {}}),
+    ("/v2/repository/models/spare/unload", {"parameters": {"unload_dependents": True}}),
 )
+PATHS = {path.partition("?")[0] for path, _ in (*BODIES.values(), *MORE)}
+STEPS = (
+    b'{"input_ids": [1, 2]}',
+    b'{"input_ids": [[1], [2]], "offset": [1, 2]}',
+    b'{"append": [1]}',
+    b'{"reorder": [0, 0]}',
+    b'{"drop": [1]}',
+    b'{"rewind": 0}',
+    b'{"ping": true}',
+)
+LISTS = (
+    {"input_ids": [1, 2, 3, 4, 5], "chunk": 2},
+    {"input_ids": [[1, 2], [3]], "offset": [0, 3], "encoding": "float", "dtype": "bfloat16"},
+    {"input_ids": [1, 2, 3], "offset": 4},  # one more than there are positions
+)
+"""Of ids, that are answered as events."""
+METHODS = {
+    "ServerLive": service_pb2.ServerLiveRequest(),
+    "ServerReady": service_pb2.ServerReadyRequest(),
+    "ServerMetadata": service_pb2.ServerMetadataRequest(),
+    "ModelReady": service_pb2.ModelReadyRequest(name="bert", version="1"),
+    "ModelMetadata": service_pb2.ModelMetadataRequest(name="vit"),
+    "ModelConfig": service_pb2.ModelConfigRequest(name="gpt", version="1"),
+    "ModelStatistics": service_pb2.ModelStatisticsRequest(name="bert", version="2"),
+    "RepositoryIndex": service_pb2.RepositoryIndexRequest(ready=True),
+    "RepositoryModelLoad": service_pb2.RepositoryModelLoadRequest(model_name="spare"),
+    "RepositoryModelUnload": service_pb2.RepositoryModelUnloadRequest(model_name="spare"),
+}
+"""Of gRPC, each with a good request; beside them those that infer."""
+SERVICE = "/inference.GRPCInferenceService"
 WORDS = (b"null", b"-1", b"1e9", b"[[]]", b'"', b"{", b"\xff", b"\0", b"9" * 25, b"true", b"%00", b"\r\n", b": ", b",")
 GRPC_MAY = {
     code
@@ -45,6 +78,13 @@ GRPC_MAY = {
     if code.name in ("OK", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION")
 }
 HTTP_KINDS = ("body", "body", "body", "more", "more", "more", "head")
+STATUS = re.compile(rb'(?:\AHTTP/1\.1 |"status": ?)(\d{3})')
+"""Of an answer over HTTP, and of a problem document in it."""
+REFUSAL = re.compile(
+    r"(message|model|version|inputs|outputs|parameters|raw_input_contents|"
+    r"input_ids|token_type_ids|position_ids|attention_mask|offset|pixel_values)(\[\d+\]|\.\w+)*: got "
+)
+"""How an error begins that names what a client has sent: within a stream of gRPC there is no status."""
 
 
 class Wrong(Exception):
@@ -65,8 +105,8 @@ class Seen:
 
 
 def change(draw: random.Random, data: bytes, words: tuple[bytes, ...] = ()) -> bytes:
-    """Return other bytes than `data`, not far from it."""
-    for _ in range(draw.choice((1, 1, 1, 2, 4))):
+    """Return bytes not far from `data`, and now and then itself."""
+    for _ in range(draw.choice((0, 1, 1, 1, 1, 2, 2, 4))):
         at, end = sorted((draw.randint(0, len(data)), draw.randint(0, len(data))))
         end = min(end, at + draw.choice((0, 1, 2, 8)))
         new = (draw.choice((*WORDS, *words)), draw.randbytes(draw.randint(0, 8)), b"", data[at:end] * 2)
@@ -74,11 +114,45 @@ def change(draw: random.Random, data: bytes, words: tuple[bytes, ...] = ()) -> b
     return data
 
 
+def images() -> list[bytes]:
+    """Return messages ModelInferRequest of an image: as raw bytes, and as fp32_contents."""
+    raw, typed = (service_pb2.ModelInferRequest(model_name="vit") for _ in range(2))
+    for message in (raw, typed):
+        message.inputs.add(name="pixel_values", datatype="FP32", shape=[1, 1, 2, 2])
+    raw.raw_input_contents.append(bytes(16))
+    typed.inputs[0].contents.fp32_contents.extend([0.5] * 4)
+    return [raw.SerializeToString(), typed.SerializeToString()]
+
+
+def sequence() -> bytes:
+    """Return a message ModelInferRequest that begins a sequence."""
+    message = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(8)])
+    message.inputs.add(name="input_ids", datatype="INT64", shape=[1, 1])
+    message.parameters["sequence_id"].int64_param = 5
+    message.parameters["sequence_start"].bool_param = True
+    serialized: bytes = message.SerializeToString()
+    return serialized
+
+
+def stream(draw: random.Random) -> tuple[str, bytes]:
+    """Return a bad request for a stream over HTTP, and whether it is one of lines or of events."""
+    path = "/models/gpt/decode" + draw.choice(("", "", "?rows=2", "?offset=[1]"))
+    if draw.random() < 0.5:
+        body = change(draw, json.dumps(draw.choice(LISTS)).encode())
+        return "events", request(path, body, "Accept: text/event-stream", "Connection: close")
+    lines = [draw.choice(STEPS) for _ in range(draw.randint(1, 5))]
+    lines = [change(draw, line) if draw.random() < 0.5 else line for line in lines]
+    body = b"".join(b"%x\r\n%b\n\r\n" % (len(line) + 1, line) for line in lines) + b"0\r\n\r\n"
+    headers = ("Content-Type: application/x-ndjson", "Transfer-Encoding: chunked", "Connection: close")
+    return "lines", request(path, body, *headers)
+
+
 class Bad:
     """Sends bad requests to a server, and a good one after every hundredth.
 
     Args:
-        server: that serves the tiny models.
+        server: that serves the tiny models, a stem `vit`, `alibi`, which has a bias, and `spare`, which is loaded and
+            unloaded by requests.
         parsers: whose inputs are changed.
         expected: the answer to the good request.
 
@@ -88,6 +162,7 @@ class Bad:
         url = httpx.URL(server.address)
         self._host, self._port, self._grpc = url.host, int(url.port or 0), server.grpc
         self._pid, self._parsers, self._expected = server.process.pid, parsers, expected
+        self._infers = (*parsers["protobuf"].seeds, *images(), sequence())
         self.seen = Seen()
 
     async def run(self, count: int, seed: int = 0) -> Seen:
@@ -99,14 +174,17 @@ class Bad:
 
         """
         begin = time.perf_counter()
-        doors: tuple[Callable[[random.Random, int], Coroutine[None, None, None]], ...] = (
-            self._http,
-            self._web_socket,
-            self._calls,
-        )
+        # How many send at a time: more where requests are often waited for in vain, so that each door has its share.
+        doors: dict[Callable[[random.Random, int], Coroutine[None, None, None]], int] = {
+            self._http: 12,
+            self._streams: 8,
+            self._web_socket: 2,
+            self._calls: 4,
+            self._messages: 1,
+        }
         async with asyncio.TaskGroup() as group:
-            for number in range(CONNECTIONS):
-                for index, door in enumerate(doors):
+            for index, (door, senders) in enumerate(doors.items()):
+                for number in range(senders):
                     group.create_task(door(random.Random(seed + 100 * number + index), count))
         self.seen.seconds = time.perf_counter() - begin
         return self.seen
@@ -116,24 +194,25 @@ class Bad:
         if self.seen.count % 500 == 0:
             self.seen.memory.append(memory(self._pid))
 
-    def _bad(self, draw: random.Random) -> bytes:
-        """Return bytes that may still be a request."""
+    def _bad(self, draw: random.Random) -> tuple[str, bytes]:
+        """Return bytes that may still be a request, and the path of the good one."""
         kind = draw.choice(HTTP_KINDS)
         if kind == "body":
             name = draw.choice(tuple(BODIES))
             path, media = BODIES[name]
             parser = self._parsers[name]
             body, headers = change(draw, draw.choice(parser.seeds), parser.words), [f"Content-Type: {media}"]
-            if name == "v2":
+            if name in ("v2", "stem"):
                 length, body = int.from_bytes(body[:2], "little"), body[2:]
-                headers = ["Content-Type: application/octet-stream", f"Inference-Header-Content-Length: {length}"]
-            return request(path, body, *headers)
+                if length != 0xFFFF:
+                    headers.append(f"Inference-Header-Content-Length: {length}")
+            return path.partition("?")[0], request(path, body, *headers)
         path, document = draw.choice(MORE)
         body = json.dumps(document).encode()
         if kind == "more":
-            return request(path, change(draw, body), "Content-Type: application/json")
+            return path, request(path, change(draw, body), "Content-Type: application/json")
         head, _, body = request(path, body, "Content-Type: application/json").partition(b"\r\n\r\n")
-        return change(draw, head) + b"\r\n\r\n" + body
+        return path, change(draw, head) + b"\r\n\r\n" + body
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
@@ -149,12 +228,12 @@ class Bad:
         while self.seen.count < count:
             async with self._open() as (reader, writer):
                 for _ in range(100):
-                    sent = self._bad(draw)
+                    path, sent = self._bad(draw)
                     writer.write(sent)
                     status, over = await answer_or_end(reader, writer)
                     if status >= 500:
                         raise Wrong(f"{sent!r}: {status}")
-                    self._count("http", status)
+                    self._count(path, status)
                     if over or status == 400:
                         break
             await self._good()
@@ -168,8 +247,21 @@ class Bad:
         if got != (200, self._expected):
             raise Wrong(f"a good request: {got}")
 
+    async def _streams(self, draw: random.Random, count: int) -> None:
+        while self.seen.count < count:
+            door, sent = stream(draw)
+            if broken := draw.random() < 0.2:
+                sent = change(draw, sent)
+            async with self._open() as (reader, writer):
+                writer.write(sent)
+                got = await everything(reader, writer, PATIENCE_SECONDS if broken else ANSWER_SECONDS)
+                status = worst(got)
+                if status >= 500 or not (broken or got.endswith((b"}", b"\r\n0\r\n\r\n"))):
+                    raise Wrong(f"{sent!r}: {got!r}")
+                self._count(door, status)
+
     async def _web_socket(self, draw: random.Random, count: int) -> None:
-        frames, texts = self._parsers["frames"], (b'{"input_ids": [1]}', b'{"rewind": 0}', b'{"open": {"offset": 1}}')
+        frames, texts = self._parsers["frames"], (*STEPS, b'{"open": {"offset": 1}}')
         while self.seen.count < count:
             async with self._open() as (reader, writer):
                 writer.write(UPGRADE)
@@ -193,45 +285,108 @@ class Bad:
                     if code >= 1000 or broken:
                         break
 
+    def _infer(self, draw: random.Random) -> bytes:
+        return change(draw, draw.choice(self._infers), (b"gpt", b"vit", b"INT64", b"FP32"))
+
+    def _channel(self) -> grpc.aio.Channel:
+        """Return a connection of its own."""
+        return grpc.aio.insecure_channel(self._grpc, [("grpc.use_local_subchannel_pool", 1)])
+
     async def _calls(self, draw: random.Random, count: int) -> None:
-        parser = self._parsers["protobuf"]
-        async with grpc.aio.insecure_channel(self._grpc, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        async with self._channel() as channel:
             while self.seen.count < count:
-                sent = change(draw, draw.choice(parser.seeds), (b"gpt", b"INT64"))
+                method, sent = "ModelInfer", self._infer(draw)
+                if draw.random() < 0.5:
+                    method = draw.choice(tuple(METHODS))
+                    sent = change(draw, METHODS[method].SerializeToString())
                 code = grpc.StatusCode.OK
                 try:
-                    await call(sent, timeout=ANSWER_SECONDS)
+                    await channel.unary_unary(f"{SERVICE}/{method}")(sent, timeout=ANSWER_SECONDS)
                 except grpc.aio.AioRpcError as error:
                     code = error.code()
                 if code not in GRPC_MAY:
-                    raise Wrong(f"{sent!r}: {code}")
-                self._count("grpc", code.name)
+                    raise Wrong(f"{method} {sent!r}: {code}")
+                self._count(method, code.name)
+
+    async def _messages(self, draw: random.Random, count: int) -> None:
+        async with self._channel() as channel:
+            while self.seen.count < count:
+                call = channel.stream_stream(f"{SERVICE}/ModelStreamInfer")()
+                for _ in range(100):
+                    sent = self._infer(draw)
+                    try:
+                        await call.write(sent)
+                        async with asyncio.timeout(ANSWER_SECONDS):
+                            told = refusal(await call.read())
+                    except grpc.aio.AioRpcError as error:
+                        raise Wrong(f"{sent!r}: {error.code()}") from error
+                    if told and not REFUSAL.match(told):
+                        raise Wrong(f"{sent!r}: {told}")
+                    self._count("ModelStreamInfer", "REFUSED" if told else "OK")
+                await call.done_writing()
+                if await call.code() is not grpc.StatusCode.OK:
+                    raise Wrong(f"the end of a stream: {await call.code()}")
 
 
 async def answer_or_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[int, bool]:
     """Return the status of the next answer, and whether it is the last: 0 where the server waits for more in vain."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            return (await answer(reader))[0], False
+            status, length = await head(reader)
     except TimeoutError:
-        writer.write_eof()
-        async with asyncio.timeout(ANSWER_SECONDS):
-            rest = await reader.read()
-        found = re.match(rb"HTTP/1\.1 (\d+)", rest)
-        return (int(found[1]) if found else 0), True
+        return worst(await everything(reader, writer, 0)), True
+    async with asyncio.timeout(ANSWER_SECONDS):
+        await body(reader, length)
+    return status, False
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     """Return status and body of the next answer."""
-    head = await reader.readuntil(b"\r\n\r\n")
-    found = re.match(rb"HTTP/1\.1 (\d{3}) ", head)
+    status, length = await head(reader)
+    return status, await body(reader, length)
+
+
+async def head(reader: asyncio.StreamReader) -> tuple[int, int | None]:
+    """Return the status of the next answer, and how many bytes its body has; None where it says so in the end."""
+    lines = await reader.readuntil(b"\r\n\r\n")
+    found = re.match(rb"HTTP/1\.1 (\d{3}) ", lines)
     if not found:
-        raise Wrong(f"no HTTP: {head!r}")
-    length = re.search(rb"\r\ncontent-length: (\d+)\r\n", head, re.IGNORECASE)
-    if length is None:
-        return int(found[1]), await reader.readuntil(b"\r\n0\r\n\r\n")
-    return int(found[1]), await reader.readexactly(int(length[1]))
+        raise Wrong(f"no HTTP: {lines!r}")
+    length = re.search(rb"\r\ncontent-length: (\d+)\r\n", lines, re.IGNORECASE)
+    return int(found[1]), None if length is None else int(length[1])
+
+
+async def body(reader: asyncio.StreamReader, length: int | None) -> bytes:
+    """Return the body of an answer."""
+    return await (reader.readuntil(b"\r\n0\r\n\r\n") if length is None else reader.readexactly(length))
+
+
+async def everything(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, patience: float) -> bytes:
+    """Return what comes until the server closes; after `patience` seconds the client says that it is done."""
+    parts = []
+
+    async def read() -> None:
+        while part := await reader.read(2**16):
+            parts.append(part)
+
+    try:
+        async with asyncio.timeout(patience):
+            await read()
+    except TimeoutError:
+        writer.write_eof()
+        async with asyncio.timeout(ANSWER_SECONDS):
+            await read()
+    return b"".join(parts)
+
+
+def worst(answer: bytes) -> int:
+    """Return the highest status in an answer, or in a part of one: its own, or that of a problem; 0 of none."""
+    return max(map(int, STATUS.findall(answer)), default=0)
+
+
+def refusal(answer: bytes) -> str:
+    """Return the error that an answer of ModelStreamInfer is; none where it has vectors."""
+    return str(service_pb2.ModelStreamInferResponse.FromString(answer).error_message)
 
 
 async def message(reader: asyncio.StreamReader) -> int:
@@ -244,5 +399,4 @@ async def message(reader: asyncio.StreamReader) -> int:
         if kind & 15 == 8:
             return int.from_bytes(content[:2], "big")
         if kind & 15 in (1, 2):
-            status = re.search(rb'"status": ?(\d{3})', content)  # of a problem document, in text or in a frame
-            return int(status[1]) if status else 0
+            return worst(content)  # of a problem document, in text or in a frame

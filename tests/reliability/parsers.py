@@ -24,8 +24,9 @@ from incipit.service.wire.arrays import read_npy, read_raw
 from incipit.service.wire.frames import read_frame
 from incipit.service.wire.native import read_json
 from incipit.service.wire.open_inference import read_infer
+from incipit.service.wire.open_inference_models import Manifests
 from incipit.service.wire.safetensors import read_safetensors
-from tests.service.manifests import tiny_manifest
+from tests.service.manifests import tiny_manifest, tiny_stem
 
 MOST_EACH, MOST_ALONE = 200, 2**20
 """Memory that a parser may take: times the bytes of its input, and beside it, for what is remembered of others."""
@@ -95,7 +96,7 @@ def _v2(header: dict[str, Any], data: bytes = b"") -> bytes:
     return len(text).to_bytes(2, "little") + text + data
 
 
-def _read_v2(body: bytes, manifest: Manifest) -> object:
+def _read_v2(body: bytes, manifest: Manifests) -> object:
     """The first two bytes are the header that says where the JSON ends; all ones for none."""
     end = int.from_bytes(body[:2], "little")
     return read_infer(body[2:], None if end == 0xFFFF else str(end), manifest)
@@ -143,6 +144,8 @@ def parsers(folder: Path) -> dict[str, Parser]:
     ids = np.array([[1, 2, 3]])
     tensor = {"name": "input_ids", "datatype": "INT64", "shape": [1, 3]}
     step = ids.astype("<i8").tobytes()
+    image = {"name": "pixel_values", "datatype": "FP32", "shape": [1, 1, 2, 4]}
+    pixels = np.linspace(-1, 1, 8, dtype="<f4")
     return {
         "v2": Parser(
             partial(_read_v2, manifest=manifest),
@@ -153,6 +156,14 @@ def parsers(folder: Path) -> dict[str, Parser]:
                 b"\0\0" + step,
             ),
             (b'"offset"', b'"binary_data_size":', b'"sequence_id"', b"-1", b"1e999", b"[[", b'"FP16"', b"null"),
+        ),
+        "stem": Parser(
+            partial(_read_v2, manifest=tiny_stem()),
+            (
+                b"\xff\xff" + json.dumps({"inputs": [image | {"data": pixels.tolist()}]}).encode(),
+                _v2({"inputs": [image | {"parameters": {"binary_data_size": 32}}]}, pixels.tobytes()),
+            ),
+            (b'"binary_data_size":', b'"embeddings"', b"1e39", b"1e999", b'"FP16"', b"[[", b"null"),
         ),
         "json": Parser(read_json, (b'{"input_ids": [[1, 2]], "offset": 0}', b'{"text": "a", "a": {"a": 1}}')),
         "frames": Parser(

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,9 +12,21 @@ import httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tritonclient.grpc import service_pb2
 
+from incipit.export.exporter import export_loaded
+from incipit.export.source import LoadedSource
+from incipit.models.bias import AlibiConfig
+from incipit.models.frontend import FrontEnd, FrontEndConfig
+from incipit.models.initialisers import seeded_
+from incipit.models.stems import PatchConfig, PatchStem
+from incipit.models.steps import Tokens
+from incipit.service.api.problems import STATUS, problem
+from incipit.service.errors import UNFORESEEN, ArtifactError, IncipitError, Invalid, Unavailable
+from incipit.service.manifest import Source
+from incipit.service.wire.steps import write_error
 from tests.conftest import Server, serving
-from tests.reliability.bad_requests import Bad, Wrong, message
+from tests.reliability.bad_requests import METHODS, PATHS, REFUSAL, Bad, Wrong, message, refusal, worst
 from tests.reliability.parsers import parsers
 from tests.reliability.wires import IDS
 
@@ -22,8 +35,17 @@ GROWTH = 16 * 2**20
 
 
 @pytest.fixture(scope="module")
-def server(tiny_repository: Path) -> Iterator[Server]:
-    with serving(tiny_repository) as running:
+def server(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One that also has a stem, a model with a bias, and one that nobody needs: it is loaded and unloaded."""
+    repository = shutil.copytree(tiny_repository, tmp_path_factory.mktemp("every") / "repository")
+    shutil.copytree(repository / "gpt", repository / "spare")
+    tokens = Tokens(rows=7, width=4)
+    alibi = FrontEnd(FrontEndConfig(family="alibi", steps=(tokens,), max_len=9, bias=AlibiConfig(heads=2)))
+    vit = PatchStem(PatchConfig(family="vit", width=4, channels=1, image_size=4, patch_size=2))
+    for name, frontend in (("alibi", alibi), ("vit", vit)):
+        seeded_(frontend.eval(), 0)
+        export_loaded(LoadedSource(frontend, Source(kind="module")), name, repository)
+    with serving(repository, "--model-control", "explicit") as running:
         assert httpx.get(f"{running.address}/readyz", timeout=60).status_code == 200
         yield running
 
@@ -46,6 +68,28 @@ def test_a_fault_is_seen_in_a_message_of_a_socket(kind: int, content: bytes, exp
     assert asyncio.run(read()) == expected
 
 
+ERROR = Unavailable("queue", "more than 30 s in it", "at most 30 s; try again later")
+
+
+@pytest.mark.parametrize("begin", [b"", b"event: error\ndata: "])
+@pytest.mark.parametrize("error", [ERROR, ArtifactError("bert/1", "what is broken", "an artifact that can be opened")])
+def test_a_fault_is_seen_in_a_stream_over_http(begin: bytes, error: IncipitError) -> None:
+    head, good = b"HTTP/1.1 200 OK\r\n\r\n", b'9\r\n{"got":""}\r\n'
+    assert worst(head + good) == 200
+    assert worst(head + good + begin + write_error(problem(error)) + good) == STATUS[type(error)] >= 500
+
+
+def test_a_fault_is_seen_in_a_stream_of_grpc() -> None:
+    def told(message: str) -> str:
+        return refusal(service_pb2.ModelStreamInferResponse(error_message=message).SerializeToString())
+
+    assert refusal(service_pb2.ModelStreamInferResponse(infer_response={"id": "a"}).SerializeToString()) == ""
+    assert REFUSAL.match(told(str(Invalid("inputs[0].shape", [-1], "a list of sizes"))))
+    for fault in (UNFORESEEN, str(ERROR)):
+        assert told(fault) == fault
+        assert not REFUSAL.match(fault)
+
+
 @pytest.mark.timeout(14_400)
 def test_bad_requests_are_refused_and_good_ones_answered(
     server: Server,
@@ -61,7 +105,8 @@ def test_bad_requests_are_refused_and_good_ones_answered(
     record_property("a second", seen.count / seen.seconds)
     half = len(seen.memory) // 2
     assert max(seen.memory[half:]) - max(seen.memory[:half]) < GROWTH
-    assert {answer.split()[0] for answer in seen.answers} == {"http", "socket", "grpc"}
+    reached = {door for door, status in map(str.split, seen.answers) if status in ("200", "0", "OK")}
+    assert reached == {*PATHS, "lines", "events", "socket", *METHODS, "ModelInfer", "ModelStreamInfer"}
 
 
 def test_a_wrong_bit_is_seen(server: Server, tmp_path: Path) -> None:

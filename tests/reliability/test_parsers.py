@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 from tests.reliability.drawn import hold
 from tests.reliability.parsers import Parser, parsers
 
-NAMES = ("v2", "json", "frames", "npy", "raw", "safetensors", "protobuf", "manifest", "graphs")
+NAMES = ("v2", "stem", "json", "frames", "npy", "raw", "safetensors", "protobuf", "manifest", "graphs")
 ALONE = ("protobuf",)
 """Those that cannot share a process with the clients of other tests."""
 

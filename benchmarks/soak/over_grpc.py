@@ -1,0 +1,134 @@
+"""The doors of gRPC: calls, and streams of requests."""
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2 as pb
+
+from benchmarks.soak.batches import Batch
+from benchmarks.soak.over_http import CODES, tensors_of, vectors_of
+from benchmarks.soak.questions import Array, Question, Refused
+from benchmarks.soak.shared import Broken, Soak, Wrong
+
+SERVICE = "/inference.GRPCInferenceService"
+OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 20),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 100),
+)
+REFUSED = {
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+BREAKS = ("UNAVAILABLE ", "INTERNAL Internal error from Core")
+"""What the library of the client says of a connection that breaks, the latter where it was just writing."""
+
+
+class Grpc:
+    """A door of gRPC.
+
+    Args:
+        soak: knows the truth.
+        address: of the server.
+
+    """
+
+    fields = rectangular = True
+
+    def __init__(self, soak: Soak, address: str) -> None:
+        self.soak = soak
+        self._channel = grpc.aio.insecure_channel(address, OPTIONS)
+
+    def write(self, batch: Batch, random: np.random.Generator) -> Question:
+        """Ask with bytes or numbers, for bytes."""
+        code = str(random.choice(list(CODES), p=(0.7, 0.3)))
+        request, raw = pb.ModelInferRequest(model_name=self.soak.model), random.random() < 0.5
+        request.parameters["dtype"].string_param = code
+        for name, value in batch.parameters.items():
+            kind = "bool_param" if isinstance(value, bool) else "int64_param"
+            setattr(request.parameters[name], kind, value)
+        for name, values in tensors_of(batch).items():
+            tensor = request.inputs.add(name=name, datatype="INT64", shape=values.shape)
+            if raw:
+                request.raw_input_contents.append(values.tobytes())
+            else:
+                tensor.contents.int64_contents.extend(values.ravel().tolist())
+        expected = partial(vectors_of, batch, self.soak.truth, code)
+        headers = {"accept-encoding": "gzip"} if random.random() < 0.1 else {}
+        return Question(request.SerializeToString(), expected, read, headers=headers)
+
+    async def leave(self) -> None:
+        """Close the channel."""
+        await self._channel.close()
+
+
+def read(answer: Any) -> Array:
+    """Return the vectors of an answer."""
+    (output,), (values,) = answer.outputs, answer.raw_output_contents
+    vectors: Array = np.frombuffer(values, CODES[output.datatype])
+    return vectors.reshape(tuple(output.shape))
+
+
+def fault(code: grpc.StatusCode, details: str | None, metadata: Any) -> Exception:
+    """Return what the end of a call means: what the service itself has ended has an id in its metadata."""
+    what = f"{code.name} {details}"
+    if "x-request-id" not in dict(metadata or ()):
+        return Broken(what) if what.startswith(BREAKS) else Wrong(what)
+    return Refused(what) if code in REFUSED else Wrong(what)
+
+
+class Calls(Grpc):
+    """`ModelInfer`."""
+
+    name = "ModelInfer"
+
+    def __init__(self, soak: Soak, address: str) -> None:
+        super().__init__(soak, address)
+        self._call = self._channel.unary_unary(
+            f"{SERVICE}/ModelInfer", response_deserializer=pb.ModelInferResponse.FromString
+        )
+
+    async def ask(self, question: Question) -> Any:
+        """Return the answer of a call."""
+        try:
+            return await self._call(question.body, metadata=tuple(question.headers.items()), wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            raise fault(error.code(), error.details(), error.trailing_metadata()) from error
+
+
+class Streams(Grpc):
+    """`ModelStreamInfer`: a stream that is told one request after another."""
+
+    name = "ModelStreamInfer"
+
+    def __init__(self, soak: Soak, address: str) -> None:
+        super().__init__(soak, address)
+        self._open = self._channel.stream_stream(
+            f"{SERVICE}/ModelStreamInfer", response_deserializer=pb.ModelStreamInferResponse.FromString
+        )
+        self._stream: Any = None
+
+    async def ask(self, question: Question) -> Any:
+        """Return the next answer of the stream; one that broke is followed by another."""
+        if self._stream is None:
+            self._stream = self._open(metadata=tuple(question.headers.items()), wait_for_ready=True)
+        stream = self._stream
+        try:
+            await stream.write(question.body)
+            answer = await stream.read()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the latter of a write after the end
+            answer = grpc.aio.EOF
+        if answer is grpc.aio.EOF:
+            self._stream = None
+            ended = fault(await stream.code(), await stream.details(), await stream.trailing_metadata())
+            raise Wrong(f"the server ended the stream: {ended}") if isinstance(ended, Refused) else ended
+        if answer.error_message:
+            raise Refused(answer.error_message)
+        return answer.infer_response

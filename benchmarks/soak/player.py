@@ -1,0 +1,160 @@
+"""What feeds a stream, whatever its door."""
+
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from benchmarks.soak.shared import BROKEN, Soak, Vectors, expect
+from benchmarks.soak.streams import Clients, Message, Told
+
+MOST_ROWS, LONGEST = 5, 4
+
+
+class Player:
+    """One stream: what it is told is drawn at random, and what must come is known before.
+
+    Args:
+        soak: what all streams share.
+        door: the connection.
+        random: draws.
+
+    """
+
+    def __init__(self, soak: Soak, door: Any, random: np.random.Generator) -> None:
+        self.soak, self.door, self.random = soak, door, random
+        self.offset = self.draw(int(random.integers(1, MOST_ROWS)), soak.limit)
+
+    def draw(self, size: int, limit: int) -> list[int]:
+        """Return integers from 0 to `limit` - 1."""
+        return [int(value) for value in self.random.integers(0, limit, size)]
+
+    async def play(self) -> None:
+        """Tell one thing after another, and leave."""
+        try:
+            await self.open()
+            while self.soak.done < 1:
+                chance = self.random.random()
+                if chance < 0.003:
+                    await self.open()
+                    self.soak.counts["left"] += 1
+                elif chance < 0.04:
+                    await self.refused()
+                elif chance < 0.16 or not self.offset:
+                    await self.move()
+                else:
+                    await self.step()
+        finally:
+            with suppress(*BROKEN):
+                await self.door.leave()
+
+    async def open(self) -> None:
+        """Open the stream where its rows are, through as many connections as it takes."""
+
+        async def opened() -> bool:
+            await self.door.open(self.offset)
+            return True
+
+        while not await self.soak.attempt(self.door.name, opened):
+            pass
+
+    async def tell(self, message: Message, number: int = 0) -> Told:
+        """Tell it something, once more where the connection breaks: nothing was done that was not answered."""
+        while (answer := await self.soak.attempt(self.door.name, lambda: self.door.ask(message, number))) is None:
+            await self.open()
+        told: Told = answer
+        return told
+
+    async def refused(self) -> None:
+        """Tell it what is not allowed."""
+        beyond = max([self.soak.limit, *self.offset])
+        row = len(self.offset)
+        choices: list[Message] = [
+            *self.door.garbage,
+            {"input_ids": [[0]] * (row + 1)},
+            {"input_ids": [[self.soak.vocabulary]] + [[0]] * (row - 1)},
+            {"input_ids": [[-1]] + [[0]] * (row - 1)},
+            {"input_ids": [[0] * (self.soak.limit + 1)] + [[]] * (row - 1)},
+            {"reorder": [row]},
+            {"append": [self.soak.limit + 1]},
+            {"drop": [-1]},
+        ]
+        if row:  # else there is nothing that is too far
+            choices.append({"rewind": [beyond + 1]})
+        if row and not isinstance(self.door, Clients):
+            choices.append({"input_ids": [[0]] * row, "offset": [at + 1 for at in self.offset]})
+        message = choices[int(self.random.integers(len(choices)))]
+        answer = await self.tell(message)
+        expect(answer.refused, f"{message!r:.200} at {self.offset}", answer)
+        self.soak.refused[self.door.name] += 1
+
+    async def move(self) -> None:
+        """Rewind, reorder, append or drop."""
+        name = str(self.random.choice(["rewind", "rewind", "reorder", "append", "drop", "ping"]))
+        rows, after = len(self.offset), list(self.offset)
+        value: Any = True
+        if name == "append" or not rows:
+            name, value = "append", self.draw(1 + (rows == 0), self.soak.limit)
+            if rows >= MOST_ROWS:
+                name, value = "drop", self.draw(1, rows)
+            after = self.offset + value
+        if name == "rewind":
+            value = after = [int(self.random.integers(0, at + 1)) for at in self.offset]
+        elif name == "reorder":
+            value = self.draw(int(self.random.integers(1, MOST_ROWS + 1)), rows)
+            after = [self.offset[row] for row in value]
+        elif name == "drop":
+            value = self.draw(1, rows) if value is True else value
+            after = [at for row, at in enumerate(self.offset) if row not in value]
+        answer = await self.tell({name: value})
+        expect(not answer.refused and answer.offset == after, f"{name} {value} at {self.offset}", answer)
+        self.offset = after
+        self.soak.counts[name] += 1
+
+    async def step(self) -> None:
+        """Feed tokens, sometimes at places of our own, sometimes twice."""
+        random, rows = self.random, len(self.offset)
+        lengths = [1] * rows if random.random() < 0.7 else [int(n) for n in random.integers(0, LONGEST + 1, rows)]
+        if not any(lengths):
+            lengths[0] = 1
+        ids = [self.draw(length, self.soak.vocabulary) for length in lengths]
+        message: dict[str, Any] = {"input_ids": ids}
+        after = [at + length for at, length in zip(self.offset, lengths, strict=True)]
+        places = [list(range(at, end)) for at, end in zip(self.offset, after, strict=True)]
+        if random.random() < 0.05:
+            message["position_ids"] = places = [self.draw(length, self.soak.limit) for length in lengths]
+            after = [max(row) + 1 if row else at for row, at in zip(places, self.offset, strict=True)]
+        elif random.random() < 0.3:
+            message["offset"] = self.offset
+        twice = random.random() < 0.05 and not isinstance(self.door, Clients)
+        number = self.door.number + 1 if twice else 0
+        answer = await self.tell(message, number)
+        if "position_ids" not in message and max(after) > self.soak.limit:
+            expect(answer.refused, f"{message!r} at {self.offset}", answer)
+            await self.rewind_all()
+            return
+        expected = self.soak.truth.vectors(ids, places)
+        self.check(message, answer, after, expected)
+        self.offset = after
+        if twice:
+            # Where the connection broke here, nobody knows any more what the step was.
+            again = await self.soak.attempt(self.door.name, lambda: self.door.ask(message, number))
+            if again is None:
+                await self.open()
+            else:
+                self.check(message, again, after, expected)
+                self.soak.counts["repeated"] += 1
+
+    def check(self, message: Message, answer: Told, after: list[int], expected: Vectors) -> None:
+        """Compare the answer to a step with what it must be."""
+        right = answer.vectors is not None and answer.vectors.tobytes() == expected.tobytes()
+        expect(right and answer.offset == after, f"{message!r} to {after} by {self.door.name}", answer)
+        self.soak.right[self.door.name] += 1
+
+    async def rewind_all(self) -> None:
+        """Make room where a row is at its end."""
+        self.soak.counts["full"] += 1
+        after = [at // 2 for at in self.offset]
+        answer = await self.tell({"rewind": after})
+        expect(answer.offset == after, f"rewind at {self.offset}", answer)
+        self.offset = after

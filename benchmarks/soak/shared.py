@@ -1,0 +1,130 @@
+"""What all clients share: the truth, what they have seen, and when they have had enough."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from websockets import ConnectionClosed, WebSocketException
+
+from incipit.client.errors import NoAnswer
+
+T = TypeVar("T")
+Vectors = NDArray[np.float32]
+Rows = list[list[int]]
+PATIENCE = 60.0
+"""Seconds after which an answer counts as hung."""
+
+
+class Wrong(Exception):
+    """The server answered what it must not."""
+
+
+class Broken(Exception):
+    """The connection broke."""
+
+
+BROKEN = (Broken, OSError, EOFError, WebSocketException, NoAnswer, httpx.TransportError)
+
+
+def expect(right: Any, what: str, got: object) -> None:
+    """Raise where something is not right.
+
+    Raises:
+        Wrong: it is not.
+
+    """
+    if not right:
+        raise Wrong(f"{what}: {got}")
+
+
+class Truth:
+    """The vectors of tokens at positions, from the files of an artifact.
+
+    Args:
+        folder: of the artifact, whose front-end adds a row of a table of tokens and a row of one of positions.
+
+    """
+
+    def __init__(self, folder: Path) -> None:
+        graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
+        tables = [tensor for tensor in graph.initializer if tensor.external_data]
+        names = {tensor.name: self._table(folder, tensor) for tensor in tables}
+        self.tokens, self.positions = (names[f"frontend.{table}.weight"] for table in ("tokens", "positions"))
+        if len(names) > 2 or {table.dtype.name for table in names.values()} != {"float32"}:
+            raise SystemExit(f"{folder}: got the tables {', '.join(names)}, allowed tokens and positions in float32")
+
+    @staticmethod
+    def _table(folder: Path, tensor: Any) -> Vectors:
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        return np.memmap(folder / place["location"], kind, "r", int(place["offset"]), tuple(tensor.dims))
+
+    def vectors(self, ids: Rows, positions: Rows) -> Vectors:
+        """Return the vectors (T, D) of rows of ids, at as many position indices."""
+        return self.lookups(ids) + self.positions[flat(positions)]
+
+    def lookups(self, ids: Rows) -> Vectors:
+        """Return what the table of tokens has for rows of ids, (T, D)."""
+        return np.asarray(self.tokens[flat(ids)])
+
+
+def flat(rows: Rows) -> NDArray[np.int64]:
+    """Return rows one after another."""
+    return np.array([value for row in rows for value in row], np.int64)
+
+
+class Soak:
+    """What all clients share.
+
+    Args:
+        truth: of the model.
+        model: its name.
+        steps: how many are to be answered.
+        seconds: how long it lasts, whatever is answered; 0 for as long as the steps take.
+
+    """
+
+    def __init__(self, truth: Truth, model: str, steps: int = 0, seconds: float = 0.0) -> None:
+        self.truth, self.model = truth, model
+        self._steps, self._seconds, self._begin = steps, seconds, time.monotonic()
+        self.limit, self.vocabulary = len(truth.positions), len(truth.tokens)
+        self.right, self.refused, self.broken = Counter[str](), Counter[str](), Counter[str]()
+        self.counts = Counter[str]()
+        self.large = asyncio.Lock()
+        self.sequences = count(1)
+
+    @property
+    def seconds(self) -> float:
+        """How long it has lasted."""
+        return time.monotonic() - self._begin
+
+    @property
+    def done(self) -> float:
+        """How much of it is done; 1 is all."""
+        return self.seconds / self._seconds if self._seconds else self.right.total() / self._steps
+
+    async def attempt(self, door: str, action: Callable[[], Awaitable[T]]) -> T | None:
+        """Do something; None where the connection broke.
+
+        Raises:
+            Wrong: it takes too long, or the server closed the connection.
+
+        """
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await action()
+        except TimeoutError:
+            raise Wrong(f"{door} hangs") from None
+        except BROKEN as error:
+            if isinstance(error, ConnectionClosed) and error.rcvd is not None:
+                raise Wrong(f"the server closed the stream: {error}") from error
+            self.broken[door] += 1
+            return None

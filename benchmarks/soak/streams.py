@@ -1,0 +1,214 @@
+"""The doors of decode streams: how each is told a message, and what comes back."""
+
+import asyncio
+import base64
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import numpy as np
+from websockets.asyncio.client import ClientConnection, connect
+
+import incipit
+from benchmarks.soak.shared import PATIENCE, Vectors, Wrong
+from incipit.client.errors import ServiceError
+from incipit.client.frames import ERROR, Answer, Move, Step, read_frame, write_frame
+from incipit.client.rows import read_rows
+
+MOVES = {"rewind": 4, "reorder": 5, "append": 6, "drop": 7, "ping": 8}
+
+
+@dataclass
+class Told:
+    """What came back: the offsets of the rows, and of a step the vectors (T, D); or why it was refused."""
+
+    offset: list[int] = field(default_factory=list)
+    vectors: Vectors | None = None
+    refused: str = ""
+
+
+Message = dict[str, Any] | bytes
+"""As JSON has it, or bytes that are no message."""
+
+
+class Frames:
+    """A WebSocket that is told frames."""
+
+    name = "frames"
+    garbage: tuple[bytes, ...] = (
+        b"",
+        b"INCP",
+        b"XXXX" + bytes(20),
+        b"INCP\2\x05" + bytes(18) + b"\1",
+        b"INCP\2\xee" + bytes(18),
+    )
+
+    def __init__(self, address: str, model: str) -> None:
+        self._address = f"{address.replace('http', 'ws', 1)}/models/{model}/decode?rows=0"
+        self._socket: ClientConnection | None = None
+        self.number = 0
+
+    async def open(self, offset: list[int]) -> None:
+        """Connect, with rows at `offset`."""
+        await self.leave()
+        self._socket = await connect(self._address, compression=None, max_size=None, close_timeout=1)
+        self.number = 0
+        await self.ask({"append": offset}, 0)
+
+    async def leave(self) -> None:
+        """Leave without a word."""
+        if self._socket is not None:
+            self._socket.transport.abort()
+            await self._socket.wait_closed()
+            self._socket = None
+
+    async def ask(self, message: Message, number: int) -> Told:
+        """Send a message with a number, or 0, and return what comes."""
+        assert self._socket is not None
+        self.number = max(self.number, number)
+        await self._socket.send(self.write(message, number))
+        return self.read(await self._socket.recv())
+
+    def write(self, message: Message, number: int) -> bytes | str:
+        """Return a frame."""
+        if isinstance(message, bytes):
+            return message
+        if "input_ids" not in message:
+            ((name, integers),) = message.items()
+            listed = np.array([] if integers is True else integers, np.int64)
+            return write_frame(Move(MOVES[name], listed), number, [], [])
+        values, lengths = read_rows("input_ids", message["input_ids"])
+        parts = {"input_ids": values}
+        if "position_ids" in message:
+            parts["position_ids"] = read_rows("position_ids", message["position_ids"])[0]
+        return write_frame(Step(parts, lengths), number, message.get("offset", []), [])
+
+    def read(self, answer: bytes | str) -> Told:
+        """Read a frame."""
+        assert isinstance(answer, bytes)
+        # Broken frames are answered in version 1, of which no more is known here.
+        found = Answer(ERROR, 0, [], [], answer) if answer[4] == 1 else read_frame(answer)
+        if found.kind == ERROR:
+            return Told(refused=str(found.text))
+        return Told(found.offset, found.tensors[0].reshape(-1, found.tensors[0].shape[-1]) if found.tensors else None)
+
+
+class Texts(Frames):
+    """A WebSocket that is told JSON."""
+
+    name = "text"
+    garbage: tuple[bytes, ...] = (
+        b"",
+        b"{",
+        b"[]",
+        b'{"nope": 1}',
+        b'{"rewind": "x"}',
+        b'{"ping": false}',
+        b'{"step": -1, "ping": true}',
+    )
+
+    def write(self, message: Message, number: int) -> bytes | str:
+        """Return JSON."""
+        if isinstance(message, bytes):
+            return message.decode()
+        return json.dumps(message | ({"step": number} if number else {}))
+
+    def read(self, answer: bytes | str) -> Told:
+        """Read JSON."""
+        return told(json.loads(answer))
+
+
+class Lines(Texts):
+    """Lines of JSON over HTTP."""
+
+    name = "lines"
+    garbage: tuple[bytes, ...] = Texts.garbage[1:]
+
+    def __init__(self, address: str, model: str) -> None:
+        self._host = httpx.URL(address)
+        self._path = f"/models/{model}/decode?rows=0"
+        self._writer: asyncio.StreamWriter | None = None
+        self.number = 0
+
+    async def open(self, offset: list[int]) -> None:
+        """Begin a request, with rows at `offset`."""
+        await self.leave()
+        self._reader, self._writer = await asyncio.open_connection(self._host.host, self._host.port)
+        head = f"POST {self._path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\n"
+        self._writer.write(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        answered = await self._reader.readuntil(b"\r\n\r\n")
+        if not answered.startswith(b"HTTP/1.1 200 "):
+            raise Wrong(answered)
+        self.number = 0
+        await self.ask({"append": offset}, 0)
+
+    async def leave(self) -> None:
+        """Leave without a word."""
+        if self._writer is not None:
+            self._writer.transport.abort()
+            self._writer = None
+
+    async def ask(self, message: Message, number: int) -> Told:
+        """Send a line and return what comes."""
+        assert self._writer is not None
+        self.number = max(self.number, number)
+        line = self.write(message, number)
+        assert isinstance(line, str)
+        self._writer.write(b"%x\r\n%b\n\r\n" % (len(line) + 1, line.encode()))
+        size = int(await self._reader.readline() or b"0", 16)
+        answer = await self._reader.readexactly(size + 2)
+        if not size:
+            raise EOFError
+        return self.read(answer.decode())
+
+
+def told(document: Any) -> Told:
+    """Read an answer of JSON."""
+    if "error" in document:
+        return Told(refused=str(document["error"]))
+    if "embeddings" not in document:
+        return Told(document["next_offset"])
+    flat = np.frombuffer(base64.b64decode(document["embeddings"]), "<f4")
+    return Told(document["next_offset"], flat.reshape(-1, document["shape"][-1]))
+
+
+class Clients:
+    """The client of this package, which resumes by itself."""
+
+    name = "client"
+    garbage: tuple[bytes, ...] = ()
+
+    def __init__(self, address: str, model: str) -> None:
+        self._client = incipit.connect_async(address, timeout=PATIENCE, retries=8)
+        self._model = model
+        self._context: Any = None
+        self.number = 0
+
+    async def open(self, offset: list[int]) -> None:
+        """Open a stream, with rows at `offset`."""
+        await self.leave()
+        context = self._client.decode(self._model, offset=offset, resume=True)
+        self._stream = await context.__aenter__()
+        self._context = context
+
+    async def leave(self) -> None:
+        """Leave."""
+        if self._context is not None:
+            await self._context.__aexit__(None, None, None)
+            self._context = None
+
+    async def ask(self, message: Message, number: int) -> Told:  # noqa: ARG002 - it counts by itself
+        """Call a method and return what it says."""
+        assert isinstance(message, dict)
+        stream, vectors = self._stream, None
+        try:
+            if "input_ids" in message:
+                vectors = await stream.step(message["input_ids"], position_ids=message.get("position_ids"))
+                vectors = vectors.reshape(-1, vectors.shape[-1])
+            else:
+                ((name, integers),) = message.items()
+                await getattr(stream, name)(*([] if integers is True else [integers]))
+        except ServiceError as error:
+            return Told(refused=str(error))
+        return Told(stream.offset, vectors)
