@@ -127,6 +127,7 @@ def bare(_: Path, ports: Ports, __: Path) -> Sequence[object]:
 
 SERVERS = {
     "floor": Server("the floor: bare ASGI, canned bytes", bare, canned, grpc=True),
+    "uvicorn": Server("the same by plain uvicorn", script("with_uvicorn"), canned, ("uvicorn[standard]==0.54.0",)),
     "incipit": Server("Incipit, `.npy`", incipit, native, grpc=True),
     "incipit-v2": Server("Incipit, V2 binary", incipit, open_inference),
     "fastapi": Server(

@@ -163,7 +163,7 @@ def running(*command: object) -> Iterator[tuple[int, int]]:
     with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            port = next(int(found[1]) for line in process.stdout if (found := re.search(r"http://\S+:(\d+)", line)))
+            port = next(int(found[1]) for line in process.stdout if (found := re.search(r"https?://\S+:(\d+)", line)))
             yield process.pid, port
         finally:
             process.terminate()

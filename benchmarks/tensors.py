@@ -1,11 +1,14 @@
 """Requests for tensors over HTTP, beside a server that reads as much and answers with as many canned bytes.
 
     python -m benchmarks.tensors
+    python -m benchmarks.tensors --with keys tls tracing proxies lines pages
 
 serves gpt2-small of `model_repository`, and in another process a bare ASGI application, by the same server with the
 same settings, both on one core; `wrk` (https://github.com/wg/wrk), which must be installed, asks on another. In each
 round the two take turns, door by door and shape by shape. What is printed is the median of the rounds: requests per
 second of the bare application, and of each door over those. It exits with 1 where one is below what it is to hold.
+With `--with`, what an operator may turn on is on (`benchmarks/guards.py`); what is a part of the server, TLS and the
+belief in a proxy, is on for the bare application too.
 """
 
 import argparse
@@ -24,6 +27,7 @@ import numpy as np
 import orjson
 import uvicorn
 
+from benchmarks.guards import GUARDS, guarded
 from benchmarks.streams import CLIENT_CORE, MODEL, SERVER_CORE, WIDTH, running
 from incipit.service.metrics import Metrics
 from incipit.service.settings import Settings
@@ -67,6 +71,11 @@ def open_inference(ids: Any) -> Door:
     return Door(f"/v2/models/{MODEL}/infer", header + ids.tobytes(), headers)
 
 
+def with_headers(door: Door, headers: dict[str, str]) -> Door:
+    """Return a door whose requests have further headers."""
+    return door._replace(headers=door.headers | headers)
+
+
 DOORS = {"native": native, "V2": open_inference}
 
 
@@ -107,13 +116,12 @@ def script(folder: Path, name: str, door: Door) -> Path:
     return file
 
 
-def rate(port: int, path: str, lua: Path, seconds: float, connections: int) -> float:
+def rate(port: int, path: str, lua: Path, seconds: float, connections: int, scheme: str = "http") -> float:
     """Return how many requests were answered in a second."""
     command = ["taskset", "-c", CLIENT_CORE, "wrk", "-t", 1, "-c", connections, "-d", f"{seconds:g}s", "-s", lua]
     command += ["--timeout", "60s"]
-    done = subprocess.run(
-        [*map(str, command), f"http://127.0.0.1:{port}{path}"], capture_output=True, text=True, check=True
-    )
+    command.append(f"{scheme}://127.0.0.1:{port}{path}")
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
     if "Non-2xx" in done.stdout or "Socket errors" in done.stdout:
         raise RuntimeError(done.stdout)
     return float(re.findall(r"Requests/sec:\s+(\S+)", done.stdout)[0])
@@ -126,21 +134,24 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=2)
     parser.add_argument("--connections", type=int, default=CONNECTIONS)
     parser.add_argument("--shapes", type=int, default=len(SHAPES), metavar="N", help="measure the first N alone")
+    parser.add_argument("--with", nargs="+", choices=GUARDS, default=[], dest="guards", help="what else is on")
     parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.bare:
         serve_bare()
         return
     incipit = Path(sys.executable).parent / "incipit"
+    scheme = "https" if "tls" in options.guards else "http"
     pinned = ("taskset", "-c", SERVER_CORE)
     random = np.random.default_rng(0)
     with (
         tempfile.TemporaryDirectory() as folder,
+        guarded(options.guards, Path(folder)) as headers,
         running(*pinned, incipit, "serve", "--port", 0) as (_, port),
         running(*pinned, sys.executable, "-m", "benchmarks.tensors", "--bare") as (_, bare_port),
     ):
         doors = {
-            (shape, name): door(random.integers(0, 50257, shape))
+            (shape, name): with_headers(door(random.integers(0, 50257, shape)), headers)
             for shape in SHAPES[: options.shapes]
             for name, door in DOORS.items()
         }
@@ -148,10 +159,12 @@ def main() -> None:
         for _ in range(options.rounds):
             for (shape, name), door in doors.items():
                 lua = script(Path(folder), name, door)
-                floor = rate(bare_port, f"/{shape[0]}/{shape[1]}", lua, options.seconds, options.connections)
-                ours = rate(port, door.path, lua, options.seconds, options.connections)
+                how = lua, options.seconds, options.connections, scheme
+                floor = rate(bare_port, f"/{shape[0]}/{shape[1]}", *how)
+                ours = rate(port, door.path, *how)
                 found[shape, name].append((floor, ours / floor))
-    print(f"{options.connections} connections, load {os.getloadavg()[0]:.1f}")
+    on = f", with {' '.join(options.guards)}" if options.guards else ""
+    print(f"{options.connections} connections{on}, load {os.getloadavg()[0]:.1f}")
     missed = False
     for (shape, name), rounds in found.items():
         floors, ratios = zip(*rounds, strict=True)

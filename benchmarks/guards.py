@@ -1,0 +1,113 @@
+"""What an operator turns on around a service, as `benchmarks.tensors --with` measures it: variables and headers."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from types import MappingProxyType
+from typing import NamedTuple
+
+import trustme
+
+from incipit.service.access import new_key
+
+
+class Guard(NamedTuple):
+    """What is set for the servers, and what each request says."""
+
+    variables: dict[str, str]
+    headers: Mapping[str, str] = MappingProxyType({})
+
+
+def keys(folder: Path) -> Guard:
+    """Need a key, and count what it asks in a second."""
+    file = folder / "keys.toml"
+    key, entry = new_key("benchmark", (), admin=False)
+    file.write_text(entry)
+    variables = {"INCIPIT_API_KEYS": str(file), "INCIPIT_MAX_REQUESTS_PER_SECOND": "1000000"}
+    return Guard(variables, {"Authorization": f"Bearer {key}"})
+
+
+def tls(folder: Path) -> Guard:
+    """Encrypt: the bare application too."""
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    made = trustme.CA().issue_cert("127.0.0.1")
+    made.cert_chain_pems[0].write_to_path(str(certificate))
+    made.private_key_pem.write_to_path(str(key))
+    return Guard({"INCIPIT_TLS_CERTIFICATE": str(certificate), "INCIPIT_TLS_KEY": str(key)})
+
+
+def tracing(_: Path) -> Guard:
+    """Trace one request of a hundred, and send the spans."""
+    port = _Collector.start()
+    return Guard(
+        {
+            "INCIPIT_TRACING": "otlp",
+            "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+            "OTEL_TRACES_SAMPLER_ARG": "0.01",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
+        }
+    )
+
+
+def proxies(_: Path) -> Guard:
+    """Believe the proxy that each request comes from: the bare application too."""
+    return Guard(
+        {"INCIPIT_TRUSTED_PROXIES": "127.0.0.1"}, {"X-Forwarded-For": "192.0.2.1", "X-Forwarded-Proto": "https"}
+    )
+
+
+def lines(_: Path) -> Guard:
+    """Log a line of JSON for one request of a hundred."""
+    return Guard({"INCIPIT_LOG_SAMPLE": "0.01", "INCIPIT_LOG_FORMAT": "json"})
+
+
+def pages(_: Path) -> Guard:
+    """Let pages of another server ask."""
+    return Guard({"INCIPIT_CORS_ORIGINS": "https://pages.example"})
+
+
+GUARDS: dict[str, Callable[[Path], Guard]] = {
+    "keys": keys,
+    "tls": tls,
+    "tracing": tracing,
+    "proxies": proxies,
+    "lines": lines,
+    "pages": pages,
+}
+
+
+@contextmanager
+def guarded(names: list[str], folder: Path) -> Iterator[dict[str, str]]:
+    """Set the variables while the block runs, and yield the headers."""
+    guards = [GUARDS[name](folder) for name in names]
+    before = dict(os.environ)
+    try:
+        for guard in guards:
+            os.environ |= guard.variables
+        yield {name: value for guard in guards for name, value in guard.headers.items()}
+    finally:
+        os.environ.clear()
+        os.environ |= before
+
+
+class _Collector(BaseHTTPRequestHandler):
+    """Takes spans, and does nothing with them."""
+
+    @classmethod
+    def start(cls) -> int:
+        """Listen, and return the port."""
+        server = ThreadingHTTPServer(("127.0.0.1", 0), cls)
+        Thread(target=server.serve_forever, daemon=True).start()
+        return server.server_port
+
+    def do_POST(self) -> None:
+        """Take them."""
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
