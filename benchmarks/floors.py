@@ -1,10 +1,12 @@
 """What a door, a start and a worker may cost, each against what is measured beside it, in one run.
 
     python -m benchmarks.floors [--rounds N] [--seconds S]
+    python -m benchmarks.floors --with keys tracing proxies lines pages
 
 gpt2-small of `model_repository`; servers on one core, `wrk` and tritonclient on another, as `benchmarks.peers` has
 them. What is compared takes turns in every round; the figures are medians of the ratios of the rounds. It exits with 1
-where a floor is missed, or what it is held against could not run.
+where a floor is missed, or what it is held against could not run. With `--with`, what an operator may turn on is on
+(`benchmarks/guards.py`), but TLS, which is a part of the connections and not of what is compared here.
 """
 
 import argparse
@@ -25,10 +27,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from benchmarks.guards import GUARDS, guarded
 from benchmarks.peers import grpc_rate
 from benchmarks.servers import GRAPH, INCIPIT, JSON, CannotRun, Running, descendants, started
 from benchmarks.streams import MODEL, SERVER_CORE, be_the_client, memory_of, running
-from benchmarks.tensors import CONNECTIONS, SHAPES, Door, native, rate, script
+from benchmarks.tensors import CONNECTIONS, SHAPES, Door, native, rate, script, with_headers
 
 SMALL, MIDDLE, LARGE = (1, 1), (8, 128), (32, 512)
 WORKERS = 4
@@ -74,22 +77,27 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=2)
+    guards = [name for name in GUARDS if name != "tls"]
+    parser.add_argument("--with", nargs="+", choices=guards, default=[], dest="guards", help="what else is on")
     options = parser.parse_args()
     be_the_client()
-    print(f"load {os.getloadavg()[0]:.1f} as it begins; medians of {options.rounds} rounds and their spread")
+    on = f", with {' '.join(options.guards)}" if options.guards else ""
+    print(f"load {os.getloadavg()[0]:.1f} as it begins{on}; medians of {options.rounds} rounds and their spread")
     floors = []
-    for floor in (*rates(options.rounds, options.seconds), start(options.rounds), memory()):
-        print(floor, flush=True)
-        floors.append(floor)
+    with tempfile.TemporaryDirectory() as folder, guarded(options.guards, Path(folder)) as headers:
+        for measured in (rates(options.rounds, options.seconds, headers), start(options.rounds), memory(headers)):
+            for floor in measured:
+                print(floor, flush=True)
+                floors.append(floor)
     sys.exit(not all(floor.held for floor in floors))
 
 
-def rates(rounds: int, seconds: float) -> Iterator[Floor]:
-    """Compare rates of doors, and the latency of small requests beside large ones."""
+def rates(rounds: int, seconds: float, headers: dict[str, str]) -> Iterator[Floor]:
+    """Compare rates of doors, and the latency of small requests beside large ones; each request has `headers`."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         ids = {shape: np.random.default_rng(0).integers(0, 50257, shape) for shape in SHAPES}
-        ours, bare = (stack.enter_context(started(name)) for name in ("incipit", "floor"))
+        ours, bare = (stack.enter_context(started(name, headers)) for name in ("incipit", "floor"))
         other: Running | None = None
         try:
             other = stack.enter_context(started("mlserver"))
@@ -97,10 +105,10 @@ def rates(rounds: int, seconds: float) -> Iterator[Floor]:
             print(f"MLServer: {error}", file=sys.stderr)
 
         def over_grpc(server: Running) -> Work:
-            return partial(grpc_rate, server.ports.grpc, ids[MIDDLE], seconds, CONNECTIONS)
+            return partial(grpc_rate, server.ports.grpc, ids[MIDDLE], seconds, CONNECTIONS, headers)
 
         def over_http(server: Running, name: str, door: Door) -> Work:
-            lua = script(folder, name, door)
+            lua = script(folder, name, with_headers(door, headers))
             return partial(rate, server.ports.http, door.path, lua, seconds, CONNECTIONS)
 
         def compare(name: str, allowed: float, one: Work, server: Running | None, work: Work | None) -> Floor:
@@ -117,7 +125,10 @@ def rates(rounds: int, seconds: float) -> Iterator[Floor]:
         yield compare("JSON floats (8, 128), over MLServer's V2 JSON", 3, floats, other, theirs)
         yield compare("JSON base64 (8, 128), over .npy", 0.5, base64, ours, binary)
         with ours.awake():
-            small, large = (script(folder, name, native(ids[shape])) for name, shape in (("s", SMALL), ("l", LARGE)))
+            small, large = (
+                script(folder, name, with_headers(native(ids[shape]), headers))
+                for name, shape in (("s", SMALL), ("l", LARGE))
+            )
             found = [beside(ours.ports.http, small, large, seconds) for _ in range(rounds)]
         yield Floor("p99 of (1, 1) beside one connection of (32, 512), over p99 alone", 5, True, found)
 
@@ -173,7 +184,7 @@ def wrk(port: int, lua: Path, seconds: float, connections: int) -> list[str]:
     return list(map(str, command))
 
 
-def start(rounds: int) -> Floor:
+def start(rounds: int) -> Iterator[Floor]:
     """Compare the time until `incipit serve` answers with that of the imports that no such server goes without."""
     pinned = ("taskset", "-c", str(SERVER_CORE))
     found = []
@@ -190,20 +201,20 @@ def start(rounds: int) -> Floor:
             subprocess.run([*pinned, sys.executable, "-c", IMPORTS], check=True)
             if turn:  # the first reads the files into memory
                 found.append(ready / (time.perf_counter() - begin))
-    return Floor(f"ready, over the time of `{IMPORTS}`", 1.5, True, found)
+    yield Floor(f"ready, over the time of `{IMPORTS}`", 1.5, True, found)
 
 
-def memory() -> Floor:
-    """Measure what several workers take, without the table that they share."""
+def memory(headers: dict[str, str]) -> Iterator[Floor]:
+    """Measure what several workers take, without the table that they share; each request has `headers`."""
     options = ("--port", 0, "--workers", WORKERS)
     with tempfile.TemporaryDirectory() as folder, running(INCIPIT, "serve", *options) as (pid, port):
         time.sleep(5)  # until all of them serve
         for number, shape in enumerate(SHAPES[:3]):
-            door = native(np.random.default_rng(0).integers(0, 50257, shape))
+            door = with_headers(native(np.random.default_rng(0).integers(0, 50257, shape)), headers)
             rate(port, door.path, script(Path(folder), f"warm{number}", door), 1, 8 * WORKERS)
         processes = descendants(pid)
         total = sum(map(memory_of, processes)) - sum(map(table_of, processes))
-    return Floor(f"MB of each of {WORKERS} workers, without the tables", 90, True, [total / WORKERS / 1e6])
+    yield Floor(f"MB of each of {WORKERS} workers, without the tables", 90, True, [total / WORKERS / 1e6])
 
 
 def table_of(pid: int) -> int:

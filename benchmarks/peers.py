@@ -22,10 +22,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -153,8 +154,12 @@ def tensor(ids: Any) -> Any:
     return triton.InferInput("input_ids", ids.shape, "INT64").set_data_from_numpy(ids)
 
 
-def grpc_rate(port: int, ids: Any, seconds: float, connections: int) -> float:
+def grpc_rate(
+    port: int, ids: Any, seconds: float, connections: int, metadata: Mapping[str, str] = MappingProxyType({})
+) -> float:
     """Return how many requests of gRPC were answered in a second, by as many threads as connections."""
+    # tritonclient takes a dict, and names of gRPC are lower case.
+    headers = {name.lower(): value for name, value in metadata.items()}
     counts: list[int] = []
     ready = threading.Barrier(connections + 1, timeout=60)
 
@@ -162,11 +167,11 @@ def grpc_rate(port: int, ids: Any, seconds: float, connections: int) -> float:
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
         with triton.InferenceServerClient(f"127.0.0.1:{port}", channel_args=options) as client:
             inputs, count = [tensor(ids)], 0
-            client.infer(MODEL, inputs)
+            client.infer(MODEL, inputs, headers=headers)
             ready.wait()
             until = time.perf_counter() + seconds
             while time.perf_counter() < until:
-                client.infer(MODEL, inputs)
+                client.infer(MODEL, inputs, headers=headers)
                 count += 1
             counts.append(count)
 

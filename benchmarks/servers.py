@@ -12,9 +12,10 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -163,14 +164,17 @@ class Running:
         server: what it is.
         process: its first process.
         ports: where it listens.
+        headers: of each request that `ask` sends, beside those of its door.
 
     Attributes:
         ready: whether it has answered once.
 
     """
 
-    def __init__(self, server: Server, process: "subprocess.Popen[bytes]", ports: Ports) -> None:
-        self.server, self.process, self.ports = server, process, ports
+    def __init__(
+        self, server: Server, process: "subprocess.Popen[bytes]", ports: Ports, headers: Mapping[str, str]
+    ) -> None:
+        self.server, self.process, self.ports, self.headers = server, process, ports, headers
         self.ready = False
 
     @contextmanager
@@ -199,8 +203,9 @@ class Running:
         """
         door = self.server.door(ids)
         address = f"http://127.0.0.1:{self.ports.http}{door.path}"
+        request = urllib.request.Request(address, door.body, {**door.headers, **self.headers})
         try:
-            with urllib.request.urlopen(urllib.request.Request(address, door.body, door.headers), None, PATIENCE) as r:
+            with urllib.request.urlopen(request, None, PATIENCE) as r:
                 body: bytes = r.read()
         except urllib.error.HTTPError as error:
             raise CannotRun(f"status {error.code}: {error.read()[:200]!r}") from error
@@ -251,8 +256,8 @@ class Running:
 
 
 @contextmanager
-def started(name: str) -> Iterator[Running]:
-    """Set a server up, start it on one core, and wait until it answers; yield it asleep.
+def started(name: str, headers: Mapping[str, str] = MappingProxyType({})) -> Iterator[Running]:
+    """Set a server up, start it on one core, and wait until it answers requests with `headers`; yield it asleep.
 
     Raises:
         CannotRun: it cannot be installed or started.
@@ -269,7 +274,7 @@ def started(name: str) -> Iterator[Running]:
         quiet = {"BENTOML_DO_NOT_TRACK": "True", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
         environment = os.environ | {"GRAPH": str(GRAPH.resolve())} | quiet | of_their_own
         process = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log, env=environment)
-        running = Running(server, process, ports)
+        running = Running(server, process, ports, headers)
         stack.callback(running.stop)
         try:
             with running.awake():

@@ -12,7 +12,7 @@ from incipit.service.errors import Unavailable
 T = TypeVar("T")
 M = TypeVar("M")
 
-SMALL = 2**19
+SMALL = 3 * 2**17
 """Values of an array, and bytes that are only copied, that are handled in a few tenths of a millisecond."""
 TEXT_COST = 32
 """A byte of JSON that is read, or a number that is written as text, takes as long as this many values."""

@@ -11,12 +11,12 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from incipit.service.batching import SMALL
 from incipit.service.manifest import EMBEDDINGS, GRAPH, TOKEN_EMBEDDINGS, Manifest
 from incipit.service.messages import Int64, Request
 from incipit.service.observation import Execution
 from incipit.service.positions import count_real, graph_counts, position_index, real_tokens
 from incipit.service.repository import Model
-from incipit.service.tiles import PIECE
 from incipit.service.validation import ZERO
 
 CHECKED = 2
@@ -53,7 +53,7 @@ def shared(model: Model) -> int:
     """
     if not model.manifest.exact_rows:
         return 0
-    return PIECE if model.sessions[GRAPH].bound else SHARED
+    return SMALL if model.sessions[GRAPH].bound else SHARED
 
 
 def plan(request: Request, manifest: Manifest) -> Call:

@@ -1,8 +1,8 @@
 """What the process has imported that workers are forked from; they share its pages.
 
 It does nothing else. None of this has a thread that outlives a fork, opens a model, or draws by chance for all of them:
-`service/visit.py` draws again. What traces has threads, and is left to the workers. gRPC has some only once there is a
-server, and is imported before this where it is served.
+`service/visit.py` draws again. gRPC and what traces have threads only once there is a server or an exporter, and are
+imported before this where they are wanted.
 """
 
 import gc

@@ -30,7 +30,7 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 # The fused kernel is a scalar sum with E[x^2] - mean^2: several times slower and less exact than the parts.
 SLOW_ON_CPU = ["SkipLayerNormFusion"]
 HOST = pybind.OrtDevice(pybind.OrtDevice.cpu(), pybind.OrtDevice.default_memory(), 0)
-MOST_WARMED = 2**19
+MOST_WARMED = 3 * 2**17
 """Values of vectors of the largest call that several requests share, and that is warmed."""
 # By default products of float32 are those of numbers with 10 bits; and memory would grow by powers of two.
 ON_CUDA = {"use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from incipit.service.manifest import Manifest
 from incipit.service.messages import Int64
 
-PIECE = 3 * 2**17
+PIECE = 3 * 2**16
 """Values of a piece of a large answer: what is computed while nobody else is answered, and then sent from the cache."""
 ROW = 4
 """Rows of at least this part of a tile may be tiles themselves: what all rows share is then computed once."""

@@ -38,7 +38,9 @@ from incipit.service.settings import Settings, listed
 
 LOG = logging.getLogger(__name__)
 FORKED = multiprocessing.get_context("forkserver")
-PRELOADED, PRELOADED_GRPC = "incipit.service.preloaded", "incipit.service.rpc.server"
+PRELOADED, PRELOADED_GRPC = ["incipit.service.preloaded"], ["incipit.service.rpc.server"]
+PRELOADED_TRACING = ["incipit.service.tracing", "requests"]
+"""Where requests are traced, with what the exporter imports once it is made."""
 BACKLOG = 2048
 PATIENCE_SECONDS = 30
 """After which a worker that does not answer its parent is replaced; one that starts on a busy machine may take some."""
@@ -132,7 +134,9 @@ def _prepare(settings: Settings) -> None:
         Invalid: there can be none.
 
     """
-    FORKED.set_forkserver_preload([PRELOADED] if settings.grpc_port is None else [PRELOADED_GRPC, PRELOADED])
+    grpc = PRELOADED_GRPC if settings.grpc_port is not None else []
+    tracing = PRELOADED_TRACING if settings.tracing != "none" else []
+    FORKED.set_forkserver_preload([*grpc, *tracing, *PRELOADED])
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # it has a thread, and a file open, as soon as it is imported
     folder = tempfile.gettempdir()
     if len(os.fsencode(folder)) > MOST_OF_A_FOLDER:

@@ -68,7 +68,7 @@ SERVICE = {
     "metrics": {"history", "instruments", "observation", "visit", "errors"},
     "memory": {"access", "progress", "manifest", "metrics", "repository"},
     "rounding": {"messages", "errors"},
-    "calls": {"validation", "positions", "tiles", "repository", "observation", "manifest", "messages"},
+    "calls": {"validation", "positions", "batching", "tiles", "repository", "observation", "manifest", "messages"},
     "large": {
         "calls",
         "rounding",

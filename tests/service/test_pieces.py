@@ -214,7 +214,7 @@ class Recording(Scheduler):
         return await super().run(size, work, text)
 
 
-@pytest.mark.parametrize(("rows", "in_threads"), [(40, 0), (50, 2)])
+@pytest.mark.parametrize(("rows", "in_threads"), [(30, 0), (40, 2)])
 def test_the_tokens_of_large_requests_are_counted_and_cut_in_a_thread(
     engine: Engine, rows: int, in_threads: int
 ) -> None:
