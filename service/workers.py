@@ -31,6 +31,7 @@ from incipit.service.certificates import check_tls, follow
 from incipit.service.connections import Http, WebSocket
 from incipit.service.errors import IncipitError, Invalid
 from incipit.service.following import Following
+from incipit.service.heap import keep_pages
 from incipit.service.log import configuration
 from incipit.service.meanwhile import Meanwhile
 from incipit.service.repository import Model, Stem
@@ -67,6 +68,7 @@ def serve(settings: Settings, announce: Announce) -> None:
 
     """
     check_tls(settings)
+    keep_pages()
     listener = listen("port", settings.host, settings.port)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit it
         # Who does not read is dropped, and with him what waits to be sent.
@@ -198,6 +200,7 @@ class _Worker(Process):
     def _begin(self, sockets: list[socket.socket]) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # ignored by the process that it was forked from
         self.parent_conn.close()  # the parent's alone: what it asks ends with it
+        keep_pages()
         self.config.configure_logging()
         with suppress(KeyboardInterrupt):  # raised once more by the server that has obeyed it
             self.target(sockets)

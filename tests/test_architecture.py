@@ -19,6 +19,7 @@ SERVICE = {
     "loop": set(),
     "cores": set(),
     "copying": set(),
+    "heap": set(),
     "bounds": set(),
     "gathered": {"wire"},
     "access": {"watch", "errors"},
