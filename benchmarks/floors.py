@@ -81,6 +81,8 @@ def main() -> None:
     parser.add_argument("--with", nargs="+", choices=guards, default=[], dest="guards", help="what else is on")
     options = parser.parse_args()
     be_the_client()
+    # As where it is installed: modules are compiled once, by the first start, which is not counted.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     on = f", with {' '.join(options.guards)}" if options.guards else ""
     print(f"load {os.getloadavg()[0]:.1f} as it begins{on}; medians of {options.rounds} rounds and their spread")
     floors = []

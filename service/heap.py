@@ -9,10 +9,10 @@ import os
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """What `mallopt` sets, by its numbers (`malloc.h`)."""
-KEPT = 2**24
-"""Bytes at the end of the heap that stay when they are free."""
-ITS_OWN = 2**22
-"""Bytes from which a piece is not of the heap, and goes when it is free; the packets of answers have fewer."""
+KEPT = 2**25
+"""Bytes at the end of the heap that stay when they are free: what a large answer as text takes, which is made whole."""
+ITS_OWN = 2**25
+"""Bytes from which a piece is not of the heap, and goes when it is free; glibc allows no more."""
 VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 TUNABLES = ("GLIBC_TUNABLES", "glibc.malloc.")
 
