@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from incipit.service.batching import SMALL
 from incipit.service.bound import Bound
 from incipit.service.errors import ArtifactError, ProviderError
 from incipit.service.manifest import DATA, GRAPH, Tensor
@@ -30,8 +31,6 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 # The fused kernel is a scalar sum with E[x^2] - mean^2: several times slower and less exact than the parts.
 SLOW_ON_CPU = ["SkipLayerNormFusion"]
 HOST = pybind.OrtDevice(pybind.OrtDevice.cpu(), pybind.OrtDevice.default_memory(), 0)
-MOST_WARMED = 3 * 2**17
-"""Values of vectors of the largest call that several requests share, and that is warmed."""
 # By default products of float32 are those of numbers with 10 bits; and memory would grow by powers of two.
 ON_CUDA = {"use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}
 
@@ -222,7 +221,7 @@ class Session:
         self.run(feeds)
         if self._bound is not None and "input_ids" in self._inputs:
             width = self.outputs[0].shape[-1]
-            most = MOST_WARMED // width if isinstance(width, int) else 1
+            most = SMALL // width if isinstance(width, int) else 1
             for tokens in filter(None, (most >> fewer for fewer in (9, 6, 3, 0))):
                 shapes = {1: (tokens,), 2: (tokens, 1)}
                 self.run({tensor.name: np.zeros(shapes[len(tensor.shape)], np.int64) for tensor in self.inputs})

@@ -33,7 +33,7 @@ SERVICE = {
     "graphs": {"manifest", "files", "errors"},
     "pinned": set(),
     "bound": {"pinned", "manifest"},
-    "runtime": {"bound", "pinned", "manifest", "messages", "errors"},
+    "runtime": {"bound", "pinned", "batching", "manifest", "messages", "errors"},
     "ahead": set(),
     "operations": {"messages", "errors"},
     "wire": {"operations", "history", "observation", "manifest", "messages", "errors"},
