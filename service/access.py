@@ -84,12 +84,16 @@ class Access:
         file: TOML, with the keys; read again when it changes. Default None: no key is needed, and all may do all.
         by_address: whether callers without keys are told apart by their addresses.
 
+    Attributes:
+        changes: how often others were let in, or told apart in another way, than before.
+
     Raises:
         Invalid: the file cannot be read, or is not understood.
 
     """
 
     def __init__(self, file: Path | None = None, by_address: bool = False) -> None:
+        self.changes = 0
         self._file = file
         self._callers: list[Caller] = []
         if file is not None:
@@ -105,6 +109,7 @@ class Access:
     def tell_apart(self, by_address: bool) -> None:
         """Say whether callers without keys are told apart by their addresses."""
         self.by_address = by_address and self._file is None
+        self.changes += 1
 
     def enter(self, authorization: bytes | None) -> None:
         """Let in whoever asks, for what follows in this context; `authorization` is what the header of that name says.
@@ -163,6 +168,7 @@ class Access:
             return
         try:
             self._callers = read_keys(self._file)
+            self.changes += 1
         except Invalid as error:
             LOG.warning("the keys stay as they were: %s", error)
 

@@ -4,22 +4,24 @@ Where to, how often, and for whom they are sent is said by the variables `OTEL_â
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from threading import Thread
 from time import perf_counter, time_ns
 
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import SpanKind, StatusCode, format_trace_id
+from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from incipit.service.errors import Invalid
 from incipit.service.visit import Attributes, Headers, Trace, Visit
 
 PROPAGATOR = TraceContextTextMapPropagator()
+NONE = Context()
+"""That of a visit whose headers name no trace."""
 FIELDS = {name.encode(): name for name in PROPAGATOR.fields}
 """Headers that name a trace."""
 FLUSH_SECONDS = 5
@@ -60,29 +62,30 @@ class Tracing:
         self._provider.add_span_processor(exporter)
         self._tracer = self._provider.get_tracer("incipit", version)
 
-    @contextmanager
-    def trace(self, visit: Visit, headers: Headers, name: str, attributes: Attributes) -> Iterator[Trace]:
-        """Trace a visit while the block runs, as a part of the trace that its headers name."""
+    def trace(self, visit: Visit, headers: Headers, name: str, attributes: Attributes) -> Trace:
+        """Begin to trace a visit, as a part of the trace that its headers name."""
         began = time_ns() - _nanoseconds(perf_counter() - visit.began)
-        parent = PROPAGATOR.extract(_named(headers))
+        named = _named(headers)
+        parent = PROPAGATOR.extract(named) if named else NONE
         span = self._tracer.start_span(name, parent, SpanKind.SERVER, attributes, start_time=began)
-        context = span.get_span_context()
-        visit.trace = trace = Trace(format_trace_id(context.trace_id) if context.is_valid else "", name, {})
-        try:
-            yield trace
-        finally:
-            if span.is_recording():
-                span.update_name(trace.name)
-                span.set_attributes(_told(visit, trace) | trace.attributes)
-                if trace.failed:
-                    span.set_status(StatusCode.ERROR)
-            span.end(began + _nanoseconds(perf_counter() - visit.began))
+        tell = partial(_end, span, began, visit) if span.is_recording() else None
+        visit.trace = trace = Trace(span.get_span_context().trace_id, name, {}, tell)
+        return trace
 
     def close(self) -> None:
         """Send what was not sent yet, for a few seconds at most."""
         last = Thread(target=self._provider.shutdown, daemon=True)
         last.start()
         last.join(FLUSH_SECONDS)
+
+
+def _end(span: Span, began: int, visit: Visit, trace: Trace) -> None:
+    """End the span of a visit that began at `began`, in nanoseconds."""
+    span.update_name(trace.name)
+    span.set_attributes(_told(visit, trace) | trace.attributes)
+    if trace.failed:
+        span.set_status(StatusCode.ERROR)
+    span.end(began + _nanoseconds(perf_counter() - visit.began))
 
 
 def _named(headers: Headers) -> dict[str, list[str]]:

@@ -4,7 +4,6 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
@@ -50,9 +49,10 @@ class Trace:
     """What the span of a request will say, gathered until it ends.
 
     Args:
-        id: of the trace, in hexadecimal.
+        number: of the trace; 0 where there is none.
         name: of the span.
         attributes: of the span, none of which holds a token id or text.
+        tell: ends the span, which says what is gathered; None where it was not chosen to be sent.
         failed: whether the service is at fault.
         runs: how often a model ran for it.
         rows: that were answered.
@@ -60,13 +60,19 @@ class Trace:
 
     """
 
-    id: str
+    number: int
     name: str
     attributes: dict[str, str | int | float]
+    tell: Callable[["Trace"], None] | None = None
     failed: bool = False
     runs: int = 0
     rows: int = 0
     tokens: int = 0
+
+    @property
+    def id(self) -> str:
+        """The number in hexadecimal, as the specification of traces writes it; empty where there is none."""
+        return f"{self.number:032x}" if self.number else ""
 
     def ran(self, model: str, rows: int, tokens: int) -> None:
         """Count a run of a model."""
@@ -80,9 +86,14 @@ class Trace:
         self.attributes["error.type"] = error
         self.failed = self.failed or failed
 
+    def end(self) -> None:
+        """End the span."""
+        if self.tell is not None:
+            self.tell(self)
 
-Begin = Callable[["Visit", Headers, str, Attributes], AbstractContextManager[Trace]]
-"""Traces a visit while the block runs: takes its headers, the name of its span, and what that says at once."""
+
+Begin = Callable[["Visit", Headers, str, Attributes], Trace]
+"""Begins to trace a visit, and lets it know: takes its headers, the name of its span, and what that says at once."""
 
 
 class Visit:
@@ -111,7 +122,7 @@ class Visit:
     @classmethod
     def of(cls, headers: Headers, began: float | None = None) -> "Visit":
         """Return the visit of a request with such headers, of which the first that names an id counts."""
-        return cls(next((value for name, value in headers if name.lower() == ID), None), began)
+        return cls(wanted((name.lower(), value) for name, value in headers), began)
 
     @property
     def text(self) -> str:
@@ -153,6 +164,14 @@ class Visit:
         if len(marks) > 1:  # it is computed while it is sent
             return b"parse;dur=%b" % _milliseconds(marks[1] - self.began)
         return b""
+
+
+def wanted(headers: Headers) -> bytes | None:
+    """Return the id that headers, whose names are in lower case, give their request: the first counts."""
+    for name, value in headers:
+        if name == ID:
+            return value
+    return None
 
 
 def _milliseconds(seconds: float) -> bytes:

@@ -20,7 +20,7 @@ from incipit.service.api.arrival import Arrival
 from incipit.service.api.form import Forms
 from incipit.service.api.reply import Headers
 from incipit.service.api.target import Handler, Target
-from incipit.service.api.traces import ROUTE, telling, traced
+from incipit.service.api.traces import ROUTE, traced
 from incipit.service.errors import Forbidden, IncipitError
 from incipit.service.visit import CURRENT, Begin, Visit
 
@@ -92,9 +92,8 @@ class Entry:
         CURRENT.set(passage.visit)
         if self.trace is None or scope["path"] in OPEN:
             await app(scope, passage.receive, passage.send)
-            return
-        with traced(self.trace, passage.visit, scope) as answered:
-            await app(scope, passage.receive, telling(answered, passage.send))
+        else:
+            await traced(app, self.trace, passage.visit, scope, passage.receive, passage.send)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request of a page that may ask, or of no page."""
@@ -130,6 +129,11 @@ class Entry:
         except IncipitError:
             return None
         return context
+
+    def changes(self) -> int:
+        """Return another number whenever who was let in before may not be now, or is to be called otherwise."""
+        self._access.look()
+        return self._access.changes
 
     def _target(self, address: bytes) -> Target | None:
         """Return what a POST to an address, as the first line of a request has it, is for, if that is a tensor."""

@@ -54,16 +54,16 @@ class Traces(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     @contextmanager
     def _traced(self, method: str, context: grpc.aio.ServicerContext) -> Iterator[None]:
         said = {"rpc.system.name": "grpc", "rpc.method": method}
-        with self._begin(visit_of(context), metadata_of(context), method, said) as trace:
-            code = None
-            try:
-                yield
-            except asyncio.CancelledError:  # by the client, or its deadline; no code says so
-                code = grpc.StatusCode.CANCELLED
-                raise
-            finally:
-                code = code or context.code() or grpc.StatusCode.OK
-                trace.attributes["rpc.response.status_code"] = code.name
-                trace.failed = trace.failed or code in FAULTS
-                if code is not grpc.StatusCode.OK:
-                    trace.attributes.setdefault("error.type", code.name)
+        trace, code = self._begin(visit_of(context), metadata_of(context), method, said), None
+        try:
+            yield
+        except asyncio.CancelledError:  # by the client, or its deadline; no code says so
+            code = grpc.StatusCode.CANCELLED
+            raise
+        finally:
+            code = code or context.code() or grpc.StatusCode.OK
+            trace.attributes["rpc.response.status_code"] = code.name
+            trace.failed = trace.failed or code in FAULTS
+            if code is not grpc.StatusCode.OK:
+                trace.attributes.setdefault("error.type", code.name)
+            trace.end()

@@ -31,6 +31,8 @@ from incipit.service.access import new_key
 from tests import commands
 from tests.conftest import free_port, serving
 from tests.service.test_log import said
+from tests.service.test_same_heads import Connection
+from tests.service.test_same_heads import request as same_head
 from tests.service.test_socket_connections import step
 
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
@@ -322,6 +324,38 @@ def test_a_proxy_that_is_trusted_says_by_which_scheme_a_client_came(tiny_reposit
     told = told_by(tiny_repository, ask, "--trusted-proxies", "127.0.0.1")
     schemes = [attributes(told.of(span))["url.scheme"] for span in range(1, 6)]
     assert schemes == ["https", "https", "https", "http", "https"]
+
+
+@pytest.mark.parametrize(("head", "parents"), [("", 0), (f"traceparent: {parent(1)['traceparent']}\r\n", 20)])
+def test_each_has_its_span_where_heads_are_the_same(tiny_repository: Path, head: str, parents: int) -> None:
+    def ask(address: str, _: str) -> None:
+        with Connection(httpx.URL(address).port or 0) as connection:
+            assert [connection.ask(same_head(1, 2, more=head))[0] for _ in range(20)] == [200] * 20
+
+    told = told_by(tiny_repository, ask, "--log-sample", "1", "--log-format", "json")
+    spans = [span for _, span in told.spans]
+    assert len({span.span_id for span in spans}) == 20
+    assert len({span.trace_id for span in spans}) == (1 if parents else 20)
+    assert sum(bool(span.parent_span_id) for span in spans) == parents
+    assert {span.name for span in spans} == {"POST /models/{name}/embed"}
+    told_by_all = {"http.response.status_code": 200, "incipit.model": "gpt", "incipit.tokens": 2, "incipit.rows": 1}
+    assert all(told_by_all.items() <= attributes(span).items() for span in spans)
+    assert [json.loads(line)["trace_id"] for line in told.lines] == [span.trace_id.hex() for span in spans]
+
+
+def test_a_share_of_them_is_sent_and_the_others_have_a_trace_all_the_same(tiny_repository: Path) -> None:
+    def ask(address: str, _: str) -> None:
+        with Connection(httpx.URL(address).port or 0) as connection:
+            assert [connection.ask(same_head(1, 2))[0] for _ in range(150)] == [200] * 150
+
+    sampler = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.25"}
+    told = told_by(tiny_repository, ask, "--log-sample", "1", "--log-format", "json", **sampler)
+    traces = [json.loads(line)["trace_id"] for line in told.lines]
+    # Chosen by the 64 low bits of the id, as OpenTelemetry has it for Python.
+    chosen = [trace for trace in traces if int(trace[16:], 16) < 2**62]
+    assert [span.trace_id.hex() for _, span in told.spans] == chosen
+    assert 10 < len(chosen) < 75
+    assert len(set(traces)) == 150
 
 
 def test_a_collector_that_is_gone_delays_the_end_by_a_few_seconds(tiny_repository: Path) -> None:
