@@ -98,6 +98,12 @@ class Instruments:
             ["door"],
             registry=registry,
         )
+        parse = Counter(
+            "incipit_request_parse_seconds",
+            "Time from the heads of requests, or from steps, until what they ask was checked, in seconds.",
+            ["door"],
+            registry=registry,
+        )
         send = Counter(
             "incipit_request_send_seconds",
             "Time in which answers were handed to their connections, in seconds; that to compute large ones included.",
@@ -114,6 +120,7 @@ class Instruments:
         # Looking labels up takes longer than counting; each has few values.
         self.requests, self.seconds = cache(requests.labels), cache(seconds.labels)
         self.tokens, self.operations = cache(tokens.labels), cache(operations.labels)
+        self.parsed = cache(parse.labels)
         self.rows, self.last = cache(rows.labels), cache(last.labels)
         self.carried = cache(lambda door: [counter.labels(door) for counter in (received, sent, read, send)])
 

@@ -23,19 +23,18 @@ from incipit.service.errors import Unavailable
 from incipit.service.history import Statistics, history
 from incipit.service.instruments import LARGEST_BATCH, MORE, SECONDS, Instruments
 from incipit.service.observation import INFER, INPUT, OUTPUT, PHASES, QUEUE, Execution, Observation
+from incipit.service.sums import COUNT, ROWS, TOTAL, Sum
 from incipit.service.visit import CURRENT
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 TELL_SECONDS = 0.1
 """With several workers, how late a count may be seen by another."""
 MOST_ANSWERED = 16
-"""Requests that are kept before they are counted: one by one takes twice as long, and more would hold others up."""
+"""Requests that are kept before they are summed: one by one takes twice as long, and more would hold others up."""
 FAILED = "failed"
 """In the place of a number of rows: those of executions that failed."""
 RESERVED = {"counter": 2**20, "histogram": 2**18, "gauge_livesum": 2**16, "gauge_max": 2**16}
 """Bytes of the files of a worker, by their kind: enough for ten versions of models with batches of all sizes."""
-COUNT, TOTAL, ROWS = "count", "seconds", "rows"
-"""Of executions, beside the phases."""
 
 
 class Metrics:
@@ -54,7 +53,8 @@ class Metrics:
         self._instruments = Instruments(self._registry)
         self._carried: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0, 0.0, 0.0])
         self._counted: defaultdict[Counter, float] = defaultdict(float)
-        self._answered: list[tuple[str, Execution, int, tuple[int, int, float, float], str]] = []
+        self._answered: list[tuple[str, Execution, int, float, int, int, float, float, str]] = []
+        self._sums: dict[tuple[str, str, int, int, str], Sum] = {}
         self._latencies: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * (len(SECONDS) + 2))
         self._tallies: defaultdict[tuple[str, int, int | str], defaultdict[str, float]]
         self._tallies = defaultdict(lambda: defaultdict(float))
@@ -87,6 +87,7 @@ class Metrics:
         door: str,
         execution: Execution,
         tokens: int,
+        began: float,
         received: int = 0,
         sent: int = 0,
         read: float = 0,
@@ -95,23 +96,42 @@ class Metrics:
     ) -> None:
         """Count all of a request that is answered, which took from its first mark to its last, soon.
 
-        What follows the tokens is as in `carried`; `operation` is that of a stream, if it is a message of one.
+        `began` is when it came, of the clock of the marks. What follows it is as in `carried`; `operation` is that of a
+        stream, if it is a message of one.
         """
         self._soon()
-        self._answered.append((door, execution, tokens, (received, sent, read, send), operation))
+        self._answered.append((door, execution, tokens, began, received, sent, read, send, operation))
         if len(self._answered) == MOST_ANSWERED:  # behind the answer, which need not wait for it
-            asyncio.get_running_loop().call_soon(self._tell_answered)
+            asyncio.get_running_loop().call_soon(self._sum_answered)
+
+    def _sum_answered(self) -> None:
+        answered, self._answered = self._answered, []
+        sums = self._sums
+        for door, execution, tokens, began, received, sent, read, send, operation in answered:
+            key = door, execution.model, execution.version, execution.batch, operation
+            found = sums.get(key)
+            if found is None:
+                found = sums[key] = Sum()
+            found.add(execution, tokens, began, received, sent, read, send)
 
     def _tell_answered(self) -> None:
-        answered, self._answered = self._answered, []
-        for door, execution, tokens, carried, operation in answered:
-            begin, *_, end = execution.marks
-            self.executed(execution, True, end)
-            self.tokens(execution.model, tokens)
-            self.asked(door, execution.model, "ok", end - begin)
-            self.carried(door, *carried)
+        self._sum_answered()
+        sums, self._sums = self._sums, {}
+        for (door, model, version, batch, operation), found in sums.items():
+            tally = self._tallies[model, version, batch if batch <= LARGEST_BATCH else MORE]
+            for name, amount in found.tally.items():
+                tally[name] += amount
+            self._asked[model, version] = _of_the_wall(found.last)
+            self.tokens(model, found.tokens)
+            self._count(self._instruments.requests(door, model, "ok"), found.count)
+            latencies = self._latencies[door]
+            for index, amount in enumerate(found.latencies):
+                latencies[index] += amount
+            latencies[-1] += found.seconds
+            self.carried(door, found.received, found.sent, found.read, found.send)
+            self.parsed(door, found.parse)
             if operation:
-                self.operation(execution.model, operation)
+                self._count(self._instruments.operations(model, operation), found.count)
 
     def executed(self, execution: Execution, success: bool, end: float) -> None:
         """Count a request to a model that ended at `end`, of the clock of its marks."""
@@ -127,7 +147,7 @@ class Metrics:
             tally[QUEUE] += queued - checked
             tally[INFER] += ran - queued
             tally[OUTPUT] += passed - ran
-        self._asked[execution.model, execution.version] = time.time()
+        self._asked[execution.model, execution.version] = _of_the_wall(end)
 
     def carried(self, door: str, received: int, sent: int, read: float = 0, send: float = 0) -> None:
         """Count bytes of bodies or messages of a door, and seconds in which they were read and sent, soon."""
@@ -137,6 +157,10 @@ class Metrics:
         sums[1] += sent
         sums[2] += read
         sums[3] += send
+
+    def parsed(self, door: str, seconds: float) -> None:
+        """Count the seconds from the head of a request of a door until what it asks was checked, soon."""
+        self._count(self._instruments.parsed(door), seconds)
 
     def provider(self, requested: str, active: str, probed: str | None) -> None:
         """Say where models run."""
@@ -251,6 +275,11 @@ class Metrics:
             registry.register(self._more)
         multiprocess.MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
         return registry
+
+
+def _of_the_wall(moment: float) -> float:
+    """Return the seconds since 1970 of a moment of the clock of marks."""
+    return time.time() - time.perf_counter() + moment
 
 
 def _add(timed: tuple[Counter, Counter], count: float, seconds: float) -> None:

@@ -17,6 +17,9 @@ class Counts(Protocol):
     def asked(self, door: str, model: str, outcome: str, seconds: float) -> None:
         """Count a request of a door."""
 
+    def parsed(self, door: str, seconds: float) -> None:
+        """Count the time until what a request asks was checked."""
+
     def executed(self, execution: "Execution", success: bool, end: float) -> None:
         """Count a request to a model that ended at `end`, of the clock of its marks."""
 
@@ -49,6 +52,8 @@ class Observation:
         self.outcome = "ok" if kind is None else _outcome(kind)
         self.seconds = time.perf_counter() - self._begin
         self._counts.asked(self.door, self.model, self.outcome, self.seconds)
+        if (visit := CURRENT.get()) is not None and len(visit.marks) > 1 and visit.marks[1] > self._begin:
+            self._counts.parsed(self.door, visit.marks[1] - self._begin)
         if (trace := current_trace()) is not None:
             if self.model:
                 trace.attributes["incipit.model"] = self.model

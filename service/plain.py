@@ -164,14 +164,15 @@ class Run:
             operation: of a stream.
 
         """
-        plain, read = self._plain, 0.0 if visit is None or operation else visit.read
+        plain, execution = self._plain, self.execution
+        began, read = (execution.marks[0], 0.0) if visit is None or operation else (visit.began, visit.read)
         tokens = self._member.feeds["input_ids"].size
-        plain.metrics.answered(self._door, self.execution, tokens, received, sent, read, send, operation)
+        plain.metrics.answered(self._door, execution, tokens, began, received, sent, read, send, operation)
         if visit is not None and visit.trace is not None:
             visit.door = self._door
-            visit.trace.ran(plain.model.name, self.execution.rows, tokens)
+            visit.trace.ran(plain.model.name, execution.rows, tokens)
         if plain.log.share:
-            plain.log.write(visit, self._door, plain.model.name, "ok", self.execution.seconds)
+            plain.log.write(visit, self._door, plain.model.name, "ok", execution.seconds)
 
     def fail(self, visit: Visit | None, outcome: Literal["Failed", "Aborted"]) -> None:
         """Count the request, which failed or whose client left, and write its line if there is to be one."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -153,6 +154,42 @@ def test_bytes_are_counted_by_door_both_ways(tiny_clients: Clients, size: int) -
     assert counts["incipit_sent_bytes_total", "grpc"] > 16 * size
     assert 0 < counts["incipit_request_read_seconds_total", "native"] < 30
     assert 0 < counts["incipit_request_send_seconds_total", "native"] < 30
+
+
+def test_the_time_until_it_is_checked_is_told_by_each_door(tiny_clients: Clients) -> None:
+    http, ids = tiny_clients.http, np.ones((1, 2), np.int64)
+    headers = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
+
+    def parsed() -> dict[str, float]:
+        name = "incipit_request_parse_seconds_total"
+        return {labels[1]: told for labels, told in read_metrics(http).items() if labels[0] == name}
+
+    def native() -> None:
+        for _ in range(3):  # the first, and those that are like it
+            assert http.post("/models/gpt/embed?shape=1,2", content=ids.tobytes(), headers=headers).is_success
+
+    def decode() -> None:
+        with connect_socket(f"{tiny_clients.socket}/models/gpt/decode") as stream:
+            for message in (step_frame([1]), '{"input_ids": [1]}', step_frame([1])):
+                stream.send(message)
+                stream.recv()
+
+    asked: dict[str, Callable[[], object]] = {
+        "native": native,
+        "openai": lambda: http.post("/v1/embeddings", json={"model": "bert", "input": [1, 2]}),
+        "grpc": lambda: grpc_raw(tiny_clients, "gpt", {"input_ids": ids.tolist()}),
+        "decode": decode,
+    }
+    for door, ask in asked.items():
+        before, began = parsed(), time.perf_counter()
+        ask()
+        seconds, after = time.perf_counter() - began, parsed()
+        assert 0 < after.pop(door) - before.pop(door, 0) < seconds
+        assert after == before
+    refused = parsed()
+    assert http.post("/models/gpt/embed", content=b"{wrong").status_code == 400
+    assert http.get("/models").is_success
+    assert parsed() == refused
 
 
 def test_routes_of_fastapi_and_sockets_count_their_bytes_too(tiny: httpx.Client, tiny_server: Server) -> None:
