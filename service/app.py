@@ -63,7 +63,7 @@ def create_engine(settings: Settings, shared: Path | None = None, progress: Prog
     scheduler = Scheduler(usable_cores(), settings.max_waiting, settings.max_wait_seconds)
     control = Control(repository, settings.model_control, settings.poll_seconds, shared)
     limits = Limits(settings.max_requests, settings.max_requests_per_second, settings.max_rows)
-    log = Requests(settings.log_sample)
+    log = Requests(settings.log_sample, settings.log_token_ids)
     metrics = Metrics(Memory(repository))
     metrics.provider(choice.requested, choice.active, choice.probed)
     return Engine(repository, scheduler, metrics, settings.max_tokens, control, limits, log)
@@ -167,7 +167,7 @@ async def _follow(settings: Settings, engine: Engine, streams: Streams, sequence
 
 def _adopt(settings: Settings, engine: Engine, streams: Streams, sequences: Sequences, entry: Entry) -> None:
     """Let the settings hold that need no restart, for what comes from now on."""
-    engine.log.share = settings.log_sample
+    engine.log.share, engine.log.token_ids = settings.log_sample, settings.log_token_ids
     engine.max_tokens = settings.max_tokens
     engine.limits.allow(settings.max_requests, settings.max_requests_per_second, settings.max_rows)
     engine.scheduler.allow(settings.max_waiting, settings.max_wait_seconds)

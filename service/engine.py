@@ -143,6 +143,7 @@ class Engine:
         """
         with self.metrics.execution(model.name, model.version) as execution:
             sent = await self._tokenize(model, wanted) if isinstance(wanted, TextRequest) else wanted
+            self.log.note(CURRENT.get(), sent.input_ids)
             cost = TOKEN_COST * len(sent.input_ids.values)
             request, call = await self.scheduler.run(cost, lambda: self._prepare(sent, model.manifest))
             outputs, names, width = sources(request.outputs, model.manifest)

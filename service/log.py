@@ -6,6 +6,7 @@ import random
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from incipit.service.messages import Rows
 from incipit.service.visit import CURRENT, Visit
 
 REQUESTS = logging.getLogger("incipit.requests")
@@ -16,18 +17,34 @@ class Requests:
 
     Args:
         share: of the requests that have a line, from 0, for none, to 1, for each.
+        token_ids: most ids of a request that its line holds; default 0: none.
 
     """
 
-    def __init__(self, share: float = 0) -> None:
-        self.share = share
+    def __init__(self, share: float = 0, token_ids: int = 0) -> None:
+        self.share, self.token_ids = share, token_ids
+
+    def note(self, visit: Visit | None, rows: Rows) -> None:
+        """Keep what ids a request asks for, if its line is to hold some."""
+        if self.share and self.token_ids and visit is not None:
+            visit.ids, begin, most = [], 0, self.token_ids
+            for length in rows.lengths[:most].tolist():
+                if begin < most:
+                    visit.ids.append(rows.values[begin : min(begin + length, most)].tolist())
+                    begin += length
 
     def write(self, visit: Visit | None, door: str, model: str, outcome: str, seconds: float) -> None:
         """Write the line of a request, if it is one of those that have one."""
+        ids = None
+        if visit is not None:
+            ids, visit.ids = visit.ids, None
         if random.random() >= self.share:
             return
-        fields = {"door": door, "model": model, "outcome": outcome, "seconds": round(seconds, 6)}
-        told = "%s %s %s %.3f ms", door, model or "-", outcome, 1000 * seconds
+        fields: dict[str, Any] = {"door": door, "model": model, "outcome": outcome, "seconds": round(seconds, 6)}
+        asked = ""
+        if ids is not None:
+            fields["input_ids"], asked = ids, f" {json.dumps(ids)}"
+        told = "%s %s %s %.3f ms%s", door, model or "-", outcome, 1000 * seconds, asked
         REQUESTS.info(*told, extra={"fields": fields, **_names(visit)})
 
 

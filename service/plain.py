@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from incipit.service.batching import SMALL, Group
 from incipit.service.calls import Member, run_members, shared, sources
 from incipit.service.engine import Engine
-from incipit.service.messages import Int64, Request
+from incipit.service.messages import Int64, Request, Rows
 from incipit.service.observation import Execution
 from incipit.service.repository import Model
 from incipit.service.tiles import PIECE
@@ -172,7 +172,7 @@ class Run:
             visit.door = self._door
             visit.trace.ran(plain.model.name, execution.rows, tokens)
         if plain.log.share:
-            plain.log.write(visit, self._door, plain.model.name, "ok", execution.seconds)
+            self._write_line(visit, "ok")
 
     def fail(self, visit: Visit | None, outcome: Literal["Failed", "Aborted"]) -> None:
         """Count the request, which failed or whose client left, and write its line if there is to be one."""
@@ -184,4 +184,9 @@ class Run:
         self.execution.end(success=False)
         plain.metrics.asked(self._door, plain.model.name, outcome, seconds)
         if plain.log.share:
-            plain.log.write(visit, self._door, plain.model.name, outcome, seconds)
+            self._write_line(visit, outcome)
+
+    def _write_line(self, visit: Visit | None, outcome: str) -> None:
+        plain = self._plain
+        plain.log.note(visit, Rows.of_array(self._member.feeds["input_ids"]))
+        plain.log.write(visit, self._door, plain.model.name, outcome, self.execution.seconds)

@@ -17,7 +17,7 @@ from incipit.service.errors import Invalid
 PREFIX = "INCIPIT_"
 FOLLOWED = frozenset(
     (
-        *("log_level", "log_sample", "cors_origins"),
+        *("log_level", "log_sample", "log_token_ids", "cors_origins"),
         *("max_tokens", "max_rows", "max_requests", "max_requests_per_second", "max_waiting", "max_wait_seconds"),
         *("max_streams", "stream_seconds", "max_sequence_rows", "max_stream_sequence_rows"),
     )
@@ -79,6 +79,7 @@ class Settings(BaseSettings):
         "warning", description="Least severity of what is logged."
     )
     log_sample: float = Field(0.0, ge=0, le=1, description="Share of requests that have a line in the log.")
+    log_token_ids: int = Field(0, ge=0, le=4096, description="Most token ids of a request that its line holds.")
     tracing: Literal["none", "otlp"] = Field(
         "none", description="Where spans of requests are sent: nowhere, or as the variables OTEL_… say."
     )

@@ -14,7 +14,7 @@ SERVICE = {
     "settings": {"errors"},
     "visit": set(),
     "progress": set(),
-    "log": {"visit"},
+    "log": {"messages", "visit"},
     "tracing": {"visit", "errors"},
     "loop": set(),
     "cores": set(),

@@ -179,6 +179,11 @@ def a_line_for_each_request(server: Served) -> bool:
     return "native gpt ok" in server.said()
 
 
+def a_line_with_ids(server: Served) -> bool:
+    server.ask(ONE)
+    return " ms [[" in server.said()
+
+
 def says_more(server: Served) -> bool:
     return "INFO incipit.service.following: settings: log_level = info" in server.said()
 
@@ -196,11 +201,12 @@ SEEN: dict[str, tuple[str, Callable[[Served], bool]]] = {
     "max_stream_sequence_rows": ("1", too_many_rows_of_sequences),
     "cors_origins": ('"https://pages.example"', a_page_may_ask),
     "log_sample": ("1.0", a_line_for_each_request),
+    "log_token_ids": ("1", a_line_with_ids),
     "log_level": ('"info"', says_more),
 }
 """A value for each setting that is followed, and what shows that it holds."""
 TOGETHER = (
-    ("max_tokens", "max_rows", "max_stream_sequence_rows", "cors_origins", "log_sample"),
+    ("max_tokens", "max_rows", "max_stream_sequence_rows", "cors_origins", "log_sample", "log_token_ids"),
     ("max_requests", "max_sequence_rows", "max_streams", "log_level"),
     ("max_wait_seconds", "stream_seconds"),
     ("max_waiting",),
@@ -227,7 +233,7 @@ def test_a_setting_holds_soon_after_it_is_written(server: Served, names: tuple[s
         until(lambda: SEEN[name][1](server))  # noqa: B023 - it is called at once
     server.set("")  # the defaults again
     for name in names:
-        if name not in ("log_sample", "log_level"):  # what was logged stays
+        if not name.startswith("log_"):  # what was logged stays
             until(lambda: not SEEN[name][1](server))  # noqa: B023
 
 

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from incipit.export.source import LoadedSource
 from incipit.models.embeddings import gpt2_embedding
 from incipit.service.log import Json, NameRequest, Requests
 from incipit.service.manifest import Source
+from incipit.service.messages import Rows
 from incipit.service.visit import CURRENT, Visit
 from tests.conftest import INCIPIT, free_port, said_at_the_start
 
@@ -42,14 +44,16 @@ def said(models: Path, ask: Callable[[str, str], None], *options: str) -> list[s
     """Return the lines that a server logs while it is asked."""
     port = free_port()
     command = [INCIPIT, "serve", "--repository", str(models), "--port", "0", "--grpc-port", str(port), *options]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
-    ) as process:
+    with (
+        tempfile.TemporaryFile("w+") as errors,  # a pipe that nobody reads would stop a server that says much
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ) as process,
+    ):
         ask(said_at_the_start(process)[1], f"127.0.0.1:{port}")
         process.send_signal(signal.SIGTERM)
-        lines = process.communicate(timeout=30)[1].splitlines()
+        process.communicate(timeout=30)
         assert process.returncode == 0
-    return lines
+        errors.seek(0)
+        return errors.read().splitlines()
 
 
 def ask_everything(address: str, calls: str) -> None:
@@ -102,6 +106,36 @@ def test_the_same_as_text(models: Path) -> None:
     assert len(lines) == 12
     (line,) = [line for line in lines if "wrong" in line]
     assert " INFO incipit.requests [wrong]: native gpt Invalid " in line
+
+
+@pytest.mark.parametrize("most", [1, 3, 4096])
+def test_a_line_holds_as_many_ids_as_are_asked_for(models: Path, most: int) -> None:
+    options = "--log-format", "json", "--log-sample", "1", "--log-token-ids", str(most)
+    found = [json.loads(line) for line in said(models, ask_everything, *options)]
+    lines: dict[str, list[Any]] = {}
+    for line in found:
+        lines.setdefault(f"{line['door']} {line['request_id']}", []).append(line.get("input_ids"))
+    large = {1: [[1]], 3: [[1, 1, 1]], 4096: [[1] * 600] * 6 + [[1] * 496]}[most]
+    assert lines == {
+        **{f"native small-{number}": [[[1]]] for number in range(3)},
+        **{f"native large-{number}": [large] for number in range(3)},
+        "native wrong": [[[SECRET]]],
+        "decode-open s": [None],
+        "decode s": [[[1]], [[SECRET]], [[2]]],
+        "grpc call": [[[0]]],
+    }
+
+
+def test_ids_of_a_request_are_noted_by_rows_and_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "incipit.requests")
+    log, visit = Requests(1, 3), Visit(b"mine")
+    for lengths in ([2, 0, 3, 1], [5], [1], []):
+        log.note(visit, Rows(np.arange(sum(lengths)), np.array(lengths, np.int64)))
+        log.write(visit, "native", "m", "ok", 0.1)
+        log.write(visit, "native", "m", "ok", 0.1)  # of another, which was refused before its ids were read
+    told = [getattr(record, "fields", {}).get("input_ids") for record in caplog.records]
+    assert told == [[[0, 1], [], [2]], None, [[0, 1, 2]], None, [[0]], None, [], None]
+    assert caplog.records[0].getMessage() == "native m ok 100.000 ms [[0, 1], [], [2]]"
 
 
 def test_no_request_has_a_line_by_default(models: Path) -> None:

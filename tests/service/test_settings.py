@@ -40,6 +40,7 @@ VARIABLES: list[tuple[str, str, Any]] = [
     ("log_format", "json", "json"),
     ("log_level", "info", "info"),
     ("log_sample", "0.5", 0.5),
+    ("log_token_ids", "8", 8),
     ("tracing", "otlp", "otlp"),
     ("api_keys", "/keys.toml", Path("/keys.toml")),
     ("workers", "4", 4),
