@@ -6,14 +6,18 @@ Oracles: the answers to the same requests on connections of their own, and how m
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from threading import Thread
 
 import httpx
+import hypothesis
 import numpy as np
 import pytest
 import uvicorn
+from hypothesis import strategies as st
 
 from incipit.export.exporter import export_loaded
 from incipit.export.source import LoadedSource
@@ -141,14 +145,16 @@ def test_a_bad_one_is_refused_as_it_would_be_alone_and_the_next_is_answered(port
             assert status == 422
 
 
-def test_others_may_come_between_and_at_once(port: int) -> None:
-    sent, other, health = request(1, 2), request(3), b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+@pytest.mark.parametrize("ids", [(1, 2), range(40)])
+def test_others_may_come_between_and_at_once(port: int, ids: Iterable[int]) -> None:
+    sent, other, health = request(*ids), request(3), b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
     expected = {each: alone(port, each)[1] for each in (sent, other, health)}
     with Connection(port) as client:
         for between in ([], [other], [health], [sent], [sent, sent], [health, other], [sent, health, sent]):
             assert client.ask(sent)[2] == expected[sent]
-            client.send(b"".join([*between, sent]))
-            assert [client.answer()[2] for _ in [*between, sent]] == [expected[each] for each in [*between, sent]]
+            for _ in range(3):
+                client.send(b"".join([*between, sent]))
+                assert [client.answer()[2] for _ in [*between, sent]] == [expected[each] for each in [*between, sent]]
             client.send(b"\r\n", sent)  # which may stand before a request (RFC 9112, section 2.2)
             assert client.answer()[2] == expected[sent]
 
@@ -161,6 +167,47 @@ def test_it_may_come_in_any_two_parts(port: int) -> None:
             assert client.ask(sent)[2] == expected
             client.send(sent[:end], sent[end:])
             assert client.answer()[2] == expected
+
+
+def chunked(*ids: int) -> bytes:
+    """Return the same request as `request` does, in two chunks."""
+    head, _, body = request(*ids).partition(b"\r\n\r\n")
+    head = re.sub(rb"Content-Length: \d+", b"Transfer-Encoding: chunked", head)
+    return b"%b\r\n\r\n3\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (head, body[:3], len(body) - 3, body[3:])
+
+
+def around(begin: bytes, ids: tuple[int, int] = (1, 2)) -> bytes:
+    """Return a request within which all of another stands: in a header that `begin` begins, or in its body."""
+    inner = request(*ids)
+    length = b"" if begin else b"Content-Length: %d\r\n\r\n" % len(inner)
+    return b"POST /v2/nowhere HTTP/1.1\r\nHost: x\r\n" + begin + length + inner
+
+
+KINDS = (
+    *(request(1, 2), request(3, 4), request(1, 2), request(5), request(1, 70000), request(*range(40))),
+    *(chunked(1, 2), around(b"X-Other: "), around(b""), around(b"", (3, 4))),
+    *(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n", b"\r\n" + request(3, 4)),
+)
+
+
+@hypothesis.given(st.integers(0, 2**32))
+def test_whatever_comes_in_whatever_parts_each_has_the_answer_that_it_has_alone(port: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    kinds = random.integers(0, len(KINDS), 12).tolist()
+    sent = b"".join(KINDS[kind] for kind in kinds)
+    begins = [match.start() for match in re.finditer(b"POST|GET", sent) if random.random() < 0.8]
+    cuts = sorted({0, len(sent), *begins, *random.integers(0, len(sent), random.integers(3)).tolist()})
+    parts = [sent[begin:end] for begin, end in pairwise(cuts)]
+    with Connection(port) as client:
+        client.send(*parts)
+        found = [client.answer() for _ in kinds]
+    for kind, (status, _, body) in zip(kinds, found, strict=True):
+        assert (status, re.sub(rb'"request_id":"[^"]*"', b"", body)) == answer_alone(port, kind)
+
+
+@cache
+def answer_alone(port: int, kind: int) -> tuple[int, bytes]:
+    return alone(port, KINDS[kind])
 
 
 INNER = request(1, 2)
