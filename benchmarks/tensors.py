@@ -8,7 +8,8 @@ same settings, both on one core; `wrk` (https://github.com/wg/wrk), which must b
 round the two take turns, door by door and shape by shape. What is printed is the median of the rounds: requests per
 second of the bare application, and of each door over those. It exits with 1 where one is below what it is to hold.
 With `--with`, what an operator may turn on is on (`benchmarks/guards.py`); what is a part of the server, TLS and the
-belief in a proxy, is on for the bare application too.
+belief in a proxy, is on for the bare application too. With `--ids` each request names itself, so that no two heads are
+the same.
 """
 
 import argparse
@@ -107,12 +108,23 @@ def serve_bare() -> None:
     uvicorn.Server(configure(Settings(port=0), bare)).run(sockets=[listener])
 
 
-def script(folder: Path, name: str, door: Door) -> Path:
-    """Write what wrk sends, in Lua."""
+IDS = """
+local number = 0
+request = function()
+  number = number + 1
+  wrk.headers["X-Request-Id"] = number
+  return wrk.format()
+end
+"""
+"""Lua: an `X-Request-Id` of its own for each request of a connection."""
+
+
+def script(folder: Path, name: str, door: Door, more: str = "") -> Path:
+    """Write what wrk sends, in Lua, of which `more` is the end."""
     body = "".join(f"\\{byte:03d}" for byte in door.body)
     headers = "".join(f'wrk.headers["{name}"] = "{value}"\n' for name, value in door.headers.items())
     file = folder / f"{name}.lua"
-    file.write_text(f'wrk.method = "POST"\nwrk.body = "{body}"\n{headers}')
+    file.write_text(f'wrk.method = "POST"\nwrk.body = "{body}"\n{headers}{more}')
     return file
 
 
@@ -135,6 +147,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=CONNECTIONS)
     parser.add_argument("--shapes", type=int, default=len(SHAPES), metavar="N", help="measure the first N alone")
     parser.add_argument("--with", nargs="+", choices=GUARDS, default=[], dest="guards", help="what else is on")
+    parser.add_argument("--ids", action="store_true", help="an id of its own for each request")
     parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.bare:
@@ -158,12 +171,12 @@ def main() -> None:
         found: dict[tuple[tuple[int, int], str], list[tuple[float, float]]] = {case: [] for case in doors}
         for _ in range(options.rounds):
             for (shape, name), door in doors.items():
-                lua = script(Path(folder), name, door)
+                lua = script(Path(folder), name, door, IDS if options.ids else "")
                 how = lua, options.seconds, options.connections, scheme
                 floor = rate(bare_port, f"/{shape[0]}/{shape[1]}", *how)
                 ours = rate(port, door.path, *how)
                 found[shape, name].append((floor, ours / floor))
-    on = f", with {' '.join(options.guards)}" if options.guards else ""
+    on = f", with {' '.join([*options.guards, *['ids'] * options.ids])}" if options.guards or options.ids else ""
     print(f"{options.connections} connections{on}, load {os.getloadavg()[0]:.1f}")
     missed = False
     for (shape, name), rounds in found.items():

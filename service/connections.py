@@ -28,7 +28,7 @@ from incipit.service.api.reply import Headers, Reply, lines_of
 from incipit.service.api.session import Session
 from incipit.service.api.target import Target
 from incipit.service.api.traces import answered, begun, ended, routed
-from incipit.service.bounds import BoundedHttp, BoundedWebSocket
+from incipit.service.bounds import PART, BoundedHttp, BoundedWebSocket
 from incipit.service.errors import IncipitError
 from incipit.service.gathered import Gathered
 from incipit.service.loop import drive
@@ -105,7 +105,8 @@ class Http(BoundedHttp):
     _gathered: Gathered
     _passing: list[Header]
     _last: _Last | None = None
-    _came = b""  # all that came at once, where a request begins with it
+    _held = 0.0  # when a head came that is held, which is that of the last request; 0: none is
+    _came = b""  # with the beginning of the request that is read, at once
     _between = True  # two requests, of which nothing was read yet of the second
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -125,23 +126,34 @@ class Http(BoundedHttp):
         self._gathered = Gathered(transport, self.loop)
 
     def data_received(self, data: bytes) -> None:
-        """Read what has come, unless it is a request whose head is that of the last."""
-        last = self._last
-        if (
-            last is None
-            or len(data) != last.size
-            or not data.startswith(last.head)
-            or not self._answer_again(last, data)
-        ):
-            self._came = data if self._between else b""
-            super().data_received(data)
-            self._came = b""
+        """Read what has come, unless it is a request whose head is that of the last.
 
-    def _answer_again(self, last: _Last, data: bytes) -> bool:
-        """Answer a request whose head is that of the last, if it may be: to read that again takes half as long."""
-        began, turn, entry = perf_counter(), self._turn, self._entry
-        if not self._between or self.cycle is not turn or not turn.response_complete or self.turns.rest:
+        Many clients send a body apart from its head: such a head is held until there is more.
+        """
+        last, held = self._last, self._held
+        if last is not None:
+            if held:
+                data, self._held = last.head + data, 0.0
+            if data.startswith(last.head) and self._answer_again(last, data, held or perf_counter()):
+                return
+        if self._between:
+            self._came = data if len(data) <= PART else b""
+        super().data_received(data)
+
+    def _answer_again(self, last: _Last, data: bytes, began: float) -> bool:
+        """Answer a request whose head is that of the last, or hold that: to read it again takes half as long.
+
+        Return whether what has come needs not be read. `began` is when its head came.
+        """
+        turn, entry, size = self._turn, self._entry, len(data)
+        if not self._between or self.unfinished or self.cycle is not turn or not turn.response_complete:
             return False
+        if self.turns.rest or (size != last.size and size != len(last.head)):
+            return False
+        self._unset_keepalive_if_required()
+        if size != last.size:
+            self._held = began
+            return True
         assert entry is not None
         assert entry.forms is not None
         if entry.changes() != last.changes:
@@ -149,7 +161,6 @@ class Http(BoundedHttp):
         form = last.context.run(entry.forms.find, last.target, last.key)
         if form is None:
             return False
-        self._unset_keepalive_if_required()
         turn.response_complete = False
         body = data[len(last.head) :]
         visit = Visit(last.wanted, began)
@@ -255,7 +266,7 @@ class Http(BoundedHttp):
 
     def on_message_complete(self) -> None:
         """Answer, now that the body is there."""
-        self._between = True
+        came, self._came, self._between = self._came, b"", True
         target = self._target
         if target is None:
             super().on_message_complete()
@@ -265,7 +276,7 @@ class Http(BoundedHttp):
         visit = Visit(wanted(self._passing), self._began)
         visit.received, visit.read = len(body), perf_counter() - self._began
         if self._form is not None and self._context.run(self._answer_alike, self._form, target, body, visit):
-            self._remember(target, len(body))
+            self._remember(target, came, len(body))
             return
         self._trace(target, visit)
         self._begin()
@@ -274,12 +285,13 @@ class Http(BoundedHttp):
         arrival = Arrival(self.scope, _nothing, body)  # type: ignore[arg-type]
         drive(self._answer(arrival, target, visit), copy_context(), self.tasks)
 
-    def _remember(self, target: Target, length: int) -> None:
-        """Remember a request that came at once, and alone, with a body of such a length."""
-        end = self._came.find(HEAD_END) + len(HEAD_END)
-        if end + length == len(self._came) and self._turn.keep_alive:
+    def _remember(self, target: Target, came: bytes, length: int) -> None:
+        """Remember a request with a body of such a length, if it or its head came at once, and alone."""
+        head, end, rest = came.partition(HEAD_END)
+        if end and len(rest) in (0, length) and self._turn.keep_alive:
+            head += end
             known = self._key, self._passing, wanted(self._passing), self._scheme, self._context, self._changes
-            self._last = _Last(self._came[:end], len(self._came), target, *known)
+            self._last = _Last(head, len(head) + length, target, *known)
 
     def _answer_alike(self, form: Form, target: Target, body: bytes, visit: Visit) -> bool:
         """Answer a request like one before, unless it is to be refused: why, the way that is everybody's tells."""
@@ -473,7 +485,11 @@ class Http(BoundedHttp):
             lifetime.end("left")
 
     def shutdown(self) -> None:
-        """End the streams."""
+        """End the streams; a request of which the head has come is still answered."""
+        if self._held:
+            self._held = 0.0
+            assert self._last is not None
+            super().data_received(self._last.head)
         super().shutdown()
         self.app_state["streams"].drain()
 

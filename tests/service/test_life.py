@@ -88,7 +88,9 @@ def test_a_large_answer_that_is_being_sent_is_finished(models: Path, alike: bool
         assert server.process.wait(SECONDS) == 0
 
 
-def test_requests_that_are_alike_are_answered_until_the_end(models: Path) -> None:
+@pytest.mark.parametrize("late", [1, 8])
+def test_requests_that_are_alike_are_answered_until_the_end(models: Path, late: int) -> None:
+    """Their last bytes, or all of their bodies, come when the end has begun."""
     body = np.zeros((1, 1), np.int64).tobytes()
     request = (
         f"POST /models/gpt/embed?shape=1,1 HTTP/1.1\r\nHost: x\r\n{BYTES}Content-Length: 8\r\n\r\n".encode() + body
@@ -97,11 +99,11 @@ def test_requests_that_are_alike_are_answered_until_the_end(models: Path) -> Non
         for _ in range(3):
             stream.sendall(request)
             assert read_large(stream) == 4 * WIDTH
-        stream.sendall(request[:-1])
+        stream.sendall(request[:-late])
         time.sleep(0.2)
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
-        stream.sendall(request[-1:])
+        stream.sendall(request[-late:])
         assert read_large(stream) == 4 * WIDTH
         assert server.process.wait(SECONDS) == 0
 

@@ -33,6 +33,8 @@ from tests.conftest import Server, serving
 BYTES = "application/octet-stream"
 EMBED = "/models/gpt/embed"
 VOCABULARY = 50
+KEPT_SECONDS = 5
+"""For which uvicorn keeps a connection between two requests."""
 
 
 class Counting(Http):
@@ -132,6 +134,39 @@ def test_it_is_not_read_again_and_has_its_own_answer(port: int) -> None:
         assert all("server-timing: parse;dur=" in head for _, head, _ in found)
 
 
+@pytest.mark.parametrize("length", [1, 100, 600])
+@pytest.mark.parametrize("apart", [1, 2])
+def test_nor_is_it_where_its_body_comes_apart(port: int, length: int, apart: int) -> None:
+    """As `http.client`, and all that is built on it, sends it. A body in several parts is rare, and read."""
+    asked = [request(*np.random.default_rng(seed).integers(0, VOCABULARY, length)) for seed in range(6)]
+    expected = [alone(port, sent) for sent in asked]
+    begin = asked[0].index(b"\r\n\r\n") + 4
+    before = Counting.heads
+    with Connection(port) as client:
+        found = []
+        for sent in asked:
+            client.send(sent[:begin], *([sent[begin:]] if apart == 1 else [sent[begin:-3], sent[-3:]]))
+            found.append(client.answer())
+    assert Counting.heads == before + (1 if apart == 1 else 6)
+    assert [(status, body) for status, _, body in found] == expected
+
+
+def test_a_head_that_is_held_waits_for_its_body_as_any_other(port: int) -> None:
+    sent, other = request(1, 2), request(3)
+    begin = sent.index(b"\r\n\r\n") + 4
+    expected, of_other = alone(port, sent)[1], alone(port, other)[1]
+    with Connection(port) as client:
+        for _ in range(3):
+            assert client.ask(sent)[2] == expected
+        client.send(sent[:begin])
+        time.sleep(KEPT_SECONDS + 1)
+        client.send(sent[begin:] + other + sent[:begin])
+        assert [client.answer()[2] for _ in range(2)] == [expected, of_other]
+        assert client.ask(sent[begin:])[2] == expected
+        client.send(sent[:begin])
+    assert alone(port, sent)[1] == expected
+
+
 def test_a_bad_one_is_refused_as_it_would_be_alone_and_the_next_is_answered(port: int) -> None:
     good = request(1, 2)
     expected = alone(port, good)
@@ -196,7 +231,8 @@ def test_whatever_comes_in_whatever_parts_each_has_the_answer_that_it_has_alone(
     kinds = random.integers(0, len(KINDS), 12).tolist()
     sent = b"".join(KINDS[kind] for kind in kinds)
     begins = [match.start() for match in re.finditer(b"POST|GET", sent) if random.random() < 0.8]
-    cuts = sorted({0, len(sent), *begins, *random.integers(0, len(sent), random.integers(3)).tolist()})
+    bodies = [match.end() for match in re.finditer(b"\r\n\r\n", sent) if random.random() < 0.4]
+    cuts = sorted({0, len(sent), *begins, *bodies, *random.integers(0, len(sent), random.integers(3)).tolist()})
     parts = [sent[begin:end] for begin, end in pairwise(cuts)]
     with Connection(port) as client:
         client.send(*parts)
@@ -285,6 +321,20 @@ def test_it_counts_towards_the_rate_of_who_asks(tiny_repository: Path, tmp_path:
         time.sleep(1)  # then all of them may ask as often as they like, for a second
         for sent in clients:
             assert [client.ask(sent)[0] for _ in range(6)] == [200] * 4 + [429] * 2
+
+
+def test_an_empty_line_before_it_is_not_waited_for(tiny_repository: Path) -> None:
+    sent = request(1, 2)
+    with (
+        serving(tiny_repository, "--stream-idle-seconds", "1") as server,
+        Connection(port_of(server)) as client,
+    ):
+        for _ in range(3):
+            assert client.ask(sent)[0] == 200
+        client.send(b"\r\n", sent)
+        assert client.answer()[0] == 200
+        time.sleep(1.5)
+        assert client.ask(sent)[0] == 200
 
 
 def test_a_version_that_is_there_by_now_answers(tmp_path: Path) -> None:
