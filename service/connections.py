@@ -42,6 +42,8 @@ LONGEST_BODY = 2**18
 """Bytes of a body that is awaited here, its length being told; an answer to more takes long anyway."""
 ELSEWHERE = {b"expect", b"transfer-encoding", b"content-encoding", b"upgrade", b"origin"}
 """Headers of requests that are the application's."""
+BEGIN = b"POST "
+"""What the head of a request for tensors begins with."""
 HEAD_END = b"\r\n\r\n"
 """What the head of a request ends with."""
 CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
@@ -66,7 +68,9 @@ class _Turn:
 
 
 class _Last(NamedTuple):
-    """The last request of a connection that was answered like one before: the next may begin with the same bytes.
+    """What is remembered of the last request of a connection that was read and answered like one before.
+
+    The next may begin with the same bytes.
 
     Args:
         head: all of it before its body, as it came.
@@ -105,8 +109,8 @@ class Http(BoundedHttp):
     _gathered: Gathered
     _passing: list[Header]
     _last: _Last | None = None
-    _held = 0.0  # when a head came that is held, which is that of the last request; 0: none is
-    _came = b""  # with the beginning of the request that is read, at once
+    _held = 0.0  # when a head came that is held, which is the one that is remembered; 0: none is
+    _came = b""  # at once with the beginning of the request that is read, until that is whole; not kept if it is long
     _between = True  # two requests, of which nothing was read yet of the second
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -126,26 +130,25 @@ class Http(BoundedHttp):
         self._gathered = Gathered(transport, self.loop)
 
     def data_received(self, data: bytes) -> None:
-        """Read what has come, unless it is a request whose head is that of the last.
+        """Read what has come, unless it is a request whose head is the one that is remembered.
 
         Many clients send a body apart from its head: such a head is held until there is more.
         """
-        last, held = self._last, self._held
+        last = self._last
         if last is not None:
-            if held:
-                data, self._held = last.head + data, 0.0
-            if data.startswith(last.head) and self._answer_again(last, data, held or perf_counter()):
+            data = last.head + data if self._held else data
+            if data.startswith(last.head) and self._answer_again(last, data):
                 return
         if self._between:
             self._came = data if len(data) <= PART else b""
         super().data_received(data)
 
-    def _answer_again(self, last: _Last, data: bytes, began: float) -> bool:
-        """Answer a request whose head is that of the last, or hold that: to read it again takes half as long.
+    def _answer_again(self, last: _Last, data: bytes) -> bool:
+        """Answer a request whose head is remembered, or hold its head, and return whether nothing needs to be read.
 
-        Return whether what has come needs not be read. `began` is when its head came.
+        Reading a head takes a third of the time of a small answer.
         """
-        turn, entry, size = self._turn, self._entry, len(data)
+        began, turn, entry, size = self._held or perf_counter(), self._turn, self._entry, len(data)
         if not self._between or self.unfinished or self.cycle is not turn or not turn.response_complete:
             return False
         if self.turns.rest or (size != last.size and size != len(last.head)):
@@ -167,6 +170,7 @@ class Http(BoundedHttp):
         visit.received, visit.read = len(body), perf_counter() - began
         self._passing, self._scheme = last.passing, last.scheme
         if last.context.run(self._answer_alike, form, last.target, body, visit):
+            self._held = 0.0
             return True
         turn.response_complete = True
         return False
@@ -174,7 +178,7 @@ class Http(BoundedHttp):
     def on_message_begin(self) -> None:
         """Forget the request before."""
         self._between = False
-        self._began = perf_counter()
+        self._began, self._held = self._held or perf_counter(), 0.0
         self.url = b""
         self._raw: list[Header] = []
         self._passing = []
@@ -286,9 +290,13 @@ class Http(BoundedHttp):
         drive(self._answer(arrival, target, visit), copy_context(), self.tasks)
 
     def _remember(self, target: Target, came: bytes, length: int) -> None:
-        """Remember a request with a body of such a length, if it or its head came at once, and alone."""
+        """Remember a request with a body of such a length, if it came alone, and all of it or its head at once.
+
+        `came` is what came with its beginning.
+        """
         head, end, rest = came.partition(HEAD_END)
-        if end and len(rest) in (0, length) and self._turn.keep_alive:
+        # An empty line may stand before a request: what it ends is no head.
+        if end and head.startswith(BEGIN) and len(rest) in (0, length) and self._turn.keep_alive:
             head += end
             known = self._key, self._passing, wanted(self._passing), self._scheme, self._context, self._changes
             self._last = _Last(head, len(head) + length, target, *known)
@@ -330,7 +338,7 @@ class Http(BoundedHttp):
         finally:
             form.plain.limits.__exit__(None, None, None)
         if transport.is_closing():
-            run.count(visit, visit.received, 0)
+            run.count(visit, visit.began + visit.read, visit.received, 0)
             _ended(visit, 200)
             return
         began, size = perf_counter(), len(form.prefix) + vectors.nbytes
@@ -339,7 +347,7 @@ class Http(BoundedHttp):
             transport.write(b"".join((head, form.prefix, vectors.data)))
         else:
             transport.writelines((head + form.prefix, raw_bytes(vectors)))
-        run.count(visit, visit.received, size, perf_counter() - began)
+        run.count(visit, visit.began + visit.read, visit.received, size, perf_counter() - began)
         _ended(visit, 200)
         self._end()
 
@@ -373,7 +381,7 @@ class Http(BoundedHttp):
         finally:
             form.plain.limits.__exit__(None, None, None)
             if outcome == "ok":
-                run.count(visit, visit.received, size, perf_counter() - began)
+                run.count(visit, visit.began + visit.read, visit.received, size, perf_counter() - began)
                 _ended(visit, 200)
                 self._end()
             else:
@@ -487,7 +495,6 @@ class Http(BoundedHttp):
     def shutdown(self) -> None:
         """End the streams; a request of which the head has come is still answered."""
         if self._held:
-            self._held = 0.0
             assert self._last is not None
             super().data_received(self._last.head)
         super().shutdown()

@@ -100,7 +100,7 @@ class Instruments:
         )
         parse = Counter(
             "incipit_request_parse_seconds",
-            "Time from the heads of requests, or from steps, until what they ask was checked, in seconds.",
+            "Time from when requests, or steps, were there until they were checked, of those answered, in seconds.",
             ["door"],
             registry=registry,
         )

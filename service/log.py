@@ -35,17 +35,14 @@ class Requests:
 
     def write(self, visit: Visit | None, door: str, model: str, outcome: str, seconds: float) -> None:
         """Write the line of a request, if it is one of those that have one."""
-        ids = None
-        if visit is not None:
-            ids, visit.ids = visit.ids, None
         if random.random() >= self.share:
             return
         fields: dict[str, Any] = {"door": door, "model": model, "outcome": outcome, "seconds": round(seconds, 6)}
         asked = ""
-        if ids is not None:
-            fields["input_ids"], asked = ids, f" {json.dumps(ids)}"
-        told = "%s %s %s %.3f ms%s", door, model or "-", outcome, 1000 * seconds, asked
-        REQUESTS.info(*told, extra={"fields": fields, **_names(visit)})
+        if visit is not None and visit.ids is not None and self.token_ids:
+            fields["input_ids"], asked = visit.ids, f" {json.dumps(visit.ids)}"
+        told = "%s %s %s %.3f ms", door, model or "-", outcome, 1000 * seconds
+        REQUESTS.info(*told, extra={"fields": fields, "asked": asked, **_names(visit)})
 
 
 def _names(visit: Visit | None) -> dict[str, str]:
@@ -64,6 +61,7 @@ class NameRequest(logging.Filter):
             vars(record).setdefault(name, value)
         request: str = vars(record)["request_id"]
         record.of = f" [{request}]" if request else ""
+        vars(record).setdefault("asked", "")
         return True
 
 
@@ -117,7 +115,7 @@ def configuration(form: Literal["text", "json"], level: str) -> dict[str, Any]:
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {
-            "text": {"format": "%(asctime)s %(levelname)s %(name)s%(of)s: %(message)s"},
+            "text": {"format": "%(asctime)s %(levelname)s %(name)s%(of)s: %(message)s%(asked)s"},
             "json": {"()": "incipit.service.log.Json"},
         },
         "filters": {

@@ -54,7 +54,7 @@ class Metrics:
         self._carried: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0, 0.0, 0.0])
         self._counted: defaultdict[Counter, float] = defaultdict(float)
         self._answered: list[tuple[str, Execution, int, float, int, int, float, float, str]] = []
-        self._sums: dict[tuple[str, str, int, int, str], Sum] = {}
+        self._sums: dict[tuple[str, str, int, int | str, str], Sum] = {}
         self._latencies: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * (len(SECONDS) + 2))
         self._tallies: defaultdict[tuple[str, int, int | str], defaultdict[str, float]]
         self._tallies = defaultdict(lambda: defaultdict(float))
@@ -96,8 +96,8 @@ class Metrics:
     ) -> None:
         """Count all of a request that is answered, which took from its first mark to its last, soon.
 
-        `began` is when it came, of the clock of the marks. What follows it is as in `carried`; `operation` is that of a
-        stream, if it is a message of one.
+        `began` is when all of it was there, of the clock of the marks. What follows it is as in `carried`; `operation`
+        is that of a stream, if it is a message of one.
         """
         self._soon()
         self._answered.append((door, execution, tokens, began, received, sent, read, send, operation))
@@ -108,7 +108,8 @@ class Metrics:
         answered, self._answered = self._answered, []
         sums = self._sums
         for door, execution, tokens, began, received, sent, read, send, operation in answered:
-            key = door, execution.model, execution.version, execution.batch, operation
+            rows = execution.batch if execution.batch <= LARGEST_BATCH else MORE
+            key = door, execution.model, execution.version, rows, operation
             found = sums.get(key)
             if found is None:
                 found = sums[key] = Sum()
@@ -117,11 +118,11 @@ class Metrics:
     def _tell_answered(self) -> None:
         self._sum_answered()
         sums, self._sums = self._sums, {}
-        for (door, model, version, batch, operation), found in sums.items():
-            tally = self._tallies[model, version, batch if batch <= LARGEST_BATCH else MORE]
+        for (door, model, version, rows, operation), found in sums.items():
+            tally = self._tallies[model, version, rows]
             for name, amount in found.tally.items():
                 tally[name] += amount
-            self._asked[model, version] = _of_the_wall(found.last)
+            self._asked[model, version] = max(self._asked.get((model, version), 0), _of_the_wall(found.last))
             self.tokens(model, found.tokens)
             self._count(self._instruments.requests(door, model, "ok"), found.count)
             latencies = self._latencies[door]

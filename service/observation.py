@@ -11,6 +11,10 @@ PHASES = (INPUT, QUEUE, INFER, OUTPUT)
 """The phases of an execution: what is asked for is checked, waits for a thread, runs, and is made what was wanted."""
 
 
+OPENING = "-open"
+"""Ends the name of a door where a stream is opened, whose first step is a request of its own."""
+
+
 class Counts(Protocol):
     """What counts requests once they are answered (`service/metrics.py`)."""
 
@@ -44,7 +48,8 @@ class Observation:
         """Begin."""
         self._begin = time.perf_counter()
         if (visit := CURRENT.get()) is not None:
-            visit.door = self.door.removesuffix("-open")  # what follows is of the door that was opened
+            visit.ids = None  # those of a step before
+            visit.door = self.door.removesuffix(OPENING)  # what follows is of the door that was opened
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
@@ -52,13 +57,19 @@ class Observation:
         self.outcome = "ok" if kind is None else _outcome(kind)
         self.seconds = time.perf_counter() - self._begin
         self._counts.asked(self.door, self.model, self.outcome, self.seconds)
-        if (visit := CURRENT.get()) is not None and len(visit.marks) > 1 and visit.marks[1] > self._begin:
-            self._counts.parsed(self.door, visit.marks[1] - self._begin)
+        if kind is None and not self.door.endswith(OPENING):
+            self._count_parsing()
         if (trace := current_trace()) is not None:
             if self.model:
                 trace.attributes["incipit.model"] = self.model
             if kind is not None:
                 trace.refused(self.outcome, issubclass(kind, Exception) and not issubclass(kind, ClientFault))
+
+    def _count_parsing(self) -> None:
+        """Count how long it took to read and check what was asked of a model, if anything was."""
+        visit = CURRENT.get()
+        if visit is not None and len(visit.marks) > 1 and visit.marks[1] > self._begin:
+            self._counts.parsed(self.door, visit.marks[1] - self._begin)
 
 
 def _outcome(kind: type[BaseException]) -> str:

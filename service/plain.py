@@ -153,11 +153,14 @@ class Run:
         execution.batch = execution.rows
         execution.passed()
 
-    def count(self, visit: Visit | None, received: int, sent: int, send: float = 0, operation: str = "") -> None:
+    def count(
+        self, visit: Visit | None, began: float, received: int, sent: int, send: float = 0, operation: str = ""
+    ) -> None:
         """Count the request, which is answered, and write its line if there is to be one.
 
         Args:
             visit: which request it is, or in which stream.
+            began: when all of it was there, of `perf_counter`.
             received: bytes.
             sent: bytes.
             send: seconds in which the answer was written.
@@ -165,7 +168,7 @@ class Run:
 
         """
         plain, execution = self._plain, self.execution
-        began, read = (execution.marks[0], 0.0) if visit is None or operation else (visit.began, visit.read)
+        read = 0.0 if visit is None or operation else visit.read
         tokens = self._member.feeds["input_ids"].size
         plain.metrics.answered(self._door, execution, tokens, began, received, sent, read, send, operation)
         if visit is not None and visit.trace is not None:

@@ -16,7 +16,7 @@ class Sum:
         count: how many.
         rows, tokens: of them.
         received, sent: bytes of theirs, and of the answers.
-        read, parse, send: seconds until their bodies were there, until they were checked, and of sending.
+        read, parse, send: seconds until their bodies were there, from then until they were checked, and of sending.
         seconds: from their first mark to the last.
         latencies: how many of them took as long as the buckets of `SECONDS` hold.
         last: when the last was answered, of the clock of the marks.
@@ -37,7 +37,7 @@ class Sum:
     def add(
         self, execution: Execution, tokens: int, began: float, received: int, sent: int, read: float, send: float
     ) -> None:
-        """Add a request that came when it `began`."""
+        """Add a request, all of which was there when it `began`."""
         begin, checked, queued, ran, end = execution.marks
         self.count += 1
         self.rows += execution.rows

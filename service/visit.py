@@ -88,8 +88,12 @@ class Trace:
 
     def end(self) -> None:
         """End the span."""
-        if self.tell is not None:
-            self.tell(self)
+        tell, self.tell = (
+            self.tell,
+            None,
+        )  # which knows the visit, as that knows this: garbage that nobody looks for soon
+        if tell is not None:
+            tell(self)
 
 
 Begin = Callable[["Visit", Headers, str, Attributes], Trace]

@@ -1,5 +1,6 @@
 """What the doors of a decode stream share: a message in, its answer out, errors included."""
 
+from time import perf_counter
 from typing import Any, Literal
 
 from incipit.service.api import problems
@@ -110,7 +111,7 @@ class Session:
 
         None of any other message.
         """
-        stream, answers = self.stream, self._plain
+        began, stream, answers = perf_counter(), self.stream, self._plain
         step = None if answers is None else frames.read_plain(frame)
         if (
             answers is None
@@ -128,13 +129,13 @@ class Session:
             answers.limits.__enter__()
         except IncipitError:
             return None
-        self._begun = frame, step
+        self._begun = began, frame, step
         return Run(answers, "decode", step.ids, stream.offset)
 
     def finish(self, run: Run) -> tuple[bytes, Float32]:
         """Return the frame that answers the step that was begun, head and vectors; the stream has made the step."""
         assert self._plain is not None
-        stream, answers, (frame, step) = self.stream, self._plain, self._begun
+        stream, answers, (_, frame, step) = self.stream, self._plain, self._begun
         try:
             vectors = run.finish()
         finally:
@@ -148,10 +149,10 @@ class Session:
 
     def end(self, run: Run, size: int, send: float) -> None:
         """Count the step that was begun, and note that its answer was sent in so many bytes and seconds, or 0: not."""
-        frame, step = self._begun
+        began, frame, step = self._begun
         if size:
             self.told, self.spoken = self.stream.offset, step.shape.version
-        run.count(self.visit, len(frame), size, send, Step.name)
+        run.count(self.visit, began, len(frame), size, send, Step.name)
 
     def _reopen(self, document: dict[str, Any]) -> bytes:
         """Open the stream anew, as its first message may say."""

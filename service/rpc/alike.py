@@ -8,6 +8,7 @@ Letters: B batch, L length.
 
 import asyncio
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 
@@ -66,7 +67,7 @@ class Alike:
 
     async def answer(self, door: str, message: bytes) -> bytes | None:
         """Answer a message like one before; None where there was none, or where it is to be refused: others say why."""
-        form = self._find(door, message)
+        began, form = perf_counter(), self._find(door, message)
         if form is None:
             return None
         ids = form.read(message)
@@ -86,7 +87,7 @@ class Alike:
             raise
         finally:
             form.plain.limits.__exit__(None, None, None)
-        run.count(visit, 0, 0)  # bytes are counted where they come and go
+        run.count(visit, began, 0, 0)  # bytes are counted where they come and go
         return written
 
     def keep(

@@ -24,6 +24,8 @@ from incipit.models.embeddings import gpt2_embedding
 from incipit.service.log import Json, NameRequest, Requests
 from incipit.service.manifest import Source
 from incipit.service.messages import Rows
+from incipit.service.metrics import Metrics
+from incipit.service.observation import Observation
 from incipit.service.visit import CURRENT, Visit
 from tests.conftest import INCIPIT, free_port, said_at_the_start
 
@@ -129,13 +131,16 @@ def test_a_line_holds_as_many_ids_as_are_asked_for(models: Path, most: int) -> N
 def test_ids_of_a_request_are_noted_by_rows_and_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "incipit.requests")
     log, visit = Requests(1, 3), Visit(b"mine")
+    token = CURRENT.set(visit)
     for lengths in ([2, 0, 3, 1], [5], [1], []):
         log.note(visit, Rows(np.arange(sum(lengths)), np.array(lengths, np.int64)))
-        log.write(visit, "native", "m", "ok", 0.1)
-        log.write(visit, "native", "m", "ok", 0.1)  # of another, which was refused before its ids were read
+        log.write(visit, "decode", "m", "ok", 0.1)
+        with Observation(Metrics(), "decode"):  # of another step, whose ids were not read
+            log.write(visit, "decode", "m", "ok", 0.1)
+    CURRENT.reset(token)
     told = [getattr(record, "fields", {}).get("input_ids") for record in caplog.records]
     assert told == [[[0, 1], [], [2]], None, [[0, 1, 2]], None, [[0]], None, [], None]
-    assert caplog.records[0].getMessage() == "native m ok 100.000 ms [[0, 1], [], [2]]"
+    assert [vars(record)["asked"] for record in caplog.records[:2]] == [" [[0, 1], [], [2]]", ""]
 
 
 def test_no_request_has_a_line_by_default(models: Path) -> None:

@@ -1,13 +1,15 @@
 """Counters of one process. Oracle: prometheus-client's own parser."""
 
 import asyncio
+import time
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from incipit.service.errors import Invalid, NotFound
-from incipit.service.instruments import SECONDS
+from incipit.service.instruments import LARGEST_BATCH, SECONDS
 from incipit.service.metrics import Metrics
+from incipit.service.observation import Execution
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
@@ -50,6 +52,32 @@ def test_seconds_fall_into_every_bucket_above_them() -> None:
     assert found["incipit_request_seconds_bucket", "native", "+Inf"] == 1
     bounds = {key[2] for key in found if key[0] == "incipit_request_seconds_bucket"}
     assert {float(bound) for bound in bounds} == {*SECONDS, float("inf")}
+
+
+def test_many_answers_are_summed_by_what_they_share_and_the_last_of_them_is_the_last() -> None:
+    """Also where they are told long after."""
+    metrics, now = Metrics(), time.perf_counter()
+    for ago, batch in ((60, 1), (59, 2), (58, LARGEST_BATCH + 1), (57, LARGEST_BATCH + 2), (1, 1)):
+        execution = Execution(metrics, "m", 1)
+        execution.marks = [now - ago + late for late in (0, 0.1, 0.3, 0.6, 1)]
+        execution.rows = execution.batch = batch
+        metrics.answered("native", execution, 5, now - ago - 0.2, 10, 20, 0.01, 0.02)
+    found = samples(metrics)
+    assert found["incipit_requests_total", "native", "m", "ok"] == 5
+    assert found["incipit_request_seconds_count", "native"] == found["incipit_request_seconds_sum", "native"] == 5
+    assert found["incipit_request_parse_seconds_total", "native"] == pytest.approx(5 * 0.3)
+    assert found["incipit_request_read_seconds_total", "native"] == pytest.approx(5 * 0.01)
+    assert found["incipit_request_send_seconds_total", "native"] == pytest.approx(5 * 0.02)
+    assert found["incipit_received_bytes_total", "native"] == 50
+    assert found["incipit_sent_bytes_total", "native"] == 100
+    assert found["incipit_tokens_total", "m"] == 25
+    assert found["incipit_model_rows_total", "m", "1"] == 1 + 2 + 2 * LARGEST_BATCH + 3 + 1
+    counts = {key[3]: value for key, value in found.items() if key[0] == "incipit_model_phases_total"}
+    assert counts == {"1": 2, "2": 1, "more": 2}
+    for phase, seconds in (("compute_input", 0.1), ("queue", 0.2), ("compute_infer", 0.3), ("compute_output", 0.4)):
+        assert found["incipit_model_phase_seconds_total", "m", phase, "1", "1"] == pytest.approx(2 * seconds)
+    assert found["incipit_model_last_request_timestamp_seconds", "m", "1"] == pytest.approx(time.time(), abs=1)
+    assert samples(metrics) == found
 
 
 def test_tokens_are_summed_for_each_model() -> None:

@@ -66,7 +66,7 @@ def test_where_a_common_run_fails_each_is_answered_for_itself_and_counted_so(
             continue
         expected = tables["tokens"][token] + tables["positions"][0]
         assert run.finish().tobytes() == expected.tobytes()
-        run.count(None, 8, 16)
+        run.count(None, 0, 8, 16)
     assert outcomes(engine) == {"success": 2, "fail": 1}
     told = engine.metrics.expose("")[0].decode()
     assert 'incipit_requests_total{door="native",model="gpt",outcome="ok"} 2.0' in told

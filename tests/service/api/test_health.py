@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import httpx
@@ -174,10 +174,24 @@ def test_the_time_until_it_is_checked_is_told_by_each_door(tiny_clients: Clients
                 stream.send(message)
                 stream.recv()
 
+    def call() -> None:
+        request = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(16)])
+        request.inputs.add(name="input_ids", datatype="INT64", shape=[1, 2])
+
+        def requests() -> Iterator[service_pb2.ModelInferRequest]:
+            for _ in range(3):
+                yield request
+                time.sleep(0.1)  # which is no time of the service
+
+        before = parsed().get("grpc-stream", 0)
+        assert len(list(tiny_clients.stub.ModelStreamInfer(requests()))) == 3
+        assert parsed()["grpc-stream"] - before < 0.1
+
     asked: dict[str, Callable[[], object]] = {
         "native": native,
         "openai": lambda: http.post("/v1/embeddings", json={"model": "bert", "input": [1, 2]}),
         "grpc": lambda: grpc_raw(tiny_clients, "gpt", {"input_ids": ids.tolist()}),
+        "grpc-stream": call,
         "decode": decode,
     }
     for door, ask in asked.items():
