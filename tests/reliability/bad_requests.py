@@ -75,7 +75,7 @@ WORDS = (b"null", b"-1", b"1e9", b"[[]]", b'"', b"{", b"\xff", b"\0", b"9" * 25,
 GRPC_MAY = {
     code
     for code in grpc.StatusCode
-    if code.name in ("OK", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION")
+    if code.name in ("OK", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED")
 }
 HTTP_KINDS = ("body", "body", "body", "more", "more", "more", "head")
 STATUS = re.compile(rb'(?:\AHTTP/1\.1 |"status": ?)(\d{3})')
