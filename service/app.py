@@ -62,11 +62,16 @@ def create_engine(settings: Settings, shared: Path | None = None, progress: Prog
     )
     scheduler = Scheduler(usable_cores(), settings.max_waiting, settings.max_wait_seconds)
     control = Control(repository, settings.model_control, settings.poll_seconds, shared)
-    limits = Limits(settings.max_requests, settings.max_requests_per_second, settings.max_rows)
+    limits = Limits(*_most(settings))
     log = Requests(settings.log_sample, settings.log_token_ids)
     metrics = Metrics(Memory(repository))
     metrics.provider(choice.requested, choice.active, choice.probed)
     return Engine(repository, scheduler, metrics, settings.max_tokens, control, limits, log)
+
+
+def _most(settings: Settings) -> tuple[int, float | None, int, int]:
+    """Return what `Limits` takes."""
+    return settings.max_requests, settings.max_requests_per_second, settings.max_rows, settings.max_whole_bytes
 
 
 def create_tracing(settings: Settings) -> "Tracing | None":
@@ -169,7 +174,7 @@ def _adopt(settings: Settings, engine: Engine, streams: Streams, sequences: Sequ
     """Let the settings hold that need no restart, for what comes from now on."""
     engine.log.share, engine.log.token_ids = settings.log_sample, settings.log_token_ids
     engine.max_tokens = settings.max_tokens
-    engine.limits.allow(settings.max_requests, settings.max_requests_per_second, settings.max_rows)
+    engine.limits.allow(*_most(settings))
     engine.scheduler.allow(settings.max_waiting, settings.max_wait_seconds)
     engine.repository.access.tell_apart(by_address=settings.max_requests_per_second is not None)
     streams.allow(settings.stream_seconds, settings.max_streams)

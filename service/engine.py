@@ -150,6 +150,9 @@ class Engine:
             tokens = len(request.input_ids.values)
             size = tokens * width
             execution.rows = len(request.input_ids.lengths)
+            pieces = in_pieces(request, model.manifest, size)
+            if not pieces or (request.whole and request.pooling == "none"):
+                self.limits.check_whole("input_ids", size)
             execution.passed()
             member = Member(call.feeds, execution, request)
             run = partial(run_members, model, names)
@@ -157,7 +160,7 @@ class Engine:
             if size <= shared(model):
                 found = await self.scheduler.share((id(model), names), size, member, run)
                 tensors = _finish(request, member, model.manifest, outputs, found)
-            elif not in_pieces(request, model.manifest, size):
+            elif not pieces:
                 tensors = await self.scheduler.run(
                     size, lambda: _finish(request, member, model.manifest, outputs, whole(model, names, member))
                 )
@@ -212,6 +215,7 @@ class Engine:
             outputs=request.outputs,
             dtype=request.dtype,
             in_pieces=request.in_pieces,
+            whole=request.whole,
             check=request.check,
         )
 
@@ -225,6 +229,7 @@ class Engine:
         """
         with self.metrics.execution(model.name, model.version) as execution:
             shape = check_bias(request, model.manifest, self.max_tokens)
+            self.limits.check_whole("query_length and key_length", math.prod(shape))
             lengths = (request.query_offset or 0, request.query_length, request.key_length)
             feeds = dict(zip(("query_offset", "query_length", "key_length"), map(_single, lengths), strict=True))
             execution.rows = execution.batch = 1
@@ -243,7 +248,8 @@ class Engine:
 
         """
         with self.metrics.execution(stem.name, stem.version) as execution:
-            check_stem(request, stem.manifest, self.max_tokens)
+            vectors = check_stem(request, stem.manifest, self.max_tokens)
+            self.limits.check_whole(request.input, vectors * stem.manifest.width)
             self.limits.check_rows(request.input, len(request.values))
             feeds = {request.input: request.values}
             execution.rows = execution.batch = len(request.values)

@@ -11,6 +11,8 @@ from incipit.service.errors import TooLarge, TooMany, Unavailable
 
 SWEEP_SECONDS = 10.0
 """Between two looks for callers that have been quiet for long enough to be forgotten."""
+FLOAT32_BYTES = 4
+"""Of a value, as which it is computed, whatever the type of the answer."""
 
 
 class Limits:
@@ -20,19 +22,27 @@ class Limits:
         requests: most that are answered at a time; default None: any number.
         per_second: most of one caller in a second, of which as many may come at once; default None: any number.
         rows: most of one request; default None: any number.
+        whole: most bytes of vectors, as float32, in an answer that is made whole; default None: any number.
 
     """
 
-    def __init__(self, requests: int | None = None, per_second: float | None = None, rows: int | None = None) -> None:
-        self.allow(requests, per_second, rows)
+    def __init__(
+        self,
+        requests: int | None = None,
+        per_second: float | None = None,
+        rows: int | None = None,
+        whole: int | None = None,
+    ) -> None:
+        self.allow(requests, per_second, rows, whole)
         self._running = 0
         self._swept = time.monotonic()
 
-    def allow(self, requests: int | None, per_second: float | None, rows: int | None) -> None:
+    def allow(self, requests: int | None, per_second: float | None, rows: int | None, whole: int | None) -> None:
         """Allow so much from now on; the arguments are those of the class."""
         # By caller: when all that it was allowed would have been used up, at its rate.
         self._spent: dict[str, float] = {}
         self._requests, self._per_second, self.rows = requests or math.inf, per_second, rows or math.inf
+        self.whole = whole or math.inf
 
     def __enter__(self) -> None:
         """Begin a request.
@@ -69,6 +79,16 @@ class Limits:
         """Raise TooLarge where a request has too many rows."""
         if rows > self.rows:
             raise TooLarge(field, f"{rows} rows", f"at most {self.rows} rows in a request")
+
+    def takes_whole(self, values: int) -> bool:
+        """Return whether an answer of so many values may be made whole."""
+        return FLOAT32_BYTES * values <= self.whole
+
+    def check_whole(self, field: str, values: int) -> None:
+        """Raise TooLarge where an answer of so many values may not be made whole."""
+        if not self.takes_whole(values):
+            got, allowed = f"{FLOAT32_BYTES * values} bytes of vectors", f"at most {self.whole}"
+            raise TooLarge(field, got, f"{allowed} in an answer that is made whole")
 
     def _count(self, caller: str, per_second: float, now: float) -> None:
         """Count a request of a caller, by the generic cell rate algorithm (ITU-T I.371)."""

@@ -107,7 +107,8 @@ class Wanted:
         pooling: what becomes of the vectors of a row: "none", or one vector, its "mean", "first" or "last".
         outputs: which tensors are wanted, by name; default `embeddings`.
         dtype: of the answer, a key of DTYPES.
-        in_pieces: whether the answer may be computed while it is sent, where it is large.
+        in_pieces: whether the answer may be computed in pieces, where it is large.
+        whole: whether the answer is made whole even so, as a message of gRPC is.
         check: raises an IncipitError for values that the answer cannot hold; it sees all of those that are computed
             while they are sent before the first is. Default None: it holds any.
 
@@ -119,6 +120,7 @@ class Wanted:
     outputs: tuple[str, ...] = ("embeddings",)
     dtype: str = "float32"
     in_pieces: bool = False
+    whole: bool = False
     check: Callable[[NDArray[np.generic]], object] | None = None
 
 

@@ -18,7 +18,8 @@ PREFIX = "INCIPIT_"
 FOLLOWED = frozenset(
     (
         *("log_level", "log_sample", "log_token_ids", "cors_origins"),
-        *("max_tokens", "max_rows", "max_requests", "max_requests_per_second", "max_waiting", "max_wait_seconds"),
+        *("max_tokens", "max_rows", "max_whole_bytes", "max_requests", "max_requests_per_second"),
+        *("max_waiting", "max_wait_seconds"),
         *("max_streams", "stream_seconds", "max_sequence_rows", "max_stream_sequence_rows"),
     )
 )
@@ -103,6 +104,9 @@ class Settings(BaseSettings):
     max_waiting: int = Field(64, ge=1, description="Most pieces of work that wait for a thread.")
     max_wait_seconds: float = Field(30.0, gt=0, description="How long work may wait for a thread.")
     max_rows: int = Field(65536, ge=1, description="Most rows of one request.")
+    max_whole_bytes: int = Field(
+        64 * 2**20, ge=8 * 2**20, description="Most bytes of vectors in an answer that cannot be sent in pieces."
+    )
     max_requests: int = Field(1024, ge=1, description="Most requests that a process answers at a time.")
     max_requests_per_second: float | None = Field(
         None, gt=0, description="Most requests of a key in a second, or of an address where there are no keys."

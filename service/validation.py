@@ -140,8 +140,8 @@ def check_bias(request: BiasRequest, manifest: Manifest, max_tokens: int) -> tup
     return shape
 
 
-def check_stem(request: StemRequest, manifest: StemManifest, max_tokens: int) -> None:
-    """Check the shape of the input and the output type.
+def check_stem(request: StemRequest, manifest: StemManifest, max_tokens: int) -> int:
+    """Check the shape of the input and the output type, and return how many vectors the answer has.
 
     Raises:
         Invalid: the name, a size or the type is not allowed.
@@ -161,8 +161,10 @@ def check_stem(request: StemRequest, manifest: StemManifest, max_tokens: int) ->
     native, patch = manifest.image_size, manifest.patch_size
     if patch is not None and shape[2:] != (native, native) and (shape[2] % patch or shape[3] % patch):
         raise Invalid(f"{expected.name}.shape", list(shape), f"multiples of {patch}, or {native} by {native}")
-    if (tokens := shape[0] * manifest.length(shape)) > max_tokens:
+    tokens: int = shape[0] * manifest.length(shape)
+    if tokens > max_tokens:
         raise TooLarge(expected.name, f"{tokens} vectors", f"at most {max_tokens} vectors in an answer")
+    return tokens
 
 
 def check_like(field: str, rows: Rows, ids: Rows) -> None:

@@ -88,10 +88,8 @@ class Trace:
 
     def end(self) -> None:
         """End the span."""
-        tell, self.tell = (
-            self.tell,
-            None,
-        )  # which knows the visit, as that knows this: garbage that nobody looks for soon
+        # Which knows the visit, as that knows this: garbage that nobody looks for soon.
+        tell, self.tell = self.tell, None
         if tell is not None:
             tell(self)
 

@@ -112,6 +112,8 @@ class Alike:
         # Limits may have changed since.
         if answers is None or len(rows.values) > self._engine.max_tokens or len(rows.lengths) > limits.rows:
             return
+        if not limits.takes_whole(len(rows.values) * answers.width):
+            return
         if not message.endswith(raw[0]) or not _ends_with_ids(head, np.invert(rows.values).tobytes()):
             return
         shape, vectors = (len(rows.lengths), rows.length), 4 * len(rows.values) * answers.width

@@ -160,6 +160,7 @@ class InferenceService:
             request = await schedule(len(message), lambda: read_infer(sent, model.manifest))
             if isinstance(request, Request):  # what is narrower would be run twice: first to see whether all fits
                 request.in_pieces = request.sequence is None and request.dtype == "float32"
+                request.whole = True
             async with room.answer(model, request) as answer:
                 writing = write_answer(answer, sent.id)
                 if answer.arrays:

@@ -65,7 +65,7 @@ def connect(server: Server) -> Iterator[Clients]:
         assert http.get("/readyz").status_code == 200
         with (
             tritonclient.grpc.InferenceServerClient(server.grpc) as client,
-            grpc.insecure_channel(server.grpc) as channel,
+            grpc.insecure_channel(server.grpc, [("grpc.max_receive_message_length", -1)]) as channel,
             incipit.connect(server.address) as own,
             asyncio.Runner() as runner,
         ):
@@ -275,7 +275,7 @@ def decode_frame(clients: Clients, model: str, fields: Fields) -> Vectors:
 def open_stream(clients: Clients, model: str, options: Fields) -> Iterator[Any]:
     query = "".join(f"?{name}={options[name]}" for name in ("offset",) if name in options)
     try:
-        with connect_socket(f"{clients.socket}/models/{model}/decode{query}") as stream:
+        with connect_socket(f"{clients.socket}/models/{model}/decode{query}", max_size=None) as stream:
             yield stream
     except InvalidStatus as error:
         raise Refused(error.response.status_code, json.loads(error.response.body or b"{}")["detail"]) from error

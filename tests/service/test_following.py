@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,6 +25,10 @@ from websockets import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as connect_socket
 
+from incipit.export.exporter import export_loaded
+from incipit.export.source import LoadedSource
+from incipit.models.embeddings import gpt2_embedding
+from incipit.service.manifest import Source
 from incipit.service.settings import FOLLOWED, load
 from tests.conftest import INCIPIT, ROOT, free_port, said_at_the_start
 from tests.processes import workers as workers_of
@@ -80,7 +85,10 @@ def served(models: Path, folder: Path, *options: str) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def server(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tiny_repository, tmp_path_factory.mktemp("followed")) as running:
+    folder = tmp_path_factory.mktemp("followed")
+    models = shutil.copytree(tiny_repository, folder / "models")
+    export_loaded(LoadedSource(gpt2_embedding(7, 256, 6), Source(kind="module")), "wide", models)
+    with served(models, folder) as running:
         yield running
 
 
@@ -102,6 +110,19 @@ def too_many_tokens(server: Served) -> bool:
 
 def too_many_rows(server: Served) -> bool:
     return server.refused({"input_ids": [[1], [2]]}, 413, "at most 1 rows in a request")
+
+
+def too_large(server: Served) -> bool:
+    """Ask for 9 MB of vectors in one message of gRPC."""
+    request = service_pb2.ModelInferRequest(model_name="wide", raw_input_contents=[bytes(8 * 9000)])
+    request.inputs.add(name="input_ids", datatype="INT64", shape=[9000, 1])
+    with grpc.insecure_channel(server.calls, [("grpc.max_receive_message_length", -1)]) as channel:
+        try:
+            answer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=SECONDS)
+        except grpc.RpcError as error:
+            return "at most 8388608 in an answer that is made whole" in str(error.details())
+    assert len(answer.raw_output_contents[0]) == 4 * 256 * 9000
+    return False
 
 
 def too_often(server: Served) -> bool:
@@ -191,6 +212,7 @@ def says_more(server: Served) -> bool:
 SEEN: dict[str, tuple[str, Callable[[Served], bool]]] = {
     "max_tokens": ("2", too_many_tokens),
     "max_rows": ("1", too_many_rows),
+    "max_whole_bytes": ("8388608", too_large),
     "max_requests": ("1", too_many_requests),
     "max_requests_per_second": ("2", too_often),
     "max_waiting": ("1", too_many_waiting),
@@ -209,7 +231,7 @@ TOGETHER = (
     ("max_tokens", "max_rows", "max_stream_sequence_rows", "cors_origins", "log_sample", "log_token_ids"),
     ("max_requests", "max_sequence_rows", "max_streams", "log_level"),
     ("max_wait_seconds", "stream_seconds"),
-    ("max_waiting",),
+    ("max_waiting", "max_whole_bytes"),
     ("max_requests_per_second",),
 )
 """Those that can be seen beside one another."""
