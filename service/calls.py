@@ -122,10 +122,12 @@ def rows_of_one(member: Member, manifest: Manifest) -> dict[str, Int64]:
     if length == 1:
         return feeds if len(offset) == batch else feeds | {"offset": np.repeat(offset, batch)}
     feeds = {name: values.reshape(-1, 1) for name, values in feeds.items() if name != "offset"}
-    if member.request is None:
-        positions = np.broadcast_to(offset.reshape(-1, 1) + np.arange(length), (batch, length)).reshape(-1)
-    else:
+    if member.request is not None and manifest.counts != "slots":
         positions = position_index(member.request, manifest, offset)
+    elif batch == 1:  # as nearly all are that share a run
+        positions = offset + np.arange(length)
+    else:
+        positions = np.broadcast_to(offset.reshape(-1, 1) + np.arange(length), (batch, length)).reshape(-1)
     return feeds | {"offset": positions}
 
 

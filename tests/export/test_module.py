@@ -14,10 +14,10 @@ from incipit.export.exporter import Exported, export_module, verify
 from incipit.service.batching import Scheduler
 from incipit.service.engine import Engine
 from incipit.service.errors import Invalid
-from incipit.service.in_place import OFTEN
 from incipit.service.manifest import Manifest
 from incipit.service.messages import Request, Rows
 from incipit.service.metrics import Metrics
+from incipit.service.ready import OFTEN
 from incipit.service.repository import Model, Repository
 from incipit.service.runtime import CPU
 from tests.elsewhere.standard import check_standard

@@ -1,9 +1,10 @@
-"""Sums on the CPU that are made where a summand lies, by calls whose memory stays bound.
+"""Calls on the CPU of the graph that is given positions, kept ready: what they read and write stays bound.
 
-What a graph returns has memory of its own in onnxruntime, and so the last sum reads vectors in one place and writes
-them in another. Where the graph returns those vectors too, both can be given the same: less goes through the caches.
+Making a call anew takes longer than a small one itself. And what a graph returns has memory of its own in onnxruntime,
+so that a sum that comes last reads vectors in one place and writes them in another. Where the graph returns those
+vectors too, both can be given the same: less goes through the caches.
 
-Letters: B batch, L length, D output width.
+Letters: B batch, L length, D output width, P width of the table of positions.
 """
 
 from collections import Counter
@@ -21,7 +22,8 @@ from incipit.service.runtime import Session
 
 Feeds = Mapping[str, NDArray[Any]]
 Float32 = NDArray[np.float32]
-Shape = tuple[int, int]
+Shape = tuple[int, int, int]
+"""Of ids, and of how many offsets."""
 OFTEN = 16
 """How often a shape comes before a call of it is made ready, which takes longer than a call."""
 SHAPES = 256
@@ -30,44 +32,47 @@ CALLS = 4
 """Calls of one shape that are ready, so that the vectors of as many may be held at the same time."""
 LARGEST, ROOM = 2**21, 2**24
 """Bytes of the vectors of a call that is kept ready, and of all such."""
+ROWS = 32
+"""Rows of a call that has an offset for each; for more the positions are looked up by the plain graph."""
 LINE = 64
 """Bytes of a line of the caches."""
 
 
-def in_place(session: Session, positions: Float32, often: int = OFTEN) -> "InPlace | None":
-    """Return what runs calls of a graph in place, or None where the graph has no such `summand`; see `InPlace`."""
-    outputs = [(tensor.name, tensor.shape[-1]) for tensor in session.outputs]
-    width = positions.shape[2]
-    return InPlace(session, positions, often) if outputs == [(EMBEDDINGS, width), (SUMMAND, width)] else None
+class ReadyCalls:
+    """Calls of a graph that is given positions, for one offset, or for rows of one token that have one each.
 
-
-class InPlace:
-    """Calls, for one offset, of a graph that returns `embeddings` and the `summand` to which it adds positions last.
+    `in_place` says whether it returns the `summand` to which it adds positions last, so that it is written there.
 
     Args:
         session: runs it.
-        positions: vectors of all positions, (1, max_len, D).
+        positions: vectors of all positions, (1, max_len, P).
         often: how often a shape comes before a call of it is made ready; default `OFTEN`.
 
     """
 
     def __init__(self, session: Session, positions: Float32, often: int = OFTEN) -> None:
         self._session, self._positions, self._often = session, positions, often
+        widths = {tensor.name: tensor.shape[-1] for tensor in session.outputs}
+        self._width = int(widths[EMBEDDINGS] or 0)
+        # Where one is narrower than the sum, it is widened on the way.
+        self.in_place = self._width == widths.get(SUMMAND) == positions.shape[2]
         self._ready: dict[Shape, _Ready] = {}
         self._came: Counter[Shape] = Counter()
         self._lock = Lock()
 
     def run(self, feeds: Feeds) -> Float32 | None:
         """Return `embeddings` (B, L, D); None where this shape came too seldom, or all that is ready for it is held."""
-        ready = self._ready.get(feeds["input_ids"].shape) or self._often_enough(feeds)
+        ready = self._ready.get(_shape(feeds)) or self._often_enough(feeds)
         if ready is None or (call := ready.take() or self._another(ready, feeds)) is None:
             return None
         return call.run(feeds, ready.free)
 
     def _often_enough(self, feeds: Feeds) -> "_Ready | None":
         """Keep calls of a shape ready from now on, if it comes often and they are not too large."""
-        shape = feeds["input_ids"].shape
-        size = 4 * prod(shape) * self._positions.shape[2]
+        batch, length, offsets = shape = _shape(feeds)
+        size = 4 * batch * length * (self._width if offsets == 1 else self._width + self._positions.shape[2])
+        if offsets > ROWS or (offsets > 1 and length > 1):
+            return None
         with self._lock:
             if size > LARGEST or not self._comes_often(shape):
                 return None
@@ -79,7 +84,7 @@ class InPlace:
         """Make a call ready, if there may be one more."""
         if ready.made >= CALLS:
             return None
-        call = _Call(self._session, self._positions, feeds)
+        call = _Call(self._session, self._positions, feeds, self._width, self.in_place)
         ready.made += 1
         return call
 
@@ -120,21 +125,26 @@ class _Ready:
 
 
 class _Call:
-    """A call of one shape."""
+    """A call of one shape, whose vectors are so wide; they are written into the `summand` where it is `in_place`."""
 
-    def __init__(self, session: Session, positions: Float32, feeds: Feeds) -> None:
+    def __init__(self, session: Session, positions: Float32, feeds: Feeds, width: int, in_place: bool) -> None:
         self._positions = positions
-        self._values = _aligned((*feeds["input_ids"].shape, positions.shape[2]))
+        self._values = _aligned((*feeds["input_ids"].shape, width))
         self.interface = self._values.__array_interface__
-        self._offset = feeds["offset"].item()
-        outputs = {EMBEDDINGS: self._values, SUMMAND: self._values}
-        self._prepared = session.prepare(place(feeds, positions), outputs, POSITION_EMBEDDINGS)
+        batch, _, offsets = _shape(feeds)
+        self._looked_up = None if offsets == 1 else _aligned((batch, 1, positions.shape[2]))
+        self._offset = int(feeds["offset"][0])
+        outputs = {EMBEDDINGS: self._values} | ({SUMMAND: self._values} if in_place else {})
+        given = place(feeds, positions) if self._looked_up is None else _placed(feeds, self._looked_up)
+        self._prepared = session.prepare(given, outputs, POSITION_EMBEDDINGS)
 
     def run(self, feeds: Feeds, free: "list[_Call]") -> Float32:
         """Return the vectors; when nobody holds them any more, this is one of the `free` again."""
         lent = _Lent(self, free)
-        offset = feeds["offset"].item()
-        if offset != self._offset:
+        if self._looked_up is not None:
+            # Every offset was checked. In any other mode they would be looked up elsewhere first, and copied.
+            self._positions[0].take(feeds["offset"], 0, self._looked_up[:, 0], "clip")
+        elif (offset := feeds["offset"].item()) != self._offset:
             self._prepared.take(place(feeds, self._positions)[POSITION_EMBEDDINGS])
             self._offset = offset
         self._prepared.run(feeds)
@@ -152,6 +162,16 @@ class _Lent:
 
     def __del__(self) -> None:
         self._free.append(self._call)
+
+
+def _shape(feeds: Feeds) -> Shape:
+    batch, length = feeds["input_ids"].shape
+    return batch, length, len(feeds["offset"])
+
+
+def _placed(feeds: Feeds, positions: Float32) -> Feeds:
+    """Return the feeds of the graph that is given positions, which are these."""
+    return {name: values for name, values in feeds.items() if name != "offset"} | {POSITION_EMBEDDINGS: positions}
 
 
 def _aligned(shape: tuple[int, ...]) -> Float32:

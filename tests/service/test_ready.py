@@ -1,4 +1,4 @@
-"""Sums that are made where a summand lies. Oracle: the plain graph, which is proven equal to PyTorch."""
+"""Calls that are kept ready. Oracle: the plain graph, which is proven equal to PyTorch."""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from incipit.service.errors import ArtifactError
-from incipit.service.in_place import CALLS, LARGEST, OFTEN, ROOM, InPlace, in_place
 from incipit.service.manifest import MANIFEST, POSITIONED_GRAPH, Manifest, describe, read, write
 from incipit.service.positioned import map_positions, place
+from incipit.service.ready import CALLS, LARGEST, OFTEN, ROOM, ROWS, ReadyCalls
 from incipit.service.repository import Model, Repository
 from incipit.service.runtime import CPU, Session
 
@@ -31,10 +31,15 @@ class Graphs:
         self.plain, self.positioned = Session(folder), Session(folder, graph=POSITIONED_GRAPH)
         self.positions = map_positions(folder, read(Manifest, folder / MANIFEST))
 
-    def sums(self, often: int = 0) -> InPlace:
-        sums = in_place(self.positioned, self.positions, often)
-        assert sums is not None
-        return sums
+    def calls(self, often: int = 0) -> ReadyCalls:
+        return ReadyCalls(self.positioned, self.positions, often)
+
+    def feeds(self, batch: int, length: int, *offsets: int) -> Feeds:
+        random = np.random.default_rng([batch, length, *offsets])
+        feeds = {"input_ids": random.integers(0, 30000, (batch, length)), "offset": np.array(offsets or [0])}
+        if "token_type_ids" in {tensor.name for tensor in self.plain.inputs}:
+            feeds["token_type_ids"] = random.integers(0, 2, (batch, length))
+        return feeds
 
     def expected(self, feeds: Feeds) -> bytes:
         return self.plain.run(feeds)["embeddings"].tobytes()
@@ -45,8 +50,8 @@ def feeds_of(batch: int, length: int, offset: int = 0) -> Feeds:
     return {"input_ids": ids, "offset": np.array([offset])}
 
 
-def run(sums: InPlace, feeds: Feeds) -> Float32:
-    found = sums.run(feeds)
+def run(calls: ReadyCalls, feeds: Feeds) -> Float32:
+    found = calls.run(feeds)
     assert found is not None
     return found
 
@@ -55,7 +60,7 @@ def address(values: Float32) -> int:
     return int(values.__array_interface__["data"][0])
 
 
-@pytest.fixture(params=["gpt2-small", "transformer-base"])
+@pytest.fixture(params=["gpt2-small", "transformer-base", "minilm"])
 def graphs(request: pytest.FixtureRequest, repository: Path) -> Graphs:
     return Graphs(repository / request.param / "1")
 
@@ -65,24 +70,39 @@ def gpt2(repository: Path) -> Graphs:
     return Graphs(repository / "gpt2-small/1")
 
 
-def test_a_graph_that_does_not_add_positions_last_has_none(repository: Path) -> None:
-    bert = Graphs(repository / "minilm/1")
-    assert in_place(bert.positioned, bert.positions) is None
+def test_sums_are_made_in_place_where_positions_are_added_last(repository: Path) -> None:
+    assert {name: Graphs(repository / name / "1").calls().in_place for name in ("gpt2-small", "minilm")} == {
+        "gpt2-small": True,
+        "minilm": False,
+    }
 
 
-def test_sums_in_place_have_the_bits_of_the_plain_graph(graphs: Graphs) -> None:
-    sums = graphs.sums()
+def test_they_have_the_bits_of_the_plain_graph(graphs: Graphs) -> None:
+    sums = graphs.calls()
     for shape in ((1, 1), (3, 7), (1, 200), (200, 1), (2, 300), (4, 128), (1, MOST // 2)):
         for offset in (0, 17, 17, 3):
-            feeds = feeds_of(*shape, offset)
+            feeds = graphs.feeds(*shape, offset)
             found = run(sums, feeds)
             assert found.shape == (*shape, found.shape[2])
             assert address(found) % 64 == 0
             assert found.tobytes() == graphs.expected(feeds)
 
 
+def test_rows_of_one_token_have_the_bits_of_the_plain_graph_at_offsets_of_their_own(graphs: Graphs) -> None:
+    calls, last = graphs.calls(), graphs.positions.shape[1] - 1
+    for offsets in ((0, last), (last, 3, 3), (5, 5), (9, 0, 1, 2), tuple(range(ROWS))):
+        feeds = graphs.feeds(len(offsets), 1, *offsets)
+        found, again = run(calls, feeds), run(calls, feeds)
+        assert address(found) % 64 == 0
+        assert found.tobytes() == again.tobytes() == graphs.expected(feeds)
+    assert calls.run(graphs.feeds(ROWS + 1, 1, *range(ROWS + 1))) is None
+    assert calls.run(graphs.feeds(2, 2, 0, 1)) is None
+    both = graphs.feeds(2, 1, 4), graphs.feeds(2, 1, 4, 4)
+    assert [run(calls, feeds).tobytes() for feeds in both] == [graphs.expected(feeds) for feeds in both]
+
+
 def test_a_call_is_made_ready_when_its_shape_came_often(gpt2: Graphs) -> None:
-    sums = gpt2.sums(OFTEN)
+    sums = gpt2.calls(OFTEN)
     for length in (2, 3):
         for _ in range(OFTEN):
             assert sums.run(feeds_of(1, length)) is None
@@ -92,7 +112,7 @@ def test_a_call_is_made_ready_when_its_shape_came_often(gpt2: Graphs) -> None:
 
 
 def test_shapes_that_never_come_again_leave_nothing(gpt2: Graphs) -> None:
-    sums = gpt2.sums(OFTEN)
+    sums = gpt2.calls(OFTEN)
     for number in range(3000):
         assert sums.run({"input_ids": np.zeros((1 + number, 1), np.int64), "offset": np.array([0])}) is None
     assert len(sums._came) < 1000
@@ -100,7 +120,7 @@ def test_shapes_that_never_come_again_leave_nothing(gpt2: Graphs) -> None:
 
 
 def test_memory_is_used_again_only_when_nobody_holds_any_of_it(gpt2: Graphs) -> None:
-    sums, calls = gpt2.sums(), [feeds_of(1, 200, offset) for offset in range(CALLS)]
+    sums, calls = gpt2.calls(), [feeds_of(1, 200, offset) for offset in range(CALLS)]
     held = [run(sums, feeds)[:, 1:, ::2] for feeds in calls]
     assert sums.run(feeds_of(1, 200, 99)) is None
     for values, feeds in zip(held, calls, strict=True):
@@ -113,7 +133,7 @@ def test_memory_is_used_again_only_when_nobody_holds_any_of_it(gpt2: Graphs) -> 
 
 
 def test_what_is_ready_takes_no_more_than_its_room(gpt2: Graphs) -> None:
-    sums = gpt2.sums()
+    sums = gpt2.calls()
     assert sums.run(feeds_of(1, MOST + 1)) is None
     shapes = [(batch, MOST // batch) for batch in range(1, 3 + ROOM // (CALLS * LARGEST))]
     first = run(sums, feeds_of(*shapes[0]))
@@ -121,7 +141,7 @@ def test_what_is_ready_takes_no_more_than_its_room(gpt2: Graphs) -> None:
         feeds = feeds_of(*shape)
         assert run(sums, feeds).tobytes() == gpt2.expected(feeds)
     assert CALLS * LARGEST <= sum(ready.size for ready in sums._ready.values()) <= ROOM
-    assert shapes[0] not in sums._ready
+    assert (*shapes[0], 1) not in sums._ready
     assert first.tobytes() == gpt2.expected(feeds_of(*shapes[0]))
     del first  # its shape is forgotten, and nobody minds
 
@@ -130,7 +150,7 @@ def test_ids_that_lie_apart_are_taken_in_order(gpt2: Graphs) -> None:
     feeds = feeds_of(2, 300)
     apart = np.repeat(feeds["input_ids"], 3, axis=1)[:, ::3]
     assert not apart.flags.c_contiguous
-    sums = gpt2.sums()
+    sums = gpt2.calls()
     assert run(sums, feeds | {"input_ids": apart}).tobytes() == gpt2.expected(feeds)
 
 
@@ -144,7 +164,7 @@ def test_both_outputs_have_memory_of_their_own_where_both_are_wanted(gpt2: Graph
 
 
 def test_a_call_that_fails_keeps_no_memory(gpt2: Graphs) -> None:
-    sums, feeds = gpt2.sums(), feeds_of(1, 400)
+    sums, feeds = gpt2.calls(), feeds_of(1, 400)
     for _ in range(2 * CALLS):
         with pytest.raises(Exception, match="indices element out of data bounds"):
             sums.run(feeds | {"input_ids": np.full((1, 400), 10**6)})
@@ -152,7 +172,7 @@ def test_a_call_that_fails_keeps_no_memory(gpt2: Graphs) -> None:
 
 
 def test_threads_do_not_meet(gpt2: Graphs) -> None:
-    sums, calls = gpt2.sums(), [feeds_of(1 + seed % 3, 200 + seed % 5, seed) for seed in range(40)]
+    sums, calls = gpt2.calls(), [feeds_of(1 + seed % 3, 200 + seed % 5, seed) for seed in range(40)]
     expected = [gpt2.expected(feeds) for feeds in calls]
 
     def found(feeds: Feeds) -> bytes | None:
@@ -166,7 +186,7 @@ def test_threads_do_not_meet(gpt2: Graphs) -> None:
             assert all(answer in (None, right) for answer, right in zip(answers, expected, strict=True))
 
 
-def test_models_make_sums_in_place(repository: Path) -> None:
+def test_models_keep_calls_ready(repository: Path) -> None:
     for model in Repository(repository, CPU, 1).all():
         assert isinstance(model, Model)
         feeds: Feeds = feeds_of(1, 50, 2) | {name: np.zeros((1, 50), np.int64) for name in model.manifest.indices}
@@ -176,9 +196,9 @@ def test_models_make_sums_in_place(repository: Path) -> None:
             found = model.run(feeds, ("embeddings",))["embeddings"]
             assert found.tobytes() == expected
             places.append(address(found))
-        ready = model._in_place._ready if model._in_place else {}
-        assert [*ready] == ([] if model.name == "minilm" else [(1, 50)])
-        assert model.name == "minilm" or places[-1] in places[-3:-1]
+        assert model._ready is not None
+        assert [*model._ready._ready] == [(1, 50, 1)]
+        assert places[-1] in places[-3:-1]
 
 
 def changed(folder: Path, to: Path, summand: str | None) -> Path:
@@ -206,7 +226,8 @@ def changed(folder: Path, to: Path, summand: str | None) -> Path:
 def test_a_graph_that_returns_no_summand_is_served(repository: Path, tmp_path: Path) -> None:
     (model,) = Repository(changed(repository / "gpt2-small/1", tmp_path, None), CPU, 1).all()
     assert isinstance(model, Model)
-    assert model._in_place is None
+    assert model._ready is not None
+    assert not model._ready.in_place
     feeds = {"input_ids": np.full((1, 400), 5), "offset": np.array([3])}
     found = model.run(feeds, ("embeddings",))["embeddings"]
     assert found.tobytes() == model.sessions["model.onnx"].run(feeds)["embeddings"].tobytes()
