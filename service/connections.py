@@ -425,19 +425,20 @@ class Http(BoundedHttp):
             return sum(map(len, content))
         chunked = response.size is None  # RFC 9112, section 7.1
         head = head.removesuffix(b"\r\n") + CHUNKED if chunked else head
-        size = 0
+        waiting, size = [head], 0
         async for packet in response.packets():
             if transport.is_closing():
                 return size
-            if chunked:
-                transport.writelines((head, b"%x\r\n" % len(packet), packet, b"\r\n"))
-            elif head:
-                transport.writelines((head, packet))
-            else:
-                transport.write(packet)
+            waiting += (b"%x\r\n" % len(packet), packet, b"\r\n") if chunked else (packet,)
             size += len(packet)
-            head = b""
-            if size != response.size:
+            left = None if response.size is None else response.size - size
+            # What is small is sent with what comes before or after it: alone it would wake the client once more.
+            if left and not chunked and (left <= COPIED or len(packet) <= COPIED):
+                continue
+            transport.writelines(waiting)
+            waiting.clear()
+            del packet  # the next may lie where this one does
+            if left != 0:
                 await self._let_others()
         if chunked:
             transport.write(b"0\r\n\r\n")

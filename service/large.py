@@ -111,6 +111,7 @@ def _computed(model: Model, name: str, member: Member, end: _End) -> Iterator[ND
         yield np.empty(0, np.float32)
         for vectors in _vectors(model, name, member):
             yield cast(vectors, request.dtype)
+            del vectors  # the next may lie where these do
         success = True
     finally:
         end.of_one(success)

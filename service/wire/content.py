@@ -111,6 +111,7 @@ def packets(parts: Iterable[Part]) -> Iterator[Buffer]:
             waiting, size = [], 0
         if len(piece) > COPIED:
             yield piece
+            del piece  # the next may lie where this one does
         else:
             waiting.append(piece)
             size += len(piece)
@@ -132,6 +133,7 @@ def _sliced(part: Buffer | Pieces | Made) -> Iterator[memoryview]:
     buffers: Iterable[Buffer] = (part,) if isinstance(part, Buffer) else _buffers(part)
     for buffer in buffers:
         yield from slices(buffer)
+        del buffer
 
 
 def _buffers(part: Pieces | Made) -> Iterable[Buffer]:
@@ -148,8 +150,11 @@ def _encoded(parts: Iterable[Buffer | Pieces | Made]) -> Iterator[bytes]:
             if len(rest) % 3:
                 continue
             end = len(view) - (len(view) - start) % 3
-            yield pybase64.b64encode(rest) + pybase64.b64encode(view[start:end])
+            text = pybase64.b64encode(rest) + pybase64.b64encode(view[start:end])
             rest = bytes(view[end:])
+            del view
+            yield text
+            del text
     if rest:
         yield pybase64.b64encode(rest)
 
