@@ -86,6 +86,11 @@ class Scheduler:
         """Let so many pieces wait from now on, each so long; the arguments are those of the class."""
         self._max_waiting, self._max_seconds = max_waiting, max_seconds
 
+    @staticmethod
+    def is_small(size: int, text: bool = False) -> bool:
+        """Return whether work of such a `size`, as `run` counts it, is not worth a thread."""
+        return size * (TEXT_COST if text else 1) <= SMALL
+
     async def run(self, size: int, work: Callable[[], T], text: bool = False) -> T:
         """Return what `work` returns; a `size` of at most `SMALL` is not worth a thread.
 
@@ -95,7 +100,7 @@ class Scheduler:
             Unavailable: too many pieces wait already, or this one has waited too long.
 
         """
-        if size * (TEXT_COST if text else 1) <= SMALL:
+        if self.is_small(size, text):
             return work()
         if self._pending >= self._threads + self._max_waiting:
             waiting = f"{self._max_waiting} waiting"

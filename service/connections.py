@@ -35,7 +35,7 @@ from incipit.service.loop import drive
 from incipit.service.plain import Run
 from incipit.service.streams import LIFETIME, Lifetime
 from incipit.service.visit import CURRENT, PASSING, Visit, wanted
-from incipit.service.wire.content import COPIED, raw_bytes
+from incipit.service.wire.content import COPIED, Buffer, base64_text, raw_bytes
 
 LOG = logging.getLogger(__name__)
 LONGEST_BODY = 2**18
@@ -305,15 +305,15 @@ class Http(BoundedHttp):
         """Answer a request like one before, unless it is to be refused: why, the way that is everybody's tells."""
         if not body.startswith(form.head):
             return False
-        ids, offset = form.read(body)
-        if not form.plain.takes(ids, offset):
+        read = form.read(body)
+        if read is None or not form.plain.takes(*read):
             return False
         try:
             form.plain.limits.__enter__()
         except IncipitError:
             return False
         self._trace(target, visit)
-        run = Run(form.plain, form.door, ids, offset)
+        run = Run(form.plain, form.door, *read)
         visit.marks = run.execution.marks
         if run.shared:
             self.loop.call_soon(self._finish, form, run, visit)
@@ -341,36 +341,41 @@ class Http(BoundedHttp):
             run.count(visit, visit.began + visit.read, visit.received, 0)
             _ended(visit, 200)
             return
-        began, size = perf_counter(), len(form.prefix) + vectors.nbytes
+        began = perf_counter()
         head = self._head(200, form.headers, visit)
-        if vectors.nbytes <= COPIED:
+        if form.suffix is not None:
+            text = base64_text(vectors)
+            if len(text) <= COPIED:
+                transport.write(b"".join((head, form.prefix, text, form.suffix)))
+            else:
+                transport.writelines((head + form.prefix, text, form.suffix))
+        elif vectors.nbytes <= COPIED:
             transport.write(b"".join((head, form.prefix, vectors.data)))
         else:
             transport.writelines((head + form.prefix, raw_bytes(vectors)))
-        run.count(visit, visit.began + visit.read, visit.received, size, perf_counter() - began)
+        run.count(visit, visit.began + visit.read, visit.received, form.size, perf_counter() - began)
         _ended(visit, 200)
         self._end()
 
     async def _send_pieces(self, form: Form, run: Run, visit: Visit) -> None:
         """Write a large answer piece by piece, each when it is computed, as fast as the client takes them."""
         began, size = perf_counter(), len(form.prefix)
-        whole = size + run.nbytes
         outcome: Literal["ok", "Failed", "Aborted"] = "Aborted"
         failure: Exception | None = None
-        head = self._head(200, form.headers, visit) + form.prefix
+        waiting: list[Buffer] = [self._head(200, form.headers, visit) + form.prefix]
         try:
-            for piece in run.pieces():
-                content = piece.data.cast("B")
-                if head:  # with the first: alone it would wake the client once more
-                    self.transport.writelines((head, content))
-                    head = b""
-                else:
-                    self.transport.write(content)
+            for content in form.content(run):
+                waiting.append(content)
                 size += len(content)
-                del piece, content  # the next may lie where this one does
+                del content  # the next may lie where this one does
+                left = form.size - size
+                if 0 < left <= COPIED:  # the end of a text: alone it would wake the client once more
+                    continue
+                self.transport.writelines(waiting)
+                waiting.clear()
                 # Others come behind a piece, not before: it is sent from the cache. But not behind the last, on whose
                 # heels the next request may come.
-                if size < whole:
+                if left:
                     await self._let_others()
                     if self.transport.is_closing():
                         return
@@ -425,7 +430,8 @@ class Http(BoundedHttp):
             return sum(map(len, content))
         chunked = response.size is None  # RFC 9112, section 7.1
         head = head.removesuffix(b"\r\n") + CHUNKED if chunked else head
-        waiting, size = [head], 0
+        waiting: list[Buffer] = [head]
+        size = 0
         async for packet in response.packets():
             if transport.is_closing():
                 return size

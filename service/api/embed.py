@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from incipit.service.api.answer import TYPES, respond, writable
 from incipit.service.api.arrival import Arrival
 from incipit.service.api.body import read_body, write_body
-from incipit.service.api.form import Form, form_of
+from incipit.service.api.form import Form, form_of, form_of_json
 from incipit.service.api.media import BYTES, JSON, NPY, SAFETENSORS, answer_type, body_type
 from incipit.service.api.query import single_values
 from incipit.service.api.reply import Reply
@@ -58,8 +58,9 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             answer = await engine.embed(model, wanted)
             files = FILE_COST * len(answer.lengths) if encoding == PROMPT_EMBEDS else 0
             response = await engine.scheduler.run(answer.size + files, lambda: respond(answer, media, encoding), text)
-            if kind in ARRAYS and media in ARRAYS and isinstance(wanted, Request):
-                response.form = partial(_form, engine, model, wanted, body)
+            alike = kind in ARRAYS or (kind == JSON and engine.scheduler.is_small(len(body), text=True))
+            if alike and isinstance(wanted, Request) and (media in ARRAYS or (media == JSON and encoding == "base64")):
+                response.form = partial(_form, engine, model, wanted, body, kind)
             return await write_body(response, arrival, engine, text)
 
     return embed
@@ -82,12 +83,14 @@ def router(embed: Handler) -> APIRouter:
     return routes
 
 
-def _form(engine: Engine, model: Model, request: Request, body: bytes, response: Reply) -> Form | None:
-    """Return the form of a request whose body ends with its ids."""
+def _form(engine: Engine, model: Model, request: Request, body: bytes, kind: str, response: Reply) -> Form | None:
+    """Return the form of a request whose body ends with its ids, or is JSON."""
     answers, ids = plain(engine, model, request.outputs, request.dtype), request.input_ids.values
-    start = len(body) - ids.nbytes
     if answers is None or not is_plain(request):
         return None
+    if kind == JSON:
+        return form_of_json("native", answers, request, response, body)
+    start = len(body) - ids.nbytes
     # Where the ids are those very bytes, neither their type nor their order differs from what they will be read as.
     if ids.ctypes.data != np.frombuffer(body, np.uint8).ctypes.data + start:
         return None

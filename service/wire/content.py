@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import orjson
@@ -91,6 +92,12 @@ def slices(buffer: Buffer) -> Iterator[memoryview]:
     return (view[start : start + CHUNK] for start in range(0, len(view), CHUNK))
 
 
+def base64_text(tensor: NDArray[np.generic]) -> bytes:
+    """Return base64 of the values as little-endian bytes."""
+    text: bytes = pybase64.b64encode(raw_bytes(tensor))
+    return text
+
+
 def bytes_of(tensor: Tensor) -> memoryview | Pieces:
     """Return the values as bytes; those of pieces when they are sent."""
     return tensor if isinstance(tensor, Pieces) else raw_bytes(tensor)
@@ -122,7 +129,7 @@ def packets(parts: Iterable[Part]) -> Iterator[Buffer]:
 def _pieces(parts: Iterable[Part]) -> Iterator[Buffer]:
     for part in parts:
         if isinstance(part, Base64):
-            yield from _encoded(part.parts)
+            yield from encoded(part.parts)
         elif isinstance(part, Numbers):
             yield from _written(part)
         else:
@@ -140,21 +147,20 @@ def _buffers(part: Pieces | Made) -> Iterable[Buffer]:
     return map(raw_bytes, part) if isinstance(part, Pieces) else part.buffers
 
 
-def _encoded(parts: Iterable[Buffer | Pieces | Made]) -> Iterator[bytes]:
+def encoded(parts: Iterable[Buffer | Pieces | Made]) -> Iterator[bytes]:
     """Yield base64 of the parts as if they were one."""
     rest = b""
-    for part in parts:
-        for view in _sliced(part):
-            start = min(-len(rest) % 3, len(view))
-            rest += view[:start]
-            if len(rest) % 3:
-                continue
-            end = len(view) - (len(view) - start) % 3
-            text = pybase64.b64encode(rest) + pybase64.b64encode(view[start:end])
-            rest = bytes(view[end:])
-            del view
-            yield text
-            del text
+    for view in chain.from_iterable(map(_sliced, parts)):  # which keeps no part while the next is computed
+        start = min(-len(rest) % 3, len(view))
+        rest += view[:start]
+        if len(rest) % 3:
+            continue
+        end = len(view) - (len(view) - start) % 3
+        text = pybase64.b64encode(rest) + pybase64.b64encode(view[start:end])
+        rest = bytes(view[end:])
+        del view
+        yield text
+        del text
     if rest:
         yield pybase64.b64encode(rest)
 
