@@ -191,5 +191,6 @@ class Run:
 
     def _write_line(self, visit: Visit | None, outcome: str) -> None:
         plain = self._plain
-        plain.log.note(visit, Rows.of_array(self._member.feeds["input_ids"]))
+        if plain.log.token_ids:
+            plain.log.note(visit, Rows.of_array(self._member.feeds["input_ids"]))
         plain.log.write(visit, self._door, plain.model.name, outcome, self.execution.seconds)
