@@ -331,7 +331,8 @@ class Http(BoundedHttp):
         except Exception:
             LOG.exception("a request failed in an unforeseen way", extra={"request_id": visit.text})
             run.fail(visit, "Failed")
-            self._send_whole(problems.unforeseen(form.path), visit)
+            if not transport.is_closing():
+                self._send_whole(problems.unforeseen(form.path), visit)
             _ended(visit, 500)
             self._end()
             return
@@ -446,7 +447,7 @@ class Http(BoundedHttp):
             del packet  # the next may lie where this one does
             if left != 0:
                 await self._let_others()
-        if chunked:
+        if chunked and not transport.is_closing():  # the client may have left behind the last of them
             transport.write(b"0\r\n\r\n")
         return size
 

@@ -14,20 +14,27 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, BinaryIO, cast
 
 import httpx
 import numpy as np
 import orjson
 import pytest
+import uvicorn
 from numpy.typing import NDArray
 
 from incipit.export.exporter import export_loaded
 from incipit.export.source import LoadedSource
 from incipit.models.embeddings import gpt2_embedding
+from incipit.service.app import create_app
+from incipit.service.connections import Http
 from incipit.service.large import WRITTEN_WHOLE
 from incipit.service.manifest import Source
+from incipit.service.settings import Settings
+from incipit.service.workers import configure
 from tests.conftest import Server, serving
 from tests.service.api.test_deaf_clients import tokens_of
 
@@ -444,3 +451,49 @@ def test_who_leaves_at_once_is_no_error_of_the_server(root: Path) -> None:
                 stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
                 stream.sendall(head(path, body, headers) + body)
         assert httpx.post(server.address + path, content=body, headers=headers).status_code == 200
+
+
+def chunks_of(answer: BinaryIO) -> Iterator[bytes]:
+    """Yield the chunks of an answer, which RFC 9112 has in section 7.1."""
+    while answer.readline() != b"\r\n":
+        pass
+    while size := int(answer.readline(), 16):
+        yield answer.read(size)
+        answer.readline()
+    answer.readline()
+
+
+def test_who_leaves_behind_the_last_chunk_is_no_error_of_the_server(
+    root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, body, headers = raw(np.random.default_rng(0).integers(0, VOCABULARY, (4, 775)), 0)
+    request = head(path, body, headers | {"Accept-Encoding": "gzip"}) + body
+    settings = Settings(repository=root)
+    server = uvicorn.Server(configure(settings, create_app(settings)))
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as stream:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # as little as there may be
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
+        stream.settimeout(30)
+        thread = Thread(target=server.run, args=([listener],))
+        thread.start()
+        stream.connect(listener.getsockname())
+        with stream.makefile("rb", buffering=1) as answer:  # which reads no more than it is asked for
+            stream.sendall(request)
+            sizes = [len(chunk) for chunk in chunks_of(answer)]
+            connection = cast(Http, next(iter(server.server_state.connections)))
+            transport = connection.transport
+            connection.loop.call_soon_threadsafe(transport.set_write_buffer_limits, 0)
+            stream.sendall(request)
+            assert [len(chunk) for chunk in islice(chunks_of(answer), len(sizes) - 1)] == sizes[:-1]
+            deadline = time.monotonic() + 30
+            while not 0 < transport.get_write_buffer_size() < sizes[-1]:
+                assert time.monotonic() < deadline, "the sockets hold all of the last chunk"
+                time.sleep(0.1)
+        stream.close()
+        while server.server_state.connections or connection.tasks:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        server.should_exit = True
+        thread.join()
+    assert "ERROR" not in capfd.readouterr().err
