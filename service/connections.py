@@ -440,7 +440,7 @@ class Http(BoundedHttp):
             size += len(packet)
             left = None if response.size is None else response.size - size
             # What is small is sent with what comes before or after it: alone it would wake the client once more.
-            if left and not chunked and (left <= COPIED or len(packet) <= COPIED):
+            if left and not chunked and (left <= COPIED or sum(map(len, waiting)) <= COPIED):
                 continue
             transport.writelines(waiting)
             waiting.clear()

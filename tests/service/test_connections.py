@@ -271,6 +271,27 @@ def test_nothing_more_is_computed_for_a_client_that_leaves(running: Server, clie
     assert after["inference_stats"]["success"] == before["inference_stats"]["success"]
 
 
+def test_an_answer_of_many_small_parts_is_computed_as_it_is_read(running: Server, client: httpx.Client) -> None:
+    """Of one archive for each row, all of them smaller than what is worth a write of its own."""
+    url = httpx.URL(running.address)
+    document = {"input_ids": [[1]] * 40_000, "encoding": "prompt_embeds", "dtype": "float16"}
+    body = orjson.dumps(document)
+    headers = {"Content-Type": "application/json"}
+
+    def answered() -> tuple[int, int]:
+        (model,) = client.get("/v2/models/gpt/stats").json()["model_stats"]
+        return tuple(model["inference_stats"][kind]["count"] for kind in ("success", "fail"))
+
+    success, fail = answered()
+    with socket.create_connection((url.host, url.port or 0)) as stream:
+        stream.sendall(head("/models/gpt/embed", body, headers) + body)
+        assert stream.recv(1000).startswith(b"HTTP/1.1 200")
+    deadline = time.monotonic() + 20
+    while (now := answered()) == (success, fail):
+        assert time.monotonic() < deadline
+    assert now == (success, fail + 1)
+
+
 def test_a_large_answer_that_nobody_reads_counts_as_answered_now(root: Path) -> None:
     """The first of its form, one like it, one of FastAPI's, and numbers, as they are and compressed."""
     path, body, headers = raw(np.zeros((35, 850), np.int64), 0)
