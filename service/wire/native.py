@@ -323,6 +323,11 @@ def base64_of(tensor: NDArray[np.generic]) -> Base64:
     return Base64((raw_bytes(tensor),))
 
 
+def numbers_of(tensor: NDArray[np.generic]) -> Numbers:
+    """Return the values, which are finite, as JSON that is written as it is sent."""
+    return Numbers(Pieces(tensor.shape, tensor.dtype.name, iter((tensor,))), tensor.shape)
+
+
 def floats_of(tensor: NDArray[np.generic]) -> NDArray[np.float32]:
     """Return the values as float32, which holds the narrower types exactly.
 

@@ -10,7 +10,7 @@ import numpy as np
 from incipit.service.errors import IncipitError, Invalid
 from incipit.service.messages import Request, TextRequest, TokenAnswer
 from incipit.service.wire.content import Part
-from incipit.service.wire.native import base64_of, floats_of, json_content, read_text
+from incipit.service.wire.native import base64_of, floats_of, json_content, numbers_of, read_text
 from incipit.service.wire.rows import refuse_unknown, rows_of_json, shown
 
 FIELDS = ("model", "input", "encoding_format", "dimensions", "user", "pooling", "truncate")
@@ -22,6 +22,8 @@ NAMES = (
     ("^encoding$", "encoding_format"),
 )
 """What a field is called here, where elsewhere it has another name."""
+AT_ONCE = 2**18
+"""Values that are written as numbers at once, which takes some milliseconds; where there are more, as they are sent."""
 
 
 @dataclass(frozen=True)
@@ -84,18 +86,14 @@ def write_embeddings(answer: TokenAnswer, message: Embeddings) -> list[Part]:
         tensor = floats_of(tensor)
     whole = message.request.pooling == "none"
     parts = np.split(tensor.reshape(-1, tensor.shape[-1]), np.cumsum(answer.lengths)[:-1]) if whole else tensor
+    write = base64_of if message.encoding == "base64" else numbers_of if tensor.size > AT_ONCE else np.asarray
     tokens = int(answer.lengths.sum())
     document: dict[str, Any] = {
         "object": "list",
         "model": answer.model,
         "version": answer.version,
         "data": [
-            {
-                "object": "embedding",
-                "index": index,
-                "embedding": base64_of(part) if message.encoding == "base64" else part,
-            }
-            | ({"shape": part.shape} if whole else {})
+            {"object": "embedding", "index": index, "embedding": write(part)} | ({"shape": part.shape} if whole else {})
             for index, part in enumerate(parts)
         ],
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},

@@ -17,6 +17,7 @@ from incipit.export.exporter import export_loaded
 from incipit.export.source import LoadedSource
 from incipit.models.embeddings import bert_embedding
 from incipit.service.manifest import Source
+from incipit.service.wire.openai import AT_ONCE
 from tests.conftest import Server, serving
 from tests.service.doors import Clients, native_bytes
 
@@ -114,6 +115,20 @@ def test_one_token_may_stand_for_all(client: openai.OpenAI, clients: Clients, po
     response = client.embeddings.create(model="minilm", input=IDS, extra_body={"pooling": pooling})
     expected = [native_bytes(clients, "minilm", {"input_ids": [row]})[index] for row in IDS]
     assert vectors_of(response).tobytes() == np.stack(expected).tobytes()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "none"])
+def test_many_numbers_are_written_as_they_are_sent(http: httpx.Client, pooling: str) -> None:
+    rows = [row for number in range(1, 360) for row in ([number], [number, 2, 3], [7] * 4)]
+    rows += [[*range(400)]]
+    fields = {"model": "minilm", "input": rows, "pooling": pooling}
+    texts = http.post("/v1/embeddings", json=fields | {"encoding_format": "float"})
+    codes = http.post("/v1/embeddings", json=fields | {"encoding_format": "base64"}).json()["data"]
+    assert texts.headers["Transfer-Encoding"] == "chunked"
+    assert len(rows) * 384 > AT_ONCE
+    for text, code in zip(texts.json()["data"], codes, strict=True):
+        assert np.array(text["embedding"], "<f4").tobytes() == base64.b64decode(code.pop("embedding"))
+        assert text == code | {"embedding": text["embedding"]}
 
 
 @pytest.mark.parametrize("rows", [IDS, [IDS[0]] * 2])
