@@ -82,11 +82,11 @@ class ReadyCalls:
 
     def _another(self, ready: "_Ready", feeds: Feeds) -> "_Call | None":
         """Make a call ready, if there may be one more."""
-        if ready.made >= CALLS:
-            return None
-        call = _Call(self._session, self._positions, feeds, self._width, self.in_place)
-        ready.made += 1
-        return call
+        with self._lock:
+            if ready.made >= CALLS:
+                return None
+            ready.made += 1
+        return _Call(self._session, self._positions, feeds, self._width, self.in_place)
 
     def _comes_often(self, shape: Shape) -> bool:
         """Count a shape, and return whether it came often enough."""
