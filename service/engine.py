@@ -151,7 +151,9 @@ class Engine:
             size = tokens * width
             execution.rows = len(request.input_ids.lengths)
             pieces = in_pieces(request, model.manifest, size)
-            if not pieces or (request.whole and request.pooling == "none"):
+            if pieces and request.pooling != "none":
+                self.limits.check_whole("input_ids", execution.rows * width)
+            elif request.whole or not pieces:
                 self.limits.check_whole("input_ids", size)
             execution.passed()
             member = Member(call.feeds, execution, request)

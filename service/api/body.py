@@ -35,11 +35,17 @@ async def write_body(reply: Reply, arrival: Arrival, engine: Engine, text: bool)
     """Return `reply`, compressed where `arrival` asks for it; `text` says whether it holds numbers as text.
 
     A large one counts as answered now, within the limits of `engine`, until it was sent.
+
+    Raises:
+        TooLarge: HTTP/1.0 has to be told its size, and it is larger than what may be made whole.
+
     """
-    reply.goes_on = engine.limits.goes_on
     accept = arrival.header(b"accept-encoding")
     if accept and (coding := wanted(accept, text)):
         await encode(reply, coding, engine)
+    if reply.size is None and arrival.scope["http_version"] == "1.0":  # which knows no chunks
+        await reply.join(engine.limits.whole)
+    reply.goes_on = engine.limits.goes_on
     return reply
 
 

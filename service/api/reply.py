@@ -1,13 +1,14 @@
 """Answers as they are sent: in parts that are joined nowhere, packet by packet, as fast as the client takes them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from incipit.service.errors import TooLarge
 from incipit.service.wire.content import PACKET, TOGETHER, Buffer, Part, packets, size_of
 
 if TYPE_CHECKING:
@@ -80,7 +81,25 @@ class Reply(Response):
         """Yield what is sent at once."""
         return packets(self.parts)
 
-    async def packets(self) -> AsyncIterator[Buffer]:
+    async def join(self, most: float) -> None:
+        """Put it together, so that it has a size.
+
+        Raises:
+            TooLarge: that is more than `most` bytes.
+
+        """
+        content, size = [], 0
+        async with aclosing(self.packets()) as sent:
+            async for packet in sent:
+                content.append(packet)
+                size += len(packet)
+                if size > most:
+                    raise TooLarge("answer", f"more than {most} bytes for HTTP/1.0", f"at most {most}, or HTTP/1.1")
+                await asyncio.sleep(0)
+        self.parts, self.size, self._deflate = [b"".join(content)], size, None
+        self.raw_headers.append((b"content-length", b"%d" % size))
+
+    async def packets(self) -> AsyncGenerator[Buffer, None]:
         """Yield what is sent packet by packet; whoever takes them lets others be answered between two of them."""
         deflate = self._deflate
         with self.goes_on():
@@ -90,15 +109,12 @@ class Reply(Response):
                     packet = await asyncio.get_running_loop().run_in_executor(None, deflate.compress, packet)
                 if packet:  # zlib may keep it all; an empty chunk would be the end
                     yield packet
+                del packet  # the next may lie where this one does
             if deflate is not None:
                 yield deflate.flush()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI gives it
         """Send it, or as much of it as the client waits for."""
-        if self.size is None and scope["http_version"] == "1.0":  # which knows no chunks
-            content = b"".join([packet async for packet in self.packets()])
-            self.parts, self.size, self._deflate = [content], len(content), None
-            self.raw_headers.append((b"content-length", b"%d" % len(content)))
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         if self.small:
             for packet in self.content():

@@ -1,11 +1,13 @@
 """Answers that are made whole have a limit; those that are sent in pieces have none. Oracle: the PyTorch module."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import httpx
 import numpy as np
+import orjson
 import pytest
 import torch
 import tritonclient.grpc
@@ -107,6 +109,33 @@ def test_what_is_sent_in_pieces_has_no_such_limit(clients: Clients, door: Door) 
         assert found.shape == (1, D)
     else:
         assert found.tobytes() == expected(LONGEST)
+
+
+def test_vectors_of_pooled_rows_are_limited(clients: Clients) -> None:
+    rows = [[token] for token in IDS[: FITS + 1]]
+    with pytest.raises(Refused) as refused:
+        openai_mean(clients, "gpt", {"input_ids": rows})
+    assert (refused.value.status, message(FITS + 1) in refused.value.message) == (413, True)
+    with torch.no_grad():
+        expected = GPT(torch.tensor(rows[:-1])).numpy()
+    assert openai_mean(clients, "gpt", {"input_ids": rows[:-1]}).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("fields", [{"encoding": "float"}, {}])
+def test_what_has_no_size_yet_is_made_whole_for_an_old_client(clients: Clients, fields: dict[str, str]) -> None:
+    url = clients.http.base_url
+    coding = {} if fields else {"Accept-Encoding": "gzip"}
+    for tokens, status in ((LONGEST, 413), (10, 200)):
+        body = orjson.dumps({"input_ids": [IDS[:tokens]]} | fields)
+        lines = {"Content-Type": "application/json", "Content-Length": str(len(body))} | coding
+        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        with socket.create_connection((url.host, url.port or 0)) as stream:
+            stream.sendall(f"POST /models/gpt/embed HTTP/1.0\r\n{head}\r\n".encode() + body)
+            answer = b"".join(iter(lambda: stream.recv(2**16), b""))
+        assert answer.startswith(b"HTTP/1.1 %d " % status)
+        if status == 413:
+            problem = orjson.loads(answer.partition(b"\r\n\r\n")[2])
+            assert problem["got"] == f"more than {MOST} bytes for HTTP/1.0"
 
 
 def test_a_stream_goes_on_where_it_was(clients: Clients) -> None:
