@@ -29,6 +29,17 @@ def test_three_thousand_steps(repository: Path) -> None:
     assert "MiB" in memory
 
 
+def test_what_the_server_says_is_seen(repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "gpt2-small").symlink_to(repository / "gpt2-small")
+    (tmp_path / "broken" / "1").mkdir(parents=True)
+    (tmp_path / "broken" / "1" / "manifest.json").write_text("{}")
+    command = [sys.executable, "-m", "benchmarks.soak", "--repository", str(tmp_path), "--steps", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "broken/1/manifest.json" in done.stderr
+    assert done.stderr.endswith("the server ended with 1, and had 1 lines to warn of\n")
+
+
 @pytest.mark.parametrize("door", soak.DOORS)
 def test_one_wrong_bit_is_seen(server: Server, repository: Path, door: str) -> None:
     truth = Truth(repository / "gpt2-small" / "1")

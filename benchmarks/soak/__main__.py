@@ -10,9 +10,10 @@ are rewound, reordered, added and dropped, and messages are repeated. Requests h
 they are answered in pieces, and any of the forms of their door, now and then compressed; some are fed as a sequence.
 Among all of them are some that are broken or not allowed: they must be refused, and change nothing. Vectors are
 compared with the tables of the artifact, read and added by numpy; so it must be one of tokens and learned positions
-alone. Exits with 1 where a bit is wrong, an answer takes longer than 60 seconds, a stream stays open, or the least of
-the server's own memory grows by more than 16 MiB from the third quarter to the fourth. The most of it is up to chance:
-how many copies of a large message are there as it is looked at, and how much of what was freed the C library keeps.
+alone. Exits with 1 where a bit is wrong, an answer takes longer than 60 seconds, a stream stays open, the least of the
+server's own memory grows by more than 16 MiB from the third quarter to the fourth, or the server has a warning or does
+not end well as it is told to. The most of its memory is up to chance: how many copies of a large message are there as
+it is looked at, and how much of what was freed the C library keeps.
 """
 
 import argparse
@@ -20,11 +21,12 @@ import asyncio
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from benchmarks.servers import free_port
 from benchmarks.soak.run import Server, run
-from benchmarks.soak.shared import Soak, Truth, Wrong
+from benchmarks.soak.shared import PATIENCE, Soak, Truth, Wrong
 
 
 def main() -> None:
@@ -42,18 +44,27 @@ def main() -> None:
     truth = Truth(max((given.repository / given.model).glob("[1-9]*"), key=lambda folder: int(folder.name)))
     port = free_port()
     command = [str(Path(sys.executable).parent / "incipit"), "serve", "--repository", str(given.repository)]
-    command += ["--port", "0", "--grpc-port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    command += ["--port", "0", "--grpc-port", str(port), "--log-level", "warning"]
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
         try:
             assert process.stdout is not None
-            found = next(filter(None, (re.search(r"http://(\S+)", line) for line in process.stdout)))
-            server = Server(found[1], f"127.0.0.1:{port}", process.pid)
-            soak = Soak(truth, given.model, given.steps, 60 * given.minutes)
-            asyncio.run(run(soak, server, given.clients, given.seed, given.growth))
+            if found := next(filter(None, (re.search(r"http://(\S+)", line) for line in process.stdout)), None):
+                server = Server(found[1], f"127.0.0.1:{port}", process.pid)
+                soak = Soak(truth, given.model, given.steps, 60 * given.minutes)
+                asyncio.run(run(soak, server, given.clients, given.seed, given.growth))
         except* Wrong as wrong:
             raise SystemExit("\n".join(map(str, wrong.exceptions))) from None
         finally:
             process.terminate()
+            ended = process.wait(PATIENCE)
+            log.seek(0)
+            said = log.read()
+            print(said, end="", file=sys.stderr)
+        if said or ended:
+            raise SystemExit(f"the server ended with {ended}, and had {len(said.splitlines())} lines to warn of")
 
 
 if __name__ == "__main__":
