@@ -4,6 +4,7 @@ A draft is a folder `<repository>/<name>/.tmp-*` whose exporter holds a lock on 
 by an exporter that died, and is swept by the next.
 """
 
+import errno
 import fcntl
 import os
 import re
@@ -18,6 +19,8 @@ from incipit.export.errors import ExportError
 from incipit.service.manifest import NAME
 
 DRAFT = ".tmp-"
+ATTEMPTS = 100
+"""How often a draft is made that others take away before it is locked; each time takes one who comes just then."""
 
 
 def check_name(name: str) -> None:
@@ -40,13 +43,13 @@ def draft(repository: Path, name: str) -> Iterator[Path]:
     """Give a new folder to write an artifact in, locked; it is gone at the end unless `publish` renamed it."""
     check_name(name)
     folder = repository / name / f"{DRAFT}{secrets.token_hex(8)}"
+    lock = None
     try:
         lock = _create(folder)
-        try:
-            yield folder
-        finally:
-            os.close(lock)
+        yield folder
     finally:  # also for who is interrupted while it is made
+        if lock is not None:
+            os.close(lock)
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):  # the name itself, where this would have been its first version
             folder.parent.rmdir()
@@ -93,32 +96,38 @@ def sweep(parent: Path) -> None:
     for folder in parent.glob(f"{DRAFT}*"):
         with suppress(OSError):  # locked, or swept by another
             lock = _lock(folder)
-            shutil.rmtree(folder)
-            os.close(lock)
+            try:
+                shutil.rmtree(folder)
+            finally:
+                os.close(lock)
 
 
 def _create(folder: Path) -> int:
     """Make the draft `folder`, and return the descriptor that holds its lock."""
-    try:
-        while True:
+    attempts = 0
+    while True:
+        try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             sweep(folder.parent)
-            with suppress(FileNotFoundError):  # an export that failed took the name away
-                folder.mkdir(exist_ok=True)
-            with suppress(FileNotFoundError, BlockingIOError):  # swept before it was locked
-                lock = _lock(folder)
-                if folder.exists():
-                    return lock
-                os.close(lock)
-    except OSError as error:
-        raise ExportError(f"{folder.parent}: {error.strerror}") from error
+            folder.mkdir()
+            return _lock(folder, wait=True)
+        except OSError as error:
+            attempts += 1
+            # An export that failed may have taken the name away, and a sweeper what was not locked yet.
+            if attempts == ATTEMPTS or not isinstance(error, FileNotFoundError | FileExistsError):
+                raise ExportError(f"{folder.parent}: {error.strerror}") from error
 
 
 def _lock(folder: Path, wait: bool = False) -> int:
-    """Lock `folder` for as long as the descriptor returned is open; where another has, wait, or raise OSError."""
+    """Lock `folder` for as long as the descriptor returned is open; where another has, wait, or raise OSError.
+
+    What another took away, or made anew, while it was being locked raises FileNotFoundError.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        if not os.path.samestat(os.fstat(descriptor), folder.stat()):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
     except OSError:
         os.close(descriptor)
         raise

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from incipit.export import artifact
 from incipit.export.artifact import DRAFT, check_name, draft, publish, sweep, versions
 from incipit.export.errors import ExportError
 from incipit.export.exporter import export
@@ -170,7 +172,7 @@ def test_a_draft_interrupted_at_any_line_of_its_making_leaves_no_trace(tmp_path:
         lines = itertools.count()
 
         def trace(frame: FrameType, event: str, _: object) -> Any:
-            if frame.f_code.co_filename != draft.__globals__["__file__"]:
+            if frame.f_code.co_filename != artifact.__file__:
                 return None
             if event == "line" and next(lines) == line:
                 sys.settrace(None)
@@ -193,6 +195,43 @@ def test_a_draft_interrupted_at_any_line_of_its_making_leaves_no_trace(tmp_path:
         stopped += 1
         assert not list((tmp_path / "repository").glob("**/*"))
     assert stopped > 10
+
+
+def test_a_draft_that_others_take_away_at_any_line_of_its_making_is_made(tmp_path: Path) -> None:
+    """Sweeps and removes the name, as another export does, before each line that `draft` and pathlib run, in turn."""
+    files = {artifact.__file__, pathlib.__file__}
+
+    def take_away_at(line: int) -> bool:
+        lines = itertools.count()
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            if frame.f_code.co_filename not in files:
+                return None
+            if event == "line" and next(lines) == line:
+                sys.settrace(None)
+                sweep(tmp_path / "m")
+                with suppress(OSError):
+                    (tmp_path / "m").rmdir()
+            return trace
+
+        (tmp_path / "m").mkdir()  # left by one who fails just now
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            with draft(tmp_path, "m") as folder:
+                sys.settrace(before)
+                assert folder.is_dir()
+                sweep(tmp_path / "m")
+                assert folder.is_dir()
+        finally:
+            sys.settrace(before)
+        assert list(tmp_path.iterdir()) == []
+        return next(lines) > line
+
+    taken = 0
+    while take_away_at(taken):
+        taken += 1
+    assert taken > 50
 
 
 def test_two_exports_at_once_give_two_versions(tiny_checkpoint: Path, tmp_path: Path) -> None:
