@@ -136,7 +136,10 @@ def rate(port: int, path: str, lua: Path, seconds: float, connections: int, sche
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
     if "Non-2xx" in done.stdout or "Socket errors" in done.stdout:
         raise RuntimeError(done.stdout)
-    return float(re.findall(r"Requests/sec:\s+(\S+)", done.stdout)[0])
+    answered = float(re.findall(r"Requests/sec:\s+(\S+)", done.stdout)[0])
+    if not answered:  # 50 MB at once, encrypted, on a busy machine
+        raise RuntimeError(f"--seconds: got {seconds:g}, in which nothing was answered at {path}")
+    return answered
 
 
 def main() -> None:
