@@ -17,10 +17,13 @@ WORKDIR /build
 
 
 FROM base AS package
+# A compiler of C, for `service/lookup.c`; what it builds goes into both images, it does not.
+RUN command -v cc || { apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev; }
 COPY constraints.txt .
-RUN pip install -c constraints.txt hatchling
+RUN pip install -c constraints.txt hatchling setuptools
 COPY . .
-RUN pip wheel --no-deps --no-build-isolation --wheel-dir dist .
+# Without a compiler it would be a slower one, for any platform: that is no wheel for an image.
+RUN pip wheel --no-deps --no-build-isolation --wheel-dir dist . && ! ls dist/*-none-any.whl
 ARG PROVIDER
 # The dependencies go into files of their own, so that the layers installing them outlive a change of code.
 RUN python -c "import tomllib; \

@@ -79,7 +79,7 @@ smoke: ## Build the images, run the compose stack for real, and take it down.
 clean: ## Remove what the other targets made.
 	rm -rf $(VENV) $(REPOSITORY) examples/browser/node_modules
 
-$(VENV)/serve: pyproject.toml constraints.txt requirements/minilm.txt
+$(VENV)/serve: pyproject.toml constraints.txt requirements/minilm.txt hatch_build.py service/lookup.c
 	@$(PYTHON) -c 'import sys; sys.exit("Incipit needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) torch)

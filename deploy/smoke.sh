@@ -58,7 +58,7 @@ have() { docker image inspect "$1" > /dev/null 2>&1 || docker pull --quiet "$1" 
 if ! have "${BASE_IMAGE:-$(default BASE_IMAGE)}"; then
     command -v debootstrap > /dev/null && [ "$(id -u)" -eq 0 ] || skip "neither a registry nor debootstrap can be had"
     deploy/standins.sh
-    export BASE_IMAGE=incipit-standin-python PROXY_IMAGE=incipit-standin-haproxy PROMETHEUS_IMAGE=incipit-standin-prometheus
+    export BASE_IMAGE=incipit-standin-python-cc PROXY_IMAGE=incipit-standin-haproxy PROMETHEUS_IMAGE=incipit-standin-prometheus
 fi
 
 # What runs in the network of the stack, with the Python of the image that serves.

@@ -1,6 +1,7 @@
 """Wiring: settings become an engine, and the engine an application."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -24,6 +25,7 @@ from incipit.service.errors import Invalid
 from incipit.service.following import Following
 from incipit.service.limits import Limits
 from incipit.service.log import Requests
+from incipit.service.lookup import BUILT
 from incipit.service.memory import Memory
 from incipit.service.metrics import Metrics
 from incipit.service.progress import Progress
@@ -37,6 +39,7 @@ from incipit.service.watch import LOOK_SECONDS
 if TYPE_CHECKING:
     from incipit.service.tracing import Tracing
 
+LOG = logging.getLogger(__name__)
 VERSION = version("incipit")
 
 
@@ -48,6 +51,8 @@ def create_engine(settings: Settings, shared: Path | None = None, progress: Prog
         ServerFault: the provider cannot be used, or an artifact is broken.
 
     """
+    if not BUILT:
+        LOG.warning("installed without a C compiler: onnxruntime adds positions, which takes longer")
     choice = choose(settings.provider)
     access = Access(settings.api_keys, by_address=settings.max_requests_per_second is not None)
     repository = Repository(

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from incipit.service.lookup import Sums, TokenTable
 from incipit.service.manifest import EMBEDDINGS, POSITION_EMBEDDINGS, SUMMAND
 from incipit.service.positioned import place
-from incipit.service.runtime import Session
+from incipit.service.runtime import Prepared, Session
 
 Feeds = Mapping[str, NDArray[Any]]
 Float32 = NDArray[np.float32]
@@ -46,12 +47,15 @@ class ReadyCalls:
     Args:
         session: runs it.
         positions: vectors of all positions, (1, max_len, P).
+        tokens: rows to which the graph adds positions, and nothing else; default None, where it does something else.
         often: how often a shape comes before a call of it is made ready; default `OFTEN`.
 
     """
 
-    def __init__(self, session: Session, positions: Float32, often: int = OFTEN) -> None:
-        self._session, self._positions, self._often = session, positions, often
+    def __init__(
+        self, session: Session, positions: Float32, tokens: TokenTable | None = None, often: int = OFTEN
+    ) -> None:
+        self._session, self._positions, self._tokens, self._often = session, positions, tokens, often
         widths = {tensor.name: tensor.shape[-1] for tensor in session.outputs}
         self._width = int(widths[EMBEDDINGS] or 0)
         # Where one is narrower than the sum, it is widened on the way.
@@ -86,7 +90,7 @@ class ReadyCalls:
             if ready.made >= CALLS:
                 return None
             ready.made += 1
-        return _Call(self._session, self._positions, feeds, self._width, self.in_place)
+        return _Call(self._session, self._positions, self._tokens, feeds, self._width, self.in_place)
 
     def _comes_often(self, shape: Shape) -> bool:
         """Count a shape, and return whether it came often enough."""
@@ -125,18 +129,33 @@ class _Ready:
 
 
 class _Call:
-    """A call of one shape, whose vectors are so wide; they are written into the `summand` where it is `in_place`."""
+    """A call of one shape, whose vectors are so wide; they are written into the `summand` where it is `in_place`.
 
-    def __init__(self, session: Session, positions: Float32, feeds: Feeds, width: int, in_place: bool) -> None:
+    Where it is rows of `tokens` that positions are added to, the two are added without the session.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        positions: Float32,
+        tokens: TokenTable | None,
+        feeds: Feeds,
+        width: int,
+        in_place: bool,
+    ) -> None:
         self._positions = positions
         self._values = _aligned((*feeds["input_ids"].shape, width))
         self.interface = self._values.__array_interface__
         batch, _, offsets = _shape(feeds)
         self._looked_up = None if offsets == 1 else _aligned((batch, 1, positions.shape[2]))
         self._offset = int(feeds["offset"][0])
-        outputs = {EMBEDDINGS: self._values} | ({SUMMAND: self._values} if in_place else {})
         given = place(feeds, positions) if self._looked_up is None else _placed(feeds, self._looked_up)
-        self._prepared = session.prepare(given, outputs, POSITION_EMBEDDINGS)
+        self._prepared: Prepared | Sums
+        if tokens is not None:
+            self._prepared = Sums(tokens, given[POSITION_EMBEDDINGS], self._values)
+        else:
+            outputs = {EMBEDDINGS: self._values} | ({SUMMAND: self._values} if in_place else {})
+            self._prepared = session.prepare(given, outputs, POSITION_EMBEDDINGS)
 
     def run(self, feeds: Feeds, free: "list[_Call]") -> Float32:
         """Return the vectors; when nobody holds them any more, this is one of the `free` again."""

@@ -21,6 +21,7 @@ from incipit.service.checksums import Checksums
 from incipit.service.errors import ArtifactError, Invalid, NotFound
 from incipit.service.files import Stamp, stamp_of
 from incipit.service.graphs.check import check_graphs
+from incipit.service.lookup import TokenTable, map_tokens
 from incipit.service.manifest import (
     DATA,
     EMBEDDINGS,
@@ -102,6 +103,8 @@ class Model(Served):
     tokenizer: Tokenizer | None
     positions: Float32 | None = dataclass_field(repr=False, compare=False)
     """Vectors of all positions (1, max_len, P), for the graph that is given them; None where none is."""
+    tokens: TokenTable | None = dataclass_field(repr=False, compare=False)
+    """The rows that this graph adds positions to, where it does nothing else."""
     _chosen: dict[tuple[str, ...], list[tuple[str, list[str]]]] = dataclass_field(
         default_factory=dict, init=False, repr=False
     )
@@ -117,7 +120,7 @@ class Model(Served):
         if len(graphs) == 1 and not large:  # at once: a call of one token takes five microseconds
             graph, names = graphs[0]
             if self._ready is not None and self.positions is not None and outputs == (EMBEDDINGS,):
-                if size > 1 and (vectors := self._ready.run(feeds)) is not None:
+                if (vectors := self._ready.run(feeds)) is not None:
                     return {EMBEDDINGS: vectors}
                 if len(feeds["offset"]) == 1:
                     graph, feeds = POSITIONED_GRAPH, place(feeds, self.positions)
@@ -148,7 +151,9 @@ class Model(Served):
     @cached_property
     def _ready(self) -> ReadyCalls | None:
         """Calls that are kept ready."""
-        return None if self.positions is None else ReadyCalls(self.sessions[POSITIONED_GRAPH], self.positions)
+        return (
+            None if self.positions is None else ReadyCalls(self.sessions[POSITIONED_GRAPH], self.positions, self.tokens)
+        )
 
     @cached_property
     def _tiled_from(self) -> float:
@@ -415,10 +420,11 @@ def _open(
         if TILES_GRAPH in sessions:
             for length in (1, 2):  # one offset, and one for each token
                 _probe(TILES_GRAPH, manifest, sessions[TILES_GRAPH], length)
-    positions = None
+    positions = tokens = None
     if isinstance(manifest, Manifest) and POSITIONED_GRAPH in sessions:
         positions = map_positions(folder, manifest)
-        _check_positioned(manifest, sessions, positions)
+        tokens = map_tokens(folder, positions.shape[2])
+        _check_positioned(manifest, sessions, positions, tokens)
     for session in sessions.values():
         session.warm({tensor.name: _least(tensor, manifest) for tensor in session.inputs})
     for file, stamp in stamps.items():
@@ -435,7 +441,7 @@ def _open(
     if isinstance(manifest, StemManifest):
         return Stem(manifest=manifest, **served)
     tokenizer = Tokenizer(folder / TOKENIZER, manifest.files[TOKENIZER]) if TOKENIZER in manifest.files else None
-    return Model(manifest=manifest, tokenizer=tokenizer, positions=positions, **served)
+    return Model(manifest=manifest, tokenizer=tokenizer, positions=positions, tokens=tokens, **served)
 
 
 def _least(tensor: Tensor, manifest: Manifest | StemManifest) -> NDArray[Any]:
@@ -485,8 +491,10 @@ def _check_tiles(manifest: Manifest) -> None:
     _compare(TILES_GRAPH, "outputs", tiles.outputs, embeddings)
 
 
-def _check_positioned(manifest: Manifest, sessions: Mapping[str, Session], positions: Float32) -> None:
-    """Compare the graph that is given positions with the plain one at the first and at the last of them."""
+def _check_positioned(
+    manifest: Manifest, sessions: Mapping[str, Session], positions: Float32, tokens: TokenTable | None
+) -> None:
+    """Compare the graph that is given positions with the plain one at the first and last of them, and of the ids."""
     positioned, plain = manifest.graphs[POSITIONED_GRAPH], manifest.graphs[manifest.plain]
     given = tuple(tensor for tensor in positioned.inputs if tensor.name == POSITION_EMBEDDINGS)
     told = tuple(tensor for tensor in plain.inputs if tensor.name != "offset")
@@ -495,9 +503,10 @@ def _check_positioned(manifest: Manifest, sessions: Mapping[str, Session], posit
     if len(positioned.outputs) > 1:
         embeddings += tuple(tensor.model_copy(update={"name": SUMMAND}) for tensor in embeddings)
     _compare(POSITIONED_GRAPH, "outputs", positioned.outputs, embeddings)
-    ready = ReadyCalls(sessions[POSITIONED_GRAPH], positions, often=0)
-    for offset in (0, positions.shape[1] - 1):
-        feeds = {tensor.name: np.zeros((1, 1), np.int64) for tensor in plain.inputs} | {"offset": np.array([offset])}
+    ready = ReadyCalls(sessions[POSITIONED_GRAPH], positions, tokens, often=0)
+    for offset, id_ in ((0, 0), (positions.shape[1] - 1, manifest.vocab_size - 1)):
+        feeds = {tensor.name: np.zeros((1, 1), np.int64) for tensor in plain.inputs}
+        feeds |= {"input_ids": np.array([[id_]]), "offset": np.array([offset])}
         twice = {name: values.repeat(2, 0) for name, values in feeds.items()}  # as requests that share a run
         expected = sessions[manifest.plain].run(feeds, [EMBEDDINGS])[EMBEDDINGS].tobytes()
         found = sessions[POSITIONED_GRAPH].run(place(feeds, positions))[EMBEDDINGS]

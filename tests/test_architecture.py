@@ -46,7 +46,8 @@ SERVICE = {
     "control": {"repository", "errors"},
     "tiles": {"manifest", "messages"},
     "positioned": {"manifest", "errors"},
-    "ready": {"positioned", "runtime", "manifest"},
+    "lookup": {"_lookup", "graphs", "manifest"},  # the first is its part in C
+    "ready": {"lookup", "positioned", "runtime", "manifest"},
     "repository": {
         "access",
         "progress",
@@ -55,6 +56,7 @@ SERVICE = {
         "messages",
         "tiles",
         "positioned",
+        "lookup",
         "ready",
         "graphs",
         "checksums",

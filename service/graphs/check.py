@@ -54,7 +54,7 @@ def check_graphs(folder: Path, manifest: Artifact) -> None:
         raise ArtifactError(f"{MANIFEST} files", ", ".join(lengths), f"also {', '.join(sorted(missing))}")
     everywhere: dict[Extent, str] = {}
     for graph in manifest.graphs:
-        model = _parse(graph, read_file(folder / graph, MOST_BYTES))
+        model = parse(graph, read_file(folder / graph, MOST_BYTES))
         here: dict[Extent, str] = {}
         for tensor in _tensors(graph, model):
             field = f"{graph} {_printable(tensor.name)}"
@@ -73,7 +73,8 @@ def check_graphs(folder: Path, manifest: Artifact) -> None:
             raise ArtifactError(after, f"offset {begin}, within {before}", "bytes of its own")
 
 
-def _parse(graph: str, content: bytes) -> ModelProto:
+def parse(graph: str, content: bytes) -> ModelProto:
+    """Return the content of the file `graph`; raises ArtifactError where it is no ONNX model."""
     try:
         model = ModelProto.FromString(content)
     except DecodeError as error:
@@ -143,7 +144,7 @@ def _check_tensor(field: str, tensor: TensorProto, data_bytes: int) -> Extent | 
 def _check_rows(name: str, graph: GraphProto, manifest: Manifest) -> None:
     """Compare the tables that inputs index with the indices that the manifest allows."""
     for index, limit in {"input_ids": manifest.vocab_size, **manifest.indices}.items():
-        rows = {table.name: table.dims[0] for table in _tables(graph, index)}
+        rows = {table.name: table.dims[0] for table in tables(graph, index)}
         if not rows:
             continue
         smallest = min(rows, key=rows.__getitem__)
@@ -157,13 +158,13 @@ def _check_rows(name: str, graph: GraphProto, manifest: Manifest) -> None:
 def _check_type(name: str, graph: GraphProto, manifest: Manifest) -> None:
     """Compare the type of the first table that ids look up, another than that of its scales, with the manifest's."""
     stored = {"int4": "uint8"}.get(manifest.dtype, manifest.dtype)  # two numbers in a byte
-    for table in _tables(graph, "input_ids")[:1] if manifest.front_end is not None else ():
+    for table in tables(graph, "input_ids")[:1] if manifest.front_end is not None else ():
         if TYPES[table.data_type][0] != stored:
             allowed = f"that of {name} {_printable(table.name)}, {TYPES[table.data_type][0]}"
             raise ArtifactError(f"{MANIFEST} dtype", manifest.dtype, allowed)
 
 
-def _tables(graph: GraphProto, index: str) -> list[TensorProto]:
+def tables(graph: GraphProto, index: str) -> list[TensorProto]:
     """Return the tables from which `graph` gathers the rows that the input `index` names."""
     tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.dims}
     return [

@@ -105,8 +105,11 @@ def test_the_service_gives_the_bits_of_the_plain_graph(artifacts: dict[str, Expo
     assert isinstance(model, Model)
     assert model.manifest.max_len is not None
     assert model.positions is not None
-    calls = ReadyCalls(model.sessions["positioned.onnx"], model.positions, often=0)
-    assert calls.in_place == (name in POSITIONS_LAST)
+    by_graph, ready = (
+        ReadyCalls(model.sessions["positioned.onnx"], model.positions, tokens, often=0)
+        for tokens in (None, model.tokens)
+    )
+    assert by_graph.in_place == (name in POSITIONS_LAST)
     plain, last = model.sessions["model.onnx"], model.manifest.max_len
     for shape, offset in (
         ((1, 1), [0]),
@@ -122,6 +125,7 @@ def test_the_service_gives_the_bits_of_the_plain_graph(artifacts: dict[str, Expo
         for _ in range(2):  # the second call of one token takes another way
             assert model.run(feeds, ("embeddings",))["embeddings"].tobytes() == expected.tobytes()
         if len(offset) == 1 or shape[1] == 1:
-            ready = calls.run(feeds)
-            assert ready is not None
-            assert ready.tobytes() == expected.tobytes()
+            for calls in (by_graph, ready):
+                found = calls.run(feeds)
+                assert found is not None
+                assert found.tobytes() == expected.tobytes()

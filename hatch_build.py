@@ -1,0 +1,32 @@
+"""Builds `service/lookup.c` with the package, where there is a compiler; without one onnxruntime does its work."""
+
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from setuptools import Distribution, Extension
+from setuptools.command.build_ext import build_ext
+
+MODULE, SOURCE = "incipit.service._lookup", "incipit/service/lookup.c"
+# A product is rounded before it is added to, as in a graph.
+ARGUMENTS = ["-O3", "-ffp-contract=off"]
+
+
+class LookupHook(BuildHookInterface[Any]):
+    """Builds the module beside its source, unless one is there that is no older."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
+        """Build it, and let the wheel hold it, which is then one for this platform."""
+        module = Extension(MODULE, [SOURCE], extra_compile_args=ARGUMENTS, py_limited_api=True, optional=True)
+        command = build_ext(Distribution({"ext_modules": [module]}))
+        command.inplace = True
+        command.ensure_finalized()
+        built = Path(command.get_ext_fullpath(MODULE))
+        if not built.exists() or built.stat().st_mtime < Path(SOURCE).stat().st_mtime:
+            built.unlink(missing_ok=True)
+            command.run()
+        if built.exists():
+            build_data["artifacts"].append(f"incipit/service/{built.name}")
+            build_data["pure_python"], build_data["infer_tag"] = False, True
+        else:
+            self.app.display_warning(f"{MODULE} was not built: onnxruntime will do its work, and take longer")
