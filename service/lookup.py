@@ -32,13 +32,13 @@ class TokenTable(NamedTuple):
     scale: float
 
 
-def map_tokens(folder: Path, width: int) -> TokenTable | None:
-    """Return what `positioned.onnx` of the artifact in `folder`, which was checked, adds positions of `width` to.
+def map_tokens(folder: Path, positions: Float32) -> TokenTable | None:
+    """Return what `positioned.onnx` of the artifact in `folder`, which was checked, adds `positions` (1, M, P) to.
 
     None where that is something else than rows of one float32 table times a number, or where `lookup.c` was not built.
     """
     summand = summand_of(folder) if BUILT else None
-    if summand is None or summand.shape[1] != width:
+    if summand is None or summand.shape[1] != positions.shape[2] or not positions.flags.aligned:
         return None
     rows = np.memmap(folder / DATA, np.float32, "r", summand.begin, summand.shape).view(np.ndarray)
     return TokenTable(rows, summand.scale)

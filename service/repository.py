@@ -423,7 +423,7 @@ def _open(
     positions = tokens = None
     if isinstance(manifest, Manifest) and POSITIONED_GRAPH in sessions:
         positions = map_positions(folder, manifest)
-        tokens = map_tokens(folder, positions.shape[2])
+        tokens = map_tokens(folder, positions)
         _check_positioned(manifest, sessions, positions, tokens)
     for session in sessions.values():
         session.warm({tensor.name: _least(tensor, manifest) for tensor in session.inputs})

@@ -92,6 +92,7 @@ def test_an_id_without_a_row_is_refused_before_anything_is_written(id_: int, at:
         ("out", lambda given: given["out"][:-1]),
         ("width", lambda _: 0),
         ("width", lambda _: -4),
+        ("width", lambda _: 2**62),
         ("width", lambda _: 5),
         ("width", lambda _: 2),
     ],
@@ -126,11 +127,27 @@ def test_memory_that_cannot_be_read_or_written_in_order_is_refused() -> None:
     assert not out.any()
 
 
+@built
+def test_ids_may_lie_anywhere_and_floats_only_where_floats_may() -> None:
+    ids, table, positions = np.arange(9), np.ones((9, 4), np.float32), np.ones((3, 4), np.float32)
+    odd = np.frombuffer(b"." + ids.tobytes(), np.int64, offset=1)
+    out = np.zeros((9, 4), np.float32)
+    add_rows(odd, table, 1.0, positions, out, 4)
+    assert (out == 2).all()
+    for place in (1, 3, 4):
+        given: list[Any] = [ids, table, 1.0, positions, out, 4]
+        given[place] = np.zeros(given[place].nbytes + 1, np.uint8)[1:].view(np.float32).reshape(given[place].shape)
+        with pytest.raises(ValueError, match="floats: got an odd address"):
+            add_rows(*given)
+
+
 def test_the_table_of_a_model_is_found(repository: Path) -> None:
-    found = {name: map_tokens(repository / name / "1", width) for name, width in (("gpt2-small", 768), ("minilm", 384))}
-    assert found["minilm"] is None
-    assert (found["gpt2-small"] is not None) == BUILT
-    assert map_tokens(repository / "gpt2-small/1", 767) is None
+    folder, positions = repository / "gpt2-small/1", np.zeros((1, 1024, 768), np.float32)
+    assert (map_tokens(folder, positions) is not None) == BUILT
+    assert map_tokens(repository / "minilm/1", positions[..., :384]) is None
+    assert map_tokens(folder, positions[..., :767]) is None
+    odd = np.zeros(4 * 768 + 1, np.uint8)[1:].view(np.float32).reshape(1, 1, 768)
+    assert map_tokens(folder, odd) is None
     assert summand_of(repository / "transformer-base/1") == Summand(0, (32000, 512), float(np.float32(512**0.5)))
 
 

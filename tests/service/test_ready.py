@@ -31,7 +31,7 @@ class Graphs:
     def __init__(self, folder: Path, without: bool = True) -> None:
         self.plain, self.positioned = Session(folder), Session(folder, graph=POSITIONED_GRAPH)
         self.positions = map_positions(folder, read(Manifest, folder / MANIFEST))
-        self.tokens = map_tokens(folder, self.positions.shape[2]) if without else None
+        self.tokens = map_tokens(folder, self.positions) if without else None
 
     def calls(self, often: int = 0) -> ReadyCalls:
         return ReadyCalls(self.positioned, self.positions, self.tokens, often)
