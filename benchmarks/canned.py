@@ -2,7 +2,7 @@
 
     python -m benchmarks.canned PORT GRPC_PORT
 
-An ASGI application that uvicorn serves as Incipit is served, and a handler of grpc.aio; shapes are those of
+An ASGI application that uvicorn serves as Preblock is served, and a handler of grpc.aio; shapes are those of
 `benchmarks.tensors`. A WebSocket of any path answers as that of `benchmarks.streams`.
 """
 
@@ -16,9 +16,9 @@ import uvloop
 
 from benchmarks.streams import MODEL, WIDTH, echo
 from benchmarks.tensors import SHAPES, bare
-from incipit.service.settings import Settings
-from incipit.service.wire import open_inference_pb2 as pb
-from incipit.service.workers import configure, listen
+from preblock.service.settings import Settings
+from preblock.service.wire import open_inference_pb2 as pb
+from preblock.service.workers import configure, listen
 
 SERVICE = "inference.GRPCInferenceService"
 

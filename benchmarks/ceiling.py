@@ -1,10 +1,10 @@
-"""How fast `incipit bench` is itself: against canned bytes, which cost the other side next to nothing, and Incipit.
+"""How fast `preblock bench` is itself: against canned bytes, which cost the other side next to nothing, and Preblock.
 
     python -m benchmarks.ceiling [--rounds N] [--seconds S]
 
 Asks gpt2-small of `model_repository` for (1, 1) over 4 connections, door by door in turn: first what answers without
-reading, then Incipit; the servers on one core, the load on another. Over gRPC and WebSocket the canned bytes come from
-a bare handler of grpc.aio, and from a bare WebSocket. Exits with 1 where the load is not faster than Incipit.
+reading, then Preblock; the servers on one core, the load on another. Over gRPC and WebSocket the canned bytes come from
+a bare handler of grpc.aio, and from a bare WebSocket. Exits with 1 where the load is not faster than Preblock.
 """
 
 import argparse
@@ -16,11 +16,11 @@ from typing import cast
 
 import uvloop
 
-from benchmarks.servers import INCIPIT, free_port
+from benchmarks.servers import PREBLOCK, free_port
 from benchmarks.streams import MODEL, SERVER_CORE, WIDTH, be_the_client, running
-from incipit.bench.load import DOORS, measure
-from incipit.bench.target import Target
-from incipit.client import connect
+from preblock.bench.load import DOORS, measure
+from preblock.bench.target import Target
+from preblock.client import connect
 
 SHAPE = (1, 1)
 
@@ -60,7 +60,7 @@ def main() -> None:
     pinned = ("taskset", "-c", SERVER_CORE)
     grpc_port, bare_port = free_port(), free_port()
     with (
-        running(*pinned, INCIPIT, "serve", "--port", 0, "--grpc-port", grpc_port) as (_, port),
+        running(*pinned, PREBLOCK, "serve", "--port", 0, "--grpc-port", grpc_port) as (_, port),
         running(*pinned, sys.executable, "-m", "benchmarks.ceiling", "--serve") as (_, canned_port),
         running(*pinned, sys.executable, "-m", "benchmarks.canned", free_port(), bare_port) as (_, echo_port),
     ):
@@ -82,7 +82,7 @@ def main() -> None:
                         raise SystemExit(f"{door}: {result.messages}")
                 found[door].append((results[0].rates["requests"], results[1].rates["requests"]))
     print(f"load {os.getloadavg()[0]:.1f}; medians of {options.rounds} rounds of {options.seconds:g} s, {SHAPE}\n")
-    print("| door | canned bytes, requests/s | Incipit, requests/s |\n|---|---|---|")
+    print("| door | canned bytes, requests/s | Preblock, requests/s |\n|---|---|---|")
     slower = False
     for door, rounds in found.items():
         ceiling, rate = (statistics.median(rates) for rates in zip(*rounds, strict=True))

@@ -23,14 +23,14 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from incipit.export.exporter import export_loaded
-from incipit.export.source import LoadedSource
-from incipit.models.embeddings import bert_embedding, gpt2_embedding, transformer_embedding
-from incipit.models.frontend import FrontEnd
-from incipit.models.initialisers import seeded_
-from incipit.service.manifest import EMBEDDINGS, GRAPH, Source
-from incipit.service.repository import Model, Repository
-from incipit.service.runtime import CPU, SLOW_ON_CPU
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.embeddings import bert_embedding, gpt2_embedding, transformer_embedding
+from preblock.models.frontend import FrontEnd
+from preblock.models.initialisers import seeded_
+from preblock.service.manifest import EMBEDDINGS, GRAPH, Source
+from preblock.service.repository import Model, Repository
+from preblock.service.runtime import CPU, SLOW_ON_CPU
 
 WIDTH, POSITIONS = 768, 8192
 FRONT_ENDS: dict[str, Callable[[], FrontEnd]] = {

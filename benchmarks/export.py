@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from incipit.export.exporter import export
-from incipit.export.graph import OPSET, quiet_exporter
-from incipit.models.presets import build_preset
+from preblock.export.exporter import export
+from preblock.export.graph import OPSET, quiet_exporter
+from preblock.models.presets import build_preset
 
 PRESET, TIMES = "gpt2-small", 5
 

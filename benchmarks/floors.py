@@ -29,7 +29,7 @@ import orjson
 
 from benchmarks.guards import GUARDS, guarded
 from benchmarks.peers import grpc_rate
-from benchmarks.servers import GRAPH, INCIPIT, JSON, CannotRun, Running, descendants, started
+from benchmarks.servers import GRAPH, JSON, PREBLOCK, CannotRun, Running, descendants, started
 from benchmarks.streams import MODEL, SERVER_CORE, be_the_client, memory_of, running
 from benchmarks.tensors import CONNECTIONS, SHAPES, Door, native, rate, script, with_headers
 
@@ -99,7 +99,7 @@ def rates(rounds: int, seconds: float, headers: dict[str, str]) -> Iterator[Floo
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         ids = {shape: np.random.default_rng(0).integers(0, 50257, shape) for shape in SHAPES}
-        ours, bare = (stack.enter_context(started(name, headers)) for name in ("incipit", "floor"))
+        ours, bare = (stack.enter_context(started(name, headers)) for name in ("preblock", "floor"))
         other: Running | None = None
         try:
             other = stack.enter_context(started("mlserver"))
@@ -187,7 +187,7 @@ def wrk(port: int, lua: Path, seconds: float, connections: int) -> list[str]:
 
 
 def start(rounds: int) -> Iterator[Floor]:
-    """Compare the time until `incipit serve` answers with that of the imports that no such server goes without."""
+    """Compare the time until `preblock serve` answers with that of the imports that no such server goes without."""
     pinned = ("taskset", "-c", str(SERVER_CORE))
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -196,7 +196,7 @@ def start(rounds: int) -> Iterator[Floor]:
         (model / "1").symlink_to(GRAPH.parent.resolve())
         for turn in range(rounds + 1):
             begin = time.perf_counter()
-            with running(*pinned, INCIPIT, "serve", "--port", 0, "--repository", folder) as (_, port):
+            with running(*pinned, PREBLOCK, "serve", "--port", 0, "--repository", folder) as (_, port):
                 ready = time.perf_counter() - begin
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz").close()  # before its output is closed
             begin = time.perf_counter()
@@ -209,7 +209,7 @@ def start(rounds: int) -> Iterator[Floor]:
 def memory(headers: dict[str, str]) -> Iterator[Floor]:
     """Measure what several workers take, without the table that they share; each request has `headers`."""
     options = ("--port", 0, "--workers", WORKERS)
-    with tempfile.TemporaryDirectory() as folder, running(INCIPIT, "serve", *options) as (pid, port):
+    with tempfile.TemporaryDirectory() as folder, running(PREBLOCK, "serve", *options) as (pid, port):
         time.sleep(5)  # until all of them serve
         for number, shape in enumerate(SHAPES[:3]):
             door = with_headers(native(np.random.default_rng(0).integers(0, 50257, shape)), headers)

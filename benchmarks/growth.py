@@ -2,7 +2,7 @@
 
     python -m benchmarks.growth [--rounds N] [--seconds S]
 
-Linux only. Serves front-ends of width 768 with random tables, asks for them with `.npy` as `incipit bench` does, and
+Linux only. Serves front-ends of width 768 with random tables, asks for them with `.npy` as `preblock bench` does, and
 prints a table for each: the median latency and the rates; the memory of the server without the pages of files that it
 maps, once it answered; and the most that was resident while it did, with them. With the number of models and the size
 of the table, also the time until it is ready. Servers on one core, the load on another.
@@ -19,16 +19,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.servers import INCIPIT
+from benchmarks.servers import PREBLOCK
 from benchmarks.streams import SERVER_CORE, be_the_client, running
-from incipit.bench.load import measure
-from incipit.bench.target import Target
-from incipit.client import connect
-from incipit.export.exporter import export_loaded
-from incipit.export.source import LoadedSource
-from incipit.models.embeddings import gpt2_embedding
-from incipit.models.initialisers import seeded_
-from incipit.service.manifest import Source
+from preblock.bench.load import measure
+from preblock.bench.target import Target
+from preblock.client import connect
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.embeddings import gpt2_embedding
+from preblock.models.initialisers import seeded_
+from preblock.service.manifest import Source
 
 WIDTH, POSITIONS, VOCABULARY = 768, 8192, 50257
 ROWS = [(rows, 128) for rows in (1, 2, 4, 8, 16, 32, 64, 128)]
@@ -95,12 +95,12 @@ def serving(repository: Path) -> Iterator[tuple[int, int, float]]:
     cache = repository.parent / "cache"
     options = ("--port", 0, "--repository", repository, "--cache", cache)
     with (
-        running("taskset", "-c", SERVER_CORE, INCIPIT, "serve", *options) as (_, port),
+        running("taskset", "-c", SERVER_CORE, PREBLOCK, "serve", *options) as (_, port),
         connect(address(port)) as client,
     ):
         client.models()
     begin = time.perf_counter()
-    with running("taskset", "-c", SERVER_CORE, INCIPIT, "serve", *options) as (pid, port):
+    with running("taskset", "-c", SERVER_CORE, PREBLOCK, "serve", *options) as (pid, port):
         yield pid, port, time.perf_counter() - begin
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import trustme
 
-from incipit.service.access import new_key
+from preblock.service.access import new_key
 
 
 class Guard(NamedTuple):
@@ -26,7 +26,7 @@ def keys(folder: Path) -> Guard:
     file = folder / "keys.toml"
     key, entry = new_key("benchmark", (), admin=False)
     file.write_text(entry)
-    variables = {"INCIPIT_API_KEYS": str(file), "INCIPIT_MAX_REQUESTS_PER_SECOND": "1000000"}
+    variables = {"PREBLOCK_API_KEYS": str(file), "PREBLOCK_MAX_REQUESTS_PER_SECOND": "1000000"}
     return Guard(variables, {"Authorization": f"Bearer {key}"})
 
 
@@ -36,7 +36,7 @@ def tls(folder: Path) -> Guard:
     made = trustme.CA().issue_cert("127.0.0.1")
     made.cert_chain_pems[0].write_to_path(str(certificate))
     made.private_key_pem.write_to_path(str(key))
-    return Guard({"INCIPIT_TLS_CERTIFICATE": str(certificate), "INCIPIT_TLS_KEY": str(key)})
+    return Guard({"PREBLOCK_TLS_CERTIFICATE": str(certificate), "PREBLOCK_TLS_KEY": str(key)})
 
 
 def tracing(_: Path) -> Guard:
@@ -44,7 +44,7 @@ def tracing(_: Path) -> Guard:
     port = _Collector.start()
     return Guard(
         {
-            "INCIPIT_TRACING": "otlp",
+            "PREBLOCK_TRACING": "otlp",
             "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
             "OTEL_TRACES_SAMPLER_ARG": "0.01",
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
@@ -55,18 +55,18 @@ def tracing(_: Path) -> Guard:
 def proxies(_: Path) -> Guard:
     """Believe the proxy that each request comes from: the bare application too."""
     return Guard(
-        {"INCIPIT_TRUSTED_PROXIES": "127.0.0.1"}, {"X-Forwarded-For": "192.0.2.1", "X-Forwarded-Proto": "https"}
+        {"PREBLOCK_TRUSTED_PROXIES": "127.0.0.1"}, {"X-Forwarded-For": "192.0.2.1", "X-Forwarded-Proto": "https"}
     )
 
 
 def lines(_: Path) -> Guard:
     """Log a line of JSON for one request of a hundred."""
-    return Guard({"INCIPIT_LOG_SAMPLE": "0.01", "INCIPIT_LOG_FORMAT": "json"})
+    return Guard({"PREBLOCK_LOG_SAMPLE": "0.01", "PREBLOCK_LOG_FORMAT": "json"})
 
 
 def pages(_: Path) -> Guard:
     """Let pages of another server ask."""
-    return Guard({"INCIPIT_CORS_ORIGINS": "https://pages.example"})
+    return Guard({"PREBLOCK_CORS_ORIGINS": "https://pages.example"})
 
 
 GUARDS: dict[str, Callable[[Path], Guard]] = {

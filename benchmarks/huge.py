@@ -35,17 +35,17 @@ END = """
 print(json.dumps({"seconds": time.perf_counter() - begin, "peak": status("VmHWM") - base}))
 """
 EXPORT = f"""{BEGIN}
-from incipit.export.exporter import export
+from preblock.export.exporter import export
 export(sys.argv[1], "huge", Path(sys.argv[2]), dtype=sys.argv[3])
 {END}"""
 VERIFY = f"""{BEGIN}
-from incipit.export.exporter import verify
+from preblock.export.exporter import verify
 verify(Path(sys.argv[1]) / "huge" / "1")
 {END}"""
 OPEN = """
 import json, sys, time
 from pathlib import Path
-from incipit.service.repository import Repository
+from preblock.service.repository import Repository
 begin = time.perf_counter()
 Repository(Path(sys.argv[1]), "CPUExecutionProvider", 1, Path(sys.argv[2]))
 print(json.dumps({"seconds": time.perf_counter() - begin}))
@@ -54,7 +54,7 @@ WORK = """
 import sys
 from pathlib import Path
 import numpy as np
-from incipit.service.runtime import Session
+from preblock.service.runtime import Session
 session = Session(Path(sys.argv[1]) / "huge" / "1")
 rows = int(sys.argv[2])
 for ids in np.arange(rows).reshape(-1, 256):

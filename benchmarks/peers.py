@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers [--rounds N] [--seconds S] [--only NAME ...]
 
-serves gpt2-small of `model_repository` on one core, by Incipit and by what others write instead
+serves gpt2-small of `model_repository` on one core, by Preblock and by what others write instead
 (`benchmarks/servers.py` says how each is set up and started, `benchmarks/peers/` holds their handlers); `wrk`
 (https://github.com/wg/wrk), which must be installed, asks over 4 connections on another core, and four threads of
 tritonclient where the door is gRPC. Each server has a virtual environment of its own below `.venv/peers`, which is made

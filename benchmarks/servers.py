@@ -24,7 +24,7 @@ import orjson
 from benchmarks.streams import MODEL, SERVER_CORE
 from benchmarks.tensors import BYTES, Door, native, open_inference
 
-INCIPIT = Path(sys.executable).parent / "incipit"
+PREBLOCK = Path(sys.executable).parent / "preblock"
 HANDLERS = Path(__file__).parent / "peers"
 ENVIRONMENTS = Path(".venv/peers")
 GRAPH = Path("model_repository") / MODEL / "1" / "model.onnx"
@@ -116,9 +116,9 @@ def bentoml(python: Path, ports: Ports, _: Path) -> Sequence[object]:
     return (python, "-m", "bentoml", "serve", "with_bentoml:FrontEnd", "--port", ports.http, "--host", "127.0.0.1")
 
 
-def incipit(_: Path, ports: Ports, __: Path) -> Sequence[object]:
-    """Return the command of Incipit."""
-    return (INCIPIT, "serve", "--port", ports.http, "--grpc-port", ports.grpc)
+def preblock(_: Path, ports: Ports, __: Path) -> Sequence[object]:
+    """Return the command of Preblock."""
+    return (PREBLOCK, "serve", "--port", ports.http, "--grpc-port", ports.grpc)
 
 
 def bare(_: Path, ports: Ports, __: Path) -> Sequence[object]:
@@ -129,8 +129,8 @@ def bare(_: Path, ports: Ports, __: Path) -> Sequence[object]:
 SERVERS = {
     "floor": Server("the floor: bare ASGI, canned bytes", bare, canned, grpc=True),
     "uvicorn": Server("the same by plain uvicorn", script("with_uvicorn"), canned, ("uvicorn[standard]==0.54.0",)),
-    "incipit": Server("Incipit, `.npy`", incipit, native, grpc=True),
-    "incipit-v2": Server("Incipit, V2 binary", incipit, open_inference),
+    "preblock": Server("Preblock, `.npy`", preblock, native, grpc=True),
+    "preblock-v2": Server("Preblock, V2 binary", preblock, open_inference),
     "fastapi": Server(
         "plain FastAPI handler, raw bytes",
         script("with_fastapi"),

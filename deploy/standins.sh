@@ -27,16 +27,16 @@ pack() {
     echo "made $image"
 }
 
-if ! there incipit-standin-python-cc; then
+if ! there preblock-standin-python-cc; then
     bootstrap bookworm python3,python3-venv,python3-pip,libpython3-dev,gcc,libc6-dev,ca-certificates,curl
     # The wheels that pip is told of here are found in the image too.
     mkdir "$FOLDER/root/wheels"
     if [ -d "${PIP_FIND_LINKS:-}" ]; then cp -r "$PIP_FIND_LINKS/." "$FOLDER/root/wheels"; fi
-    pack incipit-standin-python-cc "ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_FIND_LINKS=/wheels"
+    pack preblock-standin-python-cc "ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_FIND_LINKS=/wheels"
 fi
-if ! there incipit-standin-haproxy || ! there incipit-standin-prometheus; then
+if ! there preblock-standin-haproxy || ! there preblock-standin-prometheus; then
     bootstrap trixie ca-certificates,wget,haproxy,prometheus,netcat-openbsd
     install --directory --owner=65534 --group=65534 "$FOLDER/root/prometheus"
-    pack incipit-standin-haproxy "USER 99"
-    pack incipit-standin-prometheus "USER 65534"
+    pack preblock-standin-haproxy "USER 99"
+    pack preblock-standin-prometheus "USER 65534"
 fi

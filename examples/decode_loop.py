@@ -23,7 +23,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-import incipit
+import preblock
 
 DRAFT = 3
 BREAK = 6
@@ -215,7 +215,7 @@ def main(source: str = "gpt2") -> None:
         if source in BLOCKS:
             source = f"{folder}/source"
             model.save_pretrained(source)
-        command = [str(Path(sys.executable).parent / "incipit")]
+        command = [str(Path(sys.executable).parent / "preblock")]
         repository = ["--repository", f"{folder}/repository"]
         subprocess.run([*command, "export", source, "--name", "front", *repository], check=True)
         serve = [*command, "serve", *repository, "--port", "0"]
@@ -231,7 +231,7 @@ def main(source: str = "gpt2") -> None:
 def compare(model: Any, address: str, name: str) -> None:
     """Generate with the vectors of a server, and with the library alone."""
     family = model.config.model_type
-    with incipit.connect(address) as client:
+    with preblock.connect(address) as client:
 
         def open_at(offset: list[int]) -> AbstractContextManager[Any]:
             return client.decode(name, offset=offset, companions=COMPANIONS.get(family, ()))

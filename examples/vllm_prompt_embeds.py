@@ -1,8 +1,8 @@
-"""Lets vLLM complete a prompt whose vectors, not ids, it is handed: `prompt_embeds`, as a running Incipit writes them.
+"""Lets vLLM complete a prompt whose vectors, not ids, it is handed: `prompt_embeds`, as a running Preblock writes them.
 
     vllm serve openai-community/gpt2 --port 8001 --enable-prompt-embeds --dtype float32
-    incipit export openai-community/gpt2 --name gpt2
-    incipit serve --port 8000
+    preblock export openai-community/gpt2 --name gpt2
+    preblock serve --port 8000
     python examples/vllm_prompt_embeds.py http://127.0.0.1:8000 gpt2 http://127.0.0.1:8001 464 2068 7586
 
 The field is the base64 of what torch saves: a tensor (tokens, width) of what the model's own lookup gives. vLLM adds
@@ -13,12 +13,12 @@ import argparse
 
 import httpx
 
-import incipit
+import preblock
 
 
 def complete(service: str, model: str, vllm: str, ids: list[int], dtype: str, tokens: int) -> list[str]:
     """Return what a vLLM completes the prompt with, first by the vectors of its ids, then by the ids themselves."""
-    with incipit.connect(service) as client:
+    with preblock.connect(service) as client:
         (prompt,) = client.prompt_embeds(ids, model=model, dtype=dtype)
     with httpx.Client(base_url=vllm, timeout=300) as http:
         served = http.get("/v1/models").raise_for_status().json()["data"][0]["id"]
@@ -32,8 +32,8 @@ def complete(service: str, model: str, vllm: str, ids: list[int], dtype: str, to
 
 def main() -> None:
     """Complete a prompt in both ways, and compare."""
-    parser = argparse.ArgumentParser(description="Feed vLLM with vectors of a running Incipit.")
-    parser.add_argument("service", help="address of Incipit")
+    parser = argparse.ArgumentParser(description="Feed vLLM with vectors of a running Preblock.")
+    parser.add_argument("service", help="address of Preblock")
     parser.add_argument("model", help="its name there")
     parser.add_argument("vllm", help="address of a vLLM that serves the same model, with --enable-prompt-embeds")
     parser.add_argument("ids", type=int, nargs="+", help="the prompt")

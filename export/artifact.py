@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from incipit.export.errors import ExportError
-from incipit.service.manifest import NAME
+from preblock.export.errors import ExportError
+from preblock.service.manifest import NAME
 
 DRAFT = ".tmp-"
 ATTEMPTS = 100

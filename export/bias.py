@@ -15,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from incipit.export.errors import ParityError
-from incipit.export.graph import OPSET
-from incipit.export.parity import judge
-from incipit.models.alibi import AlibiBias
-from incipit.models.bias import Bias
-from incipit.models.relative import RelativeSinusoid, T5RelativeBias
-from incipit.service import runtime
-from incipit.service.manifest import BIAS_GRAPH, OutputParity, ParityCase
+from preblock.export.errors import ParityError
+from preblock.export.graph import OPSET
+from preblock.export.parity import judge
+from preblock.models.alibi import AlibiBias
+from preblock.models.bias import Bias
+from preblock.models.relative import RelativeSinusoid, T5RelativeBias
+from preblock.service import runtime
+from preblock.service.manifest import BIAS_GRAPH, OutputParity, ParityCase
 
 Array = NDArray[Any]
 SINUSOID_ULP = 1.0

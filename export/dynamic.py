@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from incipit.export.errors import ParityError
-from incipit.export.parity import LONG, Arguments, allowed_ulp, difference, feeds_of, longest
-from incipit.models.custom import CustomFrontEnd
-from incipit.models.frontend import FrontEnd
-from incipit.service.manifest import EMBEDDINGS, TILES_GRAPH, TOKEN_EMBEDDINGS
-from incipit.service.runtime import CPU, Session
+from preblock.export.errors import ParityError
+from preblock.export.parity import LONG, Arguments, allowed_ulp, difference, feeds_of, longest
+from preblock.models.custom import CustomFrontEnd
+from preblock.models.frontend import FrontEnd
+from preblock.service.manifest import EMBEDDINGS, TILES_GRAPH, TOKEN_EMBEDDINGS
+from preblock.service.runtime import CPU, Session
 
 BATCHES, LENGTHS = (0, 1, 3, 64), (0, 1, 5)
 LARGEST = 2**22

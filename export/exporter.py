@@ -9,31 +9,31 @@ import onnx
 import torch
 from torch import nn
 
-from incipit import __version__
-from incipit.export.artifact import check_name, draft, publish, replacing
-from incipit.export.bias import export_bias, prove_bias, read_bias
-from incipit.export.dynamic import Probe
-from incipit.export.errors import ExportError
-from incipit.export.formats import Format, find_format
-from incipit.export.graph import describe_graph, export_graph, read_initializers
-from incipit.export.label import label_graphs
-from incipit.export.memory import open_session
-from incipit.export.parity import prove, prove_lookup, prove_positioned, prove_rotary, prove_tiles
-from incipit.export.positioned import positions_of, write_positioned
-from incipit.export.progress import Progress, Report
-from incipit.export.source import AnyFrontEnd, Choices, LoadedSource, load_source
-from incipit.export.stem import export_stem, prove_stem, read_stem_weights
-from incipit.export.storage import build_narrow, compare_tables, read_format, sketch, write_tables
-from incipit.export.tiles import tiles_of, write_tiles
-from incipit.models import stems
-from incipit.models.custom import CustomFrontEnd
-from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.models.resizing import resized
-from incipit.models.stems import Stem
-from incipit.service import runtime
-from incipit.service.errors import IncipitError
-from incipit.service.graphs.check import check_graphs
-from incipit.service.manifest import (
+from preblock import __version__
+from preblock.export.artifact import check_name, draft, publish, replacing
+from preblock.export.bias import export_bias, prove_bias, read_bias
+from preblock.export.dynamic import Probe
+from preblock.export.errors import ExportError
+from preblock.export.formats import Format, find_format
+from preblock.export.graph import describe_graph, export_graph, read_initializers
+from preblock.export.label import label_graphs
+from preblock.export.memory import open_session
+from preblock.export.parity import prove, prove_lookup, prove_positioned, prove_rotary, prove_tiles
+from preblock.export.positioned import positions_of, write_positioned
+from preblock.export.progress import Progress, Report
+from preblock.export.source import AnyFrontEnd, Choices, LoadedSource, load_source
+from preblock.export.stem import export_stem, prove_stem, read_stem_weights
+from preblock.export.storage import build_narrow, compare_tables, read_format, sketch, write_tables
+from preblock.export.tiles import tiles_of, write_tiles
+from preblock.models import stems
+from preblock.models.custom import CustomFrontEnd
+from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.resizing import resized
+from preblock.models.stems import Stem
+from preblock.service import runtime
+from preblock.service.errors import PreblockError
+from preblock.service.graphs.check import check_graphs
+from preblock.service.manifest import (
     BIAS_GRAPH,
     DATA,
     EMBEDDINGS,
@@ -67,8 +67,8 @@ from incipit.service.manifest import (
     read_manifest,
     write,
 )
-from incipit.service.positioned import map_positions
-from incipit.service.runtime import CPU, Session
+from preblock.service.positioned import map_positions
+from preblock.service.runtime import CPU, Session
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def export_loaded(
             return Exported(repository / name / str(version), manifest, parity)
     except OSError as error:
         raise ExportError(f"{error.filename or repository}: {error.strerror}") from error
-    except IncipitError as error:
+    except PreblockError as error:
         raise ExportError(str(error)) from error
     finally:
         source.train(training)
@@ -229,7 +229,7 @@ def verify(
                 raise ExportError(f"{folder / MANIFEST}: {name} is {told!r}, that of the artifact is {true!r}")
         found = {name: _prove(frontend, folder, name, report) for name in providers}
         return _record(folder, found).model_copy(update={"providers": found})
-    except IncipitError as error:
+    except PreblockError as error:
         raise ExportError(str(error)) from error
 
 
@@ -369,7 +369,7 @@ def _describe(loaded: LoadedSource, folder: Path, report: Report) -> Manifest | 
         "graphs": {name: describe_graph(folder / name) for name in graphs},
         "files": {name: describe(folder / name, hashing.sha256) for name in files},
         "source": loaded.record,
-        "versions": {"incipit": __version__, "onnx": onnx.__version__, "torch": torch.__version__},
+        "versions": {"preblock": __version__, "onnx": onnx.__version__, "torch": torch.__version__},
     }
     if isinstance(frontend, Stem):
         own = frontend.signature

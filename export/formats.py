@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from incipit.export.errors import ExportError
+from preblock.export.errors import ExportError
 
 BLOCK = 32
 """Columns of a row that share a scale, in int4."""

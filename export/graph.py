@@ -16,15 +16,15 @@ import torch
 from google.protobuf.message import Message
 from torch import Tensor, nn
 
-from incipit.export.errors import ExportError
-from incipit.export.progress import Report
-from incipit.export.weights import map_weights, save_program
-from incipit.models.custom import CustomFrontEnd
-from incipit.models.frontend import FrontEnd, FrontEndConfig, names_of
-from incipit.models.signature import Signature
-from incipit.models.steps import Project
-from incipit.service.manifest import EMBEDDINGS_GRAPH, GRAPH, TOKEN_GRAPH, Graph
-from incipit.service.manifest import Tensor as TensorSpec
+from preblock.export.errors import ExportError
+from preblock.export.progress import Report
+from preblock.export.weights import map_weights, save_program
+from preblock.models.custom import CustomFrontEnd
+from preblock.models.frontend import FrontEnd, FrontEndConfig, names_of
+from preblock.models.signature import Signature
+from preblock.models.steps import Project
+from preblock.service.manifest import EMBEDDINGS_GRAPH, GRAPH, TOKEN_GRAPH, Graph
+from preblock.service.manifest import Tensor as TensorSpec
 
 OPSET = 20
 MODULE, TRAINED, TRANSPOSED = "frontend.", (".weight", ".bias"), ".transposed"

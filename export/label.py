@@ -7,9 +7,9 @@ from pathlib import Path
 
 import onnx
 
-from incipit import __version__
-from incipit.models.signature import Signature, StemSignature
-from incipit.service.manifest import BIAS_GRAPH, EMBEDDINGS_GRAPH, GRAPH, POSITIONED_GRAPH, TILES_GRAPH, TOKEN_GRAPH
+from preblock import __version__
+from preblock.models.signature import Signature, StemSignature
+from preblock.service.manifest import BIAS_GRAPH, EMBEDDINGS_GRAPH, GRAPH, POSITIONED_GRAPH, TILES_GRAPH, TOKEN_GRAPH
 
 UNCHECKED = "It checks no index and no length: a negative index wraps, and a GPU may answer zeros to one too large."
 DESCRIPTIONS = {
@@ -31,16 +31,16 @@ DESCRIPTIONS = {
 def label_graphs(folder: Path, signature: Signature | StemSignature) -> None:
     """Write producer, name, description and limits into every graph in `folder`."""
     properties = {
-        f"incipit.{name}": str(value)
+        f"preblock.{name}": str(value)
         for name in ("family", "vocab_size", "max_len", "image_size", "patch_size")
         if (value := getattr(signature, name, None)) is not None
     }
     indices = signature.indices if isinstance(signature, Signature) else {}
-    properties |= {f"incipit.indices.{name}": str(count) for name, count in indices.items()}
+    properties |= {f"preblock.indices.{name}": str(count) for name, count in indices.items()}
     for name, description in DESCRIPTIONS.items():
         if (folder / name).is_file():
             model = onnx.load(folder / name, load_external_data=False)
-            model.producer_name, model.producer_version = "incipit", __version__
+            model.producer_name, model.producer_version = "preblock", __version__
             model.doc_string = description
             model.graph.name = Path(name).stem
             onnx.helper.set_model_props(model, properties)

@@ -6,8 +6,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from incipit.service.manifest import DATA
-from incipit.service.runtime import CPU, Float32, Session
+from preblock.service.manifest import DATA
+from preblock.service.runtime import CPU, Float32, Session
 
 HUGE = 2**27
 """Bytes of a data file from which on it is worth the time."""

@@ -12,16 +12,16 @@ import torch
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from incipit.export.errors import ParityError
-from incipit.models.custom import CustomFrontEnd
-from incipit.models.frontend import FrontEnd
-from incipit.models.rotary import SCALINGS
-from incipit.models.signature import Signature
-from incipit.service import runtime
-from incipit.service.manifest import EMBEDDINGS, IN_TILES, POSITIONED, TOKEN_EMBEDDINGS, OutputParity, ParityCase
-from incipit.service.positioned import place
-from incipit.service.ready import ReadyCalls
-from incipit.service.tiles import cut
+from preblock.export.errors import ParityError
+from preblock.models.custom import CustomFrontEnd
+from preblock.models.frontend import FrontEnd
+from preblock.models.rotary import SCALINGS
+from preblock.models.signature import Signature
+from preblock.service import runtime
+from preblock.service.manifest import EMBEDDINGS, IN_TILES, POSITIONED, TOKEN_EMBEDDINGS, OutputParity, ParityCase
+from preblock.service.positioned import place
+from preblock.service.ready import ReadyCalls
+from preblock.service.tiles import cut
 
 BATCHES = (1, 2, 5)
 LENGTHS = (1, 2, 17)

@@ -17,8 +17,8 @@ from onnx.helper import make_graph, make_model, make_tensor_value_info
 from onnx.reference import ReferenceEvaluator
 from onnx.shape_inference import infer_shapes
 
-from incipit.export.graph import load_plain, save_graph
-from incipit.service.manifest import (
+from preblock.export.graph import load_plain, save_graph
+from preblock.service.manifest import (
     EMBEDDINGS,
     POSITION_EMBEDDINGS,
     POSITIONED_GRAPH,

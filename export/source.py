@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
-from incipit.export.errors import ExportError
-from incipit.export.progress import Progress, Report
-from incipit.models.checkpoint import INDEX, CheckpointError, files_needed, read_frontend
-from incipit.models.custom import CustomFrontEnd
-from incipit.models.description import DESCRIPTION, files_described, read_description
-from incipit.models.frontend import FrontEnd
-from incipit.models.presets import PRESETS, build_preset
-from incipit.models.stem_checkpoint import is_stem, read_stem, stem_files_needed
-from incipit.models.stems import Stem
-from incipit.service import manifest
-from incipit.service.manifest import TOKENIZER
+from preblock.export.errors import ExportError
+from preblock.export.progress import Progress, Report
+from preblock.models.checkpoint import INDEX, CheckpointError, files_needed, read_frontend
+from preblock.models.custom import CustomFrontEnd
+from preblock.models.description import DESCRIPTION, files_described, read_description
+from preblock.models.frontend import FrontEnd
+from preblock.models.presets import PRESETS, build_preset
+from preblock.models.stem_checkpoint import is_stem, read_stem, stem_files_needed
+from preblock.models.stems import Stem
+from preblock.service import manifest
+from preblock.service.manifest import TOKENIZER
 
 HUB = re.compile(r"hf:(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 SMALL_FILES = ["config.json", DESCRIPTION, INDEX, TOKENIZER]

@@ -12,15 +12,15 @@ import onnx
 import torch
 from torch import Tensor
 
-from incipit.export.errors import ParityError
-from incipit.export.graph import OPSET, forget_machine, quiet_exporter, save_graph
-from incipit.export.parity import ALLOWED_ULP, BATCHES, Cases, difference, judge
-from incipit.export.progress import Report
-from incipit.export.weights import map_weights, save_program
-from incipit.models.signature import StemSignature
-from incipit.models.stems import Stem, StemConfig, without_storage
-from incipit.service import runtime
-from incipit.service.manifest import EMBEDDINGS, GRAPH, OutputParity, ParityCase
+from preblock.export.errors import ParityError
+from preblock.export.graph import OPSET, forget_machine, quiet_exporter, save_graph
+from preblock.export.parity import ALLOWED_ULP, BATCHES, Cases, difference, judge
+from preblock.export.progress import Report
+from preblock.export.weights import map_weights, save_program
+from preblock.models.signature import StemSignature
+from preblock.models.stems import Stem, StemConfig, without_storage
+from preblock.service import runtime
+from preblock.service.manifest import EMBEDDINGS, GRAPH, OutputParity, ParityCase
 
 GROWTH = 4.0
 """ULP for each unit in which rounding grows: see `allowed_ulp`."""

@@ -18,16 +18,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from incipit.export.errors import ExportError
-from incipit.export.formats import CODES, ENDINGS, FORMATS, SCALE, WIDTH, Format, Parts
-from incipit.export.graph import MODULE, save_graph
-from incipit.export.progress import Progress, Report
-from incipit.export.weights import map_weights
-from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.models.hybrid import HybridPositions
-from incipit.models.positions import LearnedPositions
-from incipit.models.tokens import TokenTable
-from incipit.service.manifest import DATA, GRAPH, TOKEN_GRAPHS, StoredTable
+from preblock.export.errors import ExportError
+from preblock.export.formats import CODES, ENDINGS, FORMATS, SCALE, WIDTH, Format, Parts
+from preblock.export.graph import MODULE, save_graph
+from preblock.export.progress import Progress, Report
+from preblock.export.weights import map_weights
+from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.hybrid import HybridPositions
+from preblock.models.positions import LearnedPositions
+from preblock.models.tokens import TokenTable
+from preblock.service.manifest import DATA, GRAPH, TOKEN_GRAPHS, StoredTable
 
 PART = 2**20
 """Numbers of a table that are rounded at a time: the working memory stays small, however large a table is."""

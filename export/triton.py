@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from incipit.export.artifact import versions
-from incipit.export.errors import ExportError
-from incipit.service.manifest import GRAPH, Manifest, StemManifest, Tensor, read_manifest
+from preblock.export.artifact import versions
+from preblock.export.errors import ExportError
+from preblock.service.manifest import GRAPH, Manifest, StemManifest, Tensor, read_manifest
 
 CONFIG = "config.pbtxt"
 TYPES = {"int64": "TYPE_INT64", "float32": "TYPE_FP32"}
@@ -23,7 +23,7 @@ def write_config(model: Path) -> Path:
     """
     descriptions = {version: _describe(read_manifest(model / str(version))) for version in versions(model)}
     if not descriptions:
-        raise ExportError(f"{model}: got no version, allowed at least one; `incipit export` makes one")
+        raise ExportError(f"{model}: got no version, allowed at least one; `preblock export` makes one")
     description = descriptions[max(descriptions)]
     same = [version for version, other in descriptions.items() if other == description]
     lines = [

@@ -12,8 +12,8 @@ import onnx
 import torch
 from numpy.typing import NDArray
 
-from incipit.export.progress import Progress, Report
-from incipit.service.manifest import DATA, GRAPH
+from preblock.export.progress import Progress, Report
+from preblock.service.manifest import DATA, GRAPH
 
 PART = 2**26
 """Bytes that are written at once."""

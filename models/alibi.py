@@ -6,7 +6,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from incipit.models.relative import check_lengths, relative_positions
+from preblock.models.relative import check_lengths, relative_positions
 
 
 def alibi_slopes(heads: int) -> Tensor:

@@ -6,10 +6,10 @@ Letters: H heads.
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
-from incipit.models.alibi import AlibiBias
-from incipit.models.documents import check_counts, config_of
-from incipit.models.relative import RelativeSinusoid, T5RelativeBias
-from incipit.models.steps import Keys
+from preblock.models.alibi import AlibiBias
+from preblock.models.documents import check_counts, config_of
+from preblock.models.relative import RelativeSinusoid, T5RelativeBias
+from preblock.models.steps import Keys
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from incipit.models.bias import BiasConfig, T5Config
-from incipit.models.companions import LengthMissing, as_stored, bias_of, find_rotary, read_rotary
-from incipit.models.families import ALL, FAMILIES, SIZES, Config, Family, known, sides_of
-from incipit.models.frontend import FrontEnd, FrontEndConfig, names_of
-from incipit.models.steps import Keys, Levels, Positions, Project, Segments, Step, Tokens, parameters
+from preblock.models.bias import BiasConfig, T5Config
+from preblock.models.companions import LengthMissing, as_stored, bias_of, find_rotary, read_rotary
+from preblock.models.families import ALL, FAMILIES, SIZES, Config, Family, known, sides_of
+from preblock.models.frontend import FrontEnd, FrontEndConfig, names_of
+from preblock.models.steps import Keys, Levels, Positions, Project, Segments, Step, Tokens, parameters
 
 PLAIN = (torch.float32, torch.float16, torch.bfloat16)
 WEIGHTS = "model.safetensors"

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from incipit.models.bias import AlibiConfig, BiasConfig, RelativeSinusoidConfig, T5Config
-from incipit.models.families import Config
-from incipit.models.rotary import SCALINGS, RotaryConfig, RotaryOutput, RotaryPositions, yarn_scale
+from preblock.models.bias import AlibiConfig, BiasConfig, RelativeSinusoidConfig, T5Config
+from preblock.models.families import Config
+from preblock.models.rotary import SCALINGS, RotaryConfig, RotaryOutput, RotaryPositions, yarn_scale
 
 Theta = tuple[str | None, float]
 TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")

@@ -28,10 +28,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from incipit.models.checkpoint import CheckpointError, Told, files_of_steps, limit_of, one_line, read_tensors
-from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.models.rotary import RotaryOutput
-from incipit.models.steps import Positions, Step, from_document
+from preblock.models.checkpoint import CheckpointError, Told, files_of_steps, limit_of, one_line, read_tensors
+from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.rotary import RotaryOutput
+from preblock.models.steps import Positions, Step, from_document
 
 DESCRIPTION = "frontend.toml"
 FURTHER = ("steps", "rotary", "no_rotary", "bias")

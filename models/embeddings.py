@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.models.steps import Levels, Norm, Positions, Scale, Segments, Step, Tokens
+from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.steps import Levels, Norm, Positions, Scale, Segments, Step, Tokens
 
 
 def transformer_embedding(

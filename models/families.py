@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from incipit.models.frontend import FrontEndConfig
-from incipit.models.stems import AudioConfig, PatchConfig, StemConfig
-from incipit.models.steps import Mask, Norm, Positions, Project, Scale, Segments, Step, Tokens
+from preblock.models.frontend import FrontEndConfig
+from preblock.models.stems import AudioConfig, PatchConfig, StemConfig
+from preblock.models.steps import Mask, Norm, Positions, Project, Scale, Segments, Step, Tokens
 
 ALL = -1
 """Of a lookup: every step."""

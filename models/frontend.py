@@ -13,21 +13,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from incipit.models import bias as biases
-from incipit.models.bias import Bias, BiasConfig, build_bias
-from incipit.models.grid import FactorisedCells, SinusoidalGridPositions
-from incipit.models.hybrid import HybridPositions
-from incipit.models.positions import (
+from preblock.models import bias as biases
+from preblock.models.bias import Bias, BiasConfig, build_bias
+from preblock.models.grid import FactorisedCells, SinusoidalGridPositions
+from preblock.models.hybrid import HybridPositions
+from preblock.models.positions import (
     FixedPositions,
     LearnedPositions,
     SinusoidalPositions,
     check_position_ids,
     positions_of,
 )
-from incipit.models.rotary import RotaryOutput, RotaryPositions
-from incipit.models.signature import Signature
-from incipit.models.sinusoids import RECIPES
-from incipit.models.steps import (
+from preblock.models.rotary import RotaryOutput, RotaryPositions
+from preblock.models.signature import Signature
+from preblock.models.sinusoids import RECIPES
+from preblock.models.steps import (
     Levels,
     Mask,
     Norm,
@@ -41,7 +41,7 @@ from incipit.models.steps import (
     indexed,
     to_document,
 )
-from incipit.models.tokens import TokenTable
+from preblock.models.tokens import TokenTable
 
 OWN_NAMES = (
     *("input_ids", "offset", "attention_mask", "position_ids", "embeddings", "token_embeddings"),

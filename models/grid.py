@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from incipit.models.hierarchical import HierarchicalPositions, check_levels, check_shape
-from incipit.models.initialisers import normal_
-from incipit.models.positions import SinusoidalPositions, join
-from incipit.models.tokens import TokenTable
+from preblock.models.hierarchical import HierarchicalPositions, check_levels, check_shape
+from preblock.models.initialisers import normal_
+from preblock.models.positions import SinusoidalPositions, join
+from preblock.models.tokens import TokenTable
 
 
 def grid_ids(height: int, width: int, device: torch.device | None = None) -> Tensor:

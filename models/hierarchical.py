@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from incipit.models.initialisers import normal_
-from incipit.models.positions import join
+from preblock.models.initialisers import normal_
+from preblock.models.positions import join
 
 
 def check_shape(x: Tensor, position_ids: Tensor, levels: int) -> None:

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from incipit.models.initialisers import normal_
-from incipit.models.positions import check_position_ids, join, positions_of
-from incipit.models.sinusoids import Sinusoid
+from preblock.models.initialisers import normal_
+from preblock.models.positions import check_position_ids, join, positions_of
+from preblock.models.sinusoids import Sinusoid
 
 
 class HybridPositions(nn.Module):

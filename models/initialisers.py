@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from incipit.models.sinusoids import sinusoid
+from preblock.models.sinusoids import sinusoid
 
 STANDARD_DEVIATION = 0.02
 """Of every table (Devlin et al. 2018, Radford et al. 2019)."""

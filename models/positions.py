@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from incipit.models.initialisers import normal_
-from incipit.models.sinusoids import Sinusoid
+from preblock.models.initialisers import normal_
+from preblock.models.sinusoids import Sinusoid
 
 
 def positions_of(x: Tensor, position_ids: Tensor | None, offset: int | Tensor) -> Tensor:

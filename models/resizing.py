@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from incipit.models.frontend import FrontEnd, names_of
-from incipit.models.sinusoids import sinusoid
+from preblock.models.frontend import FrontEnd, names_of
+from preblock.models.sinusoids import sinusoid
 
 
 def truncate(table: Tensor, length: int) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from incipit.models.positions import check_position_ids, positions_of
+from preblock.models.positions import check_position_ids, positions_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from incipit.models.checkpoint import (
+from preblock.models.checkpoint import (
     INDEX,
     WEIGHTS,
     CheckpointError,
@@ -19,8 +19,8 @@ from incipit.models.checkpoint import (
     read_json,
     section_of,
 )
-from incipit.models.families import STEMS, Config, StemFamily
-from incipit.models.stems import Stem, StemConfig, from_tensors, without_storage
+from preblock.models.families import STEMS, Config, StemFamily
+from preblock.models.stems import Stem, StemConfig, from_tensors, without_storage
 
 
 def is_stem(folder: Path, side: str | None = None) -> bool:

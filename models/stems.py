@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from incipit.models.documents import check_counts, config_of
-from incipit.models.initialisers import normal_
-from incipit.models.signature import StemSignature
+from preblock.models.documents import check_counts, config_of
+from preblock.models.initialisers import normal_
+from preblock.models.signature import StemSignature
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
-from incipit.models.sinusoids import POSITIONS, RECIPES
+from preblock.models.sinusoids import POSITIONS, RECIPES
 
 Keys = tuple[str, ...]
 

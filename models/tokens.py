@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from incipit.models.initialisers import normal_
+from preblock.models.initialisers import normal_
 
 
 class TokenTable(nn.Module):

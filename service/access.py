@@ -16,8 +16,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from incipit.service.errors import Forbidden, Invalid, Unauthenticated
-from incipit.service.watch import Watch
+from preblock.service.errors import Forbidden, Invalid, Unauthenticated
+from preblock.service.watch import Watch
 
 LOG = logging.getLogger(__name__)
 SCHEME = b"bearer "

@@ -9,7 +9,7 @@ P = TypeVar("P")
 T = TypeVar("T")
 AHEAD = 2
 """Pieces: a GPU computes one while it copies the other."""
-POOL = ThreadPoolExecutor(AHEAD, thread_name_prefix="incipit-ahead")
+POOL = ThreadPoolExecutor(AHEAD, thread_name_prefix="preblock-ahead")
 """The same for all answers: who is not read holds no thread."""
 
 

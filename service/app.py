@@ -12,35 +12,35 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
-from incipit.service.access import Access, as_service
-from incipit.service.api import bias, decode, embed, health, models, open_inference, openai, problems
-from incipit.service.api.entry import Entry
-from incipit.service.api.form import Forms
-from incipit.service.api.schemas.document import document
-from incipit.service.batching import Scheduler
-from incipit.service.control import Control
-from incipit.service.cores import usable_cores
-from incipit.service.engine import Engine
-from incipit.service.errors import Invalid
-from incipit.service.following import Following
-from incipit.service.limits import Limits
-from incipit.service.log import Requests
-from incipit.service.lookup import BUILT
-from incipit.service.memory import Memory
-from incipit.service.metrics import Metrics
-from incipit.service.progress import Progress
-from incipit.service.repository import Repository
-from incipit.service.runtime import choose
-from incipit.service.sequences import Sequences
-from incipit.service.settings import Settings, listed
-from incipit.service.streams import Streams
-from incipit.service.watch import LOOK_SECONDS
+from preblock.service.access import Access, as_service
+from preblock.service.api import bias, decode, embed, health, models, open_inference, openai, problems
+from preblock.service.api.entry import Entry
+from preblock.service.api.form import Forms
+from preblock.service.api.schemas.document import document
+from preblock.service.batching import Scheduler
+from preblock.service.control import Control
+from preblock.service.cores import usable_cores
+from preblock.service.engine import Engine
+from preblock.service.errors import Invalid
+from preblock.service.following import Following
+from preblock.service.limits import Limits
+from preblock.service.log import Requests
+from preblock.service.lookup import BUILT
+from preblock.service.memory import Memory
+from preblock.service.metrics import Metrics
+from preblock.service.progress import Progress
+from preblock.service.repository import Repository
+from preblock.service.runtime import choose
+from preblock.service.sequences import Sequences
+from preblock.service.settings import Settings, listed
+from preblock.service.streams import Streams
+from preblock.service.watch import LOOK_SECONDS
 
 if TYPE_CHECKING:
-    from incipit.service.tracing import Tracing
+    from preblock.service.tracing import Tracing
 
 LOG = logging.getLogger(__name__)
-VERSION = version("incipit")
+VERSION = version("preblock")
 
 
 def create_engine(settings: Settings, shared: Path | None = None, progress: Progress | None = None) -> Engine:
@@ -90,9 +90,9 @@ def create_tracing(settings: Settings) -> "Tracing | None":
         return None
     try:
         # Only who traces pays for importing it.
-        from incipit.service.tracing import Tracing
+        from preblock.service.tracing import Tracing
     except ImportError as error:
-        packages = "none, or otlp after pip install 'incipit[tracing]'"
+        packages = "none, or otlp after pip install 'preblock[tracing]'"
         raise Invalid("tracing", f"{settings.tracing} without its packages", packages) from error
     return Tracing(VERSION)
 
@@ -124,7 +124,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Entry:
             yield state
         else:
             # Only who serves gRPC pays for importing it.
-            from incipit.service.rpc.server import running
+            from preblock.service.rpc.server import running
 
             async with running(engine, streams, sequences, VERSION, settings, trace):
                 yield state
@@ -136,7 +136,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Entry:
             tracing.close()
 
     app: FastAPI = FastAPIOffline(
-        title="Incipit",
+        title="Preblock",
         version=VERSION,
         summary="Token ids in, the vectors that enter block 0 out.",
         lifespan=lifespan,

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from incipit.service.errors import Unavailable
+from preblock.service.errors import Unavailable
 
 T = TypeVar("T")
 M = TypeVar("M")
@@ -76,7 +76,7 @@ class Scheduler:
     """
 
     def __init__(self, threads: int, max_waiting: int, max_seconds: float | None = None) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="incipit")
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="preblock")
         self._threads = threads
         self.allow(max_waiting, max_seconds)
         self._pending = 0

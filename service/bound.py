@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.service.manifest import Tensor
-from incipit.service.pinned import Bytes
+from preblock.service.manifest import Tensor
+from preblock.service.pinned import Bytes
 
 LOG = logging.getLogger(__name__)
 Float32 = NDArray[np.float32]

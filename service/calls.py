@@ -11,13 +11,13 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.service.batching import SMALL
-from incipit.service.manifest import EMBEDDINGS, GRAPH, TOKEN_EMBEDDINGS, Manifest
-from incipit.service.messages import Int64, Request
-from incipit.service.observation import Execution
-from incipit.service.positions import count_real, graph_counts, position_index, real_tokens
-from incipit.service.repository import Model
-from incipit.service.validation import ZERO
+from preblock.service.batching import SMALL
+from preblock.service.manifest import EMBEDDINGS, GRAPH, TOKEN_EMBEDDINGS, Manifest
+from preblock.service.messages import Int64, Request
+from preblock.service.observation import Execution
+from preblock.service.positions import count_real, graph_counts, position_index, real_tokens
+from preblock.service.repository import Model
+from preblock.service.validation import ZERO
 
 CHECKED = 2
 """Marks of an execution that waits for its run."""

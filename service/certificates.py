@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from incipit.service.errors import Invalid
-from incipit.service.settings import Settings
-from incipit.service.watch import Watch
+from preblock.service.errors import Invalid
+from preblock.service.settings import Settings
+from preblock.service.watch import Watch
 
 LOG = logging.getLogger(__name__)
 

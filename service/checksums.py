@@ -9,9 +9,9 @@ from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 
-from incipit.service import manifest
-from incipit.service.errors import ArtifactError
-from incipit.service.files import open_file, stamp_of
+from preblock.service import manifest
+from preblock.service.errors import ArtifactError
+from preblock.service.files import open_file, stamp_of
 
 FILE = "checksums.json"
 MOST = 4096

@@ -19,23 +19,23 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 from websockets.frames import apply_mask  # type: ignore[attr-defined]
 from websockets.http11 import Request
 
-from incipit.service.api import problems
-from incipit.service.api.arrival import Arrival
-from incipit.service.api.decode import CONNECTION
-from incipit.service.api.entry import Entry
-from incipit.service.api.form import Form
-from incipit.service.api.reply import Headers, Reply, lines_of
-from incipit.service.api.session import Session
-from incipit.service.api.target import Target
-from incipit.service.api.traces import answered, begun, ended, routed
-from incipit.service.bounds import PART, BoundedHttp, BoundedWebSocket
-from incipit.service.errors import IncipitError
-from incipit.service.gathered import Gathered
-from incipit.service.loop import drive
-from incipit.service.plain import Run
-from incipit.service.streams import LIFETIME, Lifetime
-from incipit.service.visit import CURRENT, PASSING, Visit, wanted
-from incipit.service.wire.content import COPIED, Buffer, base64_text, raw_bytes
+from preblock.service.api import problems
+from preblock.service.api.arrival import Arrival
+from preblock.service.api.decode import CONNECTION
+from preblock.service.api.entry import Entry
+from preblock.service.api.form import Form
+from preblock.service.api.reply import Headers, Reply, lines_of
+from preblock.service.api.session import Session
+from preblock.service.api.target import Target
+from preblock.service.api.traces import answered, begun, ended, routed
+from preblock.service.bounds import PART, BoundedHttp, BoundedWebSocket
+from preblock.service.errors import PreblockError
+from preblock.service.gathered import Gathered
+from preblock.service.loop import drive
+from preblock.service.plain import Run
+from preblock.service.streams import LIFETIME, Lifetime
+from preblock.service.visit import CURRENT, PASSING, Visit, wanted
+from preblock.service.wire.content import COPIED, Buffer, base64_text, raw_bytes
 
 LOG = logging.getLogger(__name__)
 LONGEST_BODY = 2**18
@@ -310,7 +310,7 @@ class Http(BoundedHttp):
             return False
         try:
             form.plain.limits.__enter__()
-        except IncipitError:
+        except PreblockError:
             return False
         self._trace(target, visit)
         run = Run(form.plain, form.door, *read)

@@ -16,8 +16,8 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from incipit.service.errors import ArtifactError, Forbidden, NotFound, Unavailable
-from incipit.service.repository import UNLOADED, Repository, State, find_artifacts
+from preblock.service.errors import ArtifactError, Forbidden, NotFound, Unavailable
+from preblock.service.repository import UNLOADED, Repository, State, find_artifacts
 
 LOG = logging.getLogger(__name__)
 LOOK_SECONDS = 0.05

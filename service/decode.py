@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from incipit.service.engine import Engine
-from incipit.service.errors import Conflict, IncipitError, Invalid
-from incipit.service.messages import DTYPES, Int64, Request, Rows, TokenAnswer
-from incipit.service.operations import Close, Message, Options, Step, check_count, check_each, check_stated, per_row
-from incipit.service.positions import count_real
-from incipit.service.repository import Model
-from incipit.service.validation import check_like
+from preblock.service.engine import Engine
+from preblock.service.errors import Conflict, Invalid, PreblockError
+from preblock.service.messages import DTYPES, Int64, Request, Rows, TokenAnswer
+from preblock.service.operations import Close, Message, Options, Step, check_count, check_each, check_stated, per_row
+from preblock.service.positions import count_real
+from preblock.service.repository import Model
+from preblock.service.validation import check_like
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class DecodeStream:
         before = self.offset, self._last
         try:
             yield
-        except IncipitError:
+        except PreblockError:
             self.offset, self._last = before
             raise
 

@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.service.batching import SMALL, TOKEN_COST, TOKENIZER_COST, Scheduler
-from incipit.service.calls import Call, Member, plan, run_members, shared, sources
-from incipit.service.control import Control
-from incipit.service.errors import IncipitError, Invalid
-from incipit.service.large import check_values, computed, divide, in_pieces, pooled, whole
-from incipit.service.limits import Limits
-from incipit.service.log import Requests
-from incipit.service.manifest import BIAS_GRAPH, EMBEDDINGS, GRAPH, Manifest
-from incipit.service.messages import (
+from preblock.service.batching import SMALL, TOKEN_COST, TOKENIZER_COST, Scheduler
+from preblock.service.calls import Call, Member, plan, run_members, shared, sources
+from preblock.service.control import Control
+from preblock.service.errors import Invalid, PreblockError
+from preblock.service.large import check_values, computed, divide, in_pieces, pooled, whole
+from preblock.service.limits import Limits
+from preblock.service.log import Requests
+from preblock.service.manifest import BIAS_GRAPH, EMBEDDINGS, GRAPH, Manifest
+from preblock.service.messages import (
     Answer,
     AnyRequest,
     BiasRequest,
@@ -35,15 +35,15 @@ from incipit.service.messages import (
     TextRequest,
     TokenAnswer,
 )
-from incipit.service.metrics import Metrics
-from incipit.service.observation import Execution, Observation
-from incipit.service.pooling import pool
-from incipit.service.positions import real_tokens
-from incipit.service.repository import Model, Repository, Stem
-from incipit.service.rounding import cast
-from incipit.service.truncation import truncate
-from incipit.service.validation import check, check_bias, check_stem
-from incipit.service.visit import CURRENT, current_trace
+from preblock.service.metrics import Metrics
+from preblock.service.observation import Execution, Observation
+from preblock.service.pooling import pool
+from preblock.service.positions import real_tokens
+from preblock.service.repository import Model, Repository, Stem
+from preblock.service.rounding import cast
+from preblock.service.truncation import truncate
+from preblock.service.validation import check, check_bias, check_stem
+from preblock.service.visit import CURRENT, current_trace
 
 
 class Admission:
@@ -65,7 +65,7 @@ class Admission:
         self._observation.__enter__()
         try:
             self._limits.__enter__()
-        except IncipitError as error:
+        except PreblockError as error:
             self._end(type(error), error)
             raise
         return self._observation

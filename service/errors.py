@@ -1,6 +1,6 @@
 """Every error that the service raises on purpose, as a neutral kind. Each door maps the kinds to its own codes once.
 
-    IncipitError
+    PreblockError
     ├── ClientFault             the request is at fault; the same request fails again
     │   ├── Malformed           bytes that cannot be read as what they claim to be
     │   ├── Invalid             readable, but a value is not allowed
@@ -35,7 +35,7 @@ _REPR.maxlevel, _REPR.maxlist, _REPR.maxdict, _REPR.maxtuple = 4, 16, 16, 16
 _REPR.maxstring = _REPR.maxlong = _REPR.maxother = LONGEST_VALUE
 
 
-class IncipitError(Exception):
+class PreblockError(Exception):
     """An error that names the field, the value got and the value allowed."""
 
     retry_after: int | None = None
@@ -49,7 +49,7 @@ class IncipitError(Exception):
         super().__init__(f"{field}: got {self.got}, allowed {allowed}")
 
 
-class ClientFault(IncipitError):
+class ClientFault(PreblockError):
     """The request is at fault; the same request fails again."""
 
 
@@ -97,7 +97,7 @@ class NotAcceptable(ClientFault):
     """An answer format that is not written."""
 
 
-class ServerFault(IncipitError):
+class ServerFault(PreblockError):
     """The request may be fine; the service cannot answer it."""
 
 

@@ -5,7 +5,7 @@ import stat
 from io import BufferedReader
 from pathlib import Path
 
-from incipit.service.errors import ArtifactError
+from preblock.service.errors import ArtifactError
 
 Stamp = tuple[int, int, int, int, int]
 """What a file system tells of a file, which changes when the file does."""

@@ -2,9 +2,9 @@
 
 import logging
 
-from incipit.service.errors import Invalid
-from incipit.service.settings import FOLLOWED, Settings
-from incipit.service.watch import Watch
+from preblock.service.errors import Invalid
+from preblock.service.settings import FOLLOWED, Settings
+from preblock.service.watch import Watch
 
 LOG = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from incipit.service.wire.content import COPIED
+from preblock.service.wire.content import COPIED
 
 
 class Gathered:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.metrics_core import Metric
 
-from incipit.service.instruments import MORE
+from preblock.service.instruments import MORE
 
 
 @dataclass
@@ -41,11 +41,11 @@ def history(families: Iterable[Metric]) -> defaultdict[tuple[str, int], Statisti
     """Return what happened to each model, by name and version."""
     found: defaultdict[tuple[str, int], Statistics] = defaultdict(Statistics)
     for sample in (sample for family in families for sample in family.samples):
-        if not sample.name.startswith("incipit_model_"):
+        if not sample.name.startswith("preblock_model_"):
             continue
         labels = sample.labels
         model = found[labels["model"], int(labels["version"])]
-        match sample.name.removeprefix("incipit_model_"):
+        match sample.name.removeprefix("preblock_model_"):
             case "requests_total":
                 model.outcomes[labels["outcome"]].count = int(sample.value)
             case "request_seconds_total":

@@ -33,33 +33,33 @@ class Instruments:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         requests = Counter(
-            "incipit_requests",
+            "preblock_requests",
             "Requests answered, by door, model and outcome: 'ok', the kind of error, 'Failed' or 'Aborted'.",
             ["door", "model", "outcome"],
             registry=registry,
         )
         seconds = Latencies(
-            "incipit_request_seconds",
+            "preblock_request_seconds",
             "Time from the head of a request, or a step of a stream, to its answer, in seconds.",
             ["door"],
             buckets=SECONDS,
             registry=registry,
         )
-        tokens = Counter("incipit_tokens", "Tokens embedded.", ["model"], registry=registry)
+        tokens = Counter("preblock_tokens", "Tokens embedded.", ["model"], registry=registry)
         operations = Counter(
-            "incipit_stream_operations",
+            "preblock_stream_operations",
             "Messages of decode streams answered without an error, by model and operation.",
             ["model", "operation"],
             registry=registry,
         )
         self.streams = Gauge(
-            "incipit_streams_open",
+            "preblock_streams_open",
             "Streams open now, of every door.",
             registry=registry,
             multiprocess_mode="livesum",
         )
         self.sequences = Gauge(
-            "incipit_sequences_open",
+            "preblock_sequences_open",
             "Sequences of the Open Inference Protocol that run now.",
             registry=registry,
             multiprocess_mode="livesum",
@@ -82,36 +82,36 @@ class Instruments:
             "Phases of requests that were answered by the execution of another.",
             ["model", "version", "phase"],
         )
-        rows = Counter("incipit_model_rows", "Rows answered.", ["model", "version"], registry=registry)
+        rows = Counter("preblock_model_rows", "Rows answered.", ["model", "version"], registry=registry)
         last = Gauge(
-            "incipit_model_last_request_timestamp_seconds",
+            "preblock_model_last_request_timestamp_seconds",
             "When a model was last asked, in seconds since 1970.",
             ["model", "version"],
             registry=registry,
             multiprocess_mode="max",
         )
-        received = Counter("incipit_received_bytes", "Bytes of bodies and messages.", ["door"], registry=registry)
-        sent = Counter("incipit_sent_bytes", "Bytes of answers, without heads.", ["door"], registry=registry)
+        received = Counter("preblock_received_bytes", "Bytes of bodies and messages.", ["door"], registry=registry)
+        sent = Counter("preblock_sent_bytes", "Bytes of answers, without heads.", ["door"], registry=registry)
         read = Counter(
-            "incipit_request_read_seconds",
+            "preblock_request_read_seconds",
             "Time from the heads of requests until their bodies were there, in seconds.",
             ["door"],
             registry=registry,
         )
         parse = Counter(
-            "incipit_request_parse_seconds",
+            "preblock_request_parse_seconds",
             "Time from when requests, or steps, were there until they were checked, of those answered, in seconds.",
             ["door"],
             registry=registry,
         )
         send = Counter(
-            "incipit_request_send_seconds",
+            "preblock_request_send_seconds",
             "Time in which answers were handed to their connections, in seconds; that to compute large ones included.",
             ["door"],
             registry=registry,
         )
         self.provider = Gauge(
-            "incipit_provider_info",
+            "preblock_provider_info",
             "Where models run, as onnxruntime names it: what was requested, is active, and ran when CUDA was tried.",
             ["requested", "active", "probed"],
             registry=registry,
@@ -132,7 +132,7 @@ def _timed(
 
     Not summaries, which cannot be told many observations at once.
     """
-    times = Counter(f"incipit_model_{noun}s", told, labels, registry=registry)
+    times = Counter(f"preblock_model_{noun}s", told, labels, registry=registry)
     whole = "Time of what is counted beside it, in seconds."
-    seconds = Counter(f"incipit_model_{noun}_seconds", whole, labels, registry=registry)
+    seconds = Counter(f"preblock_model_{noun}_seconds", whole, labels, registry=registry)
     return cache(lambda *values: (times.labels(*values), seconds.labels(*values)))

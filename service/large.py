@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.service.batching import SMALL
-from incipit.service.calls import Member, rows_of_one, run_members
-from incipit.service.manifest import Manifest
-from incipit.service.messages import Int64, Pieces, Request, Rows
-from incipit.service.observation import Execution
-from incipit.service.pooling import pool, pool_row
-from incipit.service.positions import real_tokens
-from incipit.service.repository import Model
-from incipit.service.rounding import cast
-from incipit.service.tiles import PIECE
+from preblock.service.batching import SMALL
+from preblock.service.calls import Member, rows_of_one, run_members
+from preblock.service.manifest import Manifest
+from preblock.service.messages import Int64, Pieces, Request, Rows
+from preblock.service.observation import Execution
+from preblock.service.pooling import pool, pool_row
+from preblock.service.positions import real_tokens
+from preblock.service.repository import Model
+from preblock.service.rounding import cast
+from preblock.service.tiles import PIECE
 
 WRITTEN_WHOLE = 2**21
 """Values that are still computed and written as text at once, in a thread: several times as fast as piece by piece, and

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
-from incipit.service.access import caller_name
-from incipit.service.errors import TooLarge, TooMany, Unavailable
+from preblock.service.access import caller_name
+from preblock.service.errors import TooLarge, TooMany, Unavailable
 
 SWEEP_SECONDS = 10.0
 """Between two looks for callers that have been quiet for long enough to be forgotten."""

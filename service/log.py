@@ -6,10 +6,10 @@ import random
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from incipit.service.messages import Rows
-from incipit.service.visit import CURRENT, Visit
+from preblock.service.messages import Rows
+from preblock.service.visit import CURRENT, Visit
 
-REQUESTS = logging.getLogger("incipit.requests")
+REQUESTS = logging.getLogger("preblock.requests")
 
 
 class Requests:
@@ -116,11 +116,11 @@ def configuration(form: Literal["text", "json"], level: str) -> dict[str, Any]:
         "disable_existing_loggers": False,
         "formatters": {
             "text": {"format": "%(asctime)s %(levelname)s %(name)s%(of)s: %(message)s%(asked)s"},
-            "json": {"()": "incipit.service.log.Json"},
+            "json": {"()": "preblock.service.log.Json"},
         },
         "filters": {
-            "refused": {"()": "incipit.service.log.NoRefusals"},
-            "request": {"()": "incipit.service.log.NameRequest"},
+            "refused": {"()": "preblock.service.log.NoRefusals"},
+            "request": {"()": "preblock.service.log.NameRequest"},
         },
         "handlers": {
             "stderr": {

@@ -96,7 +96,7 @@ static PyMethodDef methods[] = {
 
 static PyModuleDef_Slot slots[] = {{0}};
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "incipit.service._lookup", 0, 0, methods, slots, 0, 0, 0};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "preblock.service._lookup", 0, 0, methods, slots, 0, 0, 0};
 
 PyMODINIT_FUNC PyInit__lookup(void)
 {

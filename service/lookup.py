@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.service.graphs.summand import summand_of
-from incipit.service.manifest import DATA
+from preblock.service.graphs.summand import summand_of
+from preblock.service.manifest import DATA
 
 try:
-    from incipit.service._lookup import add_rows
+    from preblock.service._lookup import add_rows
 except ImportError:  # installed where there was no compiler
     BUILT = False
 else:

@@ -14,8 +14,8 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt, PositiveInt, ValidationError
 
-from incipit.service.errors import ArtifactError
-from incipit.service.files import Stamp, open_file, read_file, stamp_of
+from preblock.service.errors import ArtifactError
+from preblock.service.files import Stamp, open_file, read_file, stamp_of
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 """Of a model, as a regular expression: it is part of paths, URLs and headers."""

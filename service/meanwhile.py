@@ -15,15 +15,15 @@ from typing import Self
 import uvicorn
 from uvicorn.server import ServerState
 
-from incipit.service.access import Access
-from incipit.service.api.entry import Entry
-from incipit.service.api.starting import Starting
-from incipit.service.connections import Http
-from incipit.service.memory import Opening
-from incipit.service.metrics import Metrics
-from incipit.service.progress import Progress
-from incipit.service.settings import Settings, listed
-from incipit.service.streams import Streams
+from preblock.service.access import Access
+from preblock.service.api.entry import Entry
+from preblock.service.api.starting import Starting
+from preblock.service.connections import Http
+from preblock.service.memory import Opening
+from preblock.service.metrics import Metrics
+from preblock.service.progress import Progress
+from preblock.service.settings import Settings, listed
+from preblock.service.streams import Streams
 
 GRACE_SECONDS = 1
 """After the service has begun, how long a connection that was accepted before may take to ask: it is on its way."""

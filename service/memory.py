@@ -9,11 +9,11 @@ from pathlib import Path
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from incipit.service.access import as_service
-from incipit.service.manifest import DATA
-from incipit.service.metrics import FOLDER
-from incipit.service.progress import Progress
-from incipit.service.repository import Repository
+from preblock.service.access import as_service
+from preblock.service.manifest import DATA
+from preblock.service.metrics import FOLDER
+from preblock.service.progress import Progress
+from preblock.service.repository import Repository
 
 KINDS = {"RssAnon": "anonymous", "RssFile": "file", "RssShmem": "shared"}
 
@@ -42,7 +42,7 @@ class Memory(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the metrics."""
         tables = GaugeMetricFamily(
-            "incipit_model_tables_bytes",
+            "preblock_model_tables_bytes",
             "Size of the data file that the sessions of a model map; all processes share its pages.",
             labels=["model", "version"],
         )
@@ -54,7 +54,7 @@ class Memory(Collector):
                 tables.add_metric([model.name, str(model.version)], model.manifest.files[DATA].bytes)
         yield tables
         resident = GaugeMetricFamily(
-            "incipit_resident_memory_bytes",
+            "preblock_resident_memory_bytes",
             "Memory of all workers that is resident, by kind; pages that several share count for each.",
             labels=["kind"],
         )
@@ -65,7 +65,7 @@ class Memory(Collector):
 
 def _models(counts: Mapping[str, int]) -> GaugeMetricFamily:
     found = GaugeMetricFamily(
-        "incipit_models", "Versions of models in the folder, by what has become of them.", labels=["state"]
+        "preblock_models", "Versions of models in the folder, by what has become of them.", labels=["state"]
     )
     for state in STATES:
         found.add_metric([state], counts.get(state, 0))

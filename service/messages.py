@@ -109,7 +109,7 @@ class Wanted:
         dtype: of the answer, a key of DTYPES.
         in_pieces: whether the answer may be computed in pieces, where it is large.
         whole: whether the answer is made whole even so, as a message of gRPC is.
-        check: raises an IncipitError for values that the answer cannot hold; it sees all of those that are computed
+        check: raises an PreblockError for values that the answer cannot hold; it sees all of those that are computed
             while they are sent before the first is. Default None: it holds any.
 
     """

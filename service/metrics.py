@@ -19,12 +19,12 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
-from incipit.service.errors import Unavailable
-from incipit.service.history import Statistics, history
-from incipit.service.instruments import LARGEST_BATCH, MORE, SECONDS, Instruments
-from incipit.service.observation import INFER, INPUT, OUTPUT, PHASES, QUEUE, Execution, Observation
-from incipit.service.sums import COUNT, ROWS, TOTAL, Sum
-from incipit.service.visit import CURRENT
+from preblock.service.errors import Unavailable
+from preblock.service.history import Statistics, history
+from preblock.service.instruments import LARGEST_BATCH, MORE, SECONDS, Instruments
+from preblock.service.observation import INFER, INPUT, OUTPUT, PHASES, QUEUE, Execution, Observation
+from preblock.service.sums import COUNT, ROWS, TOTAL, Sum
+from preblock.service.visit import CURRENT
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 TELL_SECONDS = 0.1

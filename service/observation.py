@@ -3,8 +3,8 @@
 import time
 from typing import Protocol
 
-from incipit.service.errors import ClientFault, IncipitError
-from incipit.service.visit import CURRENT, current_trace
+from preblock.service.errors import ClientFault, PreblockError
+from preblock.service.visit import CURRENT, current_trace
 
 QUEUE, INPUT, INFER, OUTPUT = "queue", "compute_input", "compute_infer", "compute_output"
 PHASES = (INPUT, QUEUE, INFER, OUTPUT)
@@ -61,7 +61,7 @@ class Observation:
             self._count_parsing()
         if (trace := current_trace()) is not None:
             if self.model:
-                trace.attributes["incipit.model"] = self.model
+                trace.attributes["preblock.model"] = self.model
             if kind is not None:
                 trace.refused(self.outcome, issubclass(kind, Exception) and not issubclass(kind, ClientFault))
 
@@ -73,7 +73,7 @@ class Observation:
 
 
 def _outcome(kind: type[BaseException]) -> str:
-    if issubclass(kind, IncipitError):
+    if issubclass(kind, PreblockError):
         return kind.__name__
     return "Failed" if issubclass(kind, Exception) else "Aborted"
 

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from incipit.service.errors import Conflict, Invalid, TooLarge
-from incipit.service.messages import Int64, Rows
+from preblock.service.errors import Conflict, Invalid, TooLarge
+from preblock.service.messages import Int64, Rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,14 +14,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.service.batching import SMALL, Group
-from incipit.service.calls import Member, run_members, shared, sources
-from incipit.service.engine import Engine
-from incipit.service.messages import Int64, Request, Rows
-from incipit.service.observation import Execution
-from incipit.service.repository import Model
-from incipit.service.tiles import PIECE
-from incipit.service.visit import Visit
+from preblock.service.batching import SMALL, Group
+from preblock.service.calls import Member, run_members, shared, sources
+from preblock.service.engine import Engine
+from preblock.service.messages import Int64, Request, Rows
+from preblock.service.observation import Execution
+from preblock.service.repository import Model
+from preblock.service.tiles import PIECE
+from preblock.service.visit import Visit
 
 ALIGNED = 8
 """Bytes: integers begin at a multiple, or onnxruntime would read beside them."""
@@ -182,7 +182,7 @@ class Run:
         plain, seconds = self._plain, self.execution.seconds
         if visit is not None and visit.trace is not None:
             visit.door = self._door
-            visit.trace.attributes["incipit.model"] = plain.model.name
+            visit.trace.attributes["preblock.model"] = plain.model.name
             visit.trace.refused(outcome, outcome == "Failed")
         self.execution.end(success=False)
         plain.metrics.asked(self._door, plain.model.name, outcome, seconds)

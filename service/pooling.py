@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.service.messages import Int64, Rows
+from preblock.service.messages import Int64, Rows
 
 POOLINGS = ("none", "mean", "first", "last")
 

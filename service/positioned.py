@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.service.errors import ArtifactError
-from incipit.service.manifest import DATA, MANIFEST, POSITION_EMBEDDINGS, POSITIONED_GRAPH, Manifest
+from preblock.service.errors import ArtifactError
+from preblock.service.manifest import DATA, MANIFEST, POSITION_EMBEDDINGS, POSITIONED_GRAPH, Manifest
 
 Float32 = NDArray[np.float32]
 

@@ -8,8 +8,8 @@ Letters: B batch, T tokens of all rows.
 
 import numpy as np
 
-from incipit.service.manifest import Manifest
-from incipit.service.messages import Int64, Request
+from preblock.service.manifest import Manifest
+from preblock.service.messages import Int64, Request
 
 
 def real_tokens(request: Request, manifest: Manifest) -> Int64 | None:

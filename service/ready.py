@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.service.lookup import Sums, TokenTable
-from incipit.service.manifest import EMBEDDINGS, POSITION_EMBEDDINGS, SUMMAND
-from incipit.service.positioned import place
-from incipit.service.runtime import Prepared, Session
+from preblock.service.lookup import Sums, TokenTable
+from preblock.service.manifest import EMBEDDINGS, POSITION_EMBEDDINGS, SUMMAND
+from preblock.service.positioned import place
+from preblock.service.runtime import Prepared, Session
 
 Feeds = Mapping[str, NDArray[Any]]
 Float32 = NDArray[np.float32]

@@ -15,14 +15,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.service.access import EVERYBODY, Access
-from incipit.service.ahead import ahead
-from incipit.service.checksums import Checksums
-from incipit.service.errors import ArtifactError, Invalid, NotFound
-from incipit.service.files import Stamp, stamp_of
-from incipit.service.graphs.check import check_graphs
-from incipit.service.lookup import TokenTable, map_tokens
-from incipit.service.manifest import (
+from preblock.service.access import EVERYBODY, Access
+from preblock.service.ahead import ahead
+from preblock.service.checksums import Checksums
+from preblock.service.errors import ArtifactError, Invalid, NotFound
+from preblock.service.files import Stamp, stamp_of
+from preblock.service.graphs.check import check_graphs
+from preblock.service.lookup import TokenTable, map_tokens
+from preblock.service.manifest import (
     DATA,
     EMBEDDINGS,
     GRAPH,
@@ -44,13 +44,13 @@ from incipit.service.manifest import (
     read,
     read_with_identity,
 )
-from incipit.service.messages import Int64
-from incipit.service.positioned import map_positions, place
-from incipit.service.progress import Progress
-from incipit.service.ready import ReadyCalls
-from incipit.service.runtime import CPU, Choice, Float32, Session
-from incipit.service.tiles import pieces, tile
-from incipit.service.tokenizer import Tokenizer
+from preblock.service.messages import Int64
+from preblock.service.positioned import map_positions, place
+from preblock.service.progress import Progress
+from preblock.service.ready import ReadyCalls
+from preblock.service.runtime import CPU, Choice, Float32, Session
+from preblock.service.tiles import pieces, tile
+from preblock.service.tokenizer import Tokenizer
 
 LOG = logging.getLogger(__name__)
 Fingerprint = tuple[tuple[str, Stamp], ...]
@@ -372,7 +372,7 @@ def find_artifacts(root: Path) -> list[tuple[str, int, Path]]:
 
     """
     if not root.is_dir():
-        raise ArtifactError("repository", str(root), "an existing folder; `incipit export` makes one")
+        raise ArtifactError("repository", str(root), "an existing folder; `preblock export` makes one")
     found = [
         (folder.parent.name, int(folder.name), folder)
         for folder in root.glob("[!.]*/[1-9]*")
@@ -382,7 +382,7 @@ def find_artifacts(root: Path) -> list[tuple[str, int, Path]]:
         if not re.fullmatch(NAME, name):
             raise ArtifactError("model", name, "a name of letters, digits, '.', '_' and '-'")
     if not found:
-        raise ArtifactError("repository", f"{root}, without a model", "at least one; `incipit export` adds one")
+        raise ArtifactError("repository", f"{root}, without a model", "at least one; `preblock export` adds one")
     return sorted(found)
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.service.errors import Invalid
-from incipit.service.messages import DTYPES
+from preblock.service.errors import Invalid
+from preblock.service.messages import DTYPES
 
 
 def cast(vectors: NDArray[np.float32], dtype: str) -> NDArray[np.generic]:

@@ -11,11 +11,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.service.batching import SMALL
-from incipit.service.bound import Bound
-from incipit.service.errors import ArtifactError, ProviderError
-from incipit.service.manifest import DATA, GRAPH, Tensor
-from incipit.service.pinned import Bytes, pinned_by_cuda
+from preblock.service.batching import SMALL
+from preblock.service.bound import Bound
+from preblock.service.errors import ArtifactError, ProviderError
+from preblock.service.manifest import DATA, GRAPH, Tensor
+from preblock.service.pinned import Bytes, pinned_by_cuda
 
 # onnxruntime reports its use to its maker unless it is told not to, before it is loaded.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -48,7 +48,7 @@ def why_no_cuda() -> str | None:
     onnxruntime itself falls back to the CPU without an exception.
     """
     if CUDA not in ort.get_available_providers():
-        return "this onnxruntime has no CUDA: install incipit[gpu] in place of incipit[cpu]"
+        return "this onnxruntime has no CUDA: install preblock[gpu] in place of preblock[cpu]"
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from incipit.service.decode import feed
-from incipit.service.engine import Engine
-from incipit.service.errors import Conflict, Invalid, TooLarge, Unavailable
-from incipit.service.messages import Answer, AnyRequest, Int64, Request
-from incipit.service.operations import check_each, per_row
-from incipit.service.repository import Model, Stem
+from preblock.service.decode import feed
+from preblock.service.engine import Engine
+from preblock.service.errors import Conflict, Invalid, TooLarge, Unavailable
+from preblock.service.messages import Answer, AnyRequest, Int64, Request
+from preblock.service.operations import check_each, per_row
+from preblock.service.repository import Model, Stem
 
 ZERO = np.zeros(1, np.int64)
 ID = "parameters.sequence_id"

@@ -1,4 +1,4 @@
-"""Every setting of the service: an option of `incipit serve`, a variable `INCIPIT_<NAME>`, or a key of a TOML file."""
+"""The settings of the service: options of `preblock serve`, variables `PREBLOCK_<NAME>`, or keys of a TOML file."""
 
 import os
 import re
@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, PrivateAttr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from incipit.service.errors import Invalid
+from preblock.service.errors import Invalid
 
-PREFIX = "INCIPIT_"
+PREFIX = "PREBLOCK_"
 FOLLOWED = frozenset(
     (
         *("log_level", "log_sample", "log_token_ids", "cors_origins"),
@@ -29,7 +29,7 @@ FOLLOWED = frozenset(
 def _cache() -> Path:
     """Return where this user keeps what can be made again, as the XDG Base Directory Specification has it."""
     folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (folder if folder.is_absolute() else Path("~/.cache")) / "incipit"
+    return (folder if folder.is_absolute() else Path("~/.cache")) / "preblock"
 
 
 class Settings(BaseSettings):
@@ -39,7 +39,7 @@ class Settings(BaseSettings):
 
     Raises:
         ValidationError: a value is not allowed, or an argument or a key of the file is unknown.
-        Invalid: the file cannot be read, or the environment has a variable `INCIPIT_…` that is no setting.
+        Invalid: the file cannot be read, or the environment has a variable `PREBLOCK_…` that is no setting.
 
     """
 
@@ -152,7 +152,7 @@ class Settings(BaseSettings):
 
 
 class Loaded(NamedTuple):
-    """Settings, and where the value of each comes from: `--port`, `INCIPIT_PORT`, a file, or `default`."""
+    """Settings, and where the value of each comes from: `--port`, `PREBLOCK_PORT`, a file, or `default`."""
 
     settings: Settings
     origins: Mapping[str, str]
@@ -230,7 +230,7 @@ def _refuse_unknown_variables() -> None:
 def _meant(name: str, known: Any) -> str:
     """Return what to say is allowed in place of an unknown `name`."""
     close = get_close_matches(name, known, 1)
-    return f"{close[0]}, or another that incipit settings lists" if close else "those that incipit settings lists"
+    return f"{close[0]}, or another that preblock settings lists" if close else "those that preblock settings lists"
 
 
 def _read(file: str | Path | None) -> dict[str, Any]:

@@ -5,14 +5,14 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, TypeVar
 
-from incipit.service.access import Access, caller
-from incipit.service.errors import Unavailable
-from incipit.service.metrics import Metrics
-from incipit.service.watch import LOOK_SECONDS
+from preblock.service.access import Access, caller
+from preblock.service.errors import Unavailable
+from preblock.service.metrics import Metrics
+from preblock.service.watch import LOOK_SECONDS
 
 T = TypeVar("T")
 Reason = Literal["close", "shutdown", "left", "idle", "time", "key"]
-LIFETIME = "incipit.lifetime"
+LIFETIME = "preblock.lifetime"
 """Of a stream, in the state of its request: who sees that the client has left says so."""
 
 

@@ -2,8 +2,8 @@
 
 from bisect import bisect_left
 
-from incipit.service.instruments import SECONDS
-from incipit.service.observation import INFER, INPUT, OUTPUT, QUEUE, Execution
+from preblock.service.instruments import SECONDS
+from preblock.service.observation import INFER, INPUT, OUTPUT, QUEUE, Execution
 
 COUNT, TOTAL, ROWS = "count", "seconds", "rows"
 """Of executions, beside the phases."""

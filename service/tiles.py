@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.service.manifest import Manifest
-from incipit.service.messages import Int64
+from preblock.service.manifest import Manifest
+from preblock.service.messages import Int64
 
 PIECE = 3 * 2**16
 """Values of a piece of a large answer: what is computed while nobody else is answered, and then sent from the cache."""

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from incipit.service.errors import ArtifactError, Invalid, TooLarge
-from incipit.service.files import read_file
-from incipit.service.manifest import File
-from incipit.service.messages import Rows, Tokens
+from preblock.service.errors import ArtifactError, Invalid, TooLarge
+from preblock.service.files import read_file
+from preblock.service.manifest import File
+from preblock.service.messages import Rows, Tokens
 
 if TYPE_CHECKING:
     import tokenizers

@@ -16,8 +16,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from incipit.service.errors import Invalid
-from incipit.service.visit import Attributes, Headers, Trace, Visit
+from preblock.service.errors import Invalid
+from preblock.service.visit import Attributes, Headers, Trace, Visit
 
 PROPAGATOR = TraceContextTextMapPropagator()
 NONE = Context()
@@ -57,10 +57,10 @@ class Tracing:
             raise Invalid("OTEL_…", str(error), "variables as OpenTelemetry has them") from error
         resource = Resource.create({"service.version": version})
         if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
-            resource = resource.merge(Resource({SERVICE_NAME: "incipit"}))
+            resource = resource.merge(Resource({SERVICE_NAME: "preblock"}))
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(exporter)
-        self._tracer = self._provider.get_tracer("incipit", version)
+        self._tracer = self._provider.get_tracer("preblock", version)
 
     def trace(self, visit: Visit, headers: Headers, name: str, attributes: Attributes) -> Trace:
         """Begin to trace a visit, as a part of the trace that its headers name."""
@@ -99,15 +99,15 @@ def _named(headers: Headers) -> dict[str, list[str]]:
 
 def _told(visit: Visit, trace: Trace) -> dict[str, str | int | float]:
     """Return what a span says of any request."""
-    told: dict[str, str | int | float] = {"incipit.request_id": visit.text}
+    told: dict[str, str | int | float] = {"preblock.request_id": visit.text}
     if visit.door:
-        told["incipit.door"] = visit.door
+        told["preblock.door"] = visit.door
     if trace.runs:
-        told |= {"incipit.rows": trace.rows, "incipit.tokens": trace.tokens}
+        told |= {"preblock.rows": trace.rows, "preblock.tokens": trace.tokens}
     if visit.door in STREAMS:
-        told["incipit.steps"] = trace.runs
+        told["preblock.steps"] = trace.runs
     else:
-        told |= {f"incipit.{stage}_seconds": seconds for stage, seconds in visit.stages().items()}
+        told |= {f"preblock.{stage}_seconds": seconds for stage, seconds in visit.stages().items()}
     return told
 
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from incipit.service.manifest import Manifest
-from incipit.service.messages import Bools, Int64, Request
-from incipit.service.positions import count_real, position_limit, real_tokens
+from preblock.service.manifest import Manifest
+from preblock.service.messages import Bools, Int64, Request
+from preblock.service.positions import count_real, position_limit, real_tokens
 
 SIDES = ("left", "right")
 

@@ -7,12 +7,12 @@ import math
 
 import numpy as np
 
-from incipit.service.errors import Invalid, TooLarge
-from incipit.service.manifest import BIAS_GRAPH, Manifest, StemManifest
-from incipit.service.messages import DTYPES, BiasRequest, Int64, Request, Rows, StemRequest
-from incipit.service.pooling import POOLINGS
-from incipit.service.positions import count_real, position_limit
-from incipit.service.truncation import SIDES, least_room
+from preblock.service.errors import Invalid, TooLarge
+from preblock.service.manifest import BIAS_GRAPH, Manifest, StemManifest
+from preblock.service.messages import DTYPES, BiasRequest, Int64, Request, Rows, StemRequest
+from preblock.service.pooling import POOLINGS
+from preblock.service.positions import count_real, position_limit
+from preblock.service.truncation import SIDES, least_room
 
 ZERO = np.zeros(1, np.int64)
 ZERO.flags.writeable = False

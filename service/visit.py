@@ -76,7 +76,7 @@ class Trace:
 
     def ran(self, model: str, rows: int, tokens: int) -> None:
         """Count a run of a model."""
-        self.attributes["incipit.model"] = model
+        self.attributes["preblock.model"] = model
         self.runs += 1
         self.rows += rows
         self.tokens += tokens

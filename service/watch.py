@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from incipit.service.files import Stamp, stamp_of
+from preblock.service.files import Stamp, stamp_of
 
 LOOK_SECONDS = 1.0
 """Least time between two looks at whether a file has changed."""

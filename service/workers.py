@@ -23,24 +23,24 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
-from incipit.service import metrics
-from incipit.service.access import as_service
-from incipit.service.api.entry import Entry
-from incipit.service.app import create_app, create_engine, create_tracing
-from incipit.service.certificates import check_tls, follow
-from incipit.service.connections import Http, WebSocket
-from incipit.service.errors import IncipitError, Invalid
-from incipit.service.following import Following
-from incipit.service.heap import keep_pages
-from incipit.service.log import configuration
-from incipit.service.meanwhile import Meanwhile
-from incipit.service.repository import Model, Stem
-from incipit.service.settings import Settings, listed
+from preblock.service import metrics
+from preblock.service.access import as_service
+from preblock.service.api.entry import Entry
+from preblock.service.app import create_app, create_engine, create_tracing
+from preblock.service.certificates import check_tls, follow
+from preblock.service.connections import Http, WebSocket
+from preblock.service.errors import Invalid, PreblockError
+from preblock.service.following import Following
+from preblock.service.heap import keep_pages
+from preblock.service.log import configuration
+from preblock.service.meanwhile import Meanwhile
+from preblock.service.repository import Model, Stem
+from preblock.service.settings import Settings, listed
 
 LOG = logging.getLogger(__name__)
 FORKED = multiprocessing.get_context("forkserver")
-PRELOADED, PRELOADED_GRPC = ["incipit.service.preloaded"], ["incipit.service.rpc.server"]
-PRELOADED_TRACING = ["incipit.service.tracing", "requests"]
+PRELOADED, PRELOADED_GRPC = ["preblock.service.preloaded"], ["preblock.service.rpc.server"]
+PRELOADED_TRACING = ["preblock.service.tracing", "requests"]
 """Where requests are traced, with what the exporter imports once it is made."""
 BACKLOG = 2048
 PATIENCE_SECONDS = 30
@@ -107,7 +107,7 @@ def _serve_several(
         tracing.close()
     with as_service():
         models = create_engine(settings, progress=meanwhile.progress).repository.newest()
-    with tempfile.TemporaryDirectory(prefix="incipit-") as folder:
+    with tempfile.TemporaryDirectory(prefix="preblock-") as folder:
         counters, shared = Path(folder) / "metrics", Path(folder) / "control"
         counters.mkdir()
         shared.mkdir()
@@ -158,7 +158,7 @@ def _work(counters: Path, shared: Path, settings: Settings) -> Entry:
         metrics.reserve(counters)
         app = create_app(settings, create_engine(settings, shared))
         (shared / OPENED).touch()
-    except (IncipitError, OSError) as error:
+    except (PreblockError, OSError) as error:
         LOG.error("a worker cannot start, and is tried again: %s", error)
         raise SystemExit(1) from None
     return app

@@ -18,9 +18,9 @@ from typing import IO, Any
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
-        "incipit.cli",
-        "incipit.export.exporter",
-        "incipit.service.app",
+        "preblock.cli",
+        "preblock.export.exporter",
+        "preblock.service.app",
         "onnxscript.function_libs.torch_lib.ops",
         "torch._dynamo",
         "torch.onnx._internal.exporter._core",
@@ -82,17 +82,17 @@ def run(
         return started.wait()
 
 
-def incipit(*arguments: str | Path) -> None:
+def preblock(*arguments: str | Path) -> None:
     """Be the command line."""
-    from incipit.cli import main
+    from preblock.cli import main
 
-    sys.argv = ["incipit", *map(str, arguments)]
+    sys.argv = ["preblock", *map(str, arguments)]
     main()
 
 
 def load(*sources: str) -> None:
     """Print the commit of every source."""
-    from incipit.export.source import load_source
+    from preblock.export.source import load_source
 
     for source in sources:
         print(load_source(source).record.revision)  # noqa: T201

@@ -23,11 +23,11 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
-from incipit.export.exporter import export_loaded
-from incipit.export.source import LoadedSource
-from incipit.models.embeddings import bert_embedding, gpt2_embedding
-from incipit.models.initialisers import seeded_
-from incipit.service.manifest import Source
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.embeddings import bert_embedding, gpt2_embedding
+from preblock.models.initialisers import seeded_
+from preblock.service.manifest import Source
 from tests.torchlib import read_once
 
 # What hypothesis draws: the same little in every run, unless `--hypothesis-profile` asks for more and for others,
@@ -41,7 +41,7 @@ hypothesis.settings.load_profile("few")
 gc.disable()
 
 ROOT = Path(__file__).parent.parent
-INCIPIT = str(Path(sys.executable).parent / "incipit")
+PREBLOCK = str(Path(sys.executable).parent / "preblock")
 
 
 def pytest_collection_finish() -> None:
@@ -52,7 +52,7 @@ def pytest_collection_finish() -> None:
 
 @dataclass(frozen=True)
 class Server:
-    """A running `incipit serve`."""
+    """A running `preblock serve`."""
 
     address: str
     grpc: str
@@ -92,7 +92,7 @@ def serving(repository: Path, *options: str, **environment: str) -> Iterator[Ser
     with (
         tempfile.TemporaryFile("w+") as errors,  # a pipe that nobody reads would stop a server that says much
         subprocess.Popen(
-            [INCIPIT, "serve", *arguments],
+            [PREBLOCK, "serve", *arguments],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
@@ -120,7 +120,7 @@ def serving(repository: Path, *options: str, **environment: str) -> Iterator[Ser
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep what the service remembers of files out of the user's home."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("INCIPIT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("PREBLOCK_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 
 

@@ -190,13 +190,13 @@ HOMES = {
     "websockets": {"client", "service.connections", "service.bounds", "bench"},
 }
 WHEN_NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
-    "bench": {"grpc": (), "incipit.service": ()},
-    "client": {"torch": (), "ml_dtypes": (), "websockets": ("client.streams",), "incipit.client.streams": ()},
+    "bench": {"grpc": (), "preblock.service": ()},
+    "client": {"torch": (), "ml_dtypes": (), "websockets": ("client.streams",), "preblock.client.streams": ()},
 }
 """Of a room, what is imported when it is needed, and the modules that are such imports themselves."""
 FILES = sorted(
     file
-    for folder in ("models", "export", "service", "incipit")
+    for folder in ("models", "export", "service", "preblock")
     for file in (ROOT / folder).rglob("*.py")
     if file.name != "__init__.py"
 )
@@ -208,7 +208,7 @@ def room_of(module: str) -> str:
 
 
 def module_of(file: Path) -> str:
-    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removeprefix("incipit.")
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removeprefix("preblock.")
 
 
 def imports_of(file: Path) -> Iterator[tuple[str, bool]]:
@@ -230,11 +230,11 @@ def test_a_room_imports_only_what_it_may(file: Path) -> None:
     assert room in ROOMS, f"{file} is in no room"
     allowed = {room, *ROOMS[room]}
     for name, at_once in imports_of(file):
-        if not name.startswith("incipit."):
+        if not name.startswith("preblock."):
             package = name.partition(".")[0]
             assert room in HOMES.get(package, {room}), f"{file}: {package} belongs to {HOMES[package]}"
             continue
-        target = name.removeprefix("incipit.")
+        target = name.removeprefix("preblock.")
         if target == "__version__" or (room == "cli" and not at_once):
             continue
         assert any(f"{target}.".startswith(f"{other}.") for other in allowed), f"{file} imports {name}"
@@ -250,8 +250,8 @@ def test_a_room_imports_some_packages_only_when_they_are_needed(file: Path) -> N
 
 def test_the_rule_sees_a_wrong_import(tmp_path: Path) -> None:
     file = tmp_path / "wrong.py"
-    file.write_text("from incipit.models import frontend\ndef f() -> None:\n    import torch\n")
-    assert list(imports_of(file)) == [("incipit.models.frontend", True), ("torch", False)]
+    file.write_text("from preblock.models import frontend\ndef f() -> None:\n    import torch\n")
+    assert list(imports_of(file)) == [("preblock.models.frontend", True), ("torch", False)]
     assert "models" not in ROOMS["service.engine"]
     assert room_of("service.api.embed") == "service.api"
 
@@ -262,13 +262,13 @@ def test_the_document_names_every_room() -> None:
 
 
 def test_the_documents_name_every_setting_and_kind_of_error() -> None:
-    from incipit.service import errors
-    from incipit.service.settings import Settings
+    from preblock.service import errors
+    from preblock.service.settings import Settings
 
     document = (ROOT / "docs/http.md").read_text(encoding="utf-8")
     settings = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
     kinds = [kind.__name__ for parent in (errors.ClientFault, errors.ServerFault) for kind in parent.__subclasses__()]
-    assert [name for name in Settings.model_fields if f"`INCIPIT_{name.upper()}`" not in settings] == []
+    assert [name for name in Settings.model_fields if f"`PREBLOCK_{name.upper()}`" not in settings] == []
     assert [kind for kind in kinds if f"| `{kind}` |" not in document] == []
 
 

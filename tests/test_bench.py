@@ -1,4 +1,4 @@
-"""`incipit bench`, against a real server."""
+"""`preblock bench`, against a real server."""
 
 import json
 import os
@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import trustme
 
-from incipit.bench.load import DOORS
-from incipit.bench.tally import Result, Tally
-from incipit.bench.target import Target, random_ids
-from incipit.client import Model, connect
-from incipit.client.errors import Invalid
-from tests.conftest import INCIPIT, Server, serving
+from preblock.bench.load import DOORS
+from preblock.bench.tally import Result, Tally
+from preblock.bench.target import Target, random_ids
+from preblock.client import Model, connect
+from preblock.client.errors import Invalid
+from tests.conftest import PREBLOCK, Server, serving
 from tests.test_cli import failing, run
 
 SHORT = ("--seconds", "0.2", "--connections", "2")
@@ -61,7 +61,7 @@ def answered(server: Server) -> int:
     """How many rows of `gpt` the server says that it answered."""
     with connect(server.address) as client:
         text = client._http.get("/metrics").text
-    found = re.findall(r'^incipit_model_rows_total{.*model="gpt".*} (\S+)', text, re.MULTILINE)
+    found = re.findall(r'^preblock_model_rows_total{.*model="gpt".*} (\S+)', text, re.MULTILINE)
     return int(sum(map(float, found)))
 
 
@@ -84,7 +84,7 @@ def test_a_table_has_a_line_for_each_door_and_shape(tiny_server: Server) -> None
 
 def test_a_terminal_sees_a_line_that_is_rewritten(tiny_server: Server) -> None:
     ours, theirs = pty.openpty()
-    command = [INCIPIT, "bench", tiny_server.address, "--model", "gpt", "--shape", "1,1", "--seconds", "1.3"]
+    command = [PREBLOCK, "bench", tiny_server.address, "--model", "gpt", "--shape", "1,1", "--seconds", "1.3"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs) as process:
         assert process.wait(60) == 0
     os.close(theirs)
@@ -124,7 +124,7 @@ def test_no_key_is_one_line(guarded: tuple[Server, str]) -> None:
 
 def test_a_server_that_ends_is_counted_and_the_load_ends_too(tiny_repository: Path) -> None:
     with serving(tiny_repository) as server:
-        command = [INCIPIT, "bench", server.address, "--model", "gpt", "--seconds", "3", "--shape", "1,1", "--json"]
+        command = [PREBLOCK, "bench", server.address, "--model", "gpt", "--seconds", "3", "--shape", "1,1", "--json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             time.sleep(2.5)
             server.process.terminate()

@@ -18,21 +18,21 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import incipit
-from incipit.service.manifest import Manifest
-from incipit.service.runtime import why_no_cuda
+import preblock
+from preblock.service.manifest import Manifest
+from preblock.service.runtime import why_no_cuda
 from tests import commands
-from tests.conftest import INCIPIT, Server, serving
+from tests.conftest import PREBLOCK, Server, serving
 
 
 def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `incipit` in a process that has most of what it imports already."""
-    return commands.run(commands.incipit, *arguments, environment=environment)
+    """Run `preblock` in a process that has most of what it imports already."""
+    return commands.run(commands.preblock, *arguments, environment=environment)
 
 
 def run_installed(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run `incipit` as a shell does."""
-    return subprocess.run([INCIPIT, *map(str, arguments)], capture_output=True, text=True, check=False)
+    """Run `preblock` as a shell does."""
+    return subprocess.run([PREBLOCK, *map(str, arguments)], capture_output=True, text=True, check=False)
 
 
 def failing(*arguments: str | Path, code: int, **environment: str) -> str:
@@ -40,8 +40,8 @@ def failing(*arguments: str | Path, code: int, **environment: str) -> str:
     done = run(*arguments, **environment)
     assert (done.returncode, done.stdout) == (code, ""), done
     (line,) = done.stderr.splitlines()
-    assert line.startswith("incipit: ")
-    return line.removeprefix("incipit: ")
+    assert line.startswith("preblock: ")
+    return line.removeprefix("preblock: ")
 
 
 @pytest.fixture
@@ -130,13 +130,13 @@ def test_check_opens_every_version(tiny_repository: Path) -> None:
 
 
 def test_the_repository_may_be_a_variable(tiny_repository: Path) -> None:
-    done = run("check", INCIPIT_REPOSITORY=str(tiny_repository))
+    done = run("check", PREBLOCK_REPOSITORY=str(tiny_repository))
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) == 3
 
 
 def test_an_option_comes_before_its_variable(tiny_repository: Path, empty: Path) -> None:
-    assert run("check", "--repository", tiny_repository, INCIPIT_REPOSITORY=str(empty)).returncode == 0
+    assert run("check", "--repository", tiny_repository, PREBLOCK_REPOSITORY=str(empty)).returncode == 0
 
 
 def test_help_names_every_command() -> None:
@@ -153,7 +153,7 @@ def test_no_command_shows_the_help_and_is_wrong_use() -> None:
 
 
 def test_the_version_is_that_of_the_package() -> None:
-    assert run_installed("--version").stdout.split()[-1] == incipit.__version__
+    assert run_installed("--version").stdout.split()[-1] == preblock.__version__
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_an_unknown_source_fails_with_the_three_kinds(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [
         "m: reading nonsense",
-        "incipit: SOURCE: got 'nonsense', allowed an existing folder, a preset (gpt2-small, transformer-base), "
+        "preblock: SOURCE: got 'nonsense', allowed an existing folder, a preset (gpt2-small, transformer-base), "
         "or hf:owner/name[@revision]",
     ]
 
@@ -203,13 +203,13 @@ COMMANDS = pytest.mark.parametrize("command", [["inspect", "m"], ["check"], ["se
 @COMMANDS
 def test_a_missing_repository_fails(command: list[str], tmp_path: Path) -> None:
     message = failing(*command, "--repository", tmp_path / "none", code=1)
-    assert message == f"repository: got {tmp_path / 'none'}, allowed an existing folder; `incipit export` makes one"
+    assert message == f"repository: got {tmp_path / 'none'}, allowed an existing folder; `preblock export` makes one"
 
 
 @COMMANDS
 def test_an_empty_repository_fails(command: list[str], empty: Path) -> None:
     message = failing(*command, "--repository", empty, code=1)
-    assert message == f"repository: got {empty}, without a model, allowed at least one; `incipit export` adds one"
+    assert message == f"repository: got {empty}, without a model, allowed at least one; `preblock export` adds one"
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "parity.json", "model.onnx"])
@@ -237,12 +237,12 @@ def test_verify_names_the_file_that_differs(copy: Path) -> None:
         file.write(b"\0")
     done = run("verify", "bert", "--repository", copy)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("incipit: model.onnx: got sha256 ")
+    assert done.stderr.splitlines()[-1].startswith("preblock: model.onnx: got sha256 ")
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"), [("INCIPIT_PORT", "abc"), ("INCIPIT_PORT", "70000"), ("INCIPIT_PROVIDER", "tpu")]
+    ("variable", "value"), [("PREBLOCK_PORT", "abc"), ("PREBLOCK_PORT", "70000"), ("PREBLOCK_PROVIDER", "tpu")]
 )
 def test_a_bad_variable_fails_and_is_named(tiny_repository: Path, variable: str, value: str) -> None:
     message = failing("serve", "--repository", tiny_repository, code=1, **{variable: value})
@@ -250,14 +250,14 @@ def test_a_bad_variable_fails_and_is_named(tiny_repository: Path, variable: str,
 
 
 def test_settings_tells_each_with_its_value_and_origin(tmp_path: Path) -> None:
-    file = tmp_path / "incipit.toml"
+    file = tmp_path / "preblock.toml"
     file.write_text("workers = 3\n")
-    done = run("settings", "--config", file, "--threads", "2", INCIPIT_GRPC_PORT="7")
+    done = run("settings", "--config", file, "--threads", "2", PREBLOCK_GRPC_PORT="7")
     assert (done.returncode, done.stderr) == (0, "")
     told = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
     assert told["workers"] == ["3", str(file)]
     assert told["threads"] == ["2", "--threads"]
-    assert told["grpc_port"] == ["7", "INCIPIT_GRPC_PORT"]
+    assert told["grpc_port"] == ["7", "PREBLOCK_GRPC_PORT"]
     assert told["port"] == ["8000", "default"]
 
 
@@ -284,7 +284,7 @@ def test_an_unknown_host_fails(tiny_repository: Path) -> None:
 @pytest.mark.skipif(why_no_cuda() is None, reason="CUDA works here")
 @pytest.mark.parametrize("command", ["check", "serve"])
 def test_cuda_where_there_is_none_fails_and_says_why(tiny_repository: Path, command: str) -> None:
-    message = failing(command, "--repository", tiny_repository, "--provider", "cuda", code=1, INCIPIT_PORT="0")
+    message = failing(command, "--repository", tiny_repository, "--provider", "cuda", code=1, PREBLOCK_PORT="0")
     assert message == f"provider: got cuda, allowed auto or cpu, since {why_no_cuda()}"
 
 
@@ -292,16 +292,16 @@ def test_cuda_where_there_is_none_fails_and_says_why(tiny_repository: Path, comm
 def test_nothing_is_proven_on_cuda_where_there_is_none(tiny_repository: Path) -> None:
     done = run("verify", "gpt", "--repository", tiny_repository, "--provider", "cuda")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"incipit: --provider: got cuda, allowed cpu, since {why_no_cuda()}\n"
+    assert done.stderr == f"preblock: --provider: got cuda, allowed cpu, since {why_no_cuda()}\n"
 
 
 def test_a_terminal_shows_one_line_that_changes_and_a_file_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    from incipit import cli
+    from preblock import cli
 
     def shown(terminal: bool) -> str:
         stream, clock = StringIO(), iter([100.0, 101.0, 109.0, 111.0, 112.0])
         monkeypatch.setattr(stream, "isatty", lambda: terminal)
-        monkeypatch.setattr("incipit.cli.time", SimpleNamespace(monotonic=lambda: next(clock)))
+        monkeypatch.setattr("preblock.cli.time", SimpleNamespace(monotonic=lambda: next(clock)))
         with monkeypatch.context() as patch:
             patch.setattr("sys.stderr", stream)
             with cli._Progress("m") as progress:
@@ -348,8 +348,8 @@ def test_both_workers_answer_and_their_metrics_are_summed(two_workers: tuple[Ser
             sent += 40
         assert len(list(temporary.glob("*/metrics/counter_*.db"))) == 2
         told = (
-            f'incipit_requests_total{{door="native",model="gpt",outcome="ok"}} {sent}.0',
-            f'incipit_tokens_total{{model="gpt"}} {3 * sent}.0',
+            f'preblock_requests_total{{door="native",model="gpt",outcome="ok"}} {sent}.0',
+            f'preblock_tokens_total{{model="gpt"}} {3 * sent}.0',
         )
         while not all(line in client.get("/metrics").text for line in told):  # each worker tells it a moment later
             assert time.monotonic() < deadline
@@ -362,7 +362,7 @@ def test_a_server_is_ready_once_it_says_its_address(server: Server, tiny_server:
 
 def test_the_banner_holds_address_and_limits(tiny_server: Server) -> None:
     lines = tiny_server.banner.splitlines()
-    assert lines[0] == f"Incipit serves on {tiny_server.address} (documentation: {tiny_server.address}/docs)"
+    assert lines[0] == f"Preblock serves on {tiny_server.address} (documentation: {tiny_server.address}/docs)"
     assert lines[1].startswith("  bert: bert, ids 0 to 10, token_type_ids 0 to 1, max_len 8, width 4, ")
     assert lines[2].startswith("  gpt: gpt2, ids 0 to 6, max_len 6, width 4, ")
     assert lines[3] == f"gRPC on {tiny_server.grpc}"

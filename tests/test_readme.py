@@ -27,8 +27,8 @@ BLOCKS = [
         re.findall(r"^```(\w+)\n(.*?)^```$", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     )
 ]
-# Run elsewhere: this is `make test`, `make serve` and `incipit serve` are below, and `make smoke` runs the containers.
-ELSEWHERE = ("make test\n", "make serve\n", "incipit serve", "docker compose up\n")
+# Run elsewhere: this is `make test`, `make serve` and `preblock serve` are below, and `make smoke` runs the containers.
+ELSEWHERE = ("make test\n", "make serve\n", "preblock serve", "docker compose up\n")
 SHELL = [(name, code) for name, language, code in BLOCKS if language == "sh" and not code.startswith(ELSEWHERE)]
 PYTHON = [(name, code) for name, language, code in BLOCKS if language == "python"]
 
@@ -61,9 +61,9 @@ def test_shell(code: str, server: Server, folder: Path) -> None:
     output = run(["bash", "-euo", "pipefail", "-c", local], folder)
     if "curl" in code:
         assert '"embeddings":' in output
-    elif "incipit bench" in code:
+    elif "preblock bench" in code:
         assert "requests" in output
-    elif "incipit export" in code:
+    elif "preblock export" in code:
         assert "bit for bit equal" in output
     else:
         assert (folder / output.strip()).is_file()
@@ -80,7 +80,7 @@ def test_python(code: str, server: Server, folder: Path) -> None:
     "command",
     [
         "make serve",
-        next(line for _, _, code in BLOCKS for line in code.splitlines() if line.startswith("incipit serve")),
+        next(line for _, _, code in BLOCKS for line in code.splitlines() if line.startswith("preblock serve")),
     ],
 )
 def test_serve(command: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with `incipit[cpu]` and what that requires, and nothing else.
+    """The interpreter of an environment with `preblock[cpu]` and what that requires, and nothing else.
 
     The wheel is built and installed; what it requires is linked from the environment of the tests, without a network.
     """
@@ -44,8 +44,8 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     subprocess.run(install, check=True, capture_output=True, env=ENVIRONMENT)
     (packages,) = folder.glob("lib/*/site-packages")
-    (incipit,) = importlib.metadata.distributions(name="incipit", path=[str(packages)])
-    for distribution in required(incipit, {"cpu"}):
+    (preblock,) = importlib.metadata.distributions(name="preblock", path=[str(packages)])
+    for distribution in required(preblock, {"cpu"}):
         for file in distribution.files or ():
             if file.suffix != ".pyc" and ".." not in file.parts:  # else a command, in another folder
                 target = packages / file
@@ -81,7 +81,7 @@ def required(distribution: importlib.metadata.Distribution, extras: set[str]) ->
 def address(python: Path, repository: Path) -> Iterator[str]:
     """The address of a server that runs there."""
     options = ["--repository", str(repository), "--port", "0", "--grpc-port", str(free_port())]
-    arguments = [str(python.parent / "incipit"), "serve", *options]
+    arguments = [str(python.parent / "preblock"), "serve", *options]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, cwd=python.parent, env=ENVIRONMENT) as process:
         assert process.stdout is not None
         yield process.stdout.readline().split()[3]
@@ -101,16 +101,16 @@ def test_there_is_no_torch(python: Path) -> None:
 
 
 def test_the_wheel_holds_the_rooms(python: Path) -> None:
-    script = "import incipit.service as s; print(s.__file__)"
+    script = "import preblock.service as s; print(s.__file__)"
     done = run(python, script)
     package = Path(done.stdout.strip()).parent.parent
     assert package.is_relative_to(python.parent.parent)
     assert (package / "py.typed").is_file()
     installed = {str(file.relative_to(package)) for file in package.rglob("*.py")}
     assert installed == {
-        str(file.relative_to(ROOT / "incipit"))
+        str(file.relative_to(ROOT / "preblock"))
         for folder in ("", "models", "export", "service")
-        for file in (ROOT / "incipit" / folder).rglob("*.py")
+        for file in (ROOT / "preblock" / folder).rglob("*.py")
     }
 
 
@@ -126,36 +126,36 @@ def test_it_serves(address: str) -> None:
 
 def test_exporting_says_what_is_missing(python: Path) -> None:
     done = subprocess.run(
-        [python.parent / "incipit", "export", "gpt2-small", "--name", "x"],
+        [python.parent / "preblock", "export", "gpt2-small", "--name", "x"],
         capture_output=True,
         text=True,
         cwd=python.parent,
         env=ENVIRONMENT,
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "incipit: this command needs torch: pip install 'incipit[export]'\n"
+    assert done.stderr == "preblock: this command needs torch: pip install 'preblock[export]'\n"
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_tracing_says_what_is_missing(python: Path, repository: Path, workers: str) -> None:
     options = ["--repository", str(repository), "--port", "0", "--workers", workers, "--tracing", "otlp"]
     done = subprocess.run(
-        [python.parent / "incipit", "serve", *options],
+        [python.parent / "preblock", "serve", *options],
         capture_output=True,
         text=True,
         cwd=python.parent,
         env=ENVIRONMENT,
     )
     assert (done.returncode, done.stdout) == (1, "")
-    missing = "tracing: got otlp without its packages, allowed none, or otlp after pip install 'incipit[tracing]'"
-    assert done.stderr == f"incipit: {missing}\n"
+    missing = "tracing: got otlp without its packages, allowed none, or otlp after pip install 'preblock[tracing]'"
+    assert done.stderr == f"preblock: {missing}\n"
 
 
 def test_serving_imports_neither_torch_nor_opentelemetry_where_they_are(repository: Path) -> None:
     script = (
-        "import sys; from incipit.service.app import create_app; from incipit.service.settings import Settings; "
+        "import sys; from preblock.service.app import create_app; from preblock.service.settings import Settings; "
         f"create_app(Settings(repository={str(repository)!r}, grpc_port=1)); "
-        "rooms = [f'incipit.{room}' for room in ('models', 'export', 'service.tracing')]; "
+        "rooms = [f'preblock.{room}' for room in ('models', 'export', 'service.tracing')]; "
         "print([name for name in ('torch', 'onnx', 'opentelemetry.sdk', *rooms) if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)

@@ -43,7 +43,7 @@ def main() -> None:
     given = parser.parse_args()
     truth = Truth(max((given.repository / given.model).glob("[1-9]*"), key=lambda folder: int(folder.name)))
     port = free_port()
-    command = [str(Path(sys.executable).parent / "incipit"), "serve", "--repository", str(given.repository)]
+    command = [str(Path(sys.executable).parent / "preblock"), "serve", "--repository", str(given.repository)]
     command += ["--port", "0", "--grpc-port", str(port), "--log-level", "warning"]
     with (
         tempfile.TemporaryFile("w+") as log,

@@ -140,7 +140,7 @@ def read_native(answer: httpx.Response, kind: str, dtype: np.dtype[Any]) -> Arra
     if kind == "npy":
         vectors: Array = np.load(io.BytesIO(answer.content))
     elif kind == "raw":
-        shape = tuple(map(int, answer.headers["Incipit-Shape"].split(",")))
+        shape = tuple(map(int, answer.headers["Preblock-Shape"].split(",")))
         vectors = np.frombuffer(answer.content, dtype).reshape(shape)
     elif kind == "safetensors":
         vectors = safetensors.numpy.load(answer.content)["embeddings"]

@@ -152,7 +152,7 @@ async def all_left(address: str) -> None:
     async with httpx.AsyncClient(base_url=address) as http:
         for _ in range(100):
             text = (await http.get("/metrics")).text
-            if re.search(r"^incipit_streams_open 0(\.0)?$", text, re.MULTILINE):
+            if re.search(r"^preblock_streams_open 0(\.0)?$", text, re.MULTILINE):
                 return
             await asyncio.sleep(0.1)
-    raise Wrong(f"streams are still open: {re.findall('^incipit_streams_open.*', text, re.MULTILINE)}")
+    raise Wrong(f"streams are still open: {re.findall('^preblock_streams_open.*', text, re.MULTILINE)}")

@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from websockets import ConnectionClosed, WebSocketException
 
-from incipit.client.errors import NoAnswer
+from preblock.client.errors import NoAnswer
 
 T = TypeVar("T")
 Vectors = NDArray[np.float32]

@@ -10,11 +10,11 @@ import httpx
 import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 
-import incipit
+import preblock
 from benchmarks.soak.shared import PATIENCE, Vectors, Wrong
-from incipit.client.errors import ServiceError
-from incipit.client.frames import ERROR, Answer, Move, Step, read_frame, write_frame
-from incipit.client.rows import read_rows
+from preblock.client.errors import ServiceError
+from preblock.client.frames import ERROR, Answer, Move, Step, read_frame, write_frame
+from preblock.client.rows import read_rows
 
 MOVES = {"rewind": 4, "reorder": 5, "append": 6, "drop": 7, "ping": 8}
 
@@ -38,10 +38,10 @@ class Frames:
     name = "frames"
     garbage: tuple[bytes, ...] = (
         b"",
-        b"INCP",
+        b"PRBK",
         b"XXXX" + bytes(20),
-        b"INCP\2\x05" + bytes(18) + b"\1",
-        b"INCP\2\xee" + bytes(18),
+        b"PRBK\2\x05" + bytes(18) + b"\1",
+        b"PRBK\2\xee" + bytes(18),
     )
 
     def __init__(self, address: str, model: str) -> None:
@@ -180,7 +180,7 @@ class Clients:
     garbage: tuple[bytes, ...] = ()
 
     def __init__(self, address: str, model: str) -> None:
-        self._client = incipit.connect_async(address, timeout=PATIENCE, retries=8)
+        self._client = preblock.connect_async(address, timeout=PATIENCE, retries=8)
         self._model = model
         self._context: Any = None
         self.number = 0

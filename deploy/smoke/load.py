@@ -19,7 +19,7 @@ from collections import Counter
 
 import grpc
 
-from incipit.service.wire import open_inference_pb2 as pb
+from preblock.service.wire import open_inference_pb2 as pb
 
 CLIENTS = 6
 PATHS = {"embed": "/models/minilm/embed", "infer": "/v2/models/minilm/infer", "openai": "/v1/embeddings"}
@@ -98,7 +98,7 @@ def answer_bytes(connection: http.client.HTTPConnection, rows: int, ids: list[in
     content = response.read()
     if response.status != 200:
         raise ValueError(f"{response.status} {content[:200]!r}")
-    return {"version": response.headers["Incipit-Version"], "embeddings": content}
+    return {"version": response.headers["Preblock-Version"], "embeddings": content}
 
 
 def called(infer: grpc.UnaryUnaryMultiCallable, ids: list[int]) -> dict[str, object]:

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
-from incipit.service.api.media import BYTES, JSON, NPY, SAFETENSORS
-from incipit.service.api.reply import Headers, Reply, headers
-from incipit.service.messages import Answer
-from incipit.service.wire.arrays import npy_header
-from incipit.service.wire.content import Part, bytes_of
-from incipit.service.wire.native import answer_json, json_content
-from incipit.service.wire.prompt_embeds import PROMPT_EMBEDS
-from incipit.service.wire.safetensors import answer_safetensors
+from preblock.service.api.media import BYTES, JSON, NPY, SAFETENSORS
+from preblock.service.api.reply import Headers, Reply, headers
+from preblock.service.messages import Answer
+from preblock.service.wire.arrays import npy_header
+from preblock.service.wire.content import Part, bytes_of
+from preblock.service.wire.native import answer_json, json_content
+from preblock.service.wire.prompt_embeds import PROMPT_EMBEDS
+from preblock.service.wire.safetensors import answer_safetensors
 
 TYPES = (JSON, BYTES, NPY, SAFETENSORS)
 
@@ -45,10 +45,10 @@ def respond(answer: Answer, media: str, encoding: str) -> Reply:
 def _headers(model: str, version: int, output: str, shape: tuple[int, ...], dtype: str) -> Headers:
     return headers(
         {
-            "Incipit-Model": model,
-            "Incipit-Version": str(version),
-            "Incipit-Output": output,
-            "Incipit-Shape": ",".join(map(str, shape)),
-            "Incipit-Dtype": dtype,
+            "Preblock-Model": model,
+            "Preblock-Version": str(version),
+            "Preblock-Output": output,
+            "Preblock-Shape": ",".join(map(str, shape)),
+            "Preblock-Dtype": dtype,
         }
     )

@@ -3,13 +3,13 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from incipit.service.api.answer import TYPES, respond, writable
-from incipit.service.api.arrival import Arrival
-from incipit.service.api.body import read_body, write_body
-from incipit.service.api.media import JSON, answer_type, body_type
-from incipit.service.api.schemas import native as schemas
-from incipit.service.engine import Engine
-from incipit.service.wire.native import read_bias, read_json
+from preblock.service.api.answer import TYPES, respond, writable
+from preblock.service.api.arrival import Arrival
+from preblock.service.api.body import read_body, write_body
+from preblock.service.api.media import JSON, answer_type, body_type
+from preblock.service.api.schemas import native as schemas
+from preblock.service.engine import Engine
+from preblock.service.wire.native import read_bias, read_json
 
 
 def router(engine: Engine, max_body_bytes: int) -> APIRouter:

@@ -1,10 +1,10 @@
 """Bodies of requests, read within the limit, and of answers, as they are sent."""
 
-from incipit.service.api.arrival import Arrival
-from incipit.service.api.coding import CODINGS, EXPANSION, encode, expand, wanted
-from incipit.service.api.reply import Reply
-from incipit.service.engine import Engine
-from incipit.service.errors import Malformed, TooLarge, UnsupportedFormat
+from preblock.service.api.arrival import Arrival
+from preblock.service.api.coding import CODINGS, EXPANSION, encode, expand, wanted
+from preblock.service.api.reply import Reply
+from preblock.service.engine import Engine
+from preblock.service.errors import Malformed, TooLarge, UnsupportedFormat
 
 
 async def read_body(arrival: Arrival, engine: Engine, limit: int) -> bytes:

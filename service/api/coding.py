@@ -3,10 +3,10 @@
 import zlib
 from functools import lru_cache
 
-from incipit.service.api.reply import Reply
-from incipit.service.engine import Engine
-from incipit.service.errors import Malformed, TooLarge
-from incipit.service.wire.content import PACKET, joined
+from preblock.service.api.reply import Reply
+from preblock.service.engine import Engine
+from preblock.service.errors import Malformed, TooLarge
+from preblock.service.wire.content import PACKET, joined
 
 CODINGS = {"gzip": 31, "deflate": 15}
 """The window bits by which zlib knows them."""

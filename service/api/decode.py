@@ -9,21 +9,21 @@ import orjson
 from fastapi import APIRouter, Request, WebSocket, WebSocketDisconnect
 from fastapi.responses import Response
 
-from incipit.service.api import problems
-from incipit.service.api.events import open_events
-from incipit.service.api.lines import FAREWELL_SECONDS, Lines
-from incipit.service.api.media import EVENTS, JSON, NDJSON, answer_type, body_type
-from incipit.service.api.query import single_values
-from incipit.service.api.schemas import native as schemas
-from incipit.service.api.session import Session
-from incipit.service.engine import Engine
-from incipit.service.errors import IncipitError, UnsupportedFormat
-from incipit.service.streams import Closing, Lifetime, Streams
-from incipit.service.wire import frames, steps
-from incipit.service.wire.native import read_query
+from preblock.service.api import problems
+from preblock.service.api.events import open_events
+from preblock.service.api.lines import FAREWELL_SECONDS, Lines
+from preblock.service.api.media import EVENTS, JSON, NDJSON, answer_type, body_type
+from preblock.service.api.query import single_values
+from preblock.service.api.schemas import native as schemas
+from preblock.service.api.session import Session
+from preblock.service.engine import Engine
+from preblock.service.errors import PreblockError, UnsupportedFormat
+from preblock.service.streams import Closing, Lifetime, Streams
+from preblock.service.wire import frames, steps
+from preblock.service.wire.native import read_query
 
 CODES = {"close": 1000, "shutdown": 1012, "idle": 1008, "time": 1008, "key": 1008}
-CONNECTION = "incipit.connection"
+CONNECTION = "preblock.connection"
 """Of a WebSocket, in the state of its request: itself."""
 LONGEST_REASON = 123
 """Bytes, of a close frame (RFC 6455, section 5.5)."""
@@ -44,7 +44,7 @@ def router(engine: Engine, streams: Streams, max_body_bytes: int) -> APIRouter:
                     observation.model = model.name
                     session = Session(engine, model, fields)
                     lifetime = stack.enter_context(streams.open())
-            except IncipitError as error:
+            except PreblockError as error:
                 await socket.send_denial_response(problems.respond(error, socket.url.path))
                 return
             await socket.accept()

@@ -10,24 +10,24 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from numpy.typing import NDArray
 
-from incipit.service.api.answer import TYPES, respond, writable
-from incipit.service.api.arrival import Arrival
-from incipit.service.api.body import read_body, write_body
-from incipit.service.api.form import Form, form_of, form_of_json
-from incipit.service.api.media import BYTES, JSON, NPY, SAFETENSORS, answer_type, body_type
-from incipit.service.api.query import single_values
-from incipit.service.api.reply import Reply
-from incipit.service.api.schemas import native as schemas
-from incipit.service.api.target import Handler
-from incipit.service.engine import Engine
-from incipit.service.errors import Invalid
-from incipit.service.messages import Request
-from incipit.service.plain import is_plain, plain
-from incipit.service.repository import Model
-from incipit.service.wire.arrays import read_npy, read_raw
-from incipit.service.wire.native import Embed, Wishes, floats_of, read_beside, read_embed, read_json, read_query
-from incipit.service.wire.prompt_embeds import PROMPT_EMBEDS, check_prompt_embeds
-from incipit.service.wire.safetensors import read_safetensors
+from preblock.service.api.answer import TYPES, respond, writable
+from preblock.service.api.arrival import Arrival
+from preblock.service.api.body import read_body, write_body
+from preblock.service.api.form import Form, form_of, form_of_json
+from preblock.service.api.media import BYTES, JSON, NPY, SAFETENSORS, answer_type, body_type
+from preblock.service.api.query import single_values
+from preblock.service.api.reply import Reply
+from preblock.service.api.schemas import native as schemas
+from preblock.service.api.target import Handler
+from preblock.service.engine import Engine
+from preblock.service.errors import Invalid
+from preblock.service.messages import Request
+from preblock.service.plain import is_plain, plain
+from preblock.service.repository import Model
+from preblock.service.wire.arrays import read_npy, read_raw
+from preblock.service.wire.native import Embed, Wishes, floats_of, read_beside, read_embed, read_json, read_query
+from preblock.service.wire.prompt_embeds import PROMPT_EMBEDS, check_prompt_embeds
+from preblock.service.wire.safetensors import read_safetensors
 
 ARRAYS = (NPY, BYTES)
 FILE_COST = 2**12

@@ -14,15 +14,15 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from incipit.service.access import EVERYBODY, Access
-from incipit.service.api import problems
-from incipit.service.api.arrival import Arrival
-from incipit.service.api.form import Forms
-from incipit.service.api.reply import Headers
-from incipit.service.api.target import Handler, Target
-from incipit.service.api.traces import ROUTE, traced
-from incipit.service.errors import Forbidden, IncipitError
-from incipit.service.visit import CURRENT, Begin, Visit
+from preblock.service.access import EVERYBODY, Access
+from preblock.service.api import problems
+from preblock.service.api.arrival import Arrival
+from preblock.service.api.form import Forms
+from preblock.service.api.reply import Headers
+from preblock.service.api.target import Handler, Target
+from preblock.service.api.traces import ROUTE, traced
+from preblock.service.errors import Forbidden, PreblockError
+from preblock.service.visit import CURRENT, Begin, Visit
 
 LOG = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ OPEN = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
 """Paths that need no key: whoever starts, stops and watches the service has none."""
 METHODS = ("GET", "POST")
 EXPOSED = (
-    *("Incipit-Model", "Incipit-Version", "Incipit-Output", "Incipit-Shape", "Incipit-Dtype"),
+    *("Preblock-Model", "Preblock-Version", "Preblock-Output", "Preblock-Shape", "Preblock-Dtype"),
     *("Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate", "X-Request-Id", "Server-Timing"),
 )
 """Headers of an answer that a page may read."""
@@ -99,7 +99,7 @@ class Entry:
         """Answer a request of a page that may ask, or of no page."""
         try:
             self._let_in(scope)
-        except IncipitError as error:
+        except PreblockError as error:
             await refuse(error, scope, receive, send)
             return
         if scope["type"] == "http" and scope["method"] == "POST" and (target := self._find(scope["path"])):
@@ -114,7 +114,7 @@ class Entry:
         """Answer a request of no page, for a target that was found by its address."""
         try:
             self._let_in(arrival.scope)
-        except IncipitError as error:
+        except PreblockError as error:
             return problems.respond(error, arrival.path)
         return await _answer(arrival, target)
 
@@ -126,7 +126,7 @@ class Entry:
         context = Context()
         try:
             context.run(self._name, headers, client)
-        except IncipitError:
+        except PreblockError:
             return None
         return context
 
@@ -212,7 +212,7 @@ def _header(headers: Headers, wanted: bytes) -> bytes | None:
 
 
 async def refuse(
-    error: IncipitError, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str] = MappingProxyType({})
+    error: PreblockError, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str] = MappingProxyType({})
 ) -> None:
     """Answer a request, or the opening of a WebSocket, with an error, and with further `headers`."""
     response = problems.respond(error, scope["path"])
@@ -226,7 +226,7 @@ async def refuse(
 async def _answer(arrival: Arrival, target: Target) -> Response:
     try:
         return await target.handler(arrival, target.name, target.version)
-    except IncipitError as error:
+    except PreblockError as error:
         return problems.respond(error, arrival.path)
     except Exception:
         LOG.exception("a request failed in an unforeseen way")

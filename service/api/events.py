@@ -8,19 +8,19 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from incipit.service.api import problems
-from incipit.service.api.arrival import Arrival
-from incipit.service.api.body import read_body
-from incipit.service.api.lines import FAREWELL_SECONDS, HEADERS
-from incipit.service.api.media import EVENTS
-from incipit.service.decode import DecodeStream, chunks
-from incipit.service.engine import Engine
-from incipit.service.errors import IncipitError, Invalid
-from incipit.service.operations import Message as Told
-from incipit.service.repository import Model
-from incipit.service.streams import Closing, Lifetime, Streams
-from incipit.service.wire import steps
-from incipit.service.wire.native import read_json
+from preblock.service.api import problems
+from preblock.service.api.arrival import Arrival
+from preblock.service.api.body import read_body
+from preblock.service.api.lines import FAREWELL_SECONDS, HEADERS
+from preblock.service.api.media import EVENTS
+from preblock.service.decode import DecodeStream, chunks
+from preblock.service.engine import Engine
+from preblock.service.errors import Invalid, PreblockError
+from preblock.service.operations import Message as Told
+from preblock.service.repository import Model
+from preblock.service.streams import Closing, Lifetime, Streams
+from preblock.service.wire import steps
+from preblock.service.wire.native import read_json
 
 
 async def open_events(
@@ -133,7 +133,7 @@ class Events(Response):
                 await asyncio.sleep(0)
                 event = await self._chunks.next()
             return b"event: end\ndata: %b\n\n" % steps.write_state(self._chunks.stream.offset)
-        except IncipitError as error:
+        except PreblockError as error:
             return b"event: error\ndata: %b\n\n" % steps.write_error(problems.problem(error))
         except Closing as closing:
             # An event that was not sent has not fed anything.

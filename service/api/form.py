@@ -13,14 +13,14 @@ from itertools import chain
 import numpy as np
 import orjson
 
-from incipit.service.api.reply import Reply, lines_of
-from incipit.service.api.target import Target
-from incipit.service.engine import Engine
-from incipit.service.errors import IncipitError, Invalid
-from incipit.service.messages import Int64, Request
-from incipit.service.plain import Plain, Run, integers
-from incipit.service.wire.content import Buffer, encoded, joined, raw_bytes
-from incipit.service.wire.rows import rows_of_json
+from preblock.service.api.reply import Reply, lines_of
+from preblock.service.api.target import Target
+from preblock.service.engine import Engine
+from preblock.service.errors import Invalid, PreblockError
+from preblock.service.messages import Int64, Request
+from preblock.service.plain import Plain, Run, integers
+from preblock.service.wire.content import Buffer, encoded, joined, raw_bytes
+from preblock.service.wire.rows import rows_of_json
 
 MOST = 256
 """Forms that are kept for a model."""
@@ -137,7 +137,7 @@ class Forms:
         """Return the form of requests for `target` that have the same `key`, if one was answered."""
         try:
             model = self._engine.repository.find(target.name, target.version)
-        except IncipitError:
+        except PreblockError:
             return None
         form: Form | None = model.kept.get(key)
         return form

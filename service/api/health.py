@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from incipit.service.engine import Engine
+from preblock.service.engine import Engine
 
 METRICS = {media: {"schema": {"type": "string"}} for media in ("text/plain", "application/openmetrics-text")}
 

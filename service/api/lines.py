@@ -6,12 +6,12 @@ from functools import partial
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from incipit.service.api import problems
-from incipit.service.api.media import NDJSON
-from incipit.service.api.session import Session
-from incipit.service.errors import TooLarge
-from incipit.service.streams import LIFETIME, Closing, Streams
-from incipit.service.wire import steps
+from preblock.service.api import problems
+from preblock.service.api.media import NDJSON
+from preblock.service.api.session import Session
+from preblock.service.errors import TooLarge
+from preblock.service.streams import LIFETIME, Closing, Streams
+from preblock.service.wire import steps
 
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """A proxy that gathers an answer would hold a step back until the next."""

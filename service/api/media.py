@@ -3,7 +3,7 @@
 import math
 from functools import lru_cache
 
-from incipit.service.errors import NotAcceptable, UnsupportedFormat
+from preblock.service.errors import NotAcceptable, UnsupportedFormat
 
 JSON = "application/json"
 BYTES = "application/octet-stream"

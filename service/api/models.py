@@ -2,10 +2,10 @@
 
 from fastapi import APIRouter
 
-from incipit.service.api.schemas import native as schemas
-from incipit.service.engine import Engine
-from incipit.service.manifest import Manifest
-from incipit.service.repository import Model, Stem
+from preblock.service.api.schemas import native as schemas
+from preblock.service.engine import Engine
+from preblock.service.manifest import Manifest
+from preblock.service.repository import Model, Stem
 
 
 def router(engine: Engine) -> APIRouter:

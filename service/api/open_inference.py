@@ -9,22 +9,22 @@ import fastapi
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from incipit.service.api.arrival import Arrival
-from incipit.service.api.body import read_body, write_body
-from incipit.service.api.form import Form, form_of
-from incipit.service.api.media import BYTES, JSON, body_type
-from incipit.service.api.reply import Reply
-from incipit.service.api.schemas import open_inference as schemas
-from incipit.service.api.target import Handler
-from incipit.service.engine import Engine
-from incipit.service.errors import Invalid, Unavailable
-from incipit.service.messages import AnyRequest, Request
-from incipit.service.plain import is_plain, plain
-from incipit.service.repository import Model, Stem
-from incipit.service.sequences import Room
-from incipit.service.wire.native import read_json
-from incipit.service.wire.open_inference import HEADER_LENGTH, check_finite, places, read_infer, write_infer
-from incipit.service.wire.open_inference_models import (
+from preblock.service.api.arrival import Arrival
+from preblock.service.api.body import read_body, write_body
+from preblock.service.api.form import Form, form_of
+from preblock.service.api.media import BYTES, JSON, body_type
+from preblock.service.api.reply import Reply
+from preblock.service.api.schemas import open_inference as schemas
+from preblock.service.api.target import Handler
+from preblock.service.engine import Engine
+from preblock.service.errors import Invalid, Unavailable
+from preblock.service.messages import AnyRequest, Request
+from preblock.service.plain import is_plain, plain
+from preblock.service.repository import Model, Stem
+from preblock.service.sequences import Room
+from preblock.service.wire.native import read_json
+from preblock.service.wire.open_inference import HEADER_LENGTH, check_finite, places, read_infer, write_infer
+from preblock.service.wire.open_inference_models import (
     check_change,
     model_config,
     model_metadata,
@@ -32,7 +32,7 @@ from incipit.service.wire.open_inference_models import (
     repository_index,
     server_metadata,
 )
-from incipit.service.wire.rows import refuse_unknown
+from preblock.service.wire.rows import refuse_unknown
 
 HEADER = HEADER_LENGTH.lower().encode()
 

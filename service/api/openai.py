@@ -5,15 +5,15 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from incipit.service.api.arrival import Arrival
-from incipit.service.api.body import read_body, write_body
-from incipit.service.api.media import JSON, body_type
-from incipit.service.api.reply import Reply
-from incipit.service.api.schemas import openai as schemas
-from incipit.service.engine import Engine
-from incipit.service.repository import Model
-from incipit.service.wire.native import read_json
-from incipit.service.wire.openai import (
+from preblock.service.api.arrival import Arrival
+from preblock.service.api.body import read_body, write_body
+from preblock.service.api.media import JSON, body_type
+from preblock.service.api.reply import Reply
+from preblock.service.api.schemas import openai as schemas
+from preblock.service.engine import Engine
+from preblock.service.repository import Model
+from preblock.service.wire.native import read_json
+from preblock.service.wire.openai import (
     Embeddings,
     model_document,
     models_document,

@@ -7,11 +7,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from incipit.service import errors
-from incipit.service.visit import CURRENT
-from incipit.service.wire.openai import error_document, refusal
+from preblock.service import errors
+from preblock.service.visit import CURRENT
+from preblock.service.wire.openai import error_document, refusal
 
-STATUS: dict[type[errors.IncipitError], int] = {
+STATUS: dict[type[errors.PreblockError], int] = {
     errors.Malformed: 400,
     errors.Invalid: 422,
     errors.Unauthenticated: 401,
@@ -33,7 +33,7 @@ OPENAI = "/v1"
 """Paths below answer errors in the form of OpenAI's API: `{"error": {"message": "…", …}}`."""
 
 
-def problem(error: errors.IncipitError) -> bytes:
+def problem(error: errors.PreblockError) -> bytes:
     """Return the error as a problem document (RFC 9457), with the field, the value got and the value allowed.
 
     It stands in a stream, which has no header to say when the same step may succeed.
@@ -44,10 +44,10 @@ def problem(error: errors.IncipitError) -> bytes:
     return orjson.dumps(document)
 
 
-def _document(error: errors.IncipitError) -> dict[str, Any]:
+def _document(error: errors.PreblockError) -> dict[str, Any]:
     kind = type(error).__name__
     return {
-        "type": f"urn:incipit:error:{kind}",
+        "type": f"urn:preblock:error:{kind}",
         "title": kind,
         "status": STATUS[type(error)],
         "detail": str(error),
@@ -57,7 +57,7 @@ def _document(error: errors.IncipitError) -> dict[str, Any]:
     }
 
 
-def respond(error: errors.IncipitError, path: str) -> Response:
+def respond(error: errors.PreblockError, path: str) -> Response:
     """Return the error in the form that the protocol of `path` has."""
     if path.startswith(OPEN_INFERENCE):
         response = _json({"error": str(error)}, STATUS[type(error)])
@@ -75,8 +75,8 @@ def respond(error: errors.IncipitError, path: str) -> Response:
 def install(app: FastAPI) -> None:
     """Make `app` answer every error in its protocol's form."""
 
-    @app.exception_handler(errors.IncipitError)
-    async def incipit_error(request: Request, error: errors.IncipitError) -> Response:
+    @app.exception_handler(errors.PreblockError)
+    async def preblock_error(request: Request, error: errors.PreblockError) -> Response:
         return respond(error, request.url.path)
 
     @app.exception_handler(HTTPException)

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from starlette.datastructures import QueryParams
 
-from incipit.service.errors import Invalid
+from preblock.service.errors import Invalid
 
 
 @lru_cache  # a client asks the same again and again

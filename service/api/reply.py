@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from incipit.service.errors import TooLarge
-from incipit.service.wire.content import PACKET, TOGETHER, Buffer, Part, packets, size_of
+from preblock.service.errors import TooLarge
+from preblock.service.wire.content import PACKET, TOGETHER, Buffer, Part, packets, size_of
 
 if TYPE_CHECKING:
-    from incipit.service.api.form import Form
+    from preblock.service.api.form import Form
 
 Deflate = Any
 """What `zlib.compressobj` returns, which has no public name."""

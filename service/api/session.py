@@ -3,17 +3,17 @@
 from time import perf_counter
 from typing import Any, Literal
 
-from incipit.service.api import problems
-from incipit.service.decode import DecodeStream
-from incipit.service.engine import Engine
-from incipit.service.errors import Conflict, IncipitError
-from incipit.service.operations import Close, Message, Step
-from incipit.service.plain import Float32, Run, plain
-from incipit.service.repository import Model
-from incipit.service.streams import Closing
-from incipit.service.visit import CURRENT
-from incipit.service.wire import frames, steps
-from incipit.service.wire.native import read_json
+from preblock.service.api import problems
+from preblock.service.decode import DecodeStream
+from preblock.service.engine import Engine
+from preblock.service.errors import Conflict, PreblockError
+from preblock.service.operations import Close, Message, Step
+from preblock.service.plain import Float32, Run, plain
+from preblock.service.repository import Model
+from preblock.service.streams import Closing
+from preblock.service.visit import CURRENT
+from preblock.service.wire import frames, steps
+from preblock.service.wire.native import read_json
 
 
 class Session:
@@ -75,7 +75,7 @@ class Session:
                         lambda: steps.write_answer(answer, self._encoding, number),
                         text=self._encoding == "float",
                     )
-        except IncipitError as error:
+        except PreblockError as error:
             return steps.write_error(problems.problem(error), number)
         self._done(message)
         return written
@@ -101,7 +101,7 @@ class Session:
                     written = await engine.scheduler.run(
                         answer.size, lambda: frames.write_vectors(answer, number, version)
                     )
-        except IncipitError as error:
+        except PreblockError as error:
             return frames.write_error(problems.problem(error), number, version)
         self._done(message)
         return written
@@ -127,7 +127,7 @@ class Session:
             return None
         try:
             answers.limits.__enter__()
-        except IncipitError:
+        except PreblockError:
             return None
         self._begun = began, frame, step
         return Run(answers, "decode", step.ids, stream.offset)

@@ -4,11 +4,11 @@ import orjson
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from incipit.service.access import Access
-from incipit.service.api.entry import refuse
-from incipit.service.errors import Unavailable
-from incipit.service.metrics import Metrics
-from incipit.service.progress import Progress
+from preblock.service.access import Access
+from preblock.service.api.entry import refuse
+from preblock.service.errors import Unavailable
+from preblock.service.metrics import Metrics
+from preblock.service.progress import Progress
 
 CLOSE = {"Connection": "close"}
 """So that who asks again reaches the service itself."""

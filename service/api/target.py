@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from fastapi.responses import Response
 
-from incipit.service.api.arrival import Arrival
+from preblock.service.api.arrival import Arrival
 
 Handler = Callable[[Arrival, str, str | None], Awaitable[Response]]
 """Answers a request for a model, by its name and its version, if one is named."""

@@ -2,9 +2,9 @@
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from incipit.service.visit import Begin, Headers, Trace, Visit
+from preblock.service.visit import Begin, Headers, Trace, Visit
 
-ROUTE = "incipit.route"
+ROUTE = "preblock.route"
 """Of a request, in its scope: the pattern of its path, where it was dispatched without FastAPI."""
 METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
 STATUS = {"http.response.start": None, "websocket.http.response.start": None, "websocket.accept": 101}

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError, Message
 
-from incipit.service.errors import ArtifactError
-from incipit.service.files import read_file
-from incipit.service.graphs.onnx_subset_pb2 import GraphProto, ModelProto, SparseTensorProto, TensorProto
-from incipit.service.manifest import DATA, MANIFEST, Artifact, Manifest
+from preblock.service.errors import ArtifactError
+from preblock.service.files import read_file
+from preblock.service.graphs.onnx_subset_pb2 import GraphProto, ModelProto, SparseTensorProto, TensorProto
+from preblock.service.manifest import DATA, MANIFEST, Artifact, Manifest
 
 MOST_BYTES = 16 * 2**20
 """Of a graph without its weights; a hundred times what the largest known front-end has."""

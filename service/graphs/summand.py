@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from incipit.service.files import read_file
-from incipit.service.graphs.check import MOST_BYTES, parse, tables
-from incipit.service.graphs.onnx_subset_pb2 import TensorProto
-from incipit.service.manifest import EMBEDDINGS, POSITION_EMBEDDINGS, POSITIONED_GRAPH
+from preblock.service.files import read_file
+from preblock.service.graphs.check import MOST_BYTES, parse, tables
+from preblock.service.graphs.onnx_subset_pb2 import TensorProto
+from preblock.service.manifest import EMBEDDINGS, POSITION_EMBEDDINGS, POSITIONED_GRAPH
 
 FLOAT = 1
 """The ONNX data type."""

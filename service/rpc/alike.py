@@ -12,15 +12,15 @@ from time import perf_counter
 
 import numpy as np
 
-from incipit.service.engine import Engine
-from incipit.service.errors import IncipitError, Malformed
-from incipit.service.messages import Int64, Pieces, Request
-from incipit.service.plain import Plain, Run, integers, is_plain, plain
-from incipit.service.repository import Model
-from incipit.service.visit import CURRENT
-from incipit.service.wire import open_inference_pb2 as pb
-from incipit.service.wire.content import raw_bytes
-from incipit.service.wire.protobuf import compute, read, write_parts
+from preblock.service.engine import Engine
+from preblock.service.errors import Malformed, PreblockError
+from preblock.service.messages import Int64, Pieces, Request
+from preblock.service.plain import Plain, Run, integers, is_plain, plain
+from preblock.service.repository import Model
+from preblock.service.visit import CURRENT
+from preblock.service.wire import open_inference_pb2 as pb
+from preblock.service.wire.content import raw_bytes
+from preblock.service.wire.protobuf import compute, read, write_parts
 
 MOST = 256
 """Forms that are kept for a model, and lengths of messages of which there is one."""
@@ -75,7 +75,7 @@ class Alike:
             return None
         try:
             form.plain.limits.__enter__()
-        except IncipitError:
+        except PreblockError:
             return None
         visit, run = CURRENT.get(), Run(form.plain, door, ids, form.offset)
         if visit is not None:
@@ -132,7 +132,7 @@ class Alike:
             return None
         try:
             form: Form | None = self._engine.repository.find(*named).kept.get(key)
-        except IncipitError:
+        except PreblockError:
             return None
         return form if form is not None and message.startswith(form.head) else None
 

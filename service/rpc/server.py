@@ -13,20 +13,20 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from incipit.service.access import Access
-from incipit.service.certificates import Pair
-from incipit.service.engine import Engine
-from incipit.service.errors import UNFORESEEN, IncipitError, Unavailable
-from incipit.service.rpc.calls import Calls
-from incipit.service.rpc.service import InferenceService, Receive, Send
-from incipit.service.rpc.status import abort, visit_of
-from incipit.service.rpc.traces import Traces
-from incipit.service.sequences import Sequences
-from incipit.service.settings import Settings
-from incipit.service.streams import Closing, Lifetime, Streams
-from incipit.service.visit import Begin
-from incipit.service.wire import open_inference_pb2 as pb
-from incipit.service.wire.protobuf import read
+from preblock.service.access import Access
+from preblock.service.certificates import Pair
+from preblock.service.engine import Engine
+from preblock.service.errors import UNFORESEEN, PreblockError, Unavailable
+from preblock.service.rpc.calls import Calls
+from preblock.service.rpc.service import InferenceService, Receive, Send
+from preblock.service.rpc.status import abort, visit_of
+from preblock.service.rpc.traces import Traces
+from preblock.service.sequences import Sequences
+from preblock.service.settings import Settings
+from preblock.service.streams import Closing, Lifetime, Streams
+from preblock.service.visit import Begin
+from preblock.service.wire import open_inference_pb2 as pb
+from preblock.service.wire.protobuf import read
 
 SERVICE = "inference.GRPCInferenceService"
 GRPC, GRPC_STREAM = "grpc", "grpc-stream"
@@ -58,12 +58,12 @@ class _Keys(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         authorization = dict(call.invocation_metadata).get("authorization")
         try:
             self._access.enter(None if authorization is None else authorization.encode())
-        except IncipitError as error:
+        except PreblockError as error:
             return _refusal(error, await continuation(call))
         return await continuation(call)
 
 
-def _refusal(error: IncipitError, refused: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+def _refusal(error: PreblockError, refused: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
     """Return what answers every call of a method, of either kind, with an error."""
 
     async def call(_: Any, context: grpc.aio.ServicerContext) -> None:
@@ -98,7 +98,7 @@ def _handler(method: Method, kind: Any, engine: Engine, calls: Calls) -> grpc.Rp
             engine.metrics.carried(GRPC, len(message), len(written))
             context.set_trailing_metadata(visit.metadata(answered=True))
             return written
-        except IncipitError as error:
+        except PreblockError as error:
             await abort(context, error)
         except Exception:
             LOG.exception("a gRPC call failed in an unforeseen way")

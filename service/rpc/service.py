@@ -5,15 +5,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import astuple
 from typing import Any
 
-from incipit.service.engine import Engine
-from incipit.service.errors import UNFORESEEN, IncipitError, NotFound
-from incipit.service.messages import Answer, Request
-from incipit.service.repository import Model
-from incipit.service.rpc.alike import Alike
-from incipit.service.sequences import Room, Sequences
-from incipit.service.streams import Closing, Lifetime
-from incipit.service.wire import open_inference_pb2 as pb
-from incipit.service.wire.open_inference_models import (
+from preblock.service.engine import Engine
+from preblock.service.errors import UNFORESEEN, NotFound, PreblockError
+from preblock.service.messages import Answer, Request
+from preblock.service.repository import Model
+from preblock.service.rpc.alike import Alike
+from preblock.service.sequences import Room, Sequences
+from preblock.service.streams import Closing, Lifetime
+from preblock.service.wire import open_inference_pb2 as pb
+from preblock.service.wire.open_inference_models import (
     check_change,
     model_config,
     model_metadata,
@@ -21,7 +21,7 @@ from incipit.service.wire.open_inference_models import (
     repository_index,
     server_metadata,
 )
-from incipit.service.wire.protobuf import (
+from preblock.service.wire.protobuf import (
     Writing,
     compute,
     read,
@@ -138,7 +138,7 @@ class InferenceService:
             request = await self._engine.scheduler.run(len(message), lambda: read(pb.ModelInferRequest, message))
             id_ = request.id
             return await self._infer("grpc-stream", message, request, room, write_stream)
-        except IncipitError as error:
+        except PreblockError as error:
             failure = str(error)
         except Exception:
             LOG.exception("a request of a gRPC stream failed in an unforeseen way")

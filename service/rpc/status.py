@@ -5,10 +5,10 @@ from typing import Any
 
 import grpc
 
-from incipit.service import errors
-from incipit.service.visit import CURRENT, Visit
+from preblock.service import errors
+from preblock.service.visit import CURRENT, Visit
 
-STATUS: dict[type[errors.IncipitError], grpc.StatusCode] = {
+STATUS: dict[type[errors.PreblockError], grpc.StatusCode] = {
     errors.Malformed: grpc.StatusCode.INVALID_ARGUMENT,
     errors.Invalid: grpc.StatusCode.INVALID_ARGUMENT,
     errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
@@ -25,7 +25,7 @@ STATUS: dict[type[errors.IncipitError], grpc.StatusCode] = {
 }
 
 
-async def abort(context: Any, error: errors.IncipitError) -> None:
+async def abort(context: Any, error: errors.PreblockError) -> None:
     """End a call with an error; the metadata `retry-after` says after how many seconds it may succeed."""
     metadata = visit_of(context).metadata()
     if error.retry_after is not None:

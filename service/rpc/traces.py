@@ -7,8 +7,8 @@ from typing import Any
 
 import grpc
 
-from incipit.service.rpc.status import metadata_of, visit_of
-from incipit.service.visit import Begin
+from preblock.service.rpc.status import metadata_of, visit_of
+from preblock.service.visit import Begin
 
 FAULTS = frozenset(
     {

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.service.errors import Malformed
-from incipit.service.messages import Int64, Tensor
+from preblock.service.errors import Malformed
+from preblock.service.messages import Int64, Tensor
 
 Header = tuple[tuple[int, ...], Literal["C", "F"], np.dtype[Any]]
 """Of a .npy file: shape, order, and type."""

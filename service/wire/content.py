@@ -9,7 +9,7 @@ import orjson
 import pybase64
 from numpy.typing import NDArray
 
-from incipit.service.messages import Pieces, Tensor
+from preblock.service.messages import Pieces, Tensor
 
 Buffer = bytes | memoryview
 

@@ -3,7 +3,7 @@
 Every frame begins with 24 bytes:
 
     bytes   field      version 2                                                version 1
-    0-3     magic      "INCP"
+    0-3     magic      "PRBK"
     4       version    2                                                        1
     5       kind       see below                                                1 step, 2 vectors, 3 error
     6-7     flags      of a step: which parts it has; else 0                    0
@@ -46,13 +46,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.service.errors import Invalid, Malformed
-from incipit.service.messages import Int64, Rows, TokenAnswer
-from incipit.service.operations import OF_INTEGERS, OF_NOTHING, Message, Operation, Step
-from incipit.service.wire.content import raw_bytes
-from incipit.service.wire.steps import digest
+from preblock.service.errors import Invalid, Malformed
+from preblock.service.messages import Int64, Rows, TokenAnswer
+from preblock.service.operations import OF_INTEGERS, OF_NOTHING, Message, Operation, Step
+from preblock.service.wire.content import raw_bytes
+from preblock.service.wire.steps import digest
 
-MAGIC = b"INCP"
+MAGIC = b"PRBK"
 HEADER = struct.Struct("<4sBBHIIIB3s")
 STEP, VECTORS, ERROR, REWIND, REORDER, APPEND, DROP, PING, CLOSE, STATE, CLOSING = range(1, 12)
 POSITIONS, MASK, OFFSETS, FURTHER = 1, 2, 4, 256

@@ -11,12 +11,12 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from incipit.service.errors import Invalid, Malformed
-from incipit.service.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
-from incipit.service.messages import Answer, BiasRequest, Pieces, Request, Rows, Tensor, TextRequest, TokenAnswer
-from incipit.service.wire.content import Base64, Numbers, Part, joined, raw_bytes
-from incipit.service.wire.prompt_embeds import PROMPT_EMBEDS, write_prompt_embeds
-from incipit.service.wire.rows import (
+from preblock.service.errors import Invalid, Malformed
+from preblock.service.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
+from preblock.service.messages import Answer, BiasRequest, Pieces, Request, Rows, Tensor, TextRequest, TokenAnswer
+from preblock.service.wire.content import Base64, Numbers, Part, joined, raw_bytes
+from preblock.service.wire.prompt_embeds import PROMPT_EMBEDS, write_prompt_embeds
+from preblock.service.wire.rows import (
     integers,
     integers_of,
     read_offset,

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.service.errors import Invalid, Malformed
-from incipit.service.manifest import BIAS_GRAPH, Manifest, StemManifest
-from incipit.service.messages import Answer, AnyRequest, BiasRequest, Pieces, Request, Rows, StemRequest
-from incipit.service.wire.content import Numbers, Part, bytes_of
-from incipit.service.wire.native import json_content, read_json, write_json
-from incipit.service.wire.open_inference_models import DATATYPES, Manifests, Shapes, describe, inputs_of
-from incipit.service.wire.open_inference_parameters import Wishes, check_input, read_wishes
-from incipit.service.wire.rows import integers, numbers, refuse_unknown, shown
+from preblock.service.errors import Invalid, Malformed
+from preblock.service.manifest import BIAS_GRAPH, Manifest, StemManifest
+from preblock.service.messages import Answer, AnyRequest, BiasRequest, Pieces, Request, Rows, StemRequest
+from preblock.service.wire.content import Numbers, Part, bytes_of
+from preblock.service.wire.native import json_content, read_json, write_json
+from preblock.service.wire.open_inference_models import DATATYPES, Manifests, Shapes, describe, inputs_of
+from preblock.service.wire.open_inference_parameters import Wishes, check_input, read_wishes
+from preblock.service.wire.rows import integers, numbers, refuse_unknown, shown
 
 FIELDS = ("id", "parameters", "inputs", "outputs", "model_name")
 """Of a request; some clients repeat the name of the model, which its path says."""

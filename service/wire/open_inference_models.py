@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from incipit.service.errors import Invalid
-from incipit.service.history import Duration, Statistics
-from incipit.service.manifest import BIAS_GRAPH, GRAPH, Manifest, StemManifest, Tensor
-from incipit.service.observation import INFER, INPUT, OUTPUT, QUEUE
+from preblock.service.errors import Invalid
+from preblock.service.history import Duration, Statistics
+from preblock.service.manifest import BIAS_GRAPH, GRAPH, Manifest, StemManifest, Tensor
+from preblock.service.observation import INFER, INPUT, OUTPUT, QUEUE
 
 PLATFORM = "onnx_onnxv1"
 EXTENSIONS = (
@@ -59,7 +59,7 @@ def describe(tensors: Iterable[Tensor]) -> dict[str, tuple[str, list[int]]]:
 
 def server_metadata(version: str) -> dict[str, Any]:
     """Return name, version and extensions of the server."""
-    return {"name": "incipit", "version": version, "extensions": EXTENSIONS}
+    return {"name": "preblock", "version": version, "extensions": EXTENSIONS}
 
 
 def model_metadata(name: str, versions: list[int], manifest: Manifests) -> dict[str, Any]:

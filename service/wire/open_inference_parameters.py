@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from incipit.service.errors import Invalid
-from incipit.service.messages import Int64, Turn
-from incipit.service.wire.open_inference_models import DATATYPES, Manifests, outputs_of
-from incipit.service.wire.rows import integers, shown
+from preblock.service.errors import Invalid
+from preblock.service.messages import Int64, Turn
+from preblock.service.wire.open_inference_models import DATATYPES, Manifests, outputs_of
+from preblock.service.wire.rows import integers, shown
 
 HINTS = ("priority", "timeout")
 """Triton's, for the order of a queue. They are read and change nothing, since no request overtakes another."""

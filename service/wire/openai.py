@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from incipit.service.errors import IncipitError, Invalid
-from incipit.service.messages import Request, TextRequest, TokenAnswer
-from incipit.service.wire.content import Part
-from incipit.service.wire.native import base64_of, floats_of, json_content, numbers_of, read_text
-from incipit.service.wire.rows import refuse_unknown, rows_of_json, shown
+from preblock.service.errors import Invalid, PreblockError
+from preblock.service.messages import Request, TextRequest, TokenAnswer
+from preblock.service.wire.content import Part
+from preblock.service.wire.native import base64_of, floats_of, json_content, numbers_of, read_text
+from preblock.service.wire.rows import refuse_unknown, rows_of_json, shown
 
 FIELDS = ("model", "input", "encoding_format", "dimensions", "user", "pooling", "truncate")
 ENCODINGS = ("float", "base64")
@@ -105,7 +105,7 @@ def write_embeddings(answer: TokenAnswer, message: Embeddings) -> list[Part]:
 
 def model_document(name: str, created: int) -> dict[str, Any]:
     """Return a model as the API lists it."""
-    return {"id": name, "object": "model", "created": created, "owned_by": "incipit"}
+    return {"id": name, "object": "model", "created": created, "owned_by": "preblock"}
 
 
 def models_document(models: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def models_document(models: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {"object": "list", "data": list(models)}
 
 
-def error_document(error: IncipitError, status: int) -> dict[str, Any]:
+def error_document(error: PreblockError, status: int) -> dict[str, Any]:
     """Return an error, its field by the name that it has here."""
     field = error.field
     for pattern, name in NAMES:

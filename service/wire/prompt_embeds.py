@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.service.errors import Invalid, TooLarge
-from incipit.service.manifest import TOKEN_EMBEDDINGS, Manifest
-from incipit.service.messages import Int64, Pieces, Request, Tensor, TextRequest
-from incipit.service.wire.content import Base64, Buffer, Made, raw_bytes, slices
+from preblock.service.errors import Invalid, TooLarge
+from preblock.service.manifest import TOKEN_EMBEDDINGS, Manifest
+from preblock.service.messages import Int64, Pieces, Request, Tensor, TextRequest
+from preblock.service.wire.content import Base64, Buffer, Made, raw_bytes, slices
 
 PROMPT_EMBEDS = "prompt_embeds"
 STORAGES = {"float32": b"FloatStorage", "float16": b"HalfStorage", "bfloat16": b"BFloat16Storage"}

@@ -9,13 +9,13 @@ import orjson
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from incipit.service.errors import Invalid, Malformed, TooLarge
-from incipit.service.messages import Answer, AnyRequest, Int64, Pieces
-from incipit.service.wire import open_inference_pb2 as pb
-from incipit.service.wire.content import bytes_of, raw_bytes
-from incipit.service.wire.open_inference import Input, to_request
-from incipit.service.wire.open_inference_models import DATATYPES, Manifests
-from incipit.service.wire.open_inference_parameters import check_input, read_wishes
+from preblock.service.errors import Invalid, Malformed, TooLarge
+from preblock.service.messages import Answer, AnyRequest, Int64, Pieces
+from preblock.service.wire import open_inference_pb2 as pb
+from preblock.service.wire.content import bytes_of, raw_bytes
+from preblock.service.wire.open_inference import Input, to_request
+from preblock.service.wire.open_inference_models import DATATYPES, Manifests
+from preblock.service.wire.open_inference_parameters import check_input, read_wishes
 
 LARGEST = 2**31 - 1 - 2**16
 """Bytes of the tensors of an answer: a message of gRPC ends at 2 GiB, and what describes them takes some of that."""

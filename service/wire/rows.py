@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.service.errors import Invalid
-from incipit.service.messages import Int64, Rows
+from preblock.service.errors import Invalid
+from preblock.service.messages import Int64, Rows
 
 FLOAT32 = float(np.finfo(np.float32).max)
 INTEGER = "a 64-bit integer"

@@ -13,9 +13,9 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from incipit.service.errors import Malformed
-from incipit.service.messages import DTYPES, Answer, Tensor, TokenAnswer
-from incipit.service.wire.content import Part, bytes_of
+from preblock.service.errors import Malformed
+from preblock.service.messages import DTYPES, Answer, Tensor, TokenAnswer
+from preblock.service.wire.content import Part, bytes_of
 
 TYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),

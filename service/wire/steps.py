@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import orjson
 
-from incipit.service.errors import Invalid
-from incipit.service.manifest import EMBEDDINGS, Manifest
-from incipit.service.messages import Int64, TokenAnswer
-from incipit.service.operations import OF_INTEGERS, OF_NOTHING, Message, Operation, Options, Rewind, Step
-from incipit.service.wire.native import answer_json, read_dtype, read_encoding, read_outputs, write_json
-from incipit.service.wire.rows import integers, read_offset, refuse_unknown, rows_of_json, shown
+from preblock.service.errors import Invalid
+from preblock.service.manifest import EMBEDDINGS, Manifest
+from preblock.service.messages import Int64, TokenAnswer
+from preblock.service.operations import OF_INTEGERS, OF_NOTHING, Message, Operation, Options, Rewind, Step
+from preblock.service.wire.native import answer_json, read_dtype, read_encoding, read_outputs, write_json
+from preblock.service.wire.rows import integers, read_offset, refuse_unknown, rows_of_json, shown
 
 OPEN = "open"
 OPTIONS = ("offset", "rows", "output", "dtype", "encoding")

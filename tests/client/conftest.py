@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import incipit
+import preblock
 from tests.client.flaky import FlakyProxy
 from tests.conftest import Server
 
@@ -20,7 +20,7 @@ class Waiting:
 
     def __init__(self, url: str, **options: Any) -> None:
         self._runner = asyncio.Runner()
-        self._client = incipit.connect_async(url, **options)
+        self._client = preblock.connect_async(url, **options)
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._client, name)
@@ -65,8 +65,8 @@ class WaitingStream:
 
 @pytest.fixture(params=["sync", "async"])
 def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
-    """`incipit.connect`, and `incipit.connect_async` that waits; what they return is closed."""
-    kind: Any = incipit.connect if request.param == "sync" else Waiting
+    """`preblock.connect`, and `preblock.connect_async` that waits; what they return is closed."""
+    kind: Any = preblock.connect if request.param == "sync" else Waiting
     with ExitStack() as stack:
 
         def opened(url: str, **options: Any) -> Any:

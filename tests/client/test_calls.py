@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-import incipit
-from incipit.client import Embeddings
-from incipit.export.exporter import export_loaded
-from incipit.export.source import LoadedSource
-from incipit.models.bias import AlibiConfig
-from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.models.initialisers import seeded_
-from incipit.models.steps import Levels, Segments, Tokens
-from incipit.service.manifest import Source
+import preblock
+from preblock.client import Embeddings
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.bias import AlibiConfig
+from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.initialisers import seeded_
+from preblock.models.steps import Levels, Segments, Tokens
+from preblock.service.manifest import Source
 from tests.client.conftest import Connect
 from tests.conftest import Server, serving
 
@@ -198,7 +198,7 @@ def test_a_bias_and_further_inputs_are_those_of_the_module(connect: Connect, com
 
 
 def test_threads_share_a_client(tiny_server: Server) -> None:
-    with incipit.connect(tiny_server.address) as client, ThreadPoolExecutor(16) as pool:
+    with preblock.connect(tiny_server.address) as client, ThreadPoolExecutor(16) as pool:
         rows = [[index % 7, index % 5, index % 3] for index in range(200)]
         found = list(pool.map(lambda row: client.embed(row, model="gpt").vectors, rows))
         assert np.array_equal(np.concatenate(found), client.embed(rows, model="gpt").vectors)
@@ -206,7 +206,7 @@ def test_threads_share_a_client(tiny_server: Server) -> None:
 
 def test_tasks_share_a_client(tiny_server: Server) -> None:
     async def embed() -> None:
-        async with incipit.connect_async(tiny_server.address) as client:
+        async with preblock.connect_async(tiny_server.address) as client:
             rows = [[index % 7, index % 5, index % 3] for index in range(200)]
             found = await asyncio.gather(*(client.embed(row, model="gpt") for row in rows))
             whole = await client.embed(rows, model="gpt")

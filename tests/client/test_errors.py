@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from incipit.client import errors
-from incipit.client.calls import Call
-from incipit.service import errors as service
-from incipit.service.api.problems import STATUS, problem
+from preblock.client import errors
+from preblock.client.calls import Call
+from preblock.service import errors as service
+from preblock.service.api.problems import STATUS, problem
 from tests.client.conftest import Connect
 from tests.conftest import Server
 
@@ -20,7 +20,7 @@ def test_the_kinds_are_those_of_the_service() -> None:
 
 
 @pytest.mark.parametrize("kind", STATUS, ids=lambda kind: kind.__name__)
-def test_a_problem_of_the_service_is_an_error_of_its_kind(kind: type[service.IncipitError]) -> None:
+def test_a_problem_of_the_service_is_an_error_of_its_kind(kind: type[service.PreblockError]) -> None:
     body = problem(kind("input_ids[0]", 9, "0 to 8"))
     error = errors.of_problem(STATUS[kind], body)
     assert type(error).__name__ == kind.__name__

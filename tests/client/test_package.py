@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-import incipit
-from incipit import client
-from incipit.client import AsyncClient, Client, Embeddings, calls, decoding
-from incipit.client.decoding import Decoding
-from incipit.client.streams import AsyncDecodeStream, DecodeStream
+import preblock
+from preblock import client
+from preblock.client import AsyncClient, Client, Embeddings, calls, decoding
+from preblock.client.decoding import Decoding
+from preblock.client.streams import AsyncDecodeStream, DecodeStream
 from tests.conftest import ROOT
 
 HEAVY = ("torch", "onnxruntime", "fastapi", "starlette", "orjson", "tokenizers", "ml_dtypes", "websockets")
@@ -28,38 +28,38 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_names() -> None:
     assert client.__all__ == ["AsyncClient", "Client", "Embeddings", "Model", "connect", "connect_async"]
-    assert (incipit.connect, incipit.connect_async) == (Client, AsyncClient)
+    assert (preblock.connect, preblock.connect_async) == (Client, AsyncClient)
     with pytest.raises(AttributeError, match="no attribute 'conect'"):
-        _ = incipit.conect  # type: ignore[attr-defined]
+        _ = preblock.conect  # type: ignore[attr-defined]
 
 
-def test_incipit_alone_imports_nothing() -> None:
-    done = run("import sys, incipit; print([n for n in ('numpy', 'httpx', 'incipit.client') if n in sys.modules])")
+def test_preblock_alone_imports_nothing() -> None:
+    done = run("import sys, preblock; print([n for n in ('numpy', 'httpx', 'preblock.client') if n in sys.modules])")
     assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_the_client_imports_no_more_than_it_needs() -> None:
-    script = "import sys, incipit; incipit.connect; print([n for n in sys.modules if n.split('.')[0] in {!r}"
-    done = run(script.format(HEAVY) + " or n.startswith('incipit.') and not n.startswith('incipit.client')])")
+    script = "import sys, preblock; preblock.connect; print([n for n in sys.modules if n.split('.')[0] in {!r}"
+    done = run(script.format(HEAVY) + " or n.startswith('preblock.') and not n.startswith('preblock.client')])")
     assert done.stdout.strip() == "[]", done.stderr
 
 
 @pytest.mark.parametrize(
     ("missing", "script", "what"),
     [
-        ("httpx", "incipit.connect", "incipit.client"),
-        ("websockets", "incipit.connect('http://h').decode('m')", "a decode stream"),
+        ("httpx", "preblock.connect", "preblock.client"),
+        ("websockets", "preblock.connect('http://h').decode('m')", "a decode stream"),
         (
             "ml_dtypes",
-            "from incipit.client import results; results.array_of(bytearray(2), 'bfloat16', [1])",
+            "from preblock.client import results; results.array_of(bytearray(2), 'bfloat16', [1])",
             "bfloat16",
         ),
     ],
 )
 def test_what_is_missing_is_named(missing: str, script: str, what: str) -> None:
-    done = run(f"import sys; sys.modules[{missing!r}] = None; import incipit; {script}")
+    done = run(f"import sys; sys.modules[{missing!r}] = None; import preblock; {script}")
     assert done.returncode == 1
-    assert f"ModuleNotFoundError: {what} needs {missing}: pip install 'incipit[client]'" in done.stderr
+    assert f"ModuleNotFoundError: {what} needs {missing}: pip install 'preblock[client]'" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -87,4 +87,4 @@ def test_the_document_names_every_method_and_error() -> None:
 
 
 def test_the_package_is_typed() -> None:
-    assert (ROOT / "incipit/py.typed").is_file()
+    assert (ROOT / "preblock/py.typed").is_file()

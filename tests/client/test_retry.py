@@ -8,15 +8,15 @@ from typing import Any
 import httpx
 import pytest
 
-import incipit
-from incipit.client import errors
-from incipit.client.calls import Reply
-from incipit.client.retry import LONGEST_PAUSE, pause
+import preblock
+from preblock.client import errors
+from preblock.client.calls import Reply
+from preblock.client.retry import LONGEST_PAUSE, pause
 from tests.client.conftest import Connect
 from tests.client.flaky import CUT, DROP, STALL, SWALLOW, FlakyProxy, canned
 from tests.conftest import free_port
 
-BUSY = canned("503 Service Unavailable", b'{"type":"urn:incipit:error:Unavailable","detail":"full"}')
+BUSY = canned("503 Service Unavailable", b'{"type":"urn:preblock:error:Unavailable","detail":"full"}')
 
 
 def busy(after: str | None = None) -> Reply:
@@ -56,7 +56,7 @@ def test_retries_end(connect: Connect, flaky: FlakyProxy, act: str | bytes, kind
 @pytest.mark.parametrize(
     "answer",
     [
-        canned("400 Bad Request", b'{"type":"urn:incipit:error:Malformed","detail":"x"}'),
+        canned("400 Bad Request", b'{"type":"urn:preblock:error:Malformed","detail":"x"}'),
         canned("500 Internal Server Error", b'{"type":"about:blank","detail":"x"}'),
         canned("502 Bad Gateway", b"<html>"),
         canned("301 Moved Permanently", b"", "Location: http://127.0.0.1:1/"),
@@ -98,7 +98,7 @@ def test_nobody_listens(connect: Connect) -> None:
 def test_a_cancelled_call_is_over(flaky: FlakyProxy) -> None:
     async def cancel() -> None:
         flaky.script = [STALL]
-        async with incipit.connect_async(flaky.address) as client:
+        async with preblock.connect_async(flaky.address) as client:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(client.embed([1], model="gpt"), 0.2)
             assert (await client.embed([1], model="gpt")).vectors.shape == (1, 1, 4)

@@ -16,22 +16,22 @@ import numpy as np
 import pytest
 import torch
 
-import incipit
-from incipit.client import errors
-from incipit.client.decoding import Connect, Decoding, Exchange, Pause, decode
-from incipit.export.exporter import export_loaded
-from incipit.export.source import LoadedSource
-from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.models.initialisers import seeded_
-from incipit.models.rotary import RotaryConfig, RotaryOutput
-from incipit.models.steps import Tokens
-from incipit.service.manifest import Source
+import preblock
+from preblock.client import errors
+from preblock.client.decoding import Connect, Decoding, Exchange, Pause, decode
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.initialisers import seeded_
+from preblock.models.rotary import RotaryConfig, RotaryOutput
+from preblock.models.steps import Tokens
+from preblock.service.manifest import Source
 from tests.client.conftest import Connect as Connecting
 from tests.client.flaky import CUT, DROP, STALL, SWALLOW, Act, After, FlakyProxy, canned
 from tests.conftest import Server, free_port, serving
 
 HEADER = struct.Struct("<4sBBHIIIB3s")
-BUSY = canned("503 Service Unavailable", b'{"type":"urn:incipit:error:Unavailable","detail":"full"}')
+BUSY = canned("503 Service Unavailable", b'{"type":"urn:preblock:error:Unavailable","detail":"full"}')
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +280,7 @@ def decode_rows(client: Any) -> bytearray:
 @pytest.fixture(scope="module")
 def impatient(tiny_repository: Path) -> Iterator[Server]:
     """A server that ends a stream after a second without a message."""
-    with serving(tiny_repository, INCIPIT_STREAM_IDLE_SECONDS="1") as server:
+    with serving(tiny_repository, PREBLOCK_STREAM_IDLE_SECONDS="1") as server:
         yield server
 
 
@@ -299,7 +299,7 @@ def test_a_stream_resumes_wherever_its_connections_break(
 
 def steps_done(server: Server) -> float:
     text = httpx.get(f"{server.address}/metrics", timeout=60).text
-    (line,) = re.findall(r'^incipit_stream_operations_total\{.*"gpt".*"step".*\} (.*)$', text, re.MULTILINE)
+    (line,) = re.findall(r'^preblock_stream_operations_total\{.*"gpt".*"step".*\} (.*)$', text, re.MULTILINE)
     return float(line)
 
 
@@ -355,7 +355,7 @@ def test_a_stream_resumes_in_the_version_that_it_began_with(
     (tmp_path / "bert").mkdir()
     shutil.copytree(tiny_repository / "bert" / "1", tmp_path / "bert" / "1")
     with (
-        serving(tmp_path, INCIPIT_MODEL_CONTROL="poll", INCIPIT_POLL_SECONDS="0.1") as server,
+        serving(tmp_path, PREBLOCK_MODEL_CONTROL="poll", PREBLOCK_POLL_SECONDS="0.1") as server,
         FlakyProxy(server.address) as flaky,
     ):
         client = connect(flaky.address)
@@ -433,7 +433,7 @@ def test_a_stream_that_resumes_goes_on_after_a_step_without_an_answer(
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_step_that_is_cancelled_was_not_made(flaky: FlakyProxy, resume: bool) -> None:
     async def cancel() -> None:
-        async with incipit.connect_async(flaky.address) as client, client.decode("gpt", resume=resume) as stream:
+        async with preblock.connect_async(flaky.address) as client, client.decode("gpt", resume=resume) as stream:
             flaky.hold()
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(stream.step([1]), 0.2)
@@ -451,7 +451,7 @@ def test_a_step_that_is_cancelled_was_not_made(flaky: FlakyProxy, resume: bool) 
 
 def test_steps_of_one_stream_at_once_are_taken_in_turn(tiny_server: Server) -> None:
     async def together() -> None:
-        async with incipit.connect_async(tiny_server.address) as client, client.decode("gpt") as stream:
+        async with preblock.connect_async(tiny_server.address) as client, client.decode("gpt") as stream:
             found = await asyncio.gather(*(stream.step([index]) for index in range(6)))
             expected = (await client.embed(list(range(6)), model="gpt")).vectors
             assert np.array_equal(np.concatenate(found, 1), expected)
@@ -487,18 +487,18 @@ def opened(resume: bool = False) -> Decoding:
         b"",
         b'{"closing":"idle","next_offset":[5]}',
         HEADER.pack(b"INCQ", 2, 2, 0, 1, 1, 1, 1, b"\1\0\0"),
-        HEADER.pack(b"INCP", 1, 2, 0, 1, 1, 1, 1, b"\1\0\0"),
-        HEADER.pack(b"INCP", 2, 4, 0, 1, 1, 1, 1, b"\1\0\0"),
-        HEADER.pack(b"INCP", 2, 2, 8, 1, 1, 1, 1, b"\1\0\0"),
-        HEADER.pack(b"INCP", 2, 2, 0, 2, 1, 1, 1, b"\1\0\0") + struct.pack("<qIIf", 6, 1, 1, 0.5),
-        HEADER.pack(b"INCP", 2, 10, 0, 1, 1, 0, 0, bytes(3)) + struct.pack("<q", 6),
-        HEADER.pack(b"INCP", 2, 2, 0, 1, 1, 2, 1, b"\1\0\0") + struct.pack("<qIIf", 6, 1, 1, 0.5),
-        HEADER.pack(b"INCP", 2, 2, 0, 1, 1, 1, 9, b"\1\0\0") + struct.pack("<qIIf", 6, 1, 1, 0.5),
-        HEADER.pack(b"INCP", 2, 2, 0, 1, 1, 1, 1, b"\2\0\0") + struct.pack("<qIIIff", 6, 1, 1, 1, 0.5, 1),
-        HEADER.pack(b"INCP", 2, 2, 0, 1, 1, 1, 1, b"\1\0\0"),
-        HEADER.pack(b"INCP", 2, 2, 0, 1, 1, 1, 1, b"\1\0\0") + struct.pack("<qII", 6, 1, 1) + bytes(3),
-        HEADER.pack(b"INCP", 2, 2, 0, 1, 1, 1, 1, b"\1\0\0") + struct.pack("<qIIff", 6, 1, 1, 0.5, 1),
-        HEADER.pack(b"INCP", 2, 11, 0, 0, 1, 0, 0, bytes(3)) + struct.pack("<q", 5) + b"idle",
+        HEADER.pack(b"PRBK", 1, 2, 0, 1, 1, 1, 1, b"\1\0\0"),
+        HEADER.pack(b"PRBK", 2, 4, 0, 1, 1, 1, 1, b"\1\0\0"),
+        HEADER.pack(b"PRBK", 2, 2, 8, 1, 1, 1, 1, b"\1\0\0"),
+        HEADER.pack(b"PRBK", 2, 2, 0, 2, 1, 1, 1, b"\1\0\0") + struct.pack("<qIIf", 6, 1, 1, 0.5),
+        HEADER.pack(b"PRBK", 2, 10, 0, 1, 1, 0, 0, bytes(3)) + struct.pack("<q", 6),
+        HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 2, 1, b"\1\0\0") + struct.pack("<qIIf", 6, 1, 1, 0.5),
+        HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 1, 9, b"\1\0\0") + struct.pack("<qIIf", 6, 1, 1, 0.5),
+        HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 1, 1, b"\2\0\0") + struct.pack("<qIIIff", 6, 1, 1, 1, 0.5, 1),
+        HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 1, 1, b"\1\0\0"),
+        HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 1, 1, b"\1\0\0") + struct.pack("<qII", 6, 1, 1) + bytes(3),
+        HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 1, 1, b"\1\0\0") + struct.pack("<qIIff", 6, 1, 1, 0.5, 1),
+        HEADER.pack(b"PRBK", 2, 11, 0, 0, 1, 0, 0, bytes(3)) + struct.pack("<q", 5) + b"idle",
     ],
 )
 def test_a_frame_that_answers_nothing_closes_the_stream(frame: bytes) -> None:
@@ -524,15 +524,15 @@ def test_an_opening_that_answers_nothing(message: bytes) -> None:
 def test_frames_as_the_document_has_them() -> None:
     decoding = opened()
     effects = decoding.step([7, 8], token_type_ids=[0, 1])
-    header = HEADER.pack(b"INCP", 2, 1, 256 + 4, 1, 1, 2, 0, bytes(3))
+    header = HEADER.pack(b"PRBK", 2, 1, 256 + 4, 1, 1, 2, 0, bytes(3))
     assert next(effects) == Exchange(header + struct.pack("<qqqqqI", 7, 8, 0, 1, 5, 2))
-    answer = HEADER.pack(b"INCP", 2, 2, 0, 1, 1, 2, 1, b"\1\0\0") + struct.pack("<qIIff", 7, 2, 1, 0.5, -2)
+    answer = HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 2, 1, b"\1\0\0") + struct.pack("<qIIff", 7, 2, 1, 0.5, -2)
     with pytest.raises(StopIteration) as done:
         effects.send(answer)
     assert done.value.value.tolist() == [[[0.5], [-2]]]
     assert decoding.offset == [7]
     moved = decoding.rewind(6)
-    assert next(moved) == Exchange(HEADER.pack(b"INCP", 2, 4, 0, 2, 1, 0, 0, bytes(3)) + struct.pack("<q", 6))
+    assert next(moved) == Exchange(HEADER.pack(b"PRBK", 2, 4, 0, 2, 1, 0, 0, bytes(3)) + struct.pack("<q", 6))
 
 
 def test_a_stream_that_resumes_connects_where_its_rows_are() -> None:

@@ -11,9 +11,9 @@ import httpx
 import pytest
 import yaml
 
-from incipit.service.settings import Settings
-from incipit.service.tracing import FLUSH_SECONDS
-from incipit.service.workers import GRACE_SECONDS
+from preblock.service.settings import Settings
+from preblock.service.tracing import FLUSH_SECONDS
+from preblock.service.workers import GRACE_SECONDS
 from tests.conftest import ROOT, Server
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -74,7 +74,7 @@ def test_replicas_publish_nothing_and_the_gpu_is_reserved() -> None:
     assert reserved == {"gpu"}
     device = SERVICES["gpu"]["deploy"]["resources"]["reservations"]["devices"][0]
     assert device["capabilities"] == ["gpu"]
-    assert SERVICES["gpu"]["environment"]["INCIPIT_PROVIDER"] == "cuda"
+    assert SERVICES["gpu"]["environment"]["PREBLOCK_PROVIDER"] == "cuda"
 
 
 def test_files_that_are_mounted_are_there() -> None:
@@ -106,7 +106,7 @@ def test_the_proxy_waits_longer_than_the_service_does_for_a_stream() -> None:
 
 def test_every_command_is_run_by_the_smoke_test() -> None:
     assert {*NOT_RUN, "docker compose up"} < set(COMMANDS)
-    run = SMOKE.replace('"incipit:$INCIPIT_TAG"', "incipit")
+    run = SMOKE.replace('"preblock:$PREBLOCK_TAG"', "preblock")
     assert (
         tuple(
             command

@@ -16,13 +16,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from promql_parser import AggregateExpr, Call, Expr, MatrixSelector, VectorSelector
 from websockets.sync.client import connect
 
-from incipit.service import errors
-from incipit.service.observation import PHASES
+from preblock.service import errors
+from preblock.service.observation import PHASES
 from tests.conftest import ROOT, serving
 
 DEPLOY = ROOT / "deploy"
 RULES: list[dict[str, Any]] = yaml.safe_load((DEPLOY / "prometheus/rules.yml").read_text())["groups"][0]["rules"]
-PANELS: list[dict[str, Any]] = json.loads((DEPLOY / "grafana/dashboards/incipit.json").read_text())["panels"]
+PANELS: list[dict[str, Any]] = json.loads((DEPLOY / "grafana/dashboards/preblock.json").read_text())["panels"]
 QUERIES = {rule["alert"]: rule["expr"] for rule in RULES} | {
     f"{panel['title']}: {target['legendFormat']}": target["expr"].replace("$__rate_interval", "1m")
     for panel in PANELS
@@ -32,7 +32,7 @@ KNOWN = {
     "outcome": {"ok", "success", "fail", "Failed", "Aborted"}
     | {kind for kind, value in vars(errors).items() if isinstance(value, type)},
     "phase": {*PHASES},
-    "job": {"incipit"},
+    "job": {"preblock"},
 }
 """Values of labels that a query may name."""
 
@@ -50,7 +50,7 @@ def exposed(tiny_repository: Path) -> dict[str, set[str]]:
             with ThreadPoolExecutor(16) as pool:
                 list(pool.map(lambda _: client.post("/models/gpt/embed", json=body).raise_for_status(), range(64)))
             text = client.get("/metrics").text
-            if "incipit_model_joined_phases_total{" in text:
+            if "preblock_model_joined_phases_total{" in text:
                 break
     added = {"job", "instance", "service"}
     found = {"up": added}
@@ -104,7 +104,7 @@ def test_counters_are_read_as_rates_and_gauges_as_they_are(query: str) -> None:
 
 
 def test_a_query_of_what_is_not_there_is_found_out(exposed: dict[str, set[str]]) -> None:
-    for query in ("incipit_request_total", 'incipit_requests_total{outcome="failed"}', "sum by (modle) (up)"):
+    for query in ("preblock_request_total", 'preblock_requests_total{outcome="failed"}', "sum by (modle) (up)"):
         with pytest.raises(AssertionError):
             test_a_query_reads_what_a_server_exposes(query, exposed)
 

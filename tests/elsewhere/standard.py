@@ -11,8 +11,8 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from incipit.export.parity import difference
-from incipit.service.manifest import TILES_GRAPH
+from preblock.export.parity import difference
+from preblock.service.manifest import TILES_GRAPH
 
 # What sums in an order of its own, or has a last bit of its own; everything else must be equal to the bit.
 FREE = {"LayerNormalization", "MatMul", "Conv", "Sin", "Cos", "Tanh", "Gelu"}

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from incipit.export.exporter import export
-from incipit.service.runtime import Session
+from preblock.export.exporter import export
+from preblock.service.runtime import Session
 from tests.conftest import ROOT
 from tests.elsewhere.browser import CHROMIUM, Page, browsing
 from tests.families.published import save

@@ -1,4 +1,4 @@
-"""`incipit triton`, read with the schema of Triton's own client; and what its settings mean to onnxruntime."""
+"""`preblock triton`, read with the schema of Triton's own client; and what its settings mean to onnxruntime."""
 
 import shutil
 from pathlib import Path
@@ -10,16 +10,16 @@ from google.protobuf import text_format
 from numpy.typing import NDArray
 from tritonclient.grpc import model_config_pb2 as triton
 
-from incipit.export.errors import ExportError
-from incipit.export.exporter import export, export_loaded
-from incipit.export.source import LoadedSource
-from incipit.export.triton import write_config
-from incipit.models.embeddings import gpt2_embedding
-from incipit.models.initialisers import seeded_
-from incipit.models.stems import AudioConfig, AudioStem
-from incipit.service.manifest import Source
-from incipit.service.repository import find_artifacts
-from incipit.service.runtime import Session
+from preblock.export.errors import ExportError
+from preblock.export.exporter import export, export_loaded
+from preblock.export.source import LoadedSource
+from preblock.export.triton import write_config
+from preblock.models.embeddings import gpt2_embedding
+from preblock.models.initialisers import seeded_
+from preblock.models.stems import AudioConfig, AudioStem
+from preblock.service.manifest import Source
+from preblock.service.repository import find_artifacts
+from preblock.service.runtime import Session
 from tests import commands
 from tests.families.published import save
 
@@ -36,7 +36,7 @@ def repository(tiny_repository: Path, tmp_path: Path) -> Path:
 
 
 def test_every_field_is_triton_s(repository: Path) -> None:
-    done = commands.run(commands.incipit, "triton", "bert", "--repository", repository)
+    done = commands.run(commands.preblock, "triton", "bert", "--repository", repository)
     file = repository / "bert" / "config.pbtxt"
     assert (done.stdout, done.stderr) == (f"{file}\n", "")
     tokens = {"data_type": triton.TYPE_INT64, "dims": [-1, -1]}
@@ -123,7 +123,7 @@ def test_its_level_of_optimisation_gives_the_bits_that_were_proven(tmp_path: Pat
 
 
 def test_a_model_that_is_not_there_fails(repository: Path, tmp_path: Path) -> None:
-    done = commands.run(commands.incipit, "triton", "nope", "--repository", repository)
-    assert (done.returncode, done.stderr) == (1, "incipit: NAME: got nope, allowed bert, gpt\n")
+    done = commands.run(commands.preblock, "triton", "nope", "--repository", repository)
+    assert (done.returncode, done.stderr) == (1, "preblock: NAME: got nope, allowed bert, gpt\n")
     with pytest.raises(ExportError, match="got no version, allowed at least one"):
         write_config(tmp_path / "none")

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-import incipit
+import preblock
 from tests.conftest import ROOT, Server
 
 
@@ -79,7 +79,7 @@ def test_a_completion_is_asked_for_with_vectors(
     prompt = base64.b64decode(by_vectors.pop("prompt_embeds"), validate=True)
     tensor = torch.load(io.BytesIO(prompt), weights_only=True, map_location="cpu")
     assert by_vectors == {"model": "theirs", "max_tokens": 5, "temperature": 0, "prompt": None}
-    with incipit.connect(tiny_server.address) as client:
+    with preblock.connect(tiny_server.address) as client:
         expected = client.embed([3, 1, 4], model="gpt", output="token_embeddings", dtype=dtype).to_torch()
     assert (tensor.dtype, tensor.shape) == (getattr(torch, dtype), (3, 4))
     assert torch.equal(tensor, expected[0])

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from incipit.export import artifact
-from incipit.export.artifact import DRAFT, check_name, draft, publish, sweep, versions
-from incipit.export.errors import ExportError
-from incipit.export.exporter import export
-from incipit.service.repository import find_artifacts
+from preblock.export import artifact
+from preblock.export.artifact import DRAFT, check_name, draft, publish, sweep, versions
+from preblock.export.errors import ExportError
+from preblock.export.exporter import export
+from preblock.service.repository import find_artifacts
 from tests import commands
 
 
@@ -81,7 +81,7 @@ def test_a_draft_of_this_process_is_not_swept(tmp_path: Path) -> None:
 DRAFT_AND_WAIT = """
 import sys
 from pathlib import Path
-from incipit.export.artifact import draft
+from preblock.export.artifact import draft
 with draft(Path(sys.argv[1]), "m") as folder:
     print(folder, flush=True)
     sys.stdin.read()
@@ -118,7 +118,7 @@ def end_in_the_middle(
     """Send a signal to an export at a moment; return its exit code and standard error."""
     file, dtype = MOMENTS[moment]
     options = ("--name", "m", "--repository", repository, "--dtype", dtype)
-    with commands.running(commands.incipit, "export", source, *options) as started:
+    with commands.running(commands.preblock, "export", source, *options) as started:
         while not any(there(folder / file) for folder in (repository / "m").glob(f"{DRAFT}*")):
             assert started.process.is_alive(), started.wait()
             time.sleep(0.005)
@@ -160,7 +160,7 @@ def test_an_export_that_is_interrupted_leaves_no_trace(
 ) -> None:
     found, errors = end_in_the_middle(large_checkpoint, tmp_path, number, moment)
     assert found == code
-    assert errors.splitlines()[-1] == f"incipit: {said}"
+    assert errors.splitlines()[-1] == f"preblock: {said}"
     assert "Traceback" not in errors
     assert list(tmp_path.iterdir()) == []
 
@@ -235,7 +235,7 @@ def test_a_draft_that_others_take_away_at_any_line_of_its_making_is_made(tmp_pat
 
 
 def test_two_exports_at_once_give_two_versions(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    command = (commands.incipit, "export", tiny_checkpoint, "--name", "m", "--repository", tmp_path)
+    command = (commands.preblock, "export", tiny_checkpoint, "--name", "m", "--repository", tmp_path)
     with commands.running(*command) as first, commands.running(*command) as second:
         done = [first.wait(), second.wait()]
     assert [(each.returncode, each.stderr.count("Traceback")) for each in done] == [(0, 0), (0, 0)]

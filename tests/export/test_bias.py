@@ -16,16 +16,16 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from incipit.export.bias import GRID, SINUSOID_ULP, export_bias, prove_bias, read_bias
-from incipit.export.errors import ParityError
-from incipit.export.graph import export_graph, read_initializers
-from incipit.models.alibi import AlibiBias
-from incipit.models.bias import Bias
-from incipit.models.checkpoint import read_frontend
-from incipit.models.frontend import FrontEnd
-from incipit.models.relative import RelativeSinusoid, T5RelativeBias
-from incipit.service import runtime
-from incipit.service.manifest import BIAS_GRAPH
+from preblock.export.bias import GRID, SINUSOID_ULP, export_bias, prove_bias, read_bias
+from preblock.export.errors import ParityError
+from preblock.export.graph import export_graph, read_initializers
+from preblock.models.alibi import AlibiBias
+from preblock.models.bias import Bias
+from preblock.models.checkpoint import read_frontend
+from preblock.models.frontend import FrontEnd
+from preblock.models.relative import RelativeSinusoid, T5RelativeBias
+from preblock.service import runtime
+from preblock.service.manifest import BIAS_GRAPH
 from tests.elsewhere.standard import check_standard
 from tests.families.biased import BIASED, HEADS, save
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from incipit.export.dynamic import Probe
-from incipit.export.errors import ExportError, ParityError
-from incipit.export.exporter import export_module
-from incipit.export.graph import export_graph
-from incipit.models.embeddings import bert_embedding, gpt2_embedding
-from incipit.models.frontend import FrontEnd
-from incipit.service.runtime import Session
+from preblock.export.dynamic import Probe
+from preblock.export.errors import ExportError, ParityError
+from preblock.export.exporter import export_module
+from preblock.export.graph import export_graph
+from preblock.models.embeddings import bert_embedding, gpt2_embedding
+from preblock.models.frontend import FrontEnd
+from preblock.service.runtime import Session
 
 V, D, M = 13, 6, 9
 GPT2, BERT = gpt2_embedding(V, D, M).eval(), bert_embedding(V, D, M).eval()

@@ -13,17 +13,17 @@ import pytest
 import torch
 from transformers import BertModel, GPT2Config, GPT2Model
 
-import incipit
-from incipit.export import exporter
-from incipit.export.errors import ExportError
-from incipit.export.exporter import Exported, export, export_loaded, verify
-from incipit.export.source import LoadedSource
-from incipit.models.embeddings import gpt2_embedding
-from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.models.steps import Norm, Positions, Project, Tokens
-from incipit.service import runtime
-from incipit.service.manifest import Manifest, ParityReport, Resized, Source, read, write
-from incipit.service.runtime import Session
+import preblock
+from preblock.export import exporter
+from preblock.export.errors import ExportError
+from preblock.export.exporter import Exported, export, export_loaded, verify
+from preblock.export.source import LoadedSource
+from preblock.models.embeddings import gpt2_embedding
+from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.steps import Norm, Positions, Project, Tokens
+from preblock.service import runtime
+from preblock.service.manifest import Manifest, ParityReport, Resized, Source, read, write
+from preblock.service.runtime import Session
 from tests import commands
 
 
@@ -71,7 +71,7 @@ def test_the_manifest_says_what_the_model_takes_and_gives(tiny: Exported) -> Non
         {"name": "token_type_ids", **ids},
     ]
     assert graph["outputs"] == [{"name": "embeddings", "dtype": "float32", "shape": ["batch", "length", 8]}]
-    assert found["versions"]["incipit"] == incipit.__version__
+    assert found["versions"]["preblock"] == preblock.__version__
     assert found["versions"]["torch"] == torch.__version__
 
 
@@ -269,9 +269,9 @@ def test_a_disk_that_refuses_in_the_middle_is_said_in_one_line_and_leaves_no_tra
     large_checkpoint: Path, tmp_path: Path, room: int, dtype: str
 ) -> None:
     arguments = ("export", large_checkpoint, "--name", "m", "--repository", tmp_path, "--dtype", dtype)
-    done = commands.run(commands.incipit, *arguments, room=room)
+    done = commands.run(commands.preblock, *arguments, room=room)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"incipit: {tmp_path}: File too large"
+    assert done.stderr.splitlines()[-1] == f"preblock: {tmp_path}: File too large"
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 

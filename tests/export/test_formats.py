@@ -8,8 +8,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from incipit.export.errors import ExportError
-from incipit.export.formats import FORMATS, Format, find_format
+from preblock.export.errors import ExportError
+from preblock.export.formats import FORMATS, Format, find_format
 
 Float32 = NDArray[np.float32]
 HARD = np.array(

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from transformers import BertModel
 
-from incipit.export.exporter import export
-from incipit.service.manifest import Manifest, Source, read
+from preblock.export.exporter import export
+from preblock.service.manifest import Manifest, Source, read
 from tests import commands
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -115,7 +115,7 @@ def test_a_repository_becomes_the_artifact_that_its_folder_becomes(
     hub: Hub, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     command = ("export", f"hf:{REPOSITORY}@v1.0", "--name", "m", "--repository", tmp_path / "hubs")
-    done = run(hub, tmp_path / "home", commands.incipit, *command)
+    done = run(hub, tmp_path / "home", commands.preblock, *command)
     assert done.returncode == 0, done.stderr
     assert hub.downloads() == ["config.json", "model.safetensors", "tokenizer.json"]
     found = read(Manifest, tmp_path / "hubs" / "m" / "1" / "manifest.json")
@@ -181,12 +181,12 @@ def test_of_a_model_that_is_not_understood_no_weights_are_downloaded(hub: Hub, t
 )
 def test_what_the_hub_does_not_have_is_said_in_one_line(hub: Hub, source: str, message: str, tmp_path: Path) -> None:
     command = ("export", source, "--name", "m", "--repository", tmp_path / "r")
-    done = run(hub, tmp_path / "home", commands.incipit, *command)
+    done = run(hub, tmp_path / "home", commands.preblock, *command)
     assert done.returncode == 1
     assert done.stdout == ""
     reading, error = done.stderr.splitlines()
     assert reading == f"m: reading {source}"
-    assert error.startswith(f"incipit: {source}: ")
+    assert error.startswith(f"preblock: {source}: ")
     assert message in error
     assert not (tmp_path / "r").exists()
 
@@ -201,4 +201,4 @@ def test_a_repository_with_a_pickle_alone_is_refused_and_the_pickle_not_download
 def test_a_hub_that_does_not_answer_is_an_error_of_the_export(hub: Hub, tmp_path: Path) -> None:
     hub.address = "http://127.0.0.1:9"
     done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
-    assert done.stderr.splitlines()[-1].startswith(f"incipit.export.errors.ExportError: hf:{REPOSITORY}: ")
+    assert done.stderr.splitlines()[-1].startswith(f"preblock.export.errors.ExportError: hf:{REPOSITORY}: ")

@@ -7,11 +7,11 @@ import onnxruntime
 import pytest
 import torch
 
-import incipit
-from incipit.export.exporter import Exported, export, export_loaded
-from incipit.export.source import LoadedSource
-from incipit.models.stems import PatchConfig, PatchStem
-from incipit.service.manifest import Source
+import preblock
+from preblock.export.exporter import Exported, export, export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.stems import PatchConfig, PatchStem
+from preblock.service.manifest import Source
 from tests.families.biased import save
 
 
@@ -26,7 +26,7 @@ def exported(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def test_every_graph_says_who_made_it_and_what_it_is(exported: list[Exported]) -> None:
     for graph in (graph for artifact in exported for graph in sorted(artifact.folder.glob("*.onnx"))):
         model = onnx.load(graph, load_external_data=False)
-        assert (model.producer_name, model.producer_version) == ("incipit", incipit.__version__)
+        assert (model.producer_name, model.producer_version) == ("preblock", preblock.__version__)
         assert model.graph.name == graph.stem
         assert model.doc_string.endswith(".")
     names = {graph.name for graph in exported[0].folder.glob("*.onnx")}
@@ -37,13 +37,13 @@ def test_every_graph_says_who_made_it_and_what_it_is(exported: list[Exported]) -
 def test_onnxruntime_reads_the_limits(exported: list[Exported]) -> None:
     bert, t5 = (onnxruntime.InferenceSession(artifact.folder / "model.onnx").get_modelmeta() for artifact in exported)
     assert bert.custom_metadata_map == {
-        "incipit.family": "bert",
-        "incipit.vocab_size": "40",
-        "incipit.max_len": "20",
-        "incipit.indices.token_type_ids": "2",
+        "preblock.family": "bert",
+        "preblock.vocab_size": "40",
+        "preblock.max_len": "20",
+        "preblock.indices.token_type_ids": "2",
     }
-    assert t5.custom_metadata_map == {"incipit.family": "t5/decoder", "incipit.vocab_size": "50"}
-    assert (bert.producer_name, bert.graph_name) == ("incipit", "model")
+    assert t5.custom_metadata_map == {"preblock.family": "t5/decoder", "preblock.vocab_size": "50"}
+    assert (bert.producer_name, bert.graph_name) == ("preblock", "model")
 
 
 def test_the_limits_of_images_are_sizes(tmp_path: Path) -> None:
@@ -51,4 +51,4 @@ def test_the_limits_of_images_are_sizes(tmp_path: Path) -> None:
     torch.nn.init.zeros_(stem.positions)
     artifact = export_loaded(LoadedSource(stem, Source(kind="module")), "vit", tmp_path)
     found = onnxruntime.InferenceSession(artifact.folder / "model.onnx").get_modelmeta().custom_metadata_map
-    assert found == {"incipit.family": "vit", "incipit.image_size": "8", "incipit.patch_size": "4"}
+    assert found == {"preblock.family": "vit", "preblock.image_size": "8", "preblock.patch_size": "4"}

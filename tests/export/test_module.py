@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from incipit.export.errors import ExportError
-from incipit.export.exporter import Exported, export_module, verify
-from incipit.service.batching import Scheduler
-from incipit.service.engine import Engine
-from incipit.service.errors import Invalid
-from incipit.service.manifest import Manifest
-from incipit.service.messages import Request, Rows
-from incipit.service.metrics import Metrics
-from incipit.service.ready import OFTEN
-from incipit.service.repository import Model, Repository
-from incipit.service.runtime import CPU
+from preblock.export.errors import ExportError
+from preblock.export.exporter import Exported, export_module, verify
+from preblock.service.batching import Scheduler
+from preblock.service.engine import Engine
+from preblock.service.errors import Invalid
+from preblock.service.manifest import Manifest
+from preblock.service.messages import Request, Rows
+from preblock.service.metrics import Metrics
+from preblock.service.ready import OFTEN
+from preblock.service.repository import Model, Repository
+from preblock.service.runtime import CPU
 from tests.elsewhere.standard import check_standard
 
 V, D, M = 13, 6, 9

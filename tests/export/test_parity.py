@@ -11,16 +11,16 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from incipit.export.errors import ExportError, ParityError
-from incipit.export.exporter import export_loaded, verify
-from incipit.export.parity import Arguments, difference, grid, prove
-from incipit.export.source import LoadedSource
-from incipit.models.embeddings import bert_embedding, gpt2_embedding, transformer_embedding
-from incipit.models.frontend import FrontEnd
-from incipit.models.initialisers import seeded_
-from incipit.service.manifest import Manifest, ParityCase, Source, describe, read, write
-from incipit.service.messages import Int64
-from incipit.service.runtime import CPU, Session
+from preblock.export.errors import ExportError, ParityError
+from preblock.export.exporter import export_loaded, verify
+from preblock.export.parity import Arguments, difference, grid, prove
+from preblock.export.source import LoadedSource
+from preblock.models.embeddings import bert_embedding, gpt2_embedding, transformer_embedding
+from preblock.models.frontend import FrontEnd
+from preblock.models.initialisers import seeded_
+from preblock.service.manifest import Manifest, ParityCase, Source, describe, read, write
+from preblock.service.messages import Int64
+from preblock.service.runtime import CPU, Session
 
 M = 20
 BERT, GPT2, TRANSFORMER = bert_embedding(30, 8, M), gpt2_embedding(30, 8, M), transformer_embedding(30, 8, M)

@@ -10,16 +10,16 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from incipit.export.errors import ParityError
-from incipit.export.exporter import Exported, export
-from incipit.export.parity import prove_positioned
-from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.service.errors import ArtifactError
-from incipit.service.manifest import MANIFEST, POSITIONED, Manifest, PositionTable, read, write
-from incipit.service.positioned import map_positions
-from incipit.service.ready import ReadyCalls
-from incipit.service.repository import Model, Repository
-from incipit.service.runtime import CPU, Session
+from preblock.export.errors import ParityError
+from preblock.export.exporter import Exported, export
+from preblock.export.parity import prove_positioned
+from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.service.errors import ArtifactError
+from preblock.service.manifest import MANIFEST, POSITIONED, Manifest, PositionTable, read, write
+from preblock.service.positioned import map_positions
+from preblock.service.ready import ReadyCalls
+from preblock.service.repository import Model, Repository
+from preblock.service.runtime import CPU, Session
 from tests.families.published import save
 
 FAMILIES = {"gpt2": 0, "bart/decoder": 2, "bert": 0, "ctrl": 0, "roberta": None, "llama": None}

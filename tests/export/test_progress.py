@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from incipit.export import progress
-from incipit.export.progress import Progress, in_bytes
+from preblock.export import progress
+from preblock.export.progress import Progress, in_bytes
 
 
 class Clock:

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from incipit.service.manifest import GRAPH, MANIFEST, PARITY, read_with_identity
+from preblock.service.manifest import GRAPH, MANIFEST, PARITY, read_with_identity
 from tests.conftest import ROOT
 from tests.families.published import save
 
@@ -23,7 +23,7 @@ import pytest
 import torch
 from torch import nn
 
-from incipit.export.exporter import export, export_module
+from preblock.export.exporter import export, export_module
 from tests.torchlib import read_once
 
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 import transformers
 
-from incipit.export.errors import ExportError, ParityError
-from incipit.export.exporter import export, verify
-from incipit.export.parity import prove_rotary
-from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.models.rotary import RotaryConfig, RotaryOutput
-from incipit.service.manifest import EMBEDDINGS_GRAPH, GRAPH, Manifest, Rotary, describe, read, write
-from incipit.service.messages import Int64
-from incipit.service.runtime import Session
+from preblock.export.errors import ExportError, ParityError
+from preblock.export.exporter import export, verify
+from preblock.export.parity import prove_rotary
+from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.rotary import RotaryConfig, RotaryOutput
+from preblock.service.manifest import EMBEDDINGS_GRAPH, GRAPH, Manifest, Rotary, describe, read, write
+from preblock.service.messages import Int64
+from preblock.service.runtime import Session
 
 V, D, R = 40, 16, 8
 FAR = 131072

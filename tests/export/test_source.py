@@ -6,11 +6,11 @@ from typing import Literal
 import pytest
 import torch
 
-from incipit.export.errors import ExportError
-from incipit.export.source import HUB, load_source
-from incipit.models.checkpoint import read_frontend
-from incipit.models.frontend import FrontEnd
-from incipit.service.manifest import Source
+from preblock.export.errors import ExportError
+from preblock.export.source import HUB, load_source
+from preblock.models.checkpoint import read_frontend
+from preblock.models.frontend import FrontEnd
+from preblock.service.manifest import Source
 
 
 def test_a_folder_is_read_as_a_checkpoint(tiny_checkpoint: Path) -> None:

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from incipit.export.errors import ParityError
-from incipit.export.graph import describe_graph
-from incipit.export.stem import allowed_ulp, export_stem, prove_stem, read_stem_weights
-from incipit.models.stems import AudioConfig, AudioStem, PatchConfig, PatchStem, Stem, from_tensors
-from incipit.service.manifest import ParityCase
-from incipit.service.runtime import Session
+from preblock.export.errors import ParityError
+from preblock.export.graph import describe_graph
+from preblock.export.stem import allowed_ulp, export_stem, prove_stem, read_stem_weights
+from preblock.models.stems import AudioConfig, AudioStem, PatchConfig, PatchStem, Stem, from_tensors
+from preblock.service.manifest import ParityCase
+from preblock.service.runtime import Session
 from tests.elsewhere.standard import check_standard
 
 D = 8

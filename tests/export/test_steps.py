@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from incipit.export.exporter import Exported, export_loaded, verify
-from incipit.export.source import LoadedSource
-from incipit.models.embeddings import grid_embedding, hierarchical_embedding, hybrid_embedding
-from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.models.grid import FactorisedGridPositions, LearnedGridPositions, SinusoidalGridPositions, grid_ids
-from incipit.models.hierarchical import HierarchicalPositions
-from incipit.models.hybrid import HybridPositions
-from incipit.models.initialisers import seeded_
-from incipit.models.steps import Positions, Scale, Segments, Step, Tokens
-from incipit.service.manifest import Manifest, Source
-from incipit.service.runtime import CPU
+from preblock.export.exporter import Exported, export_loaded, verify
+from preblock.export.source import LoadedSource
+from preblock.models.embeddings import grid_embedding, hierarchical_embedding, hybrid_embedding
+from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.grid import FactorisedGridPositions, LearnedGridPositions, SinusoidalGridPositions, grid_ids
+from preblock.models.hierarchical import HierarchicalPositions
+from preblock.models.hybrid import HybridPositions
+from preblock.models.initialisers import seeded_
+from preblock.models.steps import Positions, Scale, Segments, Step, Tokens
+from preblock.service.manifest import Manifest, Source
+from preblock.service.runtime import CPU
 from tests.elsewhere.standard import check_standard
 
 V, D, M, H, W = 23, 8, 4, 3, 5

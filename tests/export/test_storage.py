@@ -17,21 +17,21 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from incipit.export.errors import ExportError, ParityError
-from incipit.export.exporter import Exported, export, export_loaded, verify
-from incipit.export.formats import find_format
-from incipit.export.parity import prove_lookup
-from incipit.export.source import LoadedSource, load_source
-from incipit.export.storage import build_narrow, compare_tables
-from incipit.models.custom import CustomFrontEnd
-from incipit.models.embeddings import gpt2_embedding
-from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.models.sinusoids import sinusoid
-from incipit.models.steps import Norm, Positions, Project, Segments, Tokens
-from incipit.service.batching import Scheduler
-from incipit.service.engine import Engine
-from incipit.service.errors import ArtifactError
-from incipit.service.manifest import (
+from preblock.export.errors import ExportError, ParityError
+from preblock.export.exporter import Exported, export, export_loaded, verify
+from preblock.export.formats import find_format
+from preblock.export.parity import prove_lookup
+from preblock.export.source import LoadedSource, load_source
+from preblock.export.storage import build_narrow, compare_tables
+from preblock.models.custom import CustomFrontEnd
+from preblock.models.embeddings import gpt2_embedding
+from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.sinusoids import sinusoid
+from preblock.models.steps import Norm, Positions, Project, Segments, Tokens
+from preblock.service.batching import Scheduler
+from preblock.service.engine import Engine
+from preblock.service.errors import ArtifactError
+from preblock.service.manifest import (
     DATA,
     EMBEDDINGS,
     GRAPH,
@@ -43,10 +43,10 @@ from incipit.service.manifest import (
     describe,
     read,
 )
-from incipit.service.messages import Request, Rows
-from incipit.service.metrics import Metrics
-from incipit.service.repository import Repository
-from incipit.service.runtime import CPU, Session
+from preblock.service.messages import Request, Rows
+from preblock.service.metrics import Metrics
+from preblock.service.repository import Repository
+from preblock.service.runtime import CPU, Session
 from tests.conftest import serving
 from tests.elsewhere.standard import check_standard
 from tests.families import biased, published

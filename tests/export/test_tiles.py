@@ -3,13 +3,13 @@
 import onnx
 import pytest
 
-from incipit.export.errors import ParityError
-from incipit.export.exporter import Exported, export
-from incipit.export.parity import prove_tiles
-from incipit.export.tiles import tiles_of
-from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.service.manifest import IN_TILES, Manifest, Tiles
-from incipit.service.runtime import CPU, Session
+from preblock.export.errors import ParityError
+from preblock.export.exporter import Exported, export
+from preblock.export.parity import prove_tiles
+from preblock.export.tiles import tiles_of
+from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.service.manifest import IN_TILES, Manifest, Tiles
+from preblock.service.runtime import CPU, Session
 from tests.families.published import save
 
 FAMILIES = {"roberta": True, "gpt2": True, "llama": False, "albert": False}

@@ -8,10 +8,10 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from incipit.export.parity import difference
-from incipit.models.frontend import FrontEndConfig
-from incipit.service.manifest import TOKEN_GRAPHS
-from incipit.service.runtime import Session
+from preblock.export.parity import difference
+from preblock.models.frontend import FrontEndConfig
+from preblock.service.manifest import TOKEN_GRAPHS
+from preblock.service.runtime import Session
 from tests.families import stems
 from tests.families.published import VOCABULARY, Model
 

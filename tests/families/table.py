@@ -9,10 +9,10 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from incipit.models.families import FAMILIES
-from incipit.models.frontend import FrontEndConfig
-from incipit.service.manifest import MANIFEST, Manifest, read
-from tests.conftest import INCIPIT, ROOT
+from preblock.models.families import FAMILIES
+from preblock.models.frontend import FrontEndConfig
+from preblock.service.manifest import MANIFEST, Manifest, read
+from tests.conftest import PREBLOCK, ROOT
 from tests.families import stems
 from tests.families.parity import Difference, compare, compare_rotary, compare_stem
 from tests.families.published import Model, save
@@ -21,7 +21,7 @@ DOCUMENT = ROOT / "docs/parity.md"
 HEAD = """# Parity
 
 Every family of the table in `models/families.py`, on a tiny random checkpoint: saved by transformers, exported by
-`incipit export`, run in a bare onnxruntime, and compared with what enters the first block of the model itself. The
+`preblock export`, run in a bare onnxruntime, and compared with what enters the first block of the model itself. The
 cases: plain rows, rows padded on the left and on the right, rows with segments where the family has them, and rows fed
 in two chunks of 9 and 5 tokens. A difference is the largest of all cases; its ULP are those of the largest value of the
 row it stands in. Without a norm or a projection every bit is determined, and must be equal. Rotary outputs are compared
@@ -54,7 +54,7 @@ def measure(name: str) -> str:
         save(name, checkpoint)
         side = name.partition("/")[2]
         options = ["--name", "model", "--repository", str(repository), *(["--side", side] if side else [])]
-        subprocess.run([INCIPIT, "export", str(checkpoint), *options], check=True, capture_output=True)
+        subprocess.run([PREBLOCK, "export", str(checkpoint), *options], check=True, capture_output=True)
         artifact = repository / "model/1"
         manifest = read(Manifest, artifact / MANIFEST)
         assert manifest.front_end is not None
@@ -75,7 +75,7 @@ def measure_stem(name: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint, side = stems.save(name, Path(folder) / "checkpoint"), stems.MODELS[name][2]
         options = ["--name", "model", "--repository", folder, *(["--side", side] if side else [])]
-        subprocess.run([INCIPIT, "export", str(checkpoint), *options], check=True, capture_output=True)
+        subprocess.run([PREBLOCK, "export", str(checkpoint), *options], check=True, capture_output=True)
         worst = max(compare_stem(name, Path(folder) / "model/1"), key=_ulp)
     return f"| `{stems.ROWS[name]}` | {worst.max_abs:.1e} | {worst.max_ulp:.1f} |"
 

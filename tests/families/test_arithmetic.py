@@ -9,10 +9,10 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from incipit.export.graph import export_graph
-from incipit.export.parity import difference
-from incipit.models.checkpoint import read_frontend
-from incipit.models.frontend import FrontEnd
+from preblock.export.graph import export_graph
+from preblock.export.parity import difference
+from preblock.models.checkpoint import read_frontend
+from preblock.models.frontend import FrontEnd
 from tests.elsewhere.standard import check_standard
 from tests.families.published import PUBLISHED, Model, save
 

@@ -6,11 +6,11 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from incipit.export.graph import export_graph
-from incipit.export.parity import ROTARY_ULP
-from incipit.models.checkpoint import read_frontend
-from incipit.models.companions import ROTARY
-from incipit.models.families import FAMILIES
+from preblock.export.graph import export_graph
+from preblock.export.parity import ROTARY_ULP
+from preblock.models.checkpoint import read_frontend
+from preblock.models.companions import ROTARY
+from preblock.models.families import FAMILIES
 from tests.elsewhere.standard import check_standard
 from tests.families.parity import check_rows_of_one, compare, compare_rotary
 from tests.families.published import PUBLISHED, Model, save

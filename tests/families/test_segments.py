@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, XLMConfig, XLMModel
 
-from incipit.export.graph import export_graph
-from incipit.export.parity import difference
-from incipit.models.checkpoint import CheckpointError, read_frontend
-from incipit.models.families import FAMILIES
+from preblock.export.graph import export_graph
+from preblock.export.parity import difference
+from preblock.models.checkpoint import CheckpointError, read_frontend
+from preblock.models.families import FAMILIES
 from tests.families.published import PUBLISHED, VOCABULARY, WIDTH, Model, save
 
 CACHED = ("gpt2", "gpt_neo", "gptj", "codegen", "ctrl")

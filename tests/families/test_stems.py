@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from incipit.export.exporter import export, verify
-from incipit.export.stem import allowed_ulp
-from incipit.models.families import STEMS
-from incipit.models.stem_checkpoint import read_stem, stem_files_needed
+from preblock.export.exporter import export, verify
+from preblock.export.stem import allowed_ulp
+from preblock.models.families import STEMS
+from preblock.models.stem_checkpoint import read_stem, stem_files_needed
 from tests.families.parity import compare_stem
 from tests.families.stems import MODELS, ROWS, save
 

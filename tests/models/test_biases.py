@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from incipit.models.alibi import AlibiBias
-from incipit.models.bias import (
+from preblock.models.alibi import AlibiBias
+from preblock.models.bias import (
     AlibiConfig,
     BiasConfig,
     RelativeSinusoidConfig,
@@ -19,10 +19,10 @@ from incipit.models.bias import (
     from_document,
     to_document,
 )
-from incipit.models.checkpoint import CheckpointError, read_frontend
-from incipit.models.companions import BIASES, bias_of
-from incipit.models.families import FAMILIES
-from incipit.models.frontend import FrontEndConfig
+from preblock.models.checkpoint import CheckpointError, read_frontend
+from preblock.models.companions import BIASES, bias_of
+from preblock.models.families import FAMILIES
+from preblock.models.frontend import FrontEndConfig
 from tests.families.biased import BIASED, HEADS, save
 
 BUCKETS = "{}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"

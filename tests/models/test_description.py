@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
-from incipit.models.checkpoint import CheckpointError
-from incipit.models.description import files_described, read_description
-from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.models.grid import SinusoidalGridPositions
-from incipit.models.sinusoids import sinusoid
-from incipit.models.steps import from_document, to_document
+from preblock.models.checkpoint import CheckpointError
+from preblock.models.description import files_described, read_description
+from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.grid import SinusoidalGridPositions
+from preblock.models.sinusoids import sinusoid
+from preblock.models.steps import from_document, to_document
 
 TABLES = {
     "embed": torch.randn(11, 4, generator=torch.Generator().manual_seed(1)),

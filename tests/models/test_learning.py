@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from incipit.models.alibi import AlibiBias
-from incipit.models.grid import FactorisedGridPositions, LearnedGridPositions, SinusoidalGridPositions, grid_ids
-from incipit.models.hierarchical import HierarchicalPositions
-from incipit.models.hybrid import HybridPositions
-from incipit.models.positions import LearnedPositions, SinusoidalPositions
-from incipit.models.relative import T5RelativeBias
-from incipit.models.rotary import RotaryConfig, RotaryPositions, rotate
+from preblock.models.alibi import AlibiBias
+from preblock.models.grid import FactorisedGridPositions, LearnedGridPositions, SinusoidalGridPositions, grid_ids
+from preblock.models.hierarchical import HierarchicalPositions
+from preblock.models.hybrid import HybridPositions
+from preblock.models.positions import LearnedPositions, SinusoidalPositions
+from preblock.models.relative import T5RelativeBias
+from preblock.models.rotary import RotaryConfig, RotaryPositions, rotate
 
 D, HEADS, SIDE = 16, 4, 3
 LENGTH = SIDE * SIDE

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from incipit.models.embeddings import bert_embedding
-from incipit.models.initialisers import seeded_
-from incipit.models.presets import PRESETS, build_preset
+from preblock.models.embeddings import bert_embedding
+from preblock.models.initialisers import seeded_
+from preblock.models.presets import PRESETS, build_preset
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ from transformers import (
     WhisperModel,
 )
 
-from incipit.models.checkpoint import CheckpointError
-from incipit.models.families import STEMS, Config
-from incipit.models.stem_checkpoint import is_stem, read_stem
-from incipit.models.stems import (
+from preblock.models.checkpoint import CheckpointError
+from preblock.models.families import STEMS, Config
+from preblock.models.stem_checkpoint import is_stem, read_stem
+from preblock.models.stems import (
     AudioConfig,
     AudioStem,
     PatchConfig,

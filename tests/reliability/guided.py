@@ -8,7 +8,7 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["incipit.service"]):
+with atheris.instrument_imports(include=["preblock.service"]):
     from tests.reliability.parsers import parsers
 
 

@@ -15,17 +15,17 @@ import onnx
 import safetensors.numpy
 from onnx import TensorProto, helper
 
-from incipit.service.errors import IncipitError
-from incipit.service.graphs.check import MOST_BYTES as GRAPH_BYTES
-from incipit.service.graphs.check import check_graphs
-from incipit.service.manifest import DATA, GRAPH, MANIFEST, File, Manifest, read_manifest
-from incipit.service.manifest import MOST_BYTES as MANIFEST_BYTES
-from incipit.service.wire.arrays import read_npy, read_raw
-from incipit.service.wire.frames import read_frame
-from incipit.service.wire.native import read_json
-from incipit.service.wire.open_inference import read_infer
-from incipit.service.wire.open_inference_models import Manifests
-from incipit.service.wire.safetensors import read_safetensors
+from preblock.service.errors import PreblockError
+from preblock.service.graphs.check import MOST_BYTES as GRAPH_BYTES
+from preblock.service.graphs.check import check_graphs
+from preblock.service.manifest import DATA, GRAPH, MANIFEST, File, Manifest, read_manifest
+from preblock.service.manifest import MOST_BYTES as MANIFEST_BYTES
+from preblock.service.wire.arrays import read_npy, read_raw
+from preblock.service.wire.frames import read_frame
+from preblock.service.wire.native import read_json
+from preblock.service.wire.open_inference import read_infer
+from preblock.service.wire.open_inference_models import Manifests
+from preblock.service.wire.safetensors import read_safetensors
 from tests.service.manifests import tiny_manifest, tiny_stem
 
 MOST_EACH, MOST_ALONE = 200, 2**20
@@ -37,7 +37,7 @@ class Parser:
     """What reads bytes.
 
     Args:
-        read: returns something, or raises an IncipitError.
+        read: returns something, or raises an PreblockError.
         seeds: inputs to change.
         words: bytes that mean something to it.
         most: bytes of memory that it may take, whatever the input.
@@ -50,7 +50,7 @@ class Parser:
     most: int = MOST_ALONE
 
     def hold(self, data: bytes) -> None:
-        """Read, and raise whatever is no IncipitError, or MemoryError where it takes too much memory.
+        """Read, and raise whatever is no PreblockError, or MemoryError where it takes too much memory.
 
         Who reads millions of inputs traces memory all the time: each start of it costs some that never comes back.
         """
@@ -61,7 +61,7 @@ class Parser:
         tracemalloc.reset_peak()
         try:
             self.read(data)
-        except IncipitError:
+        except PreblockError:
             pass
         finally:
             peak = tracemalloc.get_traced_memory()[1] - before
@@ -88,7 +88,7 @@ def _npy(array: Any) -> bytes:
 
 
 def _frame(kind: int, flags: int, rows: int, tokens: int, body: bytes, version: int = 2) -> bytes:
-    return b"INCP" + struct.pack("<BBHIII", version, kind, flags, 7, rows, tokens) + bytes(4) + body
+    return b"PRBK" + struct.pack("<BBHIII", version, kind, flags, 7, rows, tokens) + bytes(4) + body
 
 
 def _v2(header: dict[str, Any], data: bytes = b"") -> bytes:
@@ -104,8 +104,8 @@ def _read_v2(body: bytes, manifest: Manifests) -> object:
 
 def _read_call(message: bytes, manifest: Manifest) -> object:
     # In a process of its own: the names of these messages are those of a client's, of which a process holds one.
-    from incipit.service.wire import open_inference_pb2 as pb
-    from incipit.service.wire import protobuf
+    from preblock.service.wire import open_inference_pb2 as pb
+    from preblock.service.wire import protobuf
 
     return protobuf.read_infer(protobuf.read(pb.ModelInferRequest, message), manifest)
 

@@ -14,17 +14,17 @@ import pytest
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
-from incipit.export.exporter import export_loaded
-from incipit.export.source import LoadedSource
-from incipit.models.bias import AlibiConfig
-from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.models.initialisers import seeded_
-from incipit.models.stems import PatchConfig, PatchStem
-from incipit.models.steps import Tokens
-from incipit.service.api.problems import STATUS, problem
-from incipit.service.errors import UNFORESEEN, ArtifactError, IncipitError, Invalid, Unavailable
-from incipit.service.manifest import Source
-from incipit.service.wire.steps import write_error
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.bias import AlibiConfig
+from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.initialisers import seeded_
+from preblock.models.stems import PatchConfig, PatchStem
+from preblock.models.steps import Tokens
+from preblock.service.api.problems import STATUS, problem
+from preblock.service.errors import UNFORESEEN, ArtifactError, Invalid, PreblockError, Unavailable
+from preblock.service.manifest import Source
+from preblock.service.wire.steps import write_error
 from tests.conftest import Server, serving
 from tests.reliability.bad_requests import METHODS, PATHS, REFUSAL, Bad, Wrong, message, refusal, worst
 from tests.reliability.parsers import parsers
@@ -73,7 +73,7 @@ ERROR = Unavailable("queue", "more than 30 s in it", "at most 30 s; try again la
 
 @pytest.mark.parametrize("begin", [b"", b"event: error\ndata: "])
 @pytest.mark.parametrize("error", [ERROR, ArtifactError("bert/1", "what is broken", "an artifact that can be opened")])
-def test_a_fault_is_seen_in_a_stream_over_http(begin: bytes, error: IncipitError) -> None:
+def test_a_fault_is_seen_in_a_stream_over_http(begin: bytes, error: PreblockError) -> None:
     head, good = b"HTTP/1.1 200 OK\r\n\r\n", b'9\r\n{"got":""}\r\n'
     assert worst(head + good) == 200
     assert worst(head + good + begin + write_error(problem(error)) + good) == STATUS[type(error)] >= 500

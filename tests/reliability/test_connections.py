@@ -40,7 +40,7 @@ MOST = 24 * 2**20
 @pytest.fixture(scope="module")
 def server(tiny_repository: Path) -> Iterator[Server]:
     """A server of its own, whose memory nobody else moves, and which waits two seconds for a client."""
-    with serving(tiny_repository, INCIPIT_STREAM_IDLE_SECONDS="2") as running:
+    with serving(tiny_repository, PREBLOCK_STREAM_IDLE_SECONDS="2") as running:
         yield running
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from incipit.service.errors import IncipitError
+from preblock.service.errors import PreblockError
 from tests.conftest import ROOT
 from tests.reliability.drawn import hold
 from tests.reliability.parsers import Parser, parsers
@@ -49,7 +49,7 @@ FOUND = {"a key of external data that is no UTF-8": ("graphs", (b"location", b"l
 @pytest.mark.parametrize("what", FOUND)
 def test_what_was_found_once_is_an_error_of_ours(every: dict[str, Parser], what: str) -> None:
     name, change = FOUND[what]
-    with pytest.raises(IncipitError):
+    with pytest.raises(PreblockError):
         every[name].read(every[name].seeds[0].replace(*change))
 
 

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.sync.client import connect as connect_socket
 
-from incipit.service.manifest import DATA
-from incipit.service.metrics import RESERVED
-from tests.conftest import INCIPIT, Server, free_port, said_at_the_start, serving
+from preblock.service.manifest import DATA
+from preblock.service.metrics import RESERVED
+from tests.conftest import PREBLOCK, Server, free_port, said_at_the_start, serving
 from tests.processes import alive, children, fork_servers, workers
 from tests.reliability.wires import IDS, connection, still_right
 
@@ -159,7 +159,7 @@ def test_a_worker_is_started_again_where_what_starts_it_is_killed_meanwhile(
 def parent(repository: Path, port: int, grpc_port: int) -> Iterator[subprocess.Popen[str]]:
     """Serve with two workers on these ports, and end all that is left of it."""
     ports = ["--port", str(port), "--grpc-port", str(grpc_port)]
-    command = [INCIPIT, "serve", "--repository", str(repository), *ports, "--workers", "2"]
+    command = [PREBLOCK, "serve", "--repository", str(repository), *ports, "--workers", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             yield process
@@ -235,7 +235,7 @@ def fill(disk: Path) -> Path:
 
 def test_a_full_disk_takes_nothing_from_clients(tiny_repository: Path, expected: bytes, small_disk: Path) -> None:
     """A page of a mapped file that the disk has no room for would end its process."""
-    folders = {"TMPDIR": str(small_disk), "INCIPIT_CACHE": str(small_disk / "cache")}
+    folders = {"TMPDIR": str(small_disk), "PREBLOCK_CACHE": str(small_disk / "cache")}
     with serving(tiny_repository, "--workers", "2", "--model-control", "explicit", **folders) as server:
         wait_for(partial(ready, server))
         before = workers(server.process.pid)
@@ -258,7 +258,7 @@ def test_a_full_disk_takes_nothing_from_clients(tiny_repository: Path, expected:
 def test_the_room_for_the_numbers_of_workers_is_taken_at_the_start(tiny_repository: Path, tmp_path: Path) -> None:
     with serving(tiny_repository, "--workers", "2", TMPDIR=str(tmp_path)) as server:
         wait_for(partial(ready, server))
-        (folder,) = tmp_path.glob("incipit-*/metrics")
+        (folder,) = tmp_path.glob("preblock-*/metrics")
         wait_for(lambda: len(list(folder.glob("*.db"))) == 2 * len(RESERVED))
         for file in folder.glob("*.db"):
             kind, _, pid = file.stem.rpartition("_")
@@ -310,8 +310,8 @@ def test_metrics_are_true_or_unavailable_without_descriptors(tiny_repository: Pa
                 return False
             families = text_string_to_metric_families(answer.text)
             found = {(s.name, *s.labels.values()): s.value for f in families for s in f.samples}
-            assert found["incipit_requests_total", "native", "gpt", "ok"] == len(clients)
-            assert found["incipit_resident_memory_bytes", "anonymous"] > 2**20
+            assert found["preblock_requests_total", "native", "gpt", "ok"] == len(clients)
+            assert found["preblock_resident_memory_bytes", "anonymous"] > 2**20
             return True
 
         assert told()
@@ -408,7 +408,11 @@ def test_a_clock_that_jumps_changes_nothing(tiny_repository: Path, tmp_path: Pat
     clock = tmp_path / "clock"
     clock.write_text("+0")
     fake = {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1"}
-    fake |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "INCIPIT_STREAM_IDLE_SECONDS": "600", "INCIPIT_STREAM_SECONDS": "900"}
+    fake |= {
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "PREBLOCK_STREAM_IDLE_SECONDS": "600",
+        "PREBLOCK_STREAM_SECONDS": "900",
+    }
     with (
         serving(tiny_repository, **fake) as server,
         httpx.Client(base_url=server.address, timeout=60) as client,

@@ -9,10 +9,10 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from incipit.export.exporter import export_loaded
-from incipit.export.source import LoadedSource
-from incipit.models.embeddings import gpt2_embedding
-from incipit.service.manifest import GRAPH, Source
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.embeddings import gpt2_embedding
+from preblock.service.manifest import GRAPH, Source
 from tests.conftest import Server
 from tests.service.doors import Clients, connect
 

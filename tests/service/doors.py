@@ -21,9 +21,9 @@ from tritonclient.utils import InferenceServerException
 from websockets import InvalidStatus
 from websockets.sync.client import connect as connect_socket
 
-import incipit
-from incipit.client import AsyncClient, Client, Embeddings
-from incipit.client.errors import ServiceError
+import preblock
+from preblock.client import AsyncClient, Client, Embeddings
+from preblock.client.errors import ServiceError
 from tests.conftest import Server
 
 Fields = dict[str, Any]
@@ -66,11 +66,11 @@ def connect(server: Server) -> Iterator[Clients]:
         with (
             tritonclient.grpc.InferenceServerClient(server.grpc) as client,
             grpc.insecure_channel(server.grpc, [("grpc.max_receive_message_length", -1)]) as channel,
-            incipit.connect(server.address) as own,
+            preblock.connect(server.address) as own,
             asyncio.Runner() as runner,
         ):
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            own_async = incipit.connect_async(server.address)
+            own_async = preblock.connect_async(server.address)
             yield Clients(http, client, stub, server.socket, own, own_async, runner)
             runner.run(own_async.aclose())
 
@@ -95,7 +95,7 @@ def native_float(clients: Clients, model: str, fields: Fields) -> Vectors:
 def native_bytes(clients: Clients, model: str, fields: Fields) -> Vectors:
     headers = {"Accept": "application/octet-stream"}
     answer = _accepted(clients.http.post(f"/models/{model}/embed", json=fields, headers=headers))
-    return np.frombuffer(answer.content, "<f4").reshape(-1, int(answer.headers["Incipit-Shape"].split(",")[-1]))
+    return np.frombuffer(answer.content, "<f4").reshape(-1, int(answer.headers["Preblock-Shape"].split(",")[-1]))
 
 
 def native_npy(clients: Clients, model: str, fields: Fields) -> Vectors:
@@ -122,7 +122,7 @@ def native_raw(clients: Clients, model: str, fields: Fields) -> Vectors:
         params={name: json.dumps(value) for name, value in query.items()},
         headers={"Accept": "application/octet-stream", "Content-Type": "application/octet-stream"},
     )
-    width = int(_accepted(answer).headers["Incipit-Shape"].split(",")[-1])
+    width = int(_accepted(answer).headers["Preblock-Shape"].split(",")[-1])
     return np.frombuffer(answer.content, "<f4").reshape(-1, width)
 
 
@@ -283,7 +283,7 @@ def open_stream(clients: Clients, model: str, options: Fields) -> Iterator[Any]:
 
 def step_frame(ids: list[int], number: int = 0) -> bytes:
     """Write a step as `docs/decode.md` describes it."""
-    header = FRAME.pack(b"INCP", 1, STEP, 0, number, 1, len(ids), 0, bytes(3))
+    header = FRAME.pack(b"PRBK", 1, STEP, 0, number, 1, len(ids), 0, bytes(3))
     return header + np.array(ids, "<i8").tobytes() + np.array([len(ids)], "<u4").tobytes()
 
 

@@ -9,15 +9,15 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from incipit.service.api import embed, open_inference, problems
-from incipit.service.batching import SMALL, Scheduler
-from incipit.service.engine import Engine
-from incipit.service.errors import Unavailable
-from incipit.service.metrics import Metrics
-from incipit.service.repository import Repository
-from incipit.service.runtime import CPU
-from incipit.service.sequences import Sequences
-from incipit.service.wire.native import read_embed
+from preblock.service.api import embed, open_inference, problems
+from preblock.service.batching import SMALL, Scheduler
+from preblock.service.engine import Engine
+from preblock.service.errors import Unavailable
+from preblock.service.metrics import Metrics
+from preblock.service.repository import Repository
+from preblock.service.runtime import CPU
+from preblock.service.sequences import Sequences
+from preblock.service.wire.native import read_embed
 
 LARGE = SMALL + 1
 

@@ -12,21 +12,21 @@ import pytest
 import transformers
 from numpy.typing import NDArray
 
-from incipit.export.exporter import export
-from incipit.export.parity import prove
-from incipit.export.stem import export_stem, prove_stem
-from incipit.models.checkpoint import read_frontend
-from incipit.models.stems import PatchConfig, PatchStem
-from incipit.service.batching import Scheduler
-from incipit.service.bound import PART, PARTS
-from incipit.service.engine import Engine
-from incipit.service.errors import ArtifactError
-from incipit.service.messages import Pieces, Request, Rows
-from incipit.service.metrics import Metrics
-from incipit.service.pinned import Bytes
-from incipit.service.plain import Run, plain
-from incipit.service.repository import Model, Repository
-from incipit.service.runtime import CPU, CUDA, Session
+from preblock.export.exporter import export
+from preblock.export.parity import prove
+from preblock.export.stem import export_stem, prove_stem
+from preblock.models.checkpoint import read_frontend
+from preblock.models.stems import PatchConfig, PatchStem
+from preblock.service.batching import Scheduler
+from preblock.service.bound import PART, PARTS
+from preblock.service.engine import Engine
+from preblock.service.errors import ArtifactError
+from preblock.service.messages import Pieces, Request, Rows
+from preblock.service.metrics import Metrics
+from preblock.service.pinned import Bytes
+from preblock.service.plain import Run, plain
+from preblock.service.repository import Model, Repository
+from preblock.service.runtime import CPU, CUDA, Session
 
 MODELS = ("gpt2-small", "minilm", "transformer-base")
 Feeds = dict[str, NDArray[np.int64]]

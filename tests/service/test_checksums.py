@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from incipit.service import checksums, manifest
-from incipit.service.checksums import FILE, Checksums
-from incipit.service.files import open_file, stamp_of
-from incipit.service.manifest import DATA, MANIFEST
-from incipit.service.repository import Repository
-from incipit.service.runtime import CPU
+from preblock.service import checksums, manifest
+from preblock.service.checksums import FILE, Checksums
+from preblock.service.files import open_file, stamp_of
+from preblock.service.manifest import DATA, MANIFEST
+from preblock.service.repository import Repository
+from preblock.service.runtime import CPU
 from tests import commands
 
 FALSE = "f" * 64
@@ -182,10 +182,10 @@ def test_a_user_without_a_home_has_every_file_hashed(file: Path) -> None:
 @pytest.mark.usefixtures("later")
 def test_the_home_is_found(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    known = Checksums(Path("~/.cache/incipit"))
+    known = Checksums(Path("~/.cache/preblock"))
     ask(known, file)
     known.save()
-    assert (tmp_path / ".cache/incipit" / FILE).is_file()
+    assert (tmp_path / ".cache/preblock" / FILE).is_file()
 
 
 @pytest.mark.usefixtures("later")
@@ -251,8 +251,8 @@ def test_the_command_line_remembers_and_verify_does_not_ask(tiny_repository: Pat
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         arguments += ("--repository", str(tiny_repository))
-        return commands.run(commands.incipit, *arguments, environment={"INCIPIT_CACHE": str(tmp_path / "cache")})
+        return commands.run(commands.preblock, *arguments, environment={"PREBLOCK_CACHE": str(tmp_path / "cache")})
 
     refused, verified = run("check"), run("verify", "gpt")
-    assert refused.stderr.startswith(f"incipit: gpt/1/{DATA}: got sha256 {FALSE[:12]}…")
+    assert refused.stderr.startswith(f"preblock: gpt/1/{DATA}: got sha256 {FALSE[:12]}…")
     assert verified.returncode == 0, verified.stderr

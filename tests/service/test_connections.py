@@ -26,15 +26,15 @@ import pytest
 import uvicorn
 from numpy.typing import NDArray
 
-from incipit.export.exporter import export_loaded
-from incipit.export.source import LoadedSource
-from incipit.models.embeddings import gpt2_embedding
-from incipit.service.app import create_app
-from incipit.service.connections import Http
-from incipit.service.large import WRITTEN_WHOLE
-from incipit.service.manifest import Source
-from incipit.service.settings import Settings
-from incipit.service.workers import configure
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.embeddings import gpt2_embedding
+from preblock.service.app import create_app
+from preblock.service.connections import Http
+from preblock.service.large import WRITTEN_WHOLE
+from preblock.service.manifest import Source
+from preblock.service.settings import Settings
+from preblock.service.workers import configure
 from tests.conftest import Server, serving
 from tests.service.api.test_deaf_clients import tokens_of
 
@@ -298,7 +298,7 @@ def test_a_large_answer_that_nobody_reads_counts_as_answered_now(root: Path) -> 
     address, document, _ = LARGE["native"]
     numbers = address, orjson.dumps(document(np.zeros((16, 850), np.int64))), {"Content-Type": "application/json"}
     with (
-        serving(root, INCIPIT_MAX_REQUESTS="1") as server,
+        serving(root, PREBLOCK_MAX_REQUESTS="1") as server,
         httpx.Client(base_url=server.address, timeout=30) as client,
     ):
         url = httpx.URL(server.address)
@@ -362,13 +362,13 @@ def test_a_version_that_replaces_another_answers_from_then_on(root: Path, tmp_pa
         second = LoadedSource(gpt2_embedding(VOCABULARY, WIDTH, MAX_LEN), Source(kind="module"))
         export_loaded(second, "gpt", tmp_path / "models")
         deadline = time.monotonic() + 30
-        while (new := client.post(path, content=body, headers=headers)).headers["Incipit-Version"] == "1":
+        while (new := client.post(path, content=body, headers=headers)).headers["Preblock-Version"] == "1":
             assert new.content == old.content
             assert time.monotonic() < deadline
-        assert new.headers["Incipit-Version"] == "2"
+        assert new.headers["Preblock-Version"] == "2"
         assert new.content != old.content
         shutil.rmtree(tmp_path / "models" / "gpt" / "2")
-        while (last := client.post(path, content=body, headers=headers)).headers["Incipit-Version"] == "2":
+        while (last := client.post(path, content=body, headers=headers)).headers["Preblock-Version"] == "2":
             assert time.monotonic() < deadline
         assert last.content == old.content
 

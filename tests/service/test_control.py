@@ -13,15 +13,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from incipit.export.exporter import export_loaded
-from incipit.export.source import LoadedSource
-from incipit.models.embeddings import gpt2_embedding
-from incipit.models.initialisers import seeded_
-from incipit.service.control import Control
-from incipit.service.errors import ArtifactError, Forbidden, NotFound
-from incipit.service.manifest import GRAPH, Source
-from incipit.service.repository import Repository
-from incipit.service.runtime import CPU
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.embeddings import gpt2_embedding
+from preblock.models.initialisers import seeded_
+from preblock.service.control import Control
+from preblock.service.errors import ArtifactError, Forbidden, NotFound
+from preblock.service.manifest import GRAPH, Source
+from preblock.service.repository import Repository
+from preblock.service.runtime import CPU
 from tests.conftest import serving
 
 
@@ -174,7 +174,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_server_follows_its_folder_without_a_failed_request(root: Path, workers: int) -> None:
-    options = {"INCIPIT_POLL_SECONDS": "0.1", "INCIPIT_WORKERS": str(workers)}
+    options = {"PREBLOCK_POLL_SECONDS": "0.1", "PREBLOCK_WORKERS": str(workers)}
     versions: set[int] = set()
     failures: list[str] = []
     with serving(root, "--model-control", "poll", **options) as server:

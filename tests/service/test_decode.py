@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from incipit.service.batching import Scheduler
-from incipit.service.decode import DecodeStream
-from incipit.service.engine import Engine
-from incipit.service.errors import ClientFault, Conflict, Invalid, TooLarge, Unavailable
-from incipit.service.messages import Rows, TokenAnswer
-from incipit.service.metrics import Metrics
-from incipit.service.operations import Append, Close, Drop, Message, Operation, Options, Ping, Reorder, Rewind, Step
-from incipit.service.repository import Repository
-from incipit.service.runtime import CPU
-from incipit.service.wire.native import read_embed
+from preblock.service.batching import Scheduler
+from preblock.service.decode import DecodeStream
+from preblock.service.engine import Engine
+from preblock.service.errors import ClientFault, Conflict, Invalid, TooLarge, Unavailable
+from preblock.service.messages import Rows, TokenAnswer
+from preblock.service.metrics import Metrics
+from preblock.service.operations import Append, Close, Drop, Message, Operation, Options, Ping, Reorder, Rewind, Step
+from preblock.service.repository import Repository
+from preblock.service.runtime import CPU
+from preblock.service.wire.native import read_embed
 
 
 @pytest.fixture(scope="module")

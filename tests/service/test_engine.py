@@ -10,23 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-from incipit.export.exporter import export_loaded
-from incipit.export.source import LoadedSource
-from incipit.models.embeddings import gpt2_embedding
-from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.models.steps import Positions, Project, Tokens
-from incipit.service.batching import Scheduler
-from incipit.service.calls import Call, plan
-from incipit.service.engine import Engine
-from incipit.service.errors import Invalid, TooLarge
-from incipit.service.manifest import Manifest, Source
-from incipit.service.messages import Request, TokenAnswer
-from incipit.service.metrics import Metrics
-from incipit.service.observation import INFER
-from incipit.service.repository import Repository
-from incipit.service.rounding import cast
-from incipit.service.runtime import CPU
-from incipit.service.wire.native import read_embed
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.embeddings import gpt2_embedding
+from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.steps import Positions, Project, Tokens
+from preblock.service.batching import Scheduler
+from preblock.service.calls import Call, plan
+from preblock.service.engine import Engine
+from preblock.service.errors import Invalid, TooLarge
+from preblock.service.manifest import Manifest, Source
+from preblock.service.messages import Request, TokenAnswer
+from preblock.service.metrics import Metrics
+from preblock.service.observation import INFER
+from preblock.service.repository import Repository
+from preblock.service.rounding import cast
+from preblock.service.runtime import CPU
+from preblock.service.wire.native import read_embed
 from tests.service.doors import Fields
 from tests.service.random_requests import positions_of, random_request
 

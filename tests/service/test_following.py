@@ -25,12 +25,12 @@ from websockets import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as connect_socket
 
-from incipit.export.exporter import export_loaded
-from incipit.export.source import LoadedSource
-from incipit.models.embeddings import gpt2_embedding
-from incipit.service.manifest import Source
-from incipit.service.settings import FOLLOWED, load
-from tests.conftest import INCIPIT, ROOT, free_port, said_at_the_start
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.embeddings import gpt2_embedding
+from preblock.service.manifest import Source
+from preblock.service.settings import FOLLOWED, load
+from tests.conftest import PREBLOCK, ROOT, free_port, said_at_the_start
 from tests.processes import workers as workers_of
 from tests.service.test_socket_connections import step
 
@@ -68,12 +68,12 @@ class Served:
 
 @contextmanager
 def served(models: Path, folder: Path, *options: str) -> Iterator[Served]:
-    file, log, port = folder / "incipit.toml", folder / "log", free_port()
+    file, log, port = folder / "preblock.toml", folder / "log", free_port()
     file.write_text("")
     arguments = ["--repository", str(models), "--port", "0", "--grpc-port", str(port), "--config", str(file), *options]
     with (
         log.open("w") as errors,
-        subprocess.Popen([INCIPIT, "serve", *arguments], stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+        subprocess.Popen([PREBLOCK, "serve", *arguments], stdout=subprocess.PIPE, stderr=errors, text=True) as process,
     ):
         try:
             yield Served(said_at_the_start(process)[1], f"127.0.0.1:{port}", process.pid, file, log)
@@ -206,7 +206,7 @@ def a_line_with_ids(server: Served) -> bool:
 
 
 def says_more(server: Served) -> bool:
-    return "INFO incipit.service.following: settings: log_level = info" in server.said()
+    return "INFO preblock.service.following: settings: log_level = info" in server.said()
 
 
 SEEN: dict[str, tuple[str, Callable[[Served], bool]]] = {
@@ -367,7 +367,7 @@ def test_each_worker_follows_and_so_does_one_that_starts_later(tiny_repository: 
 
 
 def test_a_change_between_the_reading_and_the_first_look_is_seen(tmp_path: Path) -> None:
-    file = tmp_path / "incipit.toml"
+    file = tmp_path / "preblock.toml"
     file.write_text("max_rows = 5\n")
     settings = load({"config": str(file), "port": "1"}).settings
     file.write_text("max_rows = 6\n")

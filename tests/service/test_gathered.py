@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from incipit.service.gathered import Gathered
-from incipit.service.wire.content import COPIED
+from preblock.service.gathered import Gathered
+from preblock.service.wire.content import COPIED
 
 LARGE = bytes(COPIED + 1)
 

@@ -21,10 +21,10 @@ from tritonclient.utils import InferenceServerException
 from websockets import InvalidStatus
 from websockets.sync.client import connect as connect_socket
 
-import incipit
-from incipit.client import errors
-from incipit.service.access import new_key, read_keys
-from tests.conftest import INCIPIT, ROOT, Server, serving
+import preblock
+from preblock.client import errors
+from preblock.service.access import new_key, read_keys
+from tests.conftest import PREBLOCK, ROOT, Server, serving
 
 PATHS = [
     ("POST", "/models/gpt/embed"),
@@ -99,7 +99,7 @@ def check_form(response: httpx.Response, kind: str) -> None:
         assert document["error"]["type"] == "invalid_request_error"
     else:
         assert response.headers["Content-Type"] == "application/problem+json"
-        assert (document["type"], document["status"]) == (f"urn:incipit:error:{kind}", response.status_code)
+        assert (document["type"], document["status"]) == (f"urn:preblock:error:{kind}", response.status_code)
 
 
 @pytest.mark.parametrize("key", [None, "wrong"])
@@ -226,7 +226,7 @@ def test_a_socket_is_refused(guarded: Server, keys: dict[str, str], key: str | N
 
 
 def test_the_client_sends_a_key_at_every_door(guarded: Server, keys: dict[str, str]) -> None:
-    with incipit.connect(guarded.address, key=keys["bert"]) as client:
+    with preblock.connect(guarded.address, key=keys["bert"]) as client:
         assert client.embed([1, 2], model="bert").vectors.shape == (1, 2, 4)
         with client.decode("bert") as stream:
             assert stream.step([1]).shape == (1, 1, 4)
@@ -234,13 +234,13 @@ def test_the_client_sends_a_key_at_every_door(guarded: Server, keys: dict[str, s
             client.embed([1], model="gpt")
         with pytest.raises(errors.Forbidden), client.decode("gpt"):
             pass
-    with incipit.connect(guarded.address) as client:
+    with preblock.connect(guarded.address) as client:
         with pytest.raises(errors.Unauthenticated):
             client.models()
         with pytest.raises(errors.Unauthenticated), client.decode("bert"):
             pass
     with pytest.raises(errors.Invalid, match="key: got other characters"):
-        incipit.connect(guarded.address, key="clé")
+        preblock.connect(guarded.address, key="clé")
 
 
 def test_two_requests_of_one_connection_are_two_callers(guarded: Server, keys: dict[str, str]) -> None:
@@ -317,7 +317,7 @@ def test_the_health_of_grpc_needs_no_key_and_reflection_does(guarded: Server) ->
 def test_every_worker_follows_the_file(tiny_repository: Path, tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     old = add_key(file, "old")
-    with serving(tiny_repository, "--workers", "2", INCIPIT_API_KEYS=str(file)) as server:
+    with serving(tiny_repository, "--workers", "2", PREBLOCK_API_KEYS=str(file)) as server:
         assert {ask(server, "GET", "/models", old).status_code for _ in range(8)} == {200}
         draft = tmp_path / "draft.toml"
         new = add_key(draft, "new")
@@ -330,7 +330,7 @@ def test_every_worker_follows_the_file(tiny_repository: Path, tmp_path: Path) ->
 def test_a_mistake_in_the_file_is_said_before_anything_is_served(tiny_repository: Path, tmp_path: Path) -> None:
     (tmp_path / "keys.toml").write_text("keys = []")
     command: list[str | Path] = [
-        INCIPIT,
+        PREBLOCK,
         "serve",
         "--repository",
         tiny_repository,
@@ -341,15 +341,15 @@ def test_a_mistake_in_the_file_is_said_before_anything_is_served(tiny_repository
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("incipit: api_keys: got keys of ")
+    assert done.stderr.startswith("preblock: api_keys: got keys of ")
     assert len(done.stderr.splitlines()) == 1
 
 
 def test_the_commands_of_the_documentation_make_keys(tmp_path: Path) -> None:
     section = (ROOT / "docs" / "operations.md").read_text().partition("## Keys")[2]
-    commands = [line for line in section.splitlines() if line.startswith("incipit key ")]
+    commands = [line for line in section.splitlines() if line.startswith("preblock key ")]
     for command in commands:
-        done = subprocess.run([INCIPIT, *shlex.split(command)[1:]], capture_output=True, text=True, check=True)
+        done = subprocess.run([PREBLOCK, *shlex.split(command)[1:]], capture_output=True, text=True, check=True)
         key, _, entry = done.stdout.partition("\n\n")
         assert key not in entry
         with (tmp_path / "keys.toml").open("a") as file:

@@ -20,12 +20,12 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect as connect_socket
 
-from incipit.export.exporter import export_loaded
-from incipit.export.source import LoadedSource
-from incipit.models.embeddings import gpt2_embedding
-from incipit.service.access import new_key
-from incipit.service.manifest import Source
-from tests.conftest import INCIPIT, Server, said_at_the_start, serving
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.embeddings import gpt2_embedding
+from preblock.service.access import new_key
+from preblock.service.manifest import Source
+from tests.conftest import PREBLOCK, Server, said_at_the_start, serving
 from tests.processes import alive, children, fork_servers
 from tests.processes import workers as workers_of
 
@@ -110,7 +110,7 @@ def test_requests_that_are_alike_are_answered_until_the_end(models: Path, late: 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_second_signal_ends_it_now(models: Path, tmp_path: Path, workers: str) -> None:
-    command = [INCIPIT, "serve", "--repository", str(models), "--port", "0", "--workers", workers]
+    command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--workers", workers]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         address = httpx.URL(said_at_the_start(process)[1])
@@ -132,7 +132,7 @@ def test_a_second_signal_ends_it_now(models: Path, tmp_path: Path, workers: str)
 
 
 def test_a_signal_is_obeyed_before_there_is_a_worker(models: Path, tmp_path: Path) -> None:
-    command = [INCIPIT, "serve", "--repository", str(models), "--port", "0", "--workers", "2"]
+    command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--workers", "2"]
     with subprocess.Popen(command, env=os.environ | {"TMPDIR": str(tmp_path)}) as process:
         deadline = time.monotonic() + SECONDS
         while not (servers := fork_servers(process.pid)):
@@ -165,7 +165,7 @@ def test_sighup_changes_nothing(models: Path, workers: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_all_processes_lets_them_finish(models: Path, number: signal.Signals) -> None:
     """As a terminal sends it, or who stops a whole control group."""
-    command = [INCIPIT, "serve", "--repository", str(models), "--port", "0", "--workers", "2"]
+    command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--workers", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             address = httpx.URL(said_at_the_start(process)[1])

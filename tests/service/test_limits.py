@@ -22,15 +22,15 @@ from tritonclient.grpc import service_pb2
 from websockets import InvalidStatus
 from websockets.sync.client import connect as connect_socket
 
-import incipit
-from incipit.export.exporter import export_loaded
-from incipit.export.source import LoadedSource
-from incipit.models.embeddings import gpt2_embedding
-from incipit.service.access import Access, new_key
-from incipit.service.batching import SMALL, Scheduler
-from incipit.service.errors import TooMany, Unavailable
-from incipit.service.limits import Limits
-from incipit.service.manifest import Source
+import preblock
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.embeddings import gpt2_embedding
+from preblock.service.access import Access, new_key
+from preblock.service.batching import SMALL, Scheduler
+from preblock.service.errors import TooMany, Unavailable
+from preblock.service.limits import Limits
+from preblock.service.manifest import Source
 from tests.conftest import Server, serving
 from tests.service.doors import (
     Clients,
@@ -53,7 +53,7 @@ LINES, JSON = ({"Content-Type": f"application/{kind}"} for kind in ("x-ndjson", 
 @pytest.fixture(scope="module")
 def strict(tiny_repository: Path) -> Iterator[Server]:
     """A server whose limits are near."""
-    limits = {"INCIPIT_MAX_ROWS": "3", "INCIPIT_MAX_REQUESTS": "1", "INCIPIT_MAX_STREAMS": "2"}
+    limits = {"PREBLOCK_MAX_ROWS": "3", "PREBLOCK_MAX_REQUESTS": "1", "PREBLOCK_MAX_STREAMS": "2"}
     with serving(tiny_repository, **limits) as server:
         yield server
 
@@ -114,7 +114,7 @@ def test_requests_at_a_time_are_limited_and_the_next_is_answered(strict: Server,
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         assert dict(raised.value.trailing_metadata())["retry-after"] == "1"
         assert clients.http.get("/models").status_code == 200
-    with incipit.connect(strict.address) as client:  # is refused until the half request is gone, and asks again
+    with preblock.connect(strict.address) as client:  # is refused until the half request is gone, and asks again
         assert client.embed([1], model="gpt").vectors.shape == (1, 1, 4)
 
 
@@ -131,7 +131,7 @@ def test_a_small_body_that_is_awaited_holds_nobody_up(strict: Server, clients: C
 
 def test_streams_are_limited_at_every_door(strict: Server, clients: Clients) -> None:
     address = f"{strict.socket}/models/gpt/decode"
-    wait(strict, "incipit_streams_open 0.0")
+    wait(strict, "preblock_streams_open 0.0")
     with ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(connect_socket(address))
@@ -148,7 +148,7 @@ def test_streams_are_limited_at_every_door(strict: Server, clients: Clients) -> 
             list(clients.stub.ModelStreamInfer(iter(())))
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         assert dict(raised.value.trailing_metadata())["retry-after"] == "1"
-    wait(strict, "incipit_streams_open 0.0")
+    wait(strict, "preblock_streams_open 0.0")
     with connect_socket(address) as stream:
         stream.send('{"input_ids": [1]}')
         assert json.loads(stream.recv())["next_offset"] == [1]
@@ -158,10 +158,10 @@ def test_streams_are_limited_at_every_door(strict: Server, clients: Clients) -> 
 def test_the_rate_of_a_caller_is_limited_at_every_door_together(
     tiny_repository: Path, tmp_path: Path, keys: bool
 ) -> None:
-    environment, headers = {"INCIPIT_MAX_REQUESTS_PER_SECOND": "0.05"}, {}
+    environment, headers = {"PREBLOCK_MAX_REQUESTS_PER_SECOND": "0.05"}, {}
     if keys:
         (tmp_path / "keys.toml").write_text(ENTRY)
-        environment["INCIPIT_API_KEYS"] = str(tmp_path / "keys.toml")
+        environment["PREBLOCK_API_KEYS"] = str(tmp_path / "keys.toml")
         headers = {"authorization": "Bearer key"}
     request = service_pb2.ModelInferRequest(model_name="gpt")
     with serving(tiny_repository, **environment) as server, connect(server) as clients:
@@ -189,12 +189,12 @@ def test_the_rate_of_a_caller_is_limited_at_every_door_together(
 @pytest.mark.parametrize("keys", [False, True], ids=["addresses", "keys"])
 def test_requests_that_are_alike_count_for_their_caller(tiny_repository: Path, tmp_path: Path, keys: bool) -> None:
     """They are answered in the connection, by the form of the first."""
-    environment = {"INCIPIT_MAX_REQUESTS_PER_SECOND": "5"}
+    environment = {"PREBLOCK_MAX_REQUESTS_PER_SECOND": "5"}
     headers = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
     if keys:
         made = [new_key(name, (), admin=False) for name in ("one", "another")]
         (tmp_path / "keys.toml").write_text("".join(entry for _, entry in made))
-        environment["INCIPIT_API_KEYS"] = str(tmp_path / "keys.toml")
+        environment["PREBLOCK_API_KEYS"] = str(tmp_path / "keys.toml")
 
     def caller(number: int) -> httpx.Client:
         """One of two, told apart by their keys or by their addresses."""
@@ -214,7 +214,7 @@ def test_requests_that_are_alike_count_for_their_caller(tiny_repository: Path, t
 
 def test_a_step_counts_for_who_opened_the_stream(tiny_repository: Path) -> None:
     with (
-        serving(tiny_repository, INCIPIT_MAX_REQUESTS_PER_SECOND="0.05") as server,
+        serving(tiny_repository, PREBLOCK_MAX_REQUESTS_PER_SECOND="0.05") as server,
         connect_socket(f"{server.socket}/models/gpt/decode") as stream,
     ):
         stream.send(step_frame([1]))

@@ -18,16 +18,16 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from websockets.sync.client import connect as connect_socket
 
-from incipit.export.exporter import export_loaded
-from incipit.export.source import LoadedSource
-from incipit.models.embeddings import gpt2_embedding
-from incipit.service.log import Json, NameRequest, Requests
-from incipit.service.manifest import Source
-from incipit.service.messages import Rows
-from incipit.service.metrics import Metrics
-from incipit.service.observation import Observation
-from incipit.service.visit import CURRENT, Visit
-from tests.conftest import INCIPIT, free_port, said_at_the_start
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.embeddings import gpt2_embedding
+from preblock.service.log import Json, NameRequest, Requests
+from preblock.service.manifest import Source
+from preblock.service.messages import Rows
+from preblock.service.metrics import Metrics
+from preblock.service.observation import Observation
+from preblock.service.visit import CURRENT, Visit
+from tests.conftest import PREBLOCK, free_port, said_at_the_start
 
 EMBED = "/models/gpt/embed"
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
@@ -45,7 +45,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def said(models: Path, ask: Callable[[str, str], None], *options: str) -> list[str]:
     """Return the lines that a server logs while it is asked."""
     port = free_port()
-    command = [INCIPIT, "serve", "--repository", str(models), "--port", "0", "--grpc-port", str(port), *options]
+    command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--grpc-port", str(port), *options]
     with (
         tempfile.TemporaryFile("w+") as errors,  # a pipe that nobody reads would stop a server that says much
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ) as process,
@@ -86,7 +86,7 @@ def ask_everything(address: str, calls: str) -> None:
 def test_each_request_has_one_line_of_json(models: Path) -> None:
     lines = said(models, ask_everything, "--log-format", "json", "--log-sample", "1")
     found: list[dict[str, Any]] = [json.loads(line) for line in lines]
-    assert {document["logger"] for document in found} == {"incipit.requests"}
+    assert {document["logger"] for document in found} == {"preblock.requests"}
     assert all(0 < document["seconds"] < 60 and document["model"] in ("gpt", "") for document in found)
     told = [(document["request_id"], document["door"], document["outcome"]) for document in found]
     assert sorted(told) == sorted(
@@ -107,7 +107,7 @@ def test_the_same_as_text(models: Path) -> None:
     lines = said(models, ask_everything, "--log-sample", "1")
     assert len(lines) == 12
     (line,) = [line for line in lines if "wrong" in line]
-    assert " INFO incipit.requests [wrong]: native gpt Invalid " in line
+    assert " INFO preblock.requests [wrong]: native gpt Invalid " in line
 
 
 @pytest.mark.parametrize("most", [1, 3, 4096])
@@ -129,7 +129,7 @@ def test_a_line_holds_as_many_ids_as_are_asked_for(models: Path, most: int) -> N
 
 
 def test_ids_of_a_request_are_noted_by_rows_and_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "incipit.requests")
+    caplog.set_level("INFO", "preblock.requests")
     log, visit = Requests(1, 3), Visit(b"mine")
     token = CURRENT.set(visit)
     for lengths in ([2, 0, 3, 1], [5], [1], []):
@@ -154,7 +154,7 @@ def test_more_is_logged_where_the_level_says_so(models: Path) -> None:
 
 
 def test_a_share_of_the_requests_has_lines(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "incipit.requests")
+    caplog.set_level("INFO", "preblock.requests")
     log = Requests(0.25)
     for _ in range(4000):
         log.write(None, "native", "m", "ok", 0.1)

@@ -17,13 +17,13 @@ from onnx import TensorProto
 from onnx.external_data_helper import set_external_data
 from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor, make_tensor_value_info
 
-from incipit.service.graphs.summand import Summand, summand_of
-from incipit.service.lookup import BUILT, map_tokens
-from incipit.service.manifest import POSITIONED_GRAPH
+from preblock.service.graphs.summand import Summand, summand_of
+from preblock.service.lookup import BUILT, map_tokens
+from preblock.service.manifest import POSITIONED_GRAPH
 from tests.conftest import ROOT
 
 if BUILT:
-    from incipit.service._lookup import add_rows
+    from preblock.service._lookup import add_rows
 
 built = pytest.mark.skipif(not BUILT, reason="lookup.c was not built")
 Float32 = NDArray[np.float32]
@@ -214,9 +214,9 @@ SERVES = """
 import sys
 from pathlib import Path
 import numpy as np
-from incipit.service.app import create_engine
-from incipit.service.lookup import BUILT
-from incipit.service.settings import Settings
+from preblock.service.app import create_engine
+from preblock.service.lookup import BUILT
+from preblock.service.settings import Settings
 model = create_engine(Settings(repository=Path(sys.argv[1]))).repository.get("gpt2-small")
 feeds = {"input_ids": np.arange(600).reshape(2, 300) * 83, "offset": np.array([7])}
 expected = model.sessions["model.onnx"].run(feeds)["embeddings"].tobytes()
@@ -232,7 +232,7 @@ def test_a_package_is_built_and_serves_with_a_compiler_and_without(
     if shutil.which(compiler) is None and compiler == "cc":
         pytest.skip("there is no compiler")
     tree = tmp_path / "tree"
-    for name in ("incipit", "models", "export", "service"):
+    for name in ("preblock", "models", "export", "service"):
         ignored = shutil.ignore_patterns("__pycache__", "_lookup.*so")
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "hatch_build.py"):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from incipit.service.errors import ArtifactError
-from incipit.service.manifest import (
+from preblock.service.errors import ArtifactError
+from preblock.service.manifest import (
     DATA,
     GRAPH,
     MANIFEST,

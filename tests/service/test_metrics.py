@@ -6,10 +6,10 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from incipit.service.errors import Invalid, NotFound
-from incipit.service.instruments import LARGEST_BATCH, SECONDS
-from incipit.service.metrics import Metrics
-from incipit.service.observation import Execution
+from preblock.service.errors import Invalid, NotFound
+from preblock.service.instruments import LARGEST_BATCH, SECONDS
+from preblock.service.metrics import Metrics
+from preblock.service.observation import Execution
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
@@ -23,7 +23,7 @@ def test_a_request_that_ends_well_is_ok() -> None:
     metrics = Metrics()
     with metrics.request("native") as observation:
         observation.model = "m"
-    assert samples(metrics)["incipit_requests_total", "native", "m", "ok"] == 1
+    assert samples(metrics)["preblock_requests_total", "native", "m", "ok"] == 1
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_the_kind_of_an_error_is_the_outcome_and_the_error_goes_on(error: BaseEx
     metrics = Metrics()
     with pytest.raises(type(error)), metrics.request("grpc"):
         raise error
-    assert samples(metrics)["incipit_requests_total", "grpc", "", outcome] == 1
-    assert samples(metrics)["incipit_request_seconds_count", "grpc"] == 1
+    assert samples(metrics)["preblock_requests_total", "grpc", "", outcome] == 1
+    assert samples(metrics)["preblock_request_seconds_count", "grpc"] == 1
 
 
 def test_seconds_fall_into_every_bucket_above_them() -> None:
@@ -49,8 +49,8 @@ def test_seconds_fall_into_every_bucket_above_them() -> None:
     with metrics.request("native"):
         pass
     found = samples(metrics)
-    assert found["incipit_request_seconds_bucket", "native", "+Inf"] == 1
-    bounds = {key[2] for key in found if key[0] == "incipit_request_seconds_bucket"}
+    assert found["preblock_request_seconds_bucket", "native", "+Inf"] == 1
+    bounds = {key[2] for key in found if key[0] == "preblock_request_seconds_bucket"}
     assert {float(bound) for bound in bounds} == {*SECONDS, float("inf")}
 
 
@@ -63,20 +63,20 @@ def test_many_answers_are_summed_by_what_they_share_and_the_last_of_them_is_the_
         execution.rows = execution.batch = batch
         metrics.answered("native", execution, 5, now - ago - 0.2, 10, 20, 0.01, 0.02)
     found = samples(metrics)
-    assert found["incipit_requests_total", "native", "m", "ok"] == 5
-    assert found["incipit_request_seconds_count", "native"] == found["incipit_request_seconds_sum", "native"] == 5
-    assert found["incipit_request_parse_seconds_total", "native"] == pytest.approx(5 * 0.3)
-    assert found["incipit_request_read_seconds_total", "native"] == pytest.approx(5 * 0.01)
-    assert found["incipit_request_send_seconds_total", "native"] == pytest.approx(5 * 0.02)
-    assert found["incipit_received_bytes_total", "native"] == 50
-    assert found["incipit_sent_bytes_total", "native"] == 100
-    assert found["incipit_tokens_total", "m"] == 25
-    assert found["incipit_model_rows_total", "m", "1"] == 1 + 2 + 2 * LARGEST_BATCH + 3 + 1
-    counts = {key[3]: value for key, value in found.items() if key[0] == "incipit_model_phases_total"}
+    assert found["preblock_requests_total", "native", "m", "ok"] == 5
+    assert found["preblock_request_seconds_count", "native"] == found["preblock_request_seconds_sum", "native"] == 5
+    assert found["preblock_request_parse_seconds_total", "native"] == pytest.approx(5 * 0.3)
+    assert found["preblock_request_read_seconds_total", "native"] == pytest.approx(5 * 0.01)
+    assert found["preblock_request_send_seconds_total", "native"] == pytest.approx(5 * 0.02)
+    assert found["preblock_received_bytes_total", "native"] == 50
+    assert found["preblock_sent_bytes_total", "native"] == 100
+    assert found["preblock_tokens_total", "m"] == 25
+    assert found["preblock_model_rows_total", "m", "1"] == 1 + 2 + 2 * LARGEST_BATCH + 3 + 1
+    counts = {key[3]: value for key, value in found.items() if key[0] == "preblock_model_phases_total"}
     assert counts == {"1": 2, "2": 1, "more": 2}
     for phase, seconds in (("compute_input", 0.1), ("queue", 0.2), ("compute_infer", 0.3), ("compute_output", 0.4)):
-        assert found["incipit_model_phase_seconds_total", "m", phase, "1", "1"] == pytest.approx(2 * seconds)
-    assert found["incipit_model_last_request_timestamp_seconds", "m", "1"] == pytest.approx(time.time(), abs=1)
+        assert found["preblock_model_phase_seconds_total", "m", phase, "1", "1"] == pytest.approx(2 * seconds)
+    assert found["preblock_model_last_request_timestamp_seconds", "m", "1"] == pytest.approx(time.time(), abs=1)
     assert samples(metrics) == found
 
 
@@ -84,15 +84,15 @@ def test_tokens_are_summed_for_each_model() -> None:
     metrics = Metrics()
     for model, count in (("a", 3), ("b", 5), ("a", 4)):
         metrics.tokens(model, count)
-    assert samples(metrics)["incipit_tokens_total", "a"] == 7
-    assert samples(metrics)["incipit_tokens_total", "b"] == 5
+    assert samples(metrics)["preblock_tokens_total", "a"] == 7
+    assert samples(metrics)["preblock_tokens_total", "b"] == 5
 
 
 def test_a_stream_is_counted_while_it_is_open_and_no_longer() -> None:
     metrics = Metrics()
 
     def gauge() -> float:
-        return samples(metrics)["incipit_streams_open",]
+        return samples(metrics)["preblock_streams_open",]
 
     with metrics.stream(), metrics.stream():
         assert gauge() == 2

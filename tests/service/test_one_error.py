@@ -17,11 +17,11 @@ import httpx
 import pytest
 from tritonclient.grpc import service_pb2
 
-from incipit.export.exporter import export_loaded
-from incipit.export.source import LoadedSource
-from incipit.models.embeddings import bert_embedding
-from incipit.service.api.problems import STATUS
-from incipit.service.manifest import GRAPH, Source
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.embeddings import bert_embedding
+from preblock.service.api.problems import STATUS
+from preblock.service.manifest import GRAPH, Source
 from tests.conftest import ROOT, Server, serving
 from tests.service.doors import (
     Clients,
@@ -41,7 +41,7 @@ KEY = "a key of the test"
 SECONDS = 60
 """For which something is tried that is all but sure to happen at once."""
 DOORS = ("native", "/v2", "/v1", "gRPC")
-INSIDE = re.compile(r"onnxruntime|onnx\.|Traceback|incipit\.|\.py\b|Error\b|Exception|/tmp|/home|0x[0-9a-f]{6}")
+INSIDE = re.compile(r"onnxruntime|onnx\.|Traceback|preblock\.|\.py\b|Error\b|Exception|/tmp|/home|0x[0-9a-f]{6}")
 """What no message may say."""
 
 
@@ -76,11 +76,11 @@ def place(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     keys = root.parent / "keys.toml"
     keys.write_text(f'[[keys]]\nname = "bert"\nsha256 = "{sha256(KEY.encode()).hexdigest()}"\nmodels = ["bert"]\n')
     with (
-        serving(root, *options, INCIPIT_MAX_WAITING="1") as server,
+        serving(root, *options, PREBLOCK_MAX_WAITING="1") as server,
         connect(server) as clients,
         serving(tiny_repository, "--api-keys", str(keys)) as asking,
         connect(asking) as guarded,
-        serving(tiny_repository, INCIPIT_MAX_REQUESTS_PER_SECOND="0.01") as seldom,
+        serving(tiny_repository, PREBLOCK_MAX_REQUESTS_PER_SECOND="0.01") as seldom,
         connect(seldom) as sparing,
     ):
         # A version that comes later, and cannot be opened.
@@ -101,7 +101,7 @@ def refused(response: httpx.Response) -> Refused:
         assert error["type"] == ("server_error" if response.status_code >= 500 else "invalid_request_error")
         return Refused(response.status_code, f"{error['code']} {error['message']}")
     assert response.headers["Content-Type"] == "application/problem+json"
-    assert document["type"] == f"urn:incipit:error:{document['title']}"
+    assert document["type"] == f"urn:preblock:error:{document['title']}"
     assert document["detail"] == f"{document['field']}: got {document['got']}, allowed {document['allowed']}"
     assert document["status"] == response.status_code
     return Refused(response.status_code, f"{document['title']} {document['detail']}")

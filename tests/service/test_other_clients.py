@@ -37,7 +37,7 @@ def test_mlserver(tiny_server: Server, tiny_clients: Clients) -> None:
     found = ask("mlserver", "mlserver_types.py", tiny_server.address, tiny_server.grpc)
     vectors = native_bytes(tiny_clients, "gpt", FIELDS).tobytes().hex()
     for door in (found, found["grpc"]):
-        assert door["server"] == "incipit"
+        assert door["server"] == "preblock"
         assert door["inputs"] == ["input_ids", "attention_mask", "position_ids", "offset"]
         assert door["index"] == [["bert", "1", "READY"], ["bert", "2", "READY"], ["gpt", "1", "READY"]]
     assert (found["id"], found["vectors"]) == ("7", vectors)

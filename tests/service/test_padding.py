@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from incipit.export.exporter import export_loaded
-from incipit.export.source import LoadedSource
-from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.models.initialisers import seeded_
-from incipit.models.steps import Mask, Positions, Step, Tokens
-from incipit.service.batching import Scheduler
-from incipit.service.engine import Engine
-from incipit.service.errors import Invalid
-from incipit.service.manifest import Source
-from incipit.service.messages import Request, Rows, TokenAnswer
-from incipit.service.metrics import Metrics
-from incipit.service.repository import Repository
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.initialisers import seeded_
+from preblock.models.steps import Mask, Positions, Step, Tokens
+from preblock.service.batching import Scheduler
+from preblock.service.engine import Engine
+from preblock.service.errors import Invalid
+from preblock.service.manifest import Source
+from preblock.service.messages import Request, Rows, TokenAnswer
+from preblock.service.metrics import Metrics
+from preblock.service.repository import Repository
 
 PAD, FIRST, LONGEST = 1, 2, 10
 Counts = Literal["slots", "ids", "mask"]

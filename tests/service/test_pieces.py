@@ -12,22 +12,22 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from incipit.export.exporter import export_loaded
-from incipit.export.source import LoadedSource
-from incipit.models.embeddings import bert_embedding, gpt2_embedding
-from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.models.rotary import RotaryConfig, RotaryOutput
-from incipit.models.steps import Positions, Tokens
-from incipit.service.batching import SMALL, Scheduler
-from incipit.service.engine import Engine
-from incipit.service.errors import Invalid
-from incipit.service.large import WRITTEN_WHOLE
-from incipit.service.manifest import Source
-from incipit.service.messages import Pieces, Request, Rows, TokenAnswer
-from incipit.service.metrics import Metrics
-from incipit.service.plain import plain
-from incipit.service.repository import Repository
-from incipit.service.runtime import CPU, Session
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.embeddings import bert_embedding, gpt2_embedding
+from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.rotary import RotaryConfig, RotaryOutput
+from preblock.models.steps import Positions, Tokens
+from preblock.service.batching import SMALL, Scheduler
+from preblock.service.engine import Engine
+from preblock.service.errors import Invalid
+from preblock.service.large import WRITTEN_WHOLE
+from preblock.service.manifest import Source
+from preblock.service.messages import Pieces, Request, Rows, TokenAnswer
+from preblock.service.metrics import Metrics
+from preblock.service.plain import plain
+from preblock.service.repository import Repository
+from preblock.service.runtime import CPU, Session
 
 T = TypeVar("T")
 VOCABULARY, WIDTH, MAX_LEN = 300, 64, 5000

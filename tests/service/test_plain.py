@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from incipit.service.batching import Scheduler
-from incipit.service.engine import Engine
-from incipit.service.metrics import Metrics
-from incipit.service.plain import Plain, Run, plain
-from incipit.service.repository import Repository
-from incipit.service.runtime import CPU, Session
+from preblock.service.batching import Scheduler
+from preblock.service.engine import Engine
+from preblock.service.metrics import Metrics
+from preblock.service.plain import Plain, Run, plain
+from preblock.service.repository import Repository
+from preblock.service.runtime import CPU, Session
 
 
 class Failing(Session):
@@ -69,8 +69,8 @@ def test_where_a_common_run_fails_each_is_answered_for_itself_and_counted_so(
         run.count(None, 0, 8, 16)
     assert outcomes(engine) == {"success": 2, "fail": 1}
     told = engine.metrics.expose("")[0].decode()
-    assert 'incipit_requests_total{door="native",model="gpt",outcome="ok"} 2.0' in told
-    assert 'incipit_requests_total{door="native",model="gpt",outcome="Failed"} 1.0' in told
+    assert 'preblock_requests_total{door="native",model="gpt",outcome="ok"} 2.0' in told
+    assert 'preblock_requests_total{door="native",model="gpt",outcome="Failed"} 1.0' in told
 
 
 def test_a_run_that_fails_alone_is_counted(engine: Engine, failing: Plain) -> None:

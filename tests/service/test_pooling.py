@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from incipit.service.messages import Rows
-from incipit.service.pooling import pool, pool_row
+from preblock.service.messages import Rows
+from preblock.service.pooling import pool, pool_row
 
 LENGTHS = np.array([3, 1, 700, 2, 64])
 

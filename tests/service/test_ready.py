@@ -10,13 +10,13 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from incipit.service.errors import ArtifactError
-from incipit.service.lookup import BUILT, map_tokens
-from incipit.service.manifest import MANIFEST, POSITIONED_GRAPH, Manifest, describe, read, write
-from incipit.service.positioned import map_positions, place
-from incipit.service.ready import CALLS, LARGEST, OFTEN, ROOM, ROWS, ReadyCalls
-from incipit.service.repository import Model, Repository
-from incipit.service.runtime import CPU, Session
+from preblock.service.errors import ArtifactError
+from preblock.service.lookup import BUILT, map_tokens
+from preblock.service.manifest import MANIFEST, POSITIONED_GRAPH, Manifest, describe, read, write
+from preblock.service.positioned import map_positions, place
+from preblock.service.ready import CALLS, LARGEST, OFTEN, ROOM, ROWS, ReadyCalls
+from preblock.service.repository import Model, Repository
+from preblock.service.runtime import CPU, Session
 
 Feeds = dict[str, NDArray[Any]]
 Float32 = NDArray[np.float32]

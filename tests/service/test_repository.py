@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from incipit.service.errors import ArtifactError, NotFound
-from incipit.service.manifest import DATA, GRAPH, MANIFEST, PARITY
-from incipit.service.repository import Repository, find_artifacts
-from incipit.service.runtime import CPU
+from preblock.service.errors import ArtifactError, NotFound
+from preblock.service.manifest import DATA, GRAPH, MANIFEST, PARITY
+from preblock.service.repository import Repository, find_artifacts
+from preblock.service.runtime import CPU
 
 
 @pytest.fixture
@@ -88,12 +88,12 @@ def test_a_file_where_a_version_would_be_is_no_artifact(root: Path) -> None:
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    allowed = "allowed an existing folder; `incipit export` makes one"
+    allowed = "allowed an existing folder; `preblock export` makes one"
     assert refusal(tmp_path / "no") == f"repository: got {str(tmp_path / 'no')[:80]}, {allowed}"
 
 
 def test_a_folder_without_models_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path).endswith(", allowed at least one; `incipit export` adds one")
+    assert refusal(tmp_path).endswith(", allowed at least one; `preblock export` adds one")
 
 
 @pytest.mark.parametrize("name", [MANIFEST, PARITY, GRAPH, DATA])

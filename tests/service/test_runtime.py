@@ -10,9 +10,9 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from incipit.service.errors import ArtifactError, ProviderError
-from incipit.service.manifest import DATA, EMBEDDINGS, GRAPH
-from incipit.service.runtime import CPU, CUDA, PROBE, VERSION, Session, choose, choose_provider, why_no_cuda
+from preblock.service.errors import ArtifactError, ProviderError
+from preblock.service.manifest import DATA, EMBEDDINGS, GRAPH
+from preblock.service.runtime import CPU, CUDA, PROBE, VERSION, Session, choose, choose_provider, why_no_cuda
 
 HAS_CUDA = CUDA in onnxruntime.get_available_providers()
 cpu_package = pytest.mark.skipif(HAS_CUDA, reason="onnxruntime-gpu is installed")
@@ -77,7 +77,7 @@ def test_a_graph_that_is_none_is_refused_and_the_log_says_why(
 
 @cpu_package
 def test_the_cpu_package_says_why_it_has_no_cuda() -> None:
-    assert why_no_cuda() == "this onnxruntime has no CUDA: install incipit[gpu] in place of incipit[cpu]"
+    assert why_no_cuda() == "this onnxruntime has no CUDA: install preblock[gpu] in place of preblock[cpu]"
 
 
 @cpu_package

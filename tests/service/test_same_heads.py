@@ -19,15 +19,15 @@ import pytest
 import uvicorn
 from hypothesis import strategies as st
 
-from incipit.export.exporter import export_loaded
-from incipit.export.source import LoadedSource
-from incipit.models.embeddings import gpt2_embedding
-from incipit.service.access import new_key
-from incipit.service.app import create_app
-from incipit.service.connections import Http
-from incipit.service.manifest import Source
-from incipit.service.settings import Settings
-from incipit.service.workers import configure
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.embeddings import gpt2_embedding
+from preblock.service.access import new_key
+from preblock.service.app import create_app
+from preblock.service.connections import Http
+from preblock.service.manifest import Source
+from preblock.service.settings import Settings
+from preblock.service.workers import configure
 from tests.conftest import Server, serving
 
 BYTES = "application/octet-stream"
@@ -319,7 +319,7 @@ def test_it_needs_its_key_each_time(tiny_repository: Path, tmp_path: Path) -> No
 
 def test_it_counts_towards_the_rate_of_who_asks(tiny_repository: Path, tmp_path: Path) -> None:
     """A rate that is set while the connection is open holds for it, too, and for each client behind a proxy."""
-    config = tmp_path / "incipit.toml"
+    config = tmp_path / "preblock.toml"
     config.write_text("")
     options = "--config", str(config), "--trusted-proxies", "127.0.0.1"
     with serving(tiny_repository, *options) as server, Connection(port_of(server)) as client:
@@ -359,10 +359,10 @@ def test_a_version_that_is_there_by_now_answers(tmp_path: Path) -> None:
         old = [client.ask(sent)[2] for _ in range(3)][-1]
         export()
         deadline = time.monotonic() + 30
-        while (new := client.ask(sent))[1].count("incipit-version: 1"):
+        while (new := client.ask(sent))[1].count("preblock-version: 1"):
             assert new[2] == old
             assert time.monotonic() < deadline
-        assert "incipit-version: 2" in new[1]
+        assert "preblock-version: 2" in new[1]
         assert new[2] != old
         assert [client.ask(sent)[2] for _ in range(3)] == [new[2]] * 3
 
@@ -371,10 +371,10 @@ def test_all_of_them_are_counted(port: int) -> None:
     def counted() -> list[float]:
         text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
         names = (
-            'incipit_requests_total{door="native",model="gpt",outcome="ok"}',
-            'incipit_received_bytes_total{door="native"}',
-            'incipit_sent_bytes_total{door="native"}',
-            'incipit_tokens_total{model="gpt"}',
+            'preblock_requests_total{door="native",model="gpt",outcome="ok"}',
+            'preblock_received_bytes_total{door="native"}',
+            'preblock_sent_bytes_total{door="native"}',
+            'preblock_tokens_total{model="gpt"}',
         )
         found = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith(names))
         return [float(found.get(name, 0)) for name in names]

@@ -58,7 +58,7 @@ def check(answers: list[bytes | str], id_: int | str, clients: Clients) -> None:
 
 
 def sequences_open(http: httpx.Client) -> int:
-    return int(float(http.get("/metrics").text.partition("\nincipit_sequences_open ")[2].partition("\n")[0]))
+    return int(float(http.get("/metrics").text.partition("\npreblock_sequences_open ")[2].partition("\n")[0]))
 
 
 def wait_for_sequences(http: httpx.Client, count: int, seconds: float = 5) -> None:
@@ -226,7 +226,7 @@ def test_a_client_that_leaves_releases_its_sequences_at_once(
 @pytest.fixture(scope="module")
 def strict(tiny_repository: Path) -> Iterator[tuple[Server, Clients]]:
     """A server of short patience and little room."""
-    limits = {"INCIPIT_STREAM_IDLE_SECONDS": "1", "INCIPIT_MAX_SEQUENCE_ROWS": "3"}
+    limits = {"PREBLOCK_STREAM_IDLE_SECONDS": "1", "PREBLOCK_MAX_SEQUENCE_ROWS": "3"}
     with serving(tiny_repository, "--max-stream-sequence-rows", "2", **limits) as server, connect(server) as clients:
         yield server, clients
 
@@ -278,7 +278,7 @@ def test_a_client_that_does_not_read_is_held_back_and_its_sequences_end(reposito
             yield message.SerializeToString()
         time.sleep(2)
 
-    with serving(repository, INCIPIT_STREAM_IDLE_SECONDS="1") as server, connect(server) as clients:
+    with serving(repository, PREBLOCK_STREAM_IDLE_SECONDS="1") as server, connect(server) as clients:
         status = Path(f"/proc/{server.process.pid}/status")
 
         def memory() -> int:

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from incipit.service.batching import Scheduler
-from incipit.service.engine import Engine
-from incipit.service.errors import Conflict, IncipitError, Invalid, TooLarge, Unavailable
-from incipit.service.messages import BiasRequest, Request, Rows, Turn
-from incipit.service.metrics import Metrics
-from incipit.service.repository import Model, Repository
-from incipit.service.runtime import CPU
-from incipit.service.sequences import Room, Sequences
+from preblock.service.batching import Scheduler
+from preblock.service.engine import Engine
+from preblock.service.errors import Conflict, Invalid, PreblockError, TooLarge, Unavailable
+from preblock.service.messages import BiasRequest, Request, Rows, Turn
+from preblock.service.metrics import Metrics
+from preblock.service.repository import Model, Repository
+from preblock.service.runtime import CPU
+from preblock.service.sequences import Room, Sequences
 
 IDS = [1, 2, 3, 4, 5, 6]
 
@@ -35,7 +35,7 @@ def engine(repository: Repository) -> Iterator[Engine]:
 def open_now(engine: Engine) -> int:
     """Return the gauge of the sequences that are open."""
     text = engine.metrics.expose("")[0].decode()
-    return int(float(text.partition("\nincipit_sequences_open ")[2].partition("\n")[0]))
+    return int(float(text.partition("\npreblock_sequences_open ")[2].partition("\n")[0]))
 
 
 def request(ids: Any, turn: Turn | None = None, offset: Any = None, **more: Any) -> Request:
@@ -130,7 +130,7 @@ def test_padding_and_positions_move_a_row_as_in_a_stream(engine: Engine) -> None
     run(engine, test)
 
 
-REFUSED: list[tuple[Any, Turn, Any, type[IncipitError], str]] = [
+REFUSED: list[tuple[Any, Turn, Any, type[PreblockError], str]] = [
     ([1], Turn(6), None, Invalid, r"parameters.sequence_id: got 6, allowed a sequence that runs on gpt version 1: "),
     ([1], Turn("5"), None, Invalid, r"parameters.sequence_id: got '5', allowed a sequence that runs on gpt version 1"),
     ([[1], [2]], Turn(5), None, Invalid, r"input_ids: got 2 rows, allowed one row, as are running"),
@@ -151,7 +151,7 @@ REFUSED: list[tuple[Any, Turn, Any, type[IncipitError], str]] = [
 
 @pytest.mark.parametrize(("ids", "turn", "offset", "kind", "message"), REFUSED, ids=range(len(REFUSED)))
 def test_what_is_not_allowed_changes_nothing(
-    engine: Engine, ids: Any, turn: Turn, offset: Any, kind: type[IncipitError], message: str
+    engine: Engine, ids: Any, turn: Turn, offset: Any, kind: type[PreblockError], message: str
 ) -> None:
     model = engine.repository.get("gpt")
 

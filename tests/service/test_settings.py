@@ -6,21 +6,21 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from incipit.service.errors import Invalid
-from incipit.service.settings import Settings, load, option, variable
+from preblock.service.errors import Invalid
+from preblock.service.settings import Settings, load, option, variable
 from tests.conftest import ROOT
 
 
 @pytest.fixture(autouse=True)
 def no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in Settings.model_fields:
-        monkeypatch.delenv(f"INCIPIT_{name.upper()}", raising=False)
+        monkeypatch.delenv(f"PREBLOCK_{name.upper()}", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
 
 def test_defaults_are_those_of_the_documentation() -> None:
     table = (ROOT / "docs" / "operations.md").read_text().partition("## Settings")[2]
-    rows = [[cell.strip(" `") for cell in line.split("|")] for line in table.splitlines() if "| `INCIPIT_" in line]
+    rows = [[cell.strip(" `") for cell in line.split("|")] for line in table.splitlines() if "| `PREBLOCK_" in line]
     documented = {(name, option): default for _, name, option, default, *_ in rows}
     assert documented == {
         (variable(name), option(name)): str(value).lower() for name, value in Settings().model_dump().items()
@@ -29,7 +29,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
 
 VARIABLES: list[tuple[str, str, Any]] = [
     ("repository", "/models", Path("/models")),
-    ("cache", "/var/cache/incipit", Path("/var/cache/incipit")),
+    ("cache", "/var/cache/preblock", Path("/var/cache/preblock")),
     ("host", "0.0.0.0", "0.0.0.0"),
     ("port", "0", 0),
     ("port", "65535", 65535),
@@ -73,7 +73,7 @@ VARIABLES: list[tuple[str, str, Any]] = [
 def test_every_setting_is_an_environment_variable(
     monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: Any
 ) -> None:
-    monkeypatch.setenv(f"INCIPIT_{name.upper()}", text)
+    monkeypatch.setenv(f"PREBLOCK_{name.upper()}", text)
     assert getattr(Settings(), name) == value
 
 
@@ -119,20 +119,20 @@ def test_no_setting_is_left_out_of_those() -> None:
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
-    monkeypatch.setenv(f"INCIPIT_{name.upper()}", text)
+    monkeypatch.setenv(f"PREBLOCK_{name.upper()}", text)
     with pytest.raises(ValidationError) as refused:
         Settings()
     assert [(error["loc"], error["input"]) for error in refused.value.errors()] == [((name,), text)]
 
 
 def test_an_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("INCIPIT_PORT", "1")
+    monkeypatch.setenv("PREBLOCK_PORT", "1")
     assert Settings(port=2).port == 2
 
 
 @pytest.mark.parametrize(
     ("folder", "cache"),
-    [("/home/me/cache", "/home/me/cache/incipit"), ("", "~/.cache/incipit"), ("relative", "~/.cache/incipit")],
+    [("/home/me/cache", "/home/me/cache/preblock"), ("", "~/.cache/preblock"), ("relative", "~/.cache/preblock")],
 )
 def test_the_cache_lies_where_the_user_keeps_caches(monkeypatch: pytest.MonkeyPatch, folder: str, cache: str) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", folder)
@@ -141,29 +141,29 @@ def test_the_cache_lies_where_the_user_keeps_caches(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    path = tmp_path / "incipit.toml"
+    path = tmp_path / "preblock.toml"
     path.write_text('port = 1\nhost = "::1"\nrepository = "/srv/models"\n')
     return path
 
 
 def test_an_option_wins_over_a_variable_and_that_over_the_file(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
-    monkeypatch.setenv("INCIPIT_CONFIG", str(file))
-    monkeypatch.setenv("INCIPIT_HOST", "::2")
-    monkeypatch.setenv("INCIPIT_PORT", "2")
-    monkeypatch.setenv("INCIPIT_WORKERS", "")
+    monkeypatch.setenv("PREBLOCK_CONFIG", str(file))
+    monkeypatch.setenv("PREBLOCK_HOST", "::2")
+    monkeypatch.setenv("PREBLOCK_PORT", "2")
+    monkeypatch.setenv("PREBLOCK_WORKERS", "")
     settings, origins = load({"port": "3"})
     assert (settings.port, settings.host, settings.repository) == (3, "::2", Path("/srv/models"))
     assert origins["port"] == "--port"
-    assert origins["host"] == "INCIPIT_HOST"
+    assert origins["host"] == "PREBLOCK_HOST"
     assert origins["repository"] == str(file)
-    assert origins["config"] == "INCIPIT_CONFIG"
+    assert origins["config"] == "PREBLOCK_CONFIG"
     assert origins["workers"] == "default"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("prot = 1", "{file}: got prot, allowed port, or another that incipit settings lists"),
+        ("prot = 1", "{file}: got prot, allowed port, or another that preblock settings lists"),
         ("port = 'x'", "port in {file}: got x, allowed a valid integer, unable to parse string as an integer"),
         ("api_keys = ['x']", "api_keys in {file}: got ['x'], allowed a path"),
         ("port =", "config: got {shown}, allowed a TOML file (Invalid value (at end of document))"),
@@ -192,8 +192,8 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("INCIPIT_PROT", "1")
-    with pytest.raises(Invalid, match="environment: got INCIPIT_PROT, allowed INCIPIT_PORT, or another"):
+    monkeypatch.setenv("PREBLOCK_PROT", "1")
+    with pytest.raises(Invalid, match="environment: got PREBLOCK_PROT, allowed PREBLOCK_PORT, or another"):
         load({})
 
 

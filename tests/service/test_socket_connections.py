@@ -25,7 +25,7 @@ MODEL, WIDTH = "gpt2-small", 768
 
 def step(ids: list[list[int]], number: int = 0, version: int = 2, stated: list[int] | None = None) -> bytes:
     values, lengths = [value for row in ids for value in row], [len(row) for row in ids]
-    header = FRAME.pack(b"INCP", version, 1, 4 if stated else 0, number, len(ids), len(values), 0, bytes(3))
+    header = FRAME.pack(b"PRBK", version, 1, 4 if stated else 0, number, len(ids), len(values), 0, bytes(3))
     offsets = b"" if stated is None else np.array(stated).tobytes()
     return header + np.array(values).tobytes() + offsets + np.array(lengths, np.uint32).tobytes()
 

@@ -16,9 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect as connect_socket
 
-from incipit.service.access import new_key
-from incipit.service.manifest import MANIFEST
-from tests.conftest import INCIPIT, free_port
+from preblock.service.access import new_key
+from preblock.service.manifest import MANIFEST
+from tests.conftest import PREBLOCK, free_port
 
 MODELS = 150
 """Each takes some milliseconds to open."""
@@ -38,7 +38,7 @@ def many(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def starting(root: Path, *options: str) -> Iterator[tuple[httpx.Client, "subprocess.Popen[str]"]]:
     """Start a server, and go on as soon as it answers anything."""
     port = free_port()
-    command = [INCIPIT, "serve", "--repository", str(root), "--port", str(port), *options]
+    command = [PREBLOCK, "serve", "--repository", str(root), "--port", str(port), *options]
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
@@ -64,7 +64,7 @@ def test_health_says_how_far_a_start_is(many: Path, workers: str) -> None:
         inference = client.get("/v2/models/gpt000")
         health = [client.get(f"/v2/health/{asked}").status_code for asked in ("live", "ready")]
         families = text_string_to_metric_families(client.get("/metrics").text)
-        counted = {s.labels["state"]: s.value for f in families if f.name == "incipit_models" for s in f.samples}
+        counted = {s.labels["state"]: s.value for f in families if f.name == "preblock_models" for s in f.samples}
         with pytest.raises(InvalidStatus) as refused:
             connect_socket(str(client.base_url.copy_with(scheme="ws", path="/models/gpt000/decode")))
         while (answer := client.get("/readyz")).status_code == 503:
@@ -94,11 +94,11 @@ def test_health_says_how_far_a_start_is(many: Path, workers: str) -> None:
         for _ in range(10):
             with httpx.Client(base_url=client.base_url, timeout=60) as another:
                 another.post("/models/gpt149/embed", json={"input_ids": [1]}).raise_for_status()
-        assert f'incipit_models{{state="ready"}} {MODELS}' in client.get("/metrics").text
+        assert f'preblock_models{{state="ready"}} {MODELS}' in client.get("/metrics").text
         process.terminate()
         output, errors = process.communicate(timeout=60)
         assert (process.returncode, errors) == (0, "")
-        assert output.startswith("Incipit serves on ")
+        assert output.startswith("Preblock serves on ")
 
 
 def test_who_has_no_key_is_told_no_name(many: Path, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_who_has_no_key_is_told_no_name(many: Path, tmp_path: Path) -> None:
         let_in = client.get("/metrics", headers={"Authorization": f"Bearer {key}"})
         assert (told.status_code, told.json()["model"]) == (503, None)
         assert refused.status_code == 401
-        assert (let_in.status_code, "incipit_models" in let_in.text) == (200, True)
+        assert (let_in.status_code, "preblock_models" in let_in.text) == (200, True)
 
 
 def test_a_body_that_comes_late_is_read_before_its_client_is_sent_away(many: Path) -> None:
@@ -137,13 +137,13 @@ def test_a_broken_model_ends_a_start_with_one_line(many: Path, tmp_path: Path, w
         assert client.get("/readyz").status_code == 503
         output, errors = process.communicate(timeout=60)
     assert (process.returncode, output) == (1, "")
-    assert errors == "incipit: zzz/1/manifest.json family: got {}, allowed Field required\n"
+    assert errors == "preblock: zzz/1/manifest.json family: got {}, allowed Field required\n"
 
 
 @pytest.mark.parametrize(("output", "workers"), [("pipe", "1"), ("pipe", "2"), ("full", "1"), ("closed", "1")])
 def test_who_does_not_read_the_address_ends_nothing(tiny_repository: Path, output: str, workers: str) -> None:
     port = free_port()
-    command = [INCIPIT, "serve", "--repository", str(tiny_repository), "--port", str(port), "--workers", workers]
+    command = [PREBLOCK, "serve", "--repository", str(tiny_repository), "--port", str(port), "--workers", workers]
     if output == "closed":
         command = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
     reader, writer = os.pipe()

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from incipit.service.metrics import Metrics
-from incipit.service.streams import Closing, Lifetime, Streams
+from preblock.service.metrics import Metrics
+from preblock.service.streams import Closing, Lifetime, Streams
 
 
 def run(test: Callable[[Streams, Lifetime], Awaitable[None]], idle: float = 20, total: float = 20) -> None:

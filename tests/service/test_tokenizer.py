@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from incipit.service.batching import Scheduler
-from incipit.service.engine import Engine
-from incipit.service.errors import ArtifactError, Invalid, TooLarge
-from incipit.service.manifest import describe
-from incipit.service.messages import Request, Rows, TextRequest
-from incipit.service.metrics import Metrics
-from incipit.service.repository import Repository
-from incipit.service.runtime import CPU
-from incipit.service.tokenizer import CHARACTERS, Tokenizer
+from preblock.service.batching import Scheduler
+from preblock.service.engine import Engine
+from preblock.service.errors import ArtifactError, Invalid, TooLarge
+from preblock.service.manifest import describe
+from preblock.service.messages import Request, Rows, TextRequest
+from preblock.service.metrics import Metrics
+from preblock.service.repository import Repository
+from preblock.service.runtime import CPU
+from preblock.service.tokenizer import CHARACTERS, Tokenizer
 from tests.conftest import write_tokenizer
 
 TEXTS = ["Hello, world!", "Ünïcödé 😀 naïve\tcafé\n", "[SEP] is read as a token", "東京 2024", "word " * 300, " "]
@@ -88,7 +88,7 @@ def test_without_the_package_text_is_refused(tiny: Tokenizer, monkeypatch: pytes
 
 def test_start_up_does_not_import_the_package(tiny_repository: Path) -> None:
     script = (
-        "import sys; from incipit.service.app import create_app; from incipit.service.settings import Settings; "
+        "import sys; from preblock.service.app import create_app; from preblock.service.settings import Settings; "
         f"create_app(Settings(repository={str(tiny_repository)!r})); print('tokenizers' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)

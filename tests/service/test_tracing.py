@@ -27,7 +27,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect as connect_socket
 
-from incipit.service.access import new_key
+from preblock.service.access import new_key
 from tests import commands
 from tests.conftest import free_port, serving
 from tests.service.test_log import said
@@ -192,7 +192,7 @@ def test_every_request_has_one_span_of_a_server(told: Told) -> None:
 
 
 def test_the_service_has_a_name(told: Told) -> None:
-    assert [resource["service.name"] for resource in told.resources] == ["incipit"]
+    assert [resource["service.name"] for resource in told.resources] == ["preblock"]
     assert told.resources[0]["service.version"]
 
 
@@ -255,15 +255,15 @@ def test_what_a_span_says(told: Told, parent: int, name: str, expected: dict[str
         assert found.pop("http.response.status_code") == expected.pop("status", 200)
     assert found.pop("error.type", None) == expected.pop("error.type", None)
     assert span.status.code == (Status.STATUS_CODE_ERROR if parent == 14 else Status.STATUS_CODE_UNSET)
-    stages = [found.pop(f"incipit.{stage}_seconds", None) for stage in ("parse", "queue", "run", "send")]
+    stages = [found.pop(f"preblock.{stage}_seconds", None) for stage in ("parse", "queue", "run", "send")]
     if "rows" in expected and "steps" not in expected:
         assert all(seconds >= 0 for seconds in stages)
         assert sum(stages) <= (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
     else:
         assert stages == [None] * 4
-    request = found.pop("incipit.request_id")
+    request = found.pop("preblock.request_id")
     assert request == expected.pop("request_id", request)
-    assert found == {f"incipit.{name}": value for name, value in expected.items()}
+    assert found == {f"preblock.{name}": value for name, value in expected.items()}
 
 
 def test_spans_have_the_time_of_the_wall(told: Told) -> None:
@@ -273,8 +273,8 @@ def test_spans_have_the_time_of_the_wall(told: Told) -> None:
 
 def test_lines_of_the_log_name_the_trace(told: Told) -> None:
     lines = [json.loads(line) for line in told.lines]
-    assert {line["logger"] for line in lines} == {"incipit.requests"}  # nothing of headers that cannot be read
-    traces = {attributes(span)["incipit.request_id"]: span.trace_id.hex() for _, span in told.spans}
+    assert {line["logger"] for line in lines} == {"preblock.requests"}  # nothing of headers that cannot be read
+    traces = {attributes(span)["preblock.request_id"]: span.trace_id.hex() for _, span in told.spans}
     assert {line["request_id"] for line in lines} >= {"native-1", "native-2", "alone"}
     assert [line["trace_id"] for line in lines] == [traces[line["request_id"]] for line in lines]
 
@@ -338,7 +338,7 @@ def test_each_has_its_span_where_heads_are_the_same(tiny_repository: Path, head:
     assert len({span.trace_id for span in spans}) == (1 if parents else 20)
     assert sum(bool(span.parent_span_id) for span in spans) == parents
     assert {span.name for span in spans} == {"POST /models/{name}/embed"}
-    told_by_all = {"http.response.status_code": 200, "incipit.model": "gpt", "incipit.tokens": 2, "incipit.rows": 1}
+    told_by_all = {"http.response.status_code": 200, "preblock.model": "gpt", "preblock.tokens": 2, "preblock.rows": 1}
     assert all(told_by_all.items() <= attributes(span).items() for span in spans)
     assert [json.loads(line)["trace_id"] for line in told.lines] == [span.trace_id.hex() for span in spans]
 
@@ -380,5 +380,5 @@ def test_a_collector_that_is_gone_delays_the_end_by_a_few_seconds(tiny_repositor
 )
 def test_what_cannot_be_asked_for(tiny_repository: Path, workers: str, name: str, value: str, message: str) -> None:
     options = "--repository", str(tiny_repository), "--port", "0", "--tracing", "otlp", "--workers", workers
-    done = commands.run(commands.incipit, "serve", *options, environment={name: value})
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"incipit: {name}: {message}\n")
+    done = commands.run(commands.preblock, "serve", *options, environment={name: value})
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"preblock: {name}: {message}\n")

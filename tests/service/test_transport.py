@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from websockets import InvalidStatus
 from websockets.sync.client import connect as connect_socket
 
-from tests.conftest import INCIPIT, Server, serving
+from tests.conftest import PREBLOCK, Server, serving
 
 PAGE = "https://pages.example"
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
@@ -131,7 +131,7 @@ def test_files_that_cannot_be_used_are_named(
 ) -> None:
     folder = files.ca.parent
     given = [text for name, file in options.items() for text in (f"--tls-{name}", f"{file}.pem")]
-    command: list[str | Path] = [INCIPIT, "serve", "--repository", tiny_repository, "--port", "0", *given]
+    command: list[str | Path] = [PREBLOCK, "serve", "--repository", tiny_repository, "--port", "0", *given]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
     names = {path.stem: path.name for path in folder.iterdir()}
@@ -140,8 +140,8 @@ def test_files_that_cannot_be_used_are_named(
 
 @pytest.fixture(scope="module")
 def open_to_a_page(tiny_repository: Path) -> Iterator[Server]:
-    options = {"INCIPIT_CORS_ORIGINS": f"{PAGE}, http://other.example", "INCIPIT_TRUSTED_PROXIES": "127.0.0.0/8"}
-    with serving(tiny_repository, INCIPIT_MAX_REQUESTS_PER_SECOND="0.01", **options) as server:
+    options = {"PREBLOCK_CORS_ORIGINS": f"{PAGE}, http://other.example", "PREBLOCK_TRUSTED_PROXIES": "127.0.0.0/8"}
+    with serving(tiny_repository, PREBLOCK_MAX_REQUESTS_PER_SECOND="0.01", **options) as server:
         yield server
 
 
@@ -172,7 +172,7 @@ def test_an_answer_to_a_page_has_the_same_bytes(open_to_a_page: Server, tiny_ser
         for server in (open_to_a_page, tiny_server)
     )
     assert one.content == other.content
-    assert "Incipit-Shape" in one.headers["Access-Control-Expose-Headers"]
+    assert "Preblock-Shape" in one.headers["Access-Control-Expose-Headers"]
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "https://pages.example:444", ""])
@@ -228,5 +228,5 @@ def test_and_so_it_does_of_requests_that_are_alike(open_to_a_page: Server) -> No
 
 
 def test_by_default_nobody_is_believed(tiny_repository: Path) -> None:
-    with serving(tiny_repository, INCIPIT_MAX_REQUESTS_PER_SECOND="0.01") as server:
+    with serving(tiny_repository, PREBLOCK_MAX_REQUESTS_PER_SECOND="0.01") as server:
         assert statuses(server, ["203.0.113.1", "203.0.113.2"]) == [200, 429]

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from incipit.service.errors import Invalid
-from incipit.service.manifest import Manifest
-from incipit.service.messages import Request, Rows
-from incipit.service.truncation import truncate
-from incipit.service.validation import check
+from preblock.service.errors import Invalid
+from preblock.service.manifest import Manifest
+from preblock.service.messages import Request, Rows
+from preblock.service.truncation import truncate
+from preblock.service.validation import check
 from tests.service.manifests import tiny_manifest
 
 M = 8

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from incipit.service.errors import Invalid, TooLarge
-from incipit.service.messages import Request, Rows
-from incipit.service.validation import check
-from incipit.service.wire.native import read_embed
+from preblock.service.errors import Invalid, TooLarge
+from preblock.service.messages import Request, Rows
+from preblock.service.validation import check
+from preblock.service.wire.native import read_embed
 from tests.service.manifests import tiny_manifest
 
 LARGEST, SMALLEST = 2**63 - 1, -(2**63)

@@ -21,10 +21,10 @@ import uvicorn
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from websockets.sync.client import connect as connect_socket
 
-from incipit.service.app import create_app, create_engine
-from incipit.service.settings import Settings
-from incipit.service.visit import Visit
-from incipit.service.workers import configure
+from preblock.service.app import create_app, create_engine
+from preblock.service.settings import Settings
+from preblock.service.visit import Visit
+from preblock.service.workers import configure
 from tests.conftest import Server
 
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}

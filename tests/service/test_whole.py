@@ -15,20 +15,20 @@ import tritonclient.http
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from incipit.client.errors import TooLarge
-from incipit.export.exporter import export_loaded
-from incipit.export.source import AnyFrontEnd, LoadedSource
-from incipit.models.bias import AlibiConfig
-from incipit.models.embeddings import gpt2_embedding
-from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.models.initialisers import seeded_
-from incipit.models.rotary import RotaryConfig, RotaryOutput
-from incipit.models.stems import PatchConfig, PatchStem
-from incipit.models.steps import Tokens
-from incipit.service.large import WRITTEN_WHOLE
-from incipit.service.limits import FLOAT32_BYTES
-from incipit.service.manifest import Source
-from incipit.service.settings import Settings
+from preblock.client.errors import TooLarge
+from preblock.export.exporter import export_loaded
+from preblock.export.source import AnyFrontEnd, LoadedSource
+from preblock.models.bias import AlibiConfig
+from preblock.models.embeddings import gpt2_embedding
+from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.initialisers import seeded_
+from preblock.models.rotary import RotaryConfig, RotaryOutput
+from preblock.models.stems import PatchConfig, PatchStem
+from preblock.models.steps import Tokens
+from preblock.service.large import WRITTEN_WHOLE
+from preblock.service.limits import FLOAT32_BYTES
+from preblock.service.manifest import Source
+from preblock.service.settings import Settings
 from tests.conftest import serving
 from tests.service.doors import (
     Clients,
@@ -79,7 +79,7 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
     for seed, (name, frontend) in enumerate(FRONTENDS.items()):
         seeded_(frontend.eval(), seed)
         export_loaded(LoadedSource(frontend, Source(kind="module")), name, root)
-    with serving(root, INCIPIT_MAX_WHOLE_BYTES=str(MOST)) as server, connect(server) as connected:
+    with serving(root, PREBLOCK_MAX_WHOLE_BYTES=str(MOST)) as server, connect(server) as connected:
         yield connected
 
 

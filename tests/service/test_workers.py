@@ -17,9 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from websockets.sync.client import connect as connect_socket
 
-from incipit.service.errors import Invalid
-from incipit.service.metrics import TELL_SECONDS
-from incipit.service.workers import listen
+from preblock.service.errors import Invalid
+from preblock.service.metrics import TELL_SECONDS
+from preblock.service.workers import listen
 from tests.conftest import ROOT, Server, serving
 from tests.processes import fork_servers, workers
 from tests.service.doors import Clients, Refused, connect, grpc_raw, native_bytes, native_json
@@ -29,7 +29,7 @@ from tests.service.doors import Clients, Refused, connect, grpc_raw, native_byte
 def limited(tiny_repository: Path) -> Iterator[Clients]:
     """A server whose limits are set by the environment."""
     with (
-        serving(tiny_repository, INCIPIT_MAX_TOKENS="4", INCIPIT_MAX_BODY_BYTES="200") as server,
+        serving(tiny_repository, PREBLOCK_MAX_TOKENS="4", PREBLOCK_MAX_BODY_BYTES="200") as server,
         connect(server) as clients,
     ):
         yield clients
@@ -71,10 +71,10 @@ def test_workers_give_the_same_bits_and_their_counters_are_summed(two: Server) -
     time.sleep(2 * TELL_SECONDS)
     text = httpx.get(f"{two.address}/metrics", timeout=60).text
     samples = {(s.name, *s.labels.values()): s.value for f in text_string_to_metric_families(text) for s in f.samples}
-    assert samples["incipit_requests_total", "native", "bert", "ok"] == 20
-    assert samples["incipit_requests_total", "native", "bert", "Invalid"] == 20
-    assert samples["incipit_tokens_total", "bert"] == 60
-    assert samples["incipit_request_seconds_count", "native"] == 40
+    assert samples["preblock_requests_total", "native", "bert", "ok"] == 20
+    assert samples["preblock_requests_total", "native", "bert", "Invalid"] == 20
+    assert samples["preblock_tokens_total", "bert"] == 60
+    assert samples["preblock_request_seconds_count", "native"] == 40
 
 
 def test_the_gauge_of_streams_is_summed_over_workers(two: Server) -> None:
@@ -84,7 +84,7 @@ def test_the_gauge_of_streams_is_summed_over_workers(two: Server) -> None:
             stream.send('{"input_ids": [1]}')
             assert json.loads(stream.recv())["next_offset"] == [1]
         for _ in range(6):  # whoever answers
-            assert "incipit_streams_open 3.0" in httpx.get(f"{two.address}/metrics", timeout=60).text
+            assert "preblock_streams_open 3.0" in httpx.get(f"{two.address}/metrics", timeout=60).text
 
 
 def test_the_statistics_of_a_model_are_summed_over_workers(two: Server) -> None:
@@ -261,10 +261,10 @@ def test_what_workers_hold_and_carry_is_summed(two: Server) -> None:
     time.sleep(2 * TELL_SECONDS)
     families = list(text_string_to_metric_families(httpx.get(f"{two.address}/metrics").text))
     found = {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
-    assert found["incipit_received_bytes_total", "native"] >= 6 * len(body)
-    assert len([name for name, *_ in found if name == "incipit_provider_info"]) == 1
+    assert found["preblock_received_bytes_total", "native"] >= 6 * len(body)
+    assert len([name for name, *_ in found if name == "preblock_provider_info"]) == 1
     resident = [Path(f"/proc/{worker}/status").read_text() for worker in workers(two.process.pid)]
     largest = max(1024 * int(status.partition("RssAnon:")[2].split()[0]) for status in resident)
-    assert found["incipit_resident_memory_bytes", "anonymous"] > 1.5 * largest
+    assert found["preblock_resident_memory_bytes", "anonymous"] > 1.5 * largest
     text = (ROOT / "docs" / "operations.md").read_text()
     assert all(f"`{f.name}" in text for f in families)

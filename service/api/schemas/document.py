@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
-from incipit.service.api.schemas.native import (
+from preblock.service.api.schemas.native import (
     BiasAnswer,
     BiasRequest,
     DecodeRequest,
@@ -14,9 +14,9 @@ from incipit.service.api.schemas.native import (
     EmbedRequest,
     Problem,
 )
-from incipit.service.api.schemas.open_inference import InferAnswer, InferRequest, OpenInferenceError
-from incipit.service.api.schemas.openai import EmbeddingsAnswer, EmbeddingsRequest, OpenAIError
-from incipit.service.api.schemas.parts import COMPONENTS
+from preblock.service.api.schemas.open_inference import InferAnswer, InferRequest, OpenInferenceError
+from preblock.service.api.schemas.openai import EmbeddingsAnswer, EmbeddingsRequest, OpenAIError
+from preblock.service.api.schemas.parts import COMPONENTS
 
 NAMED: dict[JsonSchemaMode, tuple[type[BaseModel], ...]] = {
     "validation": (EmbedRequest, BiasRequest, DecodeRequest, EmbeddingsRequest, InferRequest),

@@ -5,10 +5,10 @@ from typing import Any, Literal
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from incipit.service.api.media import BYTES, EVENTS, NDJSON, NPY, SAFETENSORS
-from incipit.service.api.problems import MEDIA_TYPE
-from incipit.service.api.schemas.parts import ANSWER, BINARY, Documented, Rows, Texts, Truncate, described, errors
-from incipit.service.manifest import Manifest, ParityReport, StemManifest
+from preblock.service.api.media import BYTES, EVENTS, NDJSON, NPY, SAFETENSORS
+from preblock.service.api.problems import MEDIA_TYPE
+from preblock.service.api.schemas.parts import ANSWER, BINARY, Documented, Rows, Texts, Truncate, described, errors
+from preblock.service.manifest import Manifest, ParityReport, StemManifest
 
 
 class EmbedRequest(Documented):

@@ -5,8 +5,8 @@ from typing import Any
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from incipit.service.api.media import BYTES, JSON
-from incipit.service.api.schemas.parts import ANSWER, BINARY, Documented, described, errors
+from preblock.service.api.media import BYTES, JSON
+from preblock.service.api.schemas.parts import ANSWER, BINARY, Documented, described, errors
 
 Parameters = dict[str, str | int | float | bool]
 

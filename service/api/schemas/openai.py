@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from incipit.service.api.media import JSON
-from incipit.service.api.schemas.parts import ANSWER, Documented, Rows, Texts, Truncate, described, errors
+from preblock.service.api.media import JSON
+from preblock.service.api.schemas.parts import ANSWER, Documented, Rows, Texts, Truncate, described, errors
 
 
 class EmbeddingsRequest(Documented):

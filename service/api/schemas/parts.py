@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from incipit.service.api.media import JSON
+from preblock.service.api.media import JSON
 
 Row = Annotated[list[int], Field(min_length=1)]
 Rows = Annotated[list[Row], Field(min_length=1)] | Row

@@ -22,18 +22,18 @@ import torch
 import uvicorn
 from hypothesis import strategies as st
 
-from incipit.export.exporter import export_loaded
-from incipit.export.source import LoadedSource
-from incipit.models.embeddings import gpt2_embedding
-from incipit.models.initialisers import seeded_
-from incipit.service.api.arrival import Arrival
-from incipit.service.api.target import Target
-from incipit.service.app import create_app
-from incipit.service.connections import Http
-from incipit.service.manifest import Source
-from incipit.service.settings import Settings
-from incipit.service.visit import Visit
-from incipit.service.workers import configure
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.embeddings import gpt2_embedding
+from preblock.models.initialisers import seeded_
+from preblock.service.api.arrival import Arrival
+from preblock.service.api.target import Target
+from preblock.service.app import create_app
+from preblock.service.connections import Http
+from preblock.service.manifest import Source
+from preblock.service.settings import Settings
+from preblock.service.visit import Visit
+from preblock.service.workers import configure
 
 VOCABULARY, WIDTH, LONGEST = 50, 768, 700
 MODULE = gpt2_embedding(VOCABULARY, WIDTH, LONGEST)

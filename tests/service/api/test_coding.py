@@ -11,8 +11,8 @@ import httpx
 import numpy as np
 import pytest
 
-from incipit.service.api.coding import LEAST, expand, wanted
-from incipit.service.errors import Malformed, TooLarge
+from preblock.service.api.coding import LEAST, expand, wanted
+from preblock.service.errors import Malformed, TooLarge
 from tests.conftest import Server, serving
 from tests.service.doors import Clients
 

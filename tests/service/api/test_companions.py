@@ -18,15 +18,15 @@ import tritonclient.http
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from incipit.export.exporter import export_loaded
-from incipit.export.source import AnyFrontEnd, LoadedSource
-from incipit.models.bias import AlibiConfig, BiasConfig, RelativeSinusoidConfig, T5Config
-from incipit.models.frontend import FrontEnd, FrontEndConfig
-from incipit.models.initialisers import seeded_
-from incipit.models.rotary import RotaryConfig, RotaryOutput
-from incipit.models.stems import PatchConfig, PatchStem
-from incipit.models.steps import Levels, Positions, Segments, Tokens
-from incipit.service.manifest import Source
+from preblock.export.exporter import export_loaded
+from preblock.export.source import AnyFrontEnd, LoadedSource
+from preblock.models.bias import AlibiConfig, BiasConfig, RelativeSinusoidConfig, T5Config
+from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.initialisers import seeded_
+from preblock.models.rotary import RotaryConfig, RotaryOutput
+from preblock.models.stems import PatchConfig, PatchStem
+from preblock.models.steps import Levels, Positions, Segments, Tokens
+from preblock.service.manifest import Source
 from tests.conftest import serving
 from tests.service.doors import Clients, connect
 
@@ -166,7 +166,7 @@ def test_a_bias_comes_in_every_format(http: httpx.Client) -> None:
     expected = frontend_of("t5").bias(2, 3, 5).detach().numpy()
     fields = {"query_offset": 2, "query_length": 3, "key_length": 5}
     raw = http.post("/models/t5/bias", json=fields, headers={"Accept": "application/octet-stream"})
-    assert (raw.headers["Incipit-Output"], raw.headers["Incipit-Shape"]) == ("bias", "1,3,3,5")
+    assert (raw.headers["Preblock-Output"], raw.headers["Preblock-Shape"]) == ("bias", "1,3,3,5")
     assert raw.content == expected.tobytes()
     npy = http.post("/models/t5/versions/1/bias", json=fields, headers={"Accept": "application/x-npy"})
     assert np.array_equal(np.load(io.BytesIO(npy.content)), expected)

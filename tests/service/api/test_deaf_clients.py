@@ -22,7 +22,7 @@ def tokens_of(http: httpx.Client, model: str) -> float:
     """Return how many tokens of a model were embedded."""
     for family in text_string_to_metric_families(http.get("/metrics").text):
         for sample in family.samples:
-            if sample.name == "incipit_tokens_total" and sample.labels == {"model": model}:
+            if sample.name == "preblock_tokens_total" and sample.labels == {"model": model}:
                 return sample.value
     return 0
 

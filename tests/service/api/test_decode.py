@@ -52,7 +52,7 @@ def vectors_of(answer: bytes | dict[str, Any]) -> Vectors:
 def open_streams(http: httpx.Client) -> float:
     """Return the gauge of open streams."""
     for family in text_string_to_metric_families(http.get("/metrics").text):
-        if family.name == "incipit_streams_open":
+        if family.name == "preblock_streams_open":
             return family.samples[0].value
     raise AssertionError("no gauge")
 
@@ -101,7 +101,7 @@ def test_a_vectors_frame_is_laid_out_as_documented(tiny_clients: Clients, tables
         frame = send_frame(stream, step_frame([4, 5], number=0xFFFFFFFE))
     expected = tables["tokens"][[4, 5]] + tables["positions"][[3, 4]]
     assert frame == (
-        b"INCP"  # magic
+        b"PRBK"  # magic
         + bytes([1, 2, 0, 0])  # version 1, kind vectors, flags 0
         + struct.pack("<III", 0xFFFFFFFE, 1, 2)  # step, rows, tokens
         + bytes([1, 4, 0, 0])  # float32, width 4
@@ -171,7 +171,7 @@ def test_an_exact_fit_is_answered_and_the_next_step_refused_with_the_numbers(tin
         error = send_text(stream, input_ids=[1])["error"]
         assert error["detail"] == "offset[0] + tokens: got 6 + 1 = 7, allowed at most 6, the max_len of this model"
         frame = send_frame(stream, step_frame([1], number=9))
-        assert frame[: FRAME.size] == FRAME.pack(b"INCP", 1, ERROR, 0, 9, 0, 0, 0, bytes(3))
+        assert frame[: FRAME.size] == FRAME.pack(b"PRBK", 1, ERROR, 0, 9, 0, 0, 0, bytes(3))
         assert json.loads(frame[FRAME.size :]) == error
 
 
@@ -220,7 +220,7 @@ BAD_TEXT = [
 
 
 def header(
-    magic: bytes = b"INCP",
+    magic: bytes = b"PRBK",
     version: int = 1,
     kind: int = STEP,
     flags: int = 0,
@@ -234,8 +234,8 @@ def header(
 
 BODY = np.array([1], "<i8").tobytes() + np.array([1], "<u4").tobytes()
 BAD_FRAMES = [
-    (header(magic=b"PCNI") + BODY, "frame: got magic b'PCNI', version 1, allowed magic b'INCP', version 1"),
-    (header(version=3) + BODY, "frame: got magic b'INCP', version 3, allowed magic b'INCP', version 1 or 2"),
+    (header(magic=b"KBRP") + BODY, "frame: got magic b'KBRP', version 1, allowed magic b'PRBK', version 1"),
+    (header(version=3) + BODY, "frame: got magic b'PRBK', version 3, allowed magic b'PRBK', version 1 or 2"),
     (header(kind=0) + BODY, "kind: got 0, allowed 1 (step)"),
     (header(kind=VECTORS) + BODY, "kind: got 2, allowed 1 (step)"),
     (header(kind=ERROR) + BODY, "kind: got 3, allowed 1 (step)"),
@@ -279,7 +279,7 @@ def test_a_bad_frame_changes_nothing_and_the_stream_goes_on(tiny_clients: Client
         first = send_frame(stream, step_frame([3]))
         answer = send_frame(stream, frame)
         second = send_frame(stream, step_frame([5]))
-    assert answer[: FRAME.size] == FRAME.pack(b"INCP", 1, ERROR, 0, 77, 0, 0, 0, bytes(3))
+    assert answer[: FRAME.size] == FRAME.pack(b"PRBK", 1, ERROR, 0, 77, 0, 0, 0, bytes(3))
     assert json.loads(answer[FRAME.size :])["detail"].startswith(detail)
     both = native_bytes(tiny_clients, "gpt", {"input_ids": [3, 5]})
     assert np.concatenate([vectors_of(first), vectors_of(second)]).tobytes() == both.tobytes()
@@ -289,7 +289,7 @@ def test_a_bad_frame_changes_nothing_and_the_stream_goes_on(tiny_clients: Client
 def test_a_frame_without_a_whole_header_is_answered_with_step_0(tiny_clients: Clients, length: int) -> None:
     with stream_of(tiny_clients, "gpt") as stream:
         answer = send_frame(stream, header()[:length])
-        assert answer[: FRAME.size] == FRAME.pack(b"INCP", 1, ERROR, 0, 0, 0, 0, 0, bytes(3))
+        assert answer[: FRAME.size] == FRAME.pack(b"PRBK", 1, ERROR, 0, 0, 0, 0, 0, bytes(3))
         assert json.loads(answer[FRAME.size :])["got"] == f"{length} bytes"
         assert send_text(stream, input_ids=[1])["next_offset"] == [1]
 

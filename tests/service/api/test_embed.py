@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import BertModel, GPT2Config, GPT2Model
 
-from incipit.models.frontend import FrontEnd
-from incipit.models.presets import build_preset
+from preblock.models.frontend import FrontEnd
+from preblock.models.presets import build_preset
 from tests.service.doors import Clients, Door, native_bytes, native_float, native_json
 
 TORCH_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -126,7 +126,7 @@ def test_narrow_types_are_rounded_as_torch_rounds(clients: Clients, dtype: str) 
     response = ask_for(clients.http, BYTES, "gpt2-small", dtype=dtype, **fields)
     oracle = torch.tensor(exact).to(TORCH_TYPES[dtype])
     assert response.content == oracle.view(torch.uint8).numpy().tobytes()
-    assert response.headers["Incipit-Dtype"] == dtype
+    assert response.headers["Preblock-Dtype"] == dtype
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -161,9 +161,9 @@ def test_binary_answers_say_shape_type_and_model_in_headers(
 ) -> None:
     response = ask_for(tiny, accept, input_ids=input_ids, dtype="float16")
     assert response.headers["Content-Type"] == accept
-    assert response.headers["Incipit-Shape"] == shape
-    assert response.headers["Incipit-Dtype"] == "float16"
-    assert (response.headers["Incipit-Model"], response.headers["Incipit-Version"]) == ("gpt", "1")
+    assert response.headers["Preblock-Shape"] == shape
+    assert response.headers["Preblock-Dtype"] == "float16"
+    assert (response.headers["Preblock-Model"], response.headers["Preblock-Version"]) == ("gpt", "1")
 
 
 @pytest.mark.parametrize("offset", [0, 3, [3], [0, 3]])
@@ -304,7 +304,7 @@ def test_npy_of_any_integer_type_and_order_is_read(tiny_clients: Clients, dtype:
 
 
 def test_npy_of_one_dimension_is_one_row(tiny: httpx.Client) -> None:
-    assert post_npy(tiny, np.array([1, 2, 3])).headers["Incipit-Shape"] == "1,3,4"
+    assert post_npy(tiny, np.array([1, 2, 3])).headers["Preblock-Shape"] == "1,3,4"
 
 
 def test_npy_of_version_2_is_read(tiny: httpx.Client) -> None:
@@ -412,7 +412,7 @@ def test_json_is_read_with_its_parameters_and_as_the_default(tiny: httpx.Client,
 def test_a_problem_names_field_value_and_allowed(tiny: httpx.Client) -> None:
     answer = tiny.post("/models/gpt/embed", json={"input_ids": [[0], [1, 7]]}, headers={"X-Request-Id": "mine"})
     assert answer.json() == {
-        "type": "urn:incipit:error:Invalid",
+        "type": "urn:preblock:error:Invalid",
         "title": "Invalid",
         "status": 422,
         "detail": "input_ids[1][1]: got 7, allowed 0 to 6",

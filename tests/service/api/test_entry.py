@@ -8,10 +8,10 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 
-from incipit.service.api import problems
-from incipit.service.api.arrival import Arrival
-from incipit.service.api.entry import Entry
-from incipit.service.errors import Invalid
+from preblock.service.api import problems
+from preblock.service.api.arrival import Arrival
+from preblock.service.api.entry import Entry
+from preblock.service.errors import Invalid
 
 
 async def handler(_: Arrival | Request, name: str, version: str | None) -> Response:

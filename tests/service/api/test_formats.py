@@ -14,8 +14,8 @@ import safetensors.torch
 import torch
 from transformers import AutoTokenizer, BertModel
 
-from incipit.service.api.reply import Reply
-from incipit.service.wire.content import PACKET, Base64
+from preblock.service.api.reply import Reply
+from preblock.service.wire.content import PACKET, Base64
 from tests.service.doors import Clients, native_raw, native_safetensors
 
 JSON, BYTES, NPY = "application/json", "application/octet-stream", "application/x-npy"
@@ -127,7 +127,7 @@ def test_tensors_hold_the_same_bits_as_bytes(tiny: httpx.Client, rows: list[list
     found = ask_tensors(tiny, "gpt", input_ids=rows, dtype=dtype, offset=1)
     assert found.keys() == {"embeddings", "next_offset", "lengths"}
     assert found["embeddings"].dtype == TYPES[dtype]
-    assert ",".join(map(str, found["embeddings"].shape)) == raw.headers["Incipit-Shape"]
+    assert ",".join(map(str, found["embeddings"].shape)) == raw.headers["Preblock-Shape"]
     assert octets(found["embeddings"]) == raw.content
     assert found["lengths"].tolist() == [len(row) for row in rows]
     assert found["next_offset"].tolist() == [len(row) + 1 for row in rows]

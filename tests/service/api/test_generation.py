@@ -20,8 +20,8 @@ import transformers
 from numpy.typing import NDArray
 from websockets.sync.client import connect as connect_socket
 
-import incipit
-from incipit.export.exporter import export
+import preblock
+from preblock.export.exporter import export
 from tests.conftest import ROOT, serving
 from tests.service.api.test_decode_http import lines_of, receive, send
 from tests.service.doors import Clients, connect
@@ -199,7 +199,7 @@ def query(offset: list[int], outputs: list[str]) -> str:
 def websocket_binary(clients: Clients, family: str, offset: list[int], outputs: list[str]) -> Iterator[Any]:
     """The client of this package, which sends frames; it resumes by itself, too."""
     with (
-        incipit.connect(str(clients.http.base_url)) as client,
+        preblock.connect(str(clients.http.base_url)) as client,
         client.decode(family, offset=offset, output=outputs[0], companions=outputs[1:], resume=True) as stream,
     ):
         yield stream
@@ -400,7 +400,7 @@ def test_what_is_left_out_shows(decoders: Clients, forgotten: str) -> None:
         if forgotten == "rewind":
             found = example.generate(open_at, body, prompts, COUNT)
         else:  # one row for each prompt, where a search needs several
-            with pytest.raises(incipit.client.errors.Invalid):
+            with pytest.raises(preblock.client.errors.Invalid):
                 example.search(open_at, body, prompts, COUNT, BEAMS)
             return
     assert found != library(model, "gpt2", 1)

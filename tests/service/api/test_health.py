@@ -15,13 +15,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from tritonclient.grpc import service_pb2
 from websockets.sync.client import connect as connect_socket
 
-from incipit.service.api import health, open_inference, problems
-from incipit.service.batching import Scheduler
-from incipit.service.engine import Engine
-from incipit.service.metrics import Metrics
-from incipit.service.repository import Repository
-from incipit.service.runtime import CPU
-from incipit.service.sequences import Sequences
+from preblock.service.api import health, open_inference, problems
+from preblock.service.batching import Scheduler
+from preblock.service.engine import Engine
+from preblock.service.metrics import Metrics
+from preblock.service.repository import Repository
+from preblock.service.runtime import CPU
+from preblock.service.sequences import Sequences
 from tests.conftest import ROOT, Server
 from tests.service.doors import Clients, grpc_raw, native_json, step_frame
 
@@ -49,10 +49,10 @@ def test_requests_and_tokens_are_counted(tiny_clients: Clients, door: Callable[.
     door(tiny_clients, "gpt", {"input_ids": [[1]]})
     after = read_metrics(tiny_clients.http)
     counts = {key: after[key] - before.get(key, 0) for key in after}
-    assert counts["incipit_requests_total", label, "gpt", "ok"] == 2
-    assert counts["incipit_tokens_total", "gpt"] == 7
-    assert counts["incipit_request_seconds_count", label] == 2
-    assert counts["incipit_request_seconds_sum", label] > 0
+    assert counts["preblock_requests_total", label, "gpt", "ok"] == 2
+    assert counts["preblock_tokens_total", "gpt"] == 7
+    assert counts["preblock_request_seconds_count", label] == 2
+    assert counts["preblock_request_seconds_sum", label] > 0
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_requests_and_tokens_are_counted(tiny_clients: Clients, door: Callable[.
     ],
 )
 def test_refusals_are_counted_by_kind(tiny: httpx.Client, path: str, model: str, outcome: str) -> None:
-    key = ("incipit_requests_total", "native", model, outcome)
+    key = ("preblock_requests_total", "native", model, outcome)
     before = read_metrics(tiny).get(key, 0)
     tiny.post(path, content=b"x")
     assert read_metrics(tiny)[key] == before + 1
@@ -83,9 +83,9 @@ def test_metrics_are_prometheus_text_by_default(tiny: httpx.Client) -> None:
     assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     families = list(parser.text_string_to_metric_families(response.text))
     types = {family.name: family.type for family in families}
-    assert types["incipit_requests"] == types["incipit_tokens"] == "counter"
-    assert types["incipit_request_seconds"] == "histogram"
-    assert types["incipit_streams_open"] == "gauge"
+    assert types["preblock_requests"] == types["preblock_tokens"] == "counter"
+    assert types["preblock_request_seconds"] == "histogram"
+    assert types["preblock_streams_open"] == "gauge"
     assert all(family.documentation for family in families)
 
 
@@ -94,7 +94,7 @@ def test_metrics_are_openmetrics_where_accept_names_it(tiny: httpx.Client) -> No
     response = tiny.get("/metrics", headers={"Accept": accept})
     assert response.headers["Content-Type"].startswith("application/openmetrics-text")
     names = {family.name for family in read_openmetrics(response.text)}  # type: ignore[no-untyped-call]
-    assert {"incipit_requests", "incipit_tokens"} <= names
+    assert {"preblock_requests", "preblock_tokens"} <= names
 
 
 def test_an_engine_that_has_not_run_its_models_is_not_ready(tiny_repository: Path) -> None:
@@ -126,7 +126,7 @@ def test_an_engine_that_has_not_run_its_models_is_not_ready(tiny_repository: Pat
 def documented() -> set[str]:
     """Return the names of the table in docs/operations.md."""
     text = (ROOT / "docs" / "operations.md").read_text().partition("## Metrics")[2].partition("\n## ")[0]
-    return set(re.findall(r"^\| `(incipit_\w+)` \|", text, re.MULTILINE))
+    return set(re.findall(r"^\| `(preblock_\w+)` \|", text, re.MULTILINE))
 
 
 def test_every_metric_is_documented(tiny: httpx.Client) -> None:
@@ -148,12 +148,12 @@ def test_bytes_are_counted_by_door_both_ways(tiny_clients: Clients, size: int) -
     assert vectors.size
     after = read_metrics(http)
     counts = {key: after[key] - before.get(key, 0) for key in after}
-    assert counts["incipit_received_bytes_total", "native"] == 3 * ids.nbytes + len(b"{wrong")
-    assert counts["incipit_sent_bytes_total", "native"] == 3 * 16 * size + len(text.content)
-    assert counts["incipit_received_bytes_total", "grpc"] > ids.nbytes
-    assert counts["incipit_sent_bytes_total", "grpc"] > 16 * size
-    assert 0 < counts["incipit_request_read_seconds_total", "native"] < 30
-    assert 0 < counts["incipit_request_send_seconds_total", "native"] < 30
+    assert counts["preblock_received_bytes_total", "native"] == 3 * ids.nbytes + len(b"{wrong")
+    assert counts["preblock_sent_bytes_total", "native"] == 3 * 16 * size + len(text.content)
+    assert counts["preblock_received_bytes_total", "grpc"] > ids.nbytes
+    assert counts["preblock_sent_bytes_total", "grpc"] > 16 * size
+    assert 0 < counts["preblock_request_read_seconds_total", "native"] < 30
+    assert 0 < counts["preblock_request_send_seconds_total", "native"] < 30
 
 
 def test_the_time_until_it_is_checked_is_told_by_each_door(tiny_clients: Clients) -> None:
@@ -161,7 +161,7 @@ def test_the_time_until_it_is_checked_is_told_by_each_door(tiny_clients: Clients
     headers = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
 
     def parsed() -> dict[str, float]:
-        name = "incipit_request_parse_seconds_total"
+        name = "preblock_request_parse_seconds_total"
         return {labels[1]: told for labels, told in read_metrics(http).items() if labels[0] == name}
 
     def native() -> None:
@@ -214,15 +214,15 @@ def test_routes_of_fastapi_and_sockets_count_their_bytes_too(tiny: httpx.Client,
         told = stream.recv()
     after = read_metrics(tiny)
     counts = {key: after[key] - before.get(key, 0) for key in after}
-    assert counts["incipit_received_bytes_total", "openai"] == len(body)
-    assert counts["incipit_sent_bytes_total", "openai"] == len(answer.content)
-    assert counts["incipit_received_bytes_total", "decode"] == len('{"input_ids": [1]}')
-    assert counts["incipit_sent_bytes_total", "decode"] == len(told)
+    assert counts["preblock_received_bytes_total", "openai"] == len(body)
+    assert counts["preblock_sent_bytes_total", "openai"] == len(answer.content)
+    assert counts["preblock_received_bytes_total", "decode"] == len('{"input_ids": [1]}')
+    assert counts["preblock_sent_bytes_total", "decode"] == len(told)
 
 
 def test_what_a_stream_takes_to_send_is_told_and_what_nobody_knows_is_not(tiny_clients: Clients) -> None:
     """Also of frames that are answered in their connection."""
-    http, sent = tiny_clients.http, ("incipit_request_send_seconds_total", "decode")
+    http, sent = tiny_clients.http, ("preblock_request_send_seconds_total", "decode")
     found = [read_metrics(http)]
     with connect_socket(f"{tiny_clients.socket}/models/gpt/decode") as stream:
         for _ in range(4):
@@ -237,10 +237,10 @@ def test_what_a_stream_takes_to_send_is_told_and_what_nobody_knows_is_not(tiny_c
     assert not answer.error_message
     tiny_clients.stub.ModelInfer(request)
     last = read_metrics(http)
-    assert last["incipit_request_send_seconds_total", "grpc-stream"] > 0
-    assert last.get(("incipit_request_send_seconds_total", "grpc"), 0) == 0
+    assert last["preblock_request_send_seconds_total", "grpc-stream"] > 0
+    assert last.get(("preblock_request_send_seconds_total", "grpc"), 0) == 0
     for door in ("decode", "grpc", "grpc-stream"):  # of lines and events, which are of the door decode too, it is told
-        read = "incipit_request_read_seconds_total", door
+        read = "preblock_request_read_seconds_total", door
         assert last.get(read, 0) == found[0].get(read, 0)
 
 
@@ -248,12 +248,12 @@ def test_memory_and_provider_are_told(tiny: httpx.Client, tiny_server: Server) -
     found = read_metrics(tiny)
     status = Path(f"/proc/{tiny_server.process.pid}/status").read_text()
     anonymous = 1024 * int(status.partition("RssAnon:")[2].split()[0])
-    assert anonymous / 2 < found["incipit_resident_memory_bytes", "anonymous"] < 2 * anonymous
+    assert anonymous / 2 < found["preblock_resident_memory_bytes", "anonymous"] < 2 * anonymous
     for model in tiny.get("/models").json():
         declared = model["manifest"]["files"]["model.onnx.data"]["bytes"]
-        assert found["incipit_model_tables_bytes", model["name"], str(model["version"])] == declared
+        assert found["preblock_model_tables_bytes", model["name"], str(model["version"])] == declared
     choice = tiny.get("/models/gpt").json()["provider_choice"]
     told = choice["active"], choice["probed"] or "none", choice["requested"]
-    assert found["incipit_provider_info", *told] == 1
+    assert found["preblock_provider_info", *told] == 1
     assert (choice["requested"], choice["active"]) == ("auto", tiny.get("/models/gpt").json()["provider"])
     assert choice["probed"] == choice["active"] or (choice["probed"] is None and choice["reason"])

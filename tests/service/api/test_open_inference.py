@@ -84,7 +84,7 @@ def triton(tiny_server: Server) -> Iterator[Any]:
 def test_server_metadata_names_server_version_and_extension(triton: Any) -> None:
     metadata = triton.get_server_metadata()
     assert set(metadata) == {"name", "version", "extensions"}
-    assert metadata["name"] == "incipit"
+    assert metadata["name"] == "preblock"
     assert metadata["extensions"] == [
         "binary_tensor_data",
         "model_configuration",

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from incipit.service import errors
-from incipit.service.api.problems import STATUS
+from preblock.service import errors
+from preblock.service.api.problems import STATUS
 from tests.service.api.test_open_inference import (
     HEADER_LENGTH,
     IDS,
@@ -26,7 +26,7 @@ from tests.service.api.test_open_inference import (
 )
 from tests.service.doors import Clients, Refused, call_grpc, native_bytes
 
-GRPC_STATUS: dict[type[errors.IncipitError], str] = {
+GRPC_STATUS: dict[type[errors.PreblockError], str] = {
     errors.Invalid: "StatusCode.INVALID_ARGUMENT",
     errors.Malformed: "StatusCode.INVALID_ARGUMENT",
     errors.NotFound: "StatusCode.NOT_FOUND",
@@ -214,7 +214,7 @@ def test_a_size_that_differs_from_the_bytes_is_refused_over_grpc(tiny_clients: C
     assert call_grpc(tiny_clients, "ModelInfer", message).outputs[0].shape == [1, 2, 4]
 
 
-QUESTIONS: list[tuple[str, str, str, dict[str, str], type[errors.IncipitError]]] = [
+QUESTIONS: list[tuple[str, str, str, dict[str, str], type[errors.PreblockError]]] = [
     ("get", "/v2/models/nope/config", "ModelConfig", {"name": "nope"}, errors.NotFound),
     ("get", "/v2/models/bert/versions/3/config", "ModelConfig", {"name": "bert", "version": "3"}, errors.NotFound),
     ("get", "/v2/models/nope/stats", "ModelStatistics", {"name": "nope"}, errors.NotFound),
@@ -226,7 +226,7 @@ QUESTIONS: list[tuple[str, str, str, dict[str, str], type[errors.IncipitError]]]
 
 @pytest.mark.parametrize(("verb", "path", "method", "fields", "kind"), QUESTIONS, ids=[q[1] for q in QUESTIONS])
 def test_a_refusal_is_the_same_over_http_and_grpc(
-    tiny_clients: Clients, verb: str, path: str, method: str, fields: dict[str, str], kind: type[errors.IncipitError]
+    tiny_clients: Clients, verb: str, path: str, method: str, fields: dict[str, str], kind: type[errors.PreblockError]
 ) -> None:
     response = tiny_clients.http.request(verb, path)
     with pytest.raises(Refused) as refused:

@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoTokenizer, BertModel
 
-from incipit.export.exporter import export_loaded
-from incipit.export.source import LoadedSource
-from incipit.models.embeddings import bert_embedding
-from incipit.service.manifest import Source
-from incipit.service.wire.openai import AT_ONCE
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.embeddings import bert_embedding
+from preblock.service.manifest import Source
+from preblock.service.wire.openai import AT_ONCE
 from tests.conftest import Server, serving
 from tests.service.doors import Clients, native_bytes
 
@@ -162,7 +162,7 @@ def test_models_are_listed_and_found(tiny_client: openai.OpenAI, tiny_repository
     assert [model.id for model in models] == ["bert", "gpt"]
     assert models[0] == tiny_client.models.retrieve("bert")
     written = (tiny_repository / "bert" / "2" / "manifest.json").stat().st_mtime
-    assert (models[0].object, models[0].owned_by, models[0].created) == ("model", "incipit", int(written))
+    assert (models[0].object, models[0].owned_by, models[0].created) == ("model", "preblock", int(written))
 
 
 def test_a_version_can_be_named(tiny_client: openai.OpenAI) -> None:
@@ -263,8 +263,8 @@ def test_requests_are_counted(tiny_client: openai.OpenAI, tiny: httpx.Client) ->
     with pytest.raises(openai.UnprocessableEntityError):
         tiny_client.embeddings.create(model="gpt", input=[1], dimensions=1)
     metrics = tiny.get("/metrics").text
-    assert 'incipit_requests_total{door="openai",model="gpt",outcome="ok"}' in metrics
-    assert 'incipit_requests_total{door="openai",model="gpt",outcome="Invalid"}' in metrics
+    assert 'preblock_requests_total{door="openai",model="gpt",outcome="ok"}' in metrics
+    assert 'preblock_requests_total{door="openai",model="gpt",outcome="Invalid"}' in metrics
 
 
 def test_a_broken_tokenizer_is_the_servers_fault(tmp_path: Path) -> None:

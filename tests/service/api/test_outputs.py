@@ -34,7 +34,7 @@ def test_one_output_stands_under_its_name(tiny: httpx.Client, tables: Tables, ou
     assert "outputs" not in answer
     headers = {"Accept": "application/octet-stream"}
     answer = tiny.post("/models/gpt/embed", json={"input_ids": IDS, "output": output}, headers=headers)
-    assert answer.headers["Incipit-Output"] == output
+    assert answer.headers["Preblock-Output"] == output
     assert answer.content == expected(tables)[output].tobytes()
 
 

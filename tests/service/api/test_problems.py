@@ -3,18 +3,18 @@
 import httpx
 import pytest
 
-from incipit.service import errors
-from incipit.service.api.problems import STATUS
-from incipit.service.rpc.status import STATUS as GRPC_STATUS
+from preblock.service import errors
+from preblock.service.api.problems import STATUS
+from preblock.service.rpc.status import STATUS as GRPC_STATUS
 
 
-def kinds(parent: type[errors.IncipitError]) -> list[type[errors.IncipitError]]:
+def kinds(parent: type[errors.PreblockError]) -> list[type[errors.PreblockError]]:
     children = parent.__subclasses__()
     return [kind for child in children for kind in kinds(child)] if children else [parent]
 
 
-@pytest.mark.parametrize("kind", kinds(errors.IncipitError))
-def test_every_kind_of_error_has_a_status_of_its_side(kind: type[errors.IncipitError]) -> None:
+@pytest.mark.parametrize("kind", kinds(errors.PreblockError))
+def test_every_kind_of_error_has_a_status_of_its_side(kind: type[errors.PreblockError]) -> None:
     client = issubclass(kind, errors.ClientFault)
     assert STATUS[kind] in (range(400, 500) if client else range(500, 600))
     assert kind in GRPC_STATUS

@@ -21,14 +21,14 @@ from tests.conftest import Server, serving
 from tests.service.api.test_decode import wait_for_streams
 from tests.service.doors import FRAME, step_frame
 
-PING = FRAME.pack(b"INCP", 2, 8, 0, 0, 0, 0, 0, bytes(3))
+PING = FRAME.pack(b"PRBK", 2, 8, 0, 0, 0, 0, 0, bytes(3))
 CLOSING = 11
 
 
 @pytest.fixture(scope="module")
 def impatient(repository: Path) -> Iterator[Server]:
     """A server that waits one second for a client, and serves a stream for two."""
-    limits = {"INCIPIT_STREAM_IDLE_SECONDS": "1", "INCIPIT_STREAM_SECONDS": "2"}
+    limits = {"PREBLOCK_STREAM_IDLE_SECONDS": "1", "PREBLOCK_STREAM_SECONDS": "2"}
     with serving(repository, **limits) as running, httpx.Client(base_url=running.address) as http:
         assert http.get("/readyz").status_code == 200
         yield running
@@ -62,11 +62,11 @@ def test_last_words_are_of_the_kind_that_the_client_speaks(impatient: Server) ->
         streams = [stack.enter_context(open_stream(impatient)) for _ in range(3)]
         streams[0].send('{"input_ids": [[1], [2]]}')
         streams[1].send(PING)
-        streams[2].send(FRAME.pack(b"INCP", 1, 1, 0, 9, 2, 2, 0, bytes(3)) + body)
+        streams[2].send(FRAME.pack(b"PRBK", 1, 1, 0, 9, 2, 2, 0, bytes(3)) + body)
         found = [last_words(stream) for stream in streams]
     assert [code for _, code, _ in found] == [1008] * 3
     assert json.loads(found[0][0]) == {"closing": "idle", "next_offset": [5, 3]} == found[0][2]
-    header = FRAME.pack(b"INCP", 2, CLOSING, 0, 0, 2, 0, 0, bytes(3))
+    header = FRAME.pack(b"PRBK", 2, CLOSING, 0, 0, 2, 0, 0, bytes(3))
     assert found[1][0] == header + struct.pack("<2q", 4, 2) + b"idle"
     assert found[2][0][4:6] == bytes([1, 2])  # version 1 has no last words: its last frame is the answer
     assert found[2][2]["next_offset"] == [5, 3]
@@ -112,7 +112,7 @@ def floods() -> dict[str, tuple[bytes, bytes]]:
     upgrade = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
     upgrade += b"Sec-WebSocket-Key: " + b"A" * 22 + b"==\r\n\r\n"
     step = step_frame(ids)
-    rewind = FRAME.pack(b"INCP", 2, 4, 0, 0, 1, 0, 0, bytes(3)) + bytes(8)
+    rewind = FRAME.pack(b"PRBK", 2, 4, 0, 0, 1, 0, 0, bytes(3)) + bytes(8)
     framed = b"\x82\xfe" + struct.pack(">H", len(step)) + bytes(4) + step
     framed += b"\x82" + bytes([0x80 | len(rewind)]) + bytes(4) + rewind
     line = json.dumps({"input_ids": ids}).encode() + b'\n{"rewind": 0}\n'
@@ -193,7 +193,7 @@ def test_a_server_that_stops_tells_every_stream_where_to_go_on(tiny_repository: 
                     1012,
                     {"closing": "shutdown", "next_offset": [2, 2]},
                 )
-                header = FRAME.pack(b"INCP", 2, CLOSING, 0, 0, 2, 0, 0, bytes(3))
+                header = FRAME.pack(b"PRBK", 2, CLOSING, 0, 0, 2, 0, 0, bytes(3))
                 closing = {"closing": "shutdown", "next_offset": [1, 2]}
                 assert last_words(frame) == (header + struct.pack("<2q", 1, 2) + b"shutdown", 1012, closing)
                 assert b'{"closing":"shutdown","next_offset":[1,2]}\n' in answer.read()

@@ -62,12 +62,12 @@ def frame(stream: ClientConnection, **fields: Any) -> Answer:
         flags = sum(bits[name] for name in fields)
         body = b"".join(np.array(flat(fields[name]), "<i8").tobytes() for name in names if name in fields)
         lengths = np.array([len(row) for row in rows], "<u4")
-        header = FRAME.pack(b"INCP", 2, 1, flags, number, len(rows), int(lengths.sum()), 0, bytes(3))
+        header = FRAME.pack(b"PRBK", 2, 1, flags, number, len(rows), int(lengths.sum()), 0, bytes(3))
         stream.send(header + body + lengths.tobytes())
     else:
         ((name, value),) = fields.items()
         values = [] if value is True else value
-        header = FRAME.pack(b"INCP", 2, KINDS[name], 0, number, len(values), 0, 0, bytes(3))
+        header = FRAME.pack(b"PRBK", 2, KINDS[name], 0, number, len(values), 0, 0, bytes(3))
         stream.send(header + np.array(values, "<i8").tobytes())
     return read(stream.recv())
 
@@ -79,7 +79,7 @@ def flat(values: list[Any]) -> list[int]:
 def read(answer: Any) -> Answer:
     """Read a frame as `docs/decode.md` describes it."""
     magic, version, kind, flags, step, rows, tokens, dtype, last = FRAME.unpack_from(answer)
-    assert (magic, version, flags) == (b"INCP", 2, 0)
+    assert (magic, version, flags) == (b"PRBK", 2, 0)
     body = answer[FRAME.size :]
     if kind == ERROR:
         problem = json.loads(body)
@@ -204,7 +204,7 @@ def test_after_an_exact_fit_the_stream_stays_open_for_a_rewind(tiny_clients: Cli
 @pytest.mark.parametrize("kind", [*KINDS.values(), 1])
 def test_bad_frames_of_version_2_are_answered_in_version_2(tiny_clients: Clients, kind: int) -> None:
     with stream_of(tiny_clients, "gpt") as stream:
-        stream.send(FRAME.pack(b"INCP", 2, kind, 0, 3, 1, 1, 0, bytes(3)) + bytes(3))
+        stream.send(FRAME.pack(b"PRBK", 2, kind, 0, 3, 1, 1, 0, bytes(3)) + bytes(3))
         answer = read(stream.recv())
         assert (answer.kind, answer.step, answer.status) == ("error", 3, 400)
         assert frame(stream, ping=True).offset == [0]
@@ -214,10 +214,10 @@ def test_version_1_is_answered_in_version_1_on_a_stream_of_several_rows(tiny_cli
     with stream_of(tiny_clients, "gpt", "?rows=2") as stream:
         body = np.array([1, 2, 3], "<i8").tobytes() + np.array([1, 2], "<u4").tobytes()
         for number, offset in ((4, [1, 2]), (4, [2, 4])):  # numbers of version 1 are echoes
-            stream.send(FRAME.pack(b"INCP", 1, 1, 0, number, 2, 3, 0, bytes(3)) + body)
+            stream.send(FRAME.pack(b"PRBK", 1, 1, 0, number, 2, 3, 0, bytes(3)) + body)
             answer = stream.recv()
             assert isinstance(answer, bytes)
-            assert FRAME.unpack_from(answer)[:6] == (b"INCP", 1, VECTORS, 0, 4, 2)
+            assert FRAME.unpack_from(answer)[:6] == (b"PRBK", 1, VECTORS, 0, 4, 2)
             assert list(struct.unpack_from("<2q", answer, FRAME.size)) == offset
 
 
@@ -276,7 +276,7 @@ def test_a_stream_without_rows_takes_rows(tiny_clients: Clients, ask: Ask) -> No
 def test_operations_are_counted(tiny_clients: Clients) -> None:
     def counts() -> dict[str, float]:
         families = text_string_to_metric_families(tiny_clients.http.get("/metrics").text)
-        samples = [s for family in families for s in family.samples if s.name == "incipit_stream_operations_total"]
+        samples = [s for family in families for s in family.samples if s.name == "preblock_stream_operations_total"]
         return {s.labels["operation"]: s.value for s in samples if s.labels["model"] == "gpt"}
 
     with stream_of(tiny_clients, "gpt") as stream:

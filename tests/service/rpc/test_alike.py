@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from incipit.service.access import new_key
+from preblock.service.access import new_key
 from tests.conftest import Server, serving
 
 SHAPES = [(1, 3), (3, 1), (2, 2)]
@@ -103,11 +103,11 @@ def test_they_count_as_any_other(tiny_repository: Path) -> None:
         message = request("gpt", [[1, 2, 3]])
         answers = [service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(message, timeout=60) for _ in range(7)]
         text = httpx.get(f"{server.address}/metrics", timeout=60).text
-        found = dict(re.findall(r"^(incipit_\w+\{.*\}) (\S+)$", text, re.MULTILINE))
-        assert float(found['incipit_requests_total{door="grpc",model="gpt",outcome="ok"}']) == 7
-        assert float(found['incipit_received_bytes_total{door="grpc"}']) == 7 * message.ByteSize()
-        assert float(found['incipit_sent_bytes_total{door="grpc"}']) == sum(answer.ByteSize() for answer in answers)
-        assert float(found['incipit_tokens_total{model="gpt"}']) == 21
+        found = dict(re.findall(r"^(preblock_\w+\{.*\}) (\S+)$", text, re.MULTILINE))
+        assert float(found['preblock_requests_total{door="grpc",model="gpt",outcome="ok"}']) == 7
+        assert float(found['preblock_received_bytes_total{door="grpc"}']) == 7 * message.ByteSize()
+        assert float(found['preblock_sent_bytes_total{door="grpc"}']) == sum(answer.ByteSize() for answer in answers)
+        assert float(found['preblock_tokens_total{model="gpt"}']) == 21
 
 
 def test_keys_rates_and_unloaded_models_hold(tiny_repository: Path, tmp_path: Path) -> None:

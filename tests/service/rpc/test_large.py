@@ -10,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from incipit.export.exporter import export_loaded
-from incipit.export.source import LoadedSource
-from incipit.models.embeddings import bert_embedding, gpt2_embedding
-from incipit.service.manifest import Source
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.embeddings import bert_embedding, gpt2_embedding
+from preblock.service.manifest import Source
 from tests.conftest import Server, serving
 
 WIDTH, MAX_LEN = 64, 5000

@@ -69,7 +69,7 @@ def test_what_is_not_served_is_not_found(tiny_clients: Clients, method: str, nam
 
 def test_server_metadata_names_the_server(tiny_clients: Clients) -> None:
     metadata = tiny_clients.grpc.get_server_metadata(as_json=True)
-    assert metadata["name"] == "incipit"
+    assert metadata["name"] == "preblock"
     assert metadata["version"] == tiny_clients.http.get("/v2").json()["version"]
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import orjson
 import pytest
 
-from incipit.service.messages import DTYPES, Pieces
-from incipit.service.wire.content import (
+from preblock.service.messages import DTYPES, Pieces
+from preblock.service.wire.content import (
     CHUNK,
     COPIED,
     PACKET,

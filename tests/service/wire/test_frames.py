@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from incipit.service.errors import IncipitError, Invalid
-from incipit.service.messages import TokenAnswer
-from incipit.service.operations import Append, Close, Drop, Message, Operation, Ping, Reorder, Rewind, Step
-from incipit.service.wire.frames import (
+from preblock.service.errors import Invalid, PreblockError
+from preblock.service.messages import TokenAnswer
+from preblock.service.operations import Append, Close, Drop, Message, Operation, Ping, Reorder, Rewind, Step
+from preblock.service.wire.frames import (
     header_of,
     read_frame,
     write_closing,
@@ -22,7 +22,7 @@ INDICES = ("token_type_ids", "word")
 
 
 def frame_of(kind: int, flags: int, number: int, rows: int, tokens: int, body: bytes, version: int = 2) -> bytes:
-    return b"INCP" + struct.pack("<BBHIII", version, kind, flags, number, rows, tokens) + bytes(4) + body
+    return b"PRBK" + struct.pack("<BBHIII", version, kind, flags, number, rows, tokens) + bytes(4) + body
 
 
 def step(ids: list[int], lengths: list[int], number: int = 5, version: int = 1) -> bytes:
@@ -61,7 +61,7 @@ def test_a_step_of_version_2_has_the_parts_that_its_flags_name(flags: int, furth
     assert all(rows.lengths.tolist() == [0, 2] for rows in found.values() if rows is not None)
     assert (None if read.offset is None else read.offset.tolist()) == ([7, 8] if flags & 4 else None)
     for wrong in (body[:-1], body + b"\0"):
-        with pytest.raises(IncipitError, match=r"^frame: got"):
+        with pytest.raises(PreblockError, match=r"^frame: got"):
             read_frame(frame_of(1, flags | further << 8, 9, 2, 2, wrong), INDICES)
 
 
@@ -90,16 +90,16 @@ def test_every_operation_has_a_kind(kind: int, values: list[int] | None, operati
     if values is not None:
         (read,) = vars(message.operation).values()
         assert (read.tolist(), read.dtype) == (values, np.int64)
-    with pytest.raises(IncipitError):
+    with pytest.raises(PreblockError):
         read_frame(frame_of(kind, 0, 3, count, 0, bytes(8 * count + 1)))
-    with pytest.raises(IncipitError):
+    with pytest.raises(PreblockError):
         read_frame(frame_of(kind, 0, 3, count, 1, bytes(8 * count)))
-    with pytest.raises(IncipitError):
+    with pytest.raises(PreblockError):
         read_frame(frame_of(kind, 1, 3, count, 0, bytes(8 * count)))
-    with pytest.raises(IncipitError):
+    with pytest.raises(PreblockError):
         read_frame(frame_of(kind, 0, 3, count, 0, bytes(8 * count), version=1))
     if values is None:
-        with pytest.raises(IncipitError, match="allowed no rows and tokens in a "):
+        with pytest.raises(PreblockError, match="allowed no rows and tokens in a "):
             read_frame(frame_of(kind, 0, 3, 1, 0, bytes(8)))
 
 
@@ -113,7 +113,7 @@ def test_a_repetition_is_known_by_its_bytes() -> None:
 @pytest.mark.parametrize("cut", range(36))
 def test_every_cut_of_a_step_is_refused(cut: int, version: int) -> None:
     assert len(step([1], [1])) == 36
-    with pytest.raises(IncipitError, match=f"^frame: got {cut} bytes"):
+    with pytest.raises(PreblockError, match=f"^frame: got {cut} bytes"):
         read_frame(step([1], [1], version=version)[:cut])
 
 
@@ -126,13 +126,13 @@ def test_every_changed_byte_of_the_header_is_refused_or_changes_the_number_alone
             assert header_of(bytes(changed))[1] != 5
             assert step_of(read_frame(bytes(changed))).input_ids.values.tolist() == [1, 2]
         else:
-            with pytest.raises(IncipitError):
+            with pytest.raises(PreblockError):
                 read_frame(bytes(changed))
 
 
 @pytest.mark.parametrize("frame", [step([1], [2]), step([1, 2], [1, 2]), step([1], [0]), step([1, 2], [2**32 - 1, 3])])
 def test_lengths_that_do_not_sum_up_are_refused(frame: bytes) -> None:
-    with pytest.raises(IncipitError, match=r"^lengths: got "):
+    with pytest.raises(PreblockError, match=r"^lengths: got "):
         read_frame(frame)
 
 
@@ -142,7 +142,7 @@ def test_lengths_that_do_not_sum_up_are_refused(frame: bytes) -> None:
         (b"", (1, 0)),
         (bytes(23), (1, 0)),
         (b"x" * 8 + b"\1\2\0\0" + b"x" * 12, (1, 513)),
-        (b"INCP\2" + bytes(3) + b"\1\2\0\0" + bytes(12), (2, 513)),
+        (b"PRBK\2" + bytes(3) + b"\1\2\0\0" + bytes(12), (2, 513)),
     ],
 )
 def test_version_and_number_of_a_broken_frame_are_read_where_there_are_some(
@@ -165,7 +165,7 @@ def answer_of(**tensors: Any) -> TokenAnswer:
 def test_version_1_of_vectors_is_laid_out_as_ever() -> None:
     vectors = np.arange(12, dtype=np.float16).reshape(3, 4)
     assert write_vectors(answer_of(embeddings=vectors), 7, version=1) == (
-        b"INCP\x01\x02\x00\x00"
+        b"PRBK\x01\x02\x00\x00"
         + struct.pack("<III", 7, 2, 3)
         + b"\x02\x04\x00\x00"
         + struct.pack("<qq", 10, 2**40)
@@ -184,7 +184,7 @@ def test_version_2_of_vectors_has_each_output_with_its_width() -> None:
     vectors = np.arange(12, dtype=np.float16).reshape(3, 4)
     cosines = np.arange(6, dtype=np.float16).reshape(3, 2)
     assert write_vectors(answer_of(embeddings=vectors, rotary_cos=cosines), 7) == (
-        b"INCP\x02\x02\x00\x00"
+        b"PRBK\x02\x02\x00\x00"
         + struct.pack("<III", 7, 2, 3)
         + b"\x02\x02\x00\x00"
         + struct.pack("<qq", 10, 2**40)
@@ -197,13 +197,13 @@ def test_version_2_of_vectors_has_each_output_with_its_width() -> None:
 def test_states_and_last_words_hold_offsets() -> None:
     offset = np.array([3, 2**40])
     body = struct.pack("<qq", 3, 2**40)
-    assert write_state(offset, 7) == b"INCP\x02\x0a\x00\x00" + struct.pack("<II", 7, 2) + bytes(8) + body
+    assert write_state(offset, 7) == b"PRBK\x02\x0a\x00\x00" + struct.pack("<II", 7, 2) + bytes(8) + body
     assert (
-        write_closing(offset, "idle") == b"INCP\x02\x0b\x00\x00" + struct.pack("<II", 0, 2) + bytes(8) + body + b"idle"
+        write_closing(offset, "idle") == b"PRBK\x02\x0b\x00\x00" + struct.pack("<II", 0, 2) + bytes(8) + body + b"idle"
     )
 
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_write_error_holds_the_problem(version: int) -> None:
-    head = b"INCP" + bytes([version]) + b"\x03\x00\x00"
+    head = b"PRBK" + bytes([version]) + b"\x03\x00\x00"
     assert write_error(b'{"a":1}', 7, version) == head + struct.pack("<I", 7) + bytes(12) + b'{"a":1}'

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from incipit.service.errors import Invalid, Malformed
-from incipit.service.messages import Request, TokenAnswer
-from incipit.service.wire.native import (
+from preblock.service.errors import Invalid, Malformed
+from preblock.service.messages import Request, TokenAnswer
+from preblock.service.wire.native import (
     answer_json,
     read_embed,
     read_json,

@@ -7,10 +7,10 @@ import numpy as np
 import orjson
 import pytest
 
-from incipit.service.errors import Invalid
-from incipit.service.messages import Request, TokenAnswer, Turn
-from incipit.service.wire.content import joined, size_of
-from incipit.service.wire.open_inference import Infer, places, read_infer, write_infer
+from preblock.service.errors import Invalid
+from preblock.service.messages import Request, TokenAnswer, Turn
+from preblock.service.wire.content import joined, size_of
+from preblock.service.wire.open_inference import Infer, places, read_infer, write_infer
 from tests.service.manifests import tiny_manifest
 
 

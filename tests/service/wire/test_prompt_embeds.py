@@ -12,11 +12,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from incipit.service.errors import Invalid, TooLarge
-from incipit.service.manifest import TokenEmbeddings
-from incipit.service.messages import Pieces, TextRequest
-from incipit.service.wire.content import Base64, Made, joined
-from incipit.service.wire.prompt_embeds import check_prompt_embeds, torch_file, write_prompt_embeds
+from preblock.service.errors import Invalid, TooLarge
+from preblock.service.manifest import TokenEmbeddings
+from preblock.service.messages import Pieces, TextRequest
+from preblock.service.wire.content import Base64, Made, joined
+from preblock.service.wire.prompt_embeds import check_prompt_embeds, torch_file, write_prompt_embeds
 from tests.service.manifests import tiny_manifest
 
 DTYPES = {

@@ -16,13 +16,13 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from incipit import __version__
-from incipit.service.errors import IncipitError
+from preblock import __version__
+from preblock.service.errors import PreblockError
 
 REPOSITORY = click.option(
     "--repository",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of the artifacts; default model_repository, or INCIPIT_REPOSITORY.",
+    help="Folder of the artifacts; default model_repository, or PREBLOCK_REPOSITORY.",
 )
 PAUSE = 10.0
 """Seconds between two lines on the same step, where they stay."""
@@ -86,7 +86,7 @@ def export(source: str, name: str, repository: Path | None, resize: str | None, 
     """
     _require("torch", "export")
     _require("onnxruntime", "cpu")
-    from incipit.export.exporter import export as run
+    from preblock.export.exporter import export as run
 
     # What is half-written goes away before the process does.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -113,7 +113,7 @@ def verify(name: str, repository: Path | None, provider: Literal["cpu", "cuda"] 
     """
     _require("torch", "export")
     _require("onnxruntime", "cpu")
-    from incipit.export.exporter import verify as run
+    from preblock.export.exporter import verify as run
 
     folder = _newest(_settings(repository=repository).repository, name)
     with _Progress(name) as progress:
@@ -129,7 +129,7 @@ def verify(name: str, repository: Path | None, provider: Literal["cpu", "cuda"] 
 @REPOSITORY
 def inspect(name: str, repository: Path | None) -> None:
     """Show what the model NAME is and how it was proven."""
-    from incipit.service.manifest import PARITY, ParityReport, read, read_with_identity
+    from preblock.service.manifest import PARITY, ParityReport, read, read_with_identity
 
     folder = _newest(_settings(repository=repository).repository, name)
     (manifest, identity), report = read_with_identity(folder), read(ParityReport, folder / PARITY)
@@ -150,7 +150,7 @@ def inspect(name: str, repository: Path | None) -> None:
 @REPOSITORY
 def triton(name: str, repository: Path | None) -> None:
     """Write config.pbtxt beside the versions of the model NAME, for NVIDIA Triton to serve the repository."""
-    from incipit.export.triton import write_config
+    from preblock.export.triton import write_config
 
     folder = _newest(_settings(repository=repository).repository, name)
     click.echo(write_config(folder.parent))
@@ -162,7 +162,7 @@ def triton(name: str, repository: Path | None) -> None:
 @click.option("--admin", is_flag=True, help="Whether it may load and unload models.")
 def key(name: str, models: tuple[str, ...], admin: bool) -> None:
     """Print a new key for NAME, which nothing shows again, and the entry for the file that --api-keys names."""
-    from incipit.service.access import new_key
+    from preblock.service.access import new_key
 
     made, entry = new_key(name, models, admin)
     click.echo(f"{made}\n\n{entry}", nl=False)
@@ -174,8 +174,8 @@ def key(name: str, models: tuple[str, ...], admin: bool) -> None:
 def check(**options: Any) -> None:
     """Open every model, run it once, and exit."""
     _require("onnxruntime", "cpu")
-    from incipit.service.access import as_service
-    from incipit.service.app import create_engine
+    from preblock.service.access import as_service
+    from preblock.service.app import create_engine
 
     with as_service():
         models = create_engine(_settings(**options)).repository.all()
@@ -187,7 +187,7 @@ class _WithSettings(click.Command):
     """A command with an option for every setting, which are imported when it runs."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        from incipit.service.settings import Settings, option
+        from preblock.service.settings import Settings, option
 
         options: list[click.Parameter] = []
         for name, field in Settings.model_fields.items():
@@ -216,15 +216,15 @@ def show_settings(**options: Any) -> None:
 def serve(**options: Any) -> None:
     """Serve every model of the repository.
 
-    Every option is also a variable, such as INCIPIT_PORT, and a key of the file that --config names, such as port.
+    Every option is also a variable, such as PREBLOCK_PORT, and a key of the file that --config names, such as port.
     """
     _require("onnxruntime", "cpu")
-    from incipit.service.workers import serve as run
+    from preblock.service.workers import serve as run
 
     settings = _settings(**options)
 
     def announce(address: str, models: list[Any]) -> None:
-        lines = [f"Incipit serves on {address} (documentation: {address}/docs)"]
+        lines = [f"Preblock serves on {address} (documentation: {address}/docs)"]
         lines += [f"  {model.name}: {_limits(model.manifest)}, {model.provider}" for model in models]
         if settings.grpc_port is not None:
             lines.append(f"gRPC on {settings.host}:{settings.grpc_port}")
@@ -335,11 +335,11 @@ def bench(
         raise click.UsageError("--grpc-port: got nothing, allowed the port of the server's gRPC, for the door grpc")
     _require("httpx", "client")
     _require("websockets", "client")
-    from incipit import connect
-    from incipit.bench.load import measure
-    from incipit.bench.report import table
-    from incipit.bench.target import Target
-    from incipit.client.errors import IncipitError as ClientError
+    from preblock import connect
+    from preblock.bench.load import measure
+    from preblock.bench.report import table
+    from preblock.bench.target import Target
+    from preblock.client.errors import PreblockError as ClientError
 
     results = []
     try:
@@ -392,13 +392,13 @@ def main() -> None:
 
 
 def _message(error: Exception) -> str:
-    expected = isinstance(error, IncipitError | click.ClickException) or type(error).__module__.startswith("incipit")
+    expected = isinstance(error, PreblockError | click.ClickException) or type(error).__module__.startswith("preblock")
     text = " ".join(str(error).split())
-    return text if expected else f"{type(error).__name__}: {text} (incipit --debug … shows where)"
+    return text if expected else f"{type(error).__name__}: {text} (preblock --debug … shows where)"
 
 
 def _fail(code: int, message: str) -> None:
-    click.echo(f"incipit: {' '.join(message.split())}", err=True)
+    click.echo(f"preblock: {' '.join(message.split())}", err=True)
     sys.exit(code)
 
 
@@ -407,11 +407,11 @@ def _settings(**options: Any) -> Any:
 
 
 def _load(**options: Any) -> Any:
-    from incipit.service.settings import load
+    from preblock.service.settings import load
 
     try:
         return load({name: value for name, value in options.items() if value is not None})
-    except IncipitError as error:
+    except PreblockError as error:
         if error.field.startswith("--"):
             raise click.UsageError(str(error)) from error
         raise
@@ -419,12 +419,12 @@ def _load(**options: Any) -> Any:
 
 def _require(module: str, extra: str) -> None:
     if find_spec(module) is None:
-        raise click.ClickException(f"this command needs {module}: pip install 'incipit[{extra}]'")
+        raise click.ClickException(f"this command needs {module}: pip install 'preblock[{extra}]'")
 
 
 def _newest(repository: Path, name: str) -> Path:
-    from incipit.service.errors import NotFound
-    from incipit.service.repository import find_artifacts
+    from preblock.service.errors import NotFound
+    from preblock.service.repository import find_artifacts
 
     artifacts = find_artifacts(repository)
     folders = [folder for found, _, folder in artifacts if found == name]

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import uvloop
 
-from incipit.bench.links import GrpcLink, HttpLink, Link, StepLink
-from incipit.bench.report import line
-from incipit.bench.tally import Result, Tally
-from incipit.bench.target import Target, json, npy, random_ids, v2
-from incipit.client.errors import NoAnswer, ServiceError, TimedOut
-from incipit.client.results import Model
+from preblock.bench.links import GrpcLink, HttpLink, Link, StepLink
+from preblock.bench.report import line
+from preblock.bench.tally import Result, Tally
+from preblock.bench.target import Target, json, npy, random_ids, v2
+from preblock.client.errors import NoAnswer, ServiceError, TimedOut
+from preblock.client.results import Model
 
 DOORS = ("npy", "v2", "json", "grpc", "steps")
 PAUSE, LOOK = 0.1, 0.5

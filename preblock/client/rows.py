@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.client.calls import Row, Rows, from_torch
-from incipit.client.errors import invalid
-from incipit.client.results import Int64
+from preblock.client.calls import Row, Rows, from_torch
+from preblock.client.errors import invalid
+from preblock.client.results import Int64
 
 ALLOWED = "64-bit integers: a row (L,), an array (R, L), or a list of rows"
 

@@ -7,8 +7,8 @@ from typing import Any, TypeVar, get_args
 
 import httpx
 
-from incipit import __version__
-from incipit.client.errors import invalid
+from preblock import __version__
+from preblock.client.errors import invalid
 
 M = TypeVar("M", bound=Callable[..., Any])
 
@@ -32,7 +32,7 @@ def options(url: str, timeout: float, key: str | None) -> dict[str, Any]:
         "base_url": address,
         # A request may wait for one of the client's own connections as long as the others take.
         "timeout": httpx.Timeout(timeout, pool=None),
-        "headers": {"User-Agent": f"incipit/{__version__}", "Accept-Encoding": "identity", **authorization(key)},
+        "headers": {"User-Agent": f"preblock/{__version__}", "Accept-Encoding": "identity", **authorization(key)},
     }
 
 

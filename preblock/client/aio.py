@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from incipit.client import calls, decoding
-from incipit.client.calls import Call, Reply
-from incipit.client.decoding import Decoding
-from incipit.client.errors import needed
-from incipit.client.retry import Outcome, pause, result_of
-from incipit.client.shell import authorization, like, options, socket_address
+from preblock.client import calls, decoding
+from preblock.client.calls import Call, Reply
+from preblock.client.decoding import Decoding
+from preblock.client.errors import needed
+from preblock.client.retry import Outcome, pause, result_of
+from preblock.client.shell import authorization, like, options, socket_address
 
 if TYPE_CHECKING:
-    from incipit.client.streams import AsyncDecodeStream
+    from preblock.client.streams import AsyncDecodeStream
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,7 +42,7 @@ def _opened(
         self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs
     ) -> AbstractAsyncContextManager["AsyncDecodeStream"]:
         with needed("a decode stream", "websockets"):
-            from incipit.client.streams import open_stream_async
+            from preblock.client.streams import open_stream_async
 
         address = socket_address(self._http.base_url)
         return open_stream_async(address, build(*args, **kwargs), self._timeout, self._retries, self._headers)

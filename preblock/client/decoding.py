@@ -1,6 +1,6 @@
 """A decode stream without its connection: what is to be done next, whatever it is done with.
 
-`Decoding` yields effects, and is sent what came of each; the streams of `incipit/client/streams.py` carry them out.
+`Decoding` yields effects, and is sent what came of each; the streams of `preblock/client/streams.py` carry them out.
 """
 
 import json
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
-from incipit.client.calls import Reply, Row, Rows, decode_path
-from incipit.client.errors import ConnectionFailed, NoAnswer, StreamClosed, invalid, of_problem
-from incipit.client.frames import (
+from preblock.client.calls import Reply, Row, Rows, decode_path
+from preblock.client.errors import ConnectionFailed, NoAnswer, StreamClosed, invalid, of_problem
+from preblock.client.frames import (
     APPEND,
     CLOSING,
     DROP,
@@ -27,9 +27,9 @@ from incipit.client.frames import (
     read_frame,
     write_frame,
 )
-from incipit.client.results import Vectors
-from incipit.client.retry import pause
-from incipit.client.rows import read_integers, read_rows
+from preblock.client.results import Vectors
+from preblock.client.retry import pause
+from preblock.client.rows import read_integers, read_rows
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """Every error that the client raises on purpose. The kinds that a service answers with have its own names.
 
-    IncipitError
+    PreblockError
     ├── ServiceError                the service answered with a problem document
     │   ├── ClientFault             the request is at fault; the same request fails again
     │   │   ├── Malformed           bytes that cannot be read as what they claim to be
@@ -30,14 +30,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-KIND = "urn:incipit:error:"
+KIND = "urn:preblock:error:"
 
 
-class IncipitError(Exception):
+class PreblockError(Exception):
     """Whatever the client raises on purpose."""
 
 
-class ServiceError(IncipitError):
+class ServiceError(PreblockError):
     """The service answered with a problem document.
 
     Args:
@@ -118,7 +118,7 @@ class ProviderError(ServerFault):
     """An execution provider that cannot be used."""
 
 
-class NoAnswer(IncipitError):
+class NoAnswer(PreblockError):
     """No answer came."""
 
 
@@ -173,5 +173,5 @@ def needed(what: str, package: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        text = f"{what} needs {package}: pip install 'incipit[client]'"
+        text = f"{what} needs {package}: pip install 'preblock[client]'"
         raise ModuleNotFoundError(text, name=error.name) from error

@@ -1,9 +1,9 @@
-"""The command line: `incipit`, or `python -m incipit`."""
+"""The command line: `preblock`, or `python -m preblock`."""
 
 import gc
 import sys
 
-from incipit.service.copying import begin_again
+from preblock.service.copying import begin_again
 
 
 def main() -> None:
@@ -11,7 +11,7 @@ def main() -> None:
     if "serve" in sys.argv[1:3]:  # before anything is imported that would be imported twice
         begin_again()
         gc.disable()  # until it serves: looking for garbage among what is imported takes a seventh of the time
-    from incipit.cli import main as run
+    from preblock.cli import main as run
 
     run()
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.client.results import array_of
+from preblock.client.results import array_of
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64"}
 METADATA = "__metadata__"

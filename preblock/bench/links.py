@@ -15,10 +15,10 @@ from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
 from websockets.uri import parse_uri
 
-from incipit.bench.tally import Tally
-from incipit.bench.target import Ids, Target, rewind, step
-from incipit.client.errors import ConnectionFailed, ServiceError, of_problem
-from incipit.client.frames import ERROR, HEADER
+from preblock.bench.tally import Tally
+from preblock.bench.target import Ids, Target, rewind, step
+from preblock.client.errors import ConnectionFailed, ServiceError, of_problem
+from preblock.client.frames import ERROR, HEADER
 
 
 class Link(Protocol):
@@ -255,7 +255,7 @@ class GrpcLink:
     """
 
     def __init__(self, target: Target, ids: Ids) -> None:
-        from incipit.service.wire import open_inference_pb2 as pb
+        from preblock.service.wire import open_inference_pb2 as pb
 
         host = f"[{target.host}]" if ":" in target.host else target.host
         self.tally, self.address = Tally(), f"{host}:{target.grpc_port}"

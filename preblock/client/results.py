@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.client.errors import needed
+from preblock.client.errors import needed
 
 if TYPE_CHECKING:
     import torch

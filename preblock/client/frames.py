@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from incipit.client.errors import invalid
-from incipit.client.results import Int64, Vectors, array_of
+from preblock.client.errors import invalid
+from preblock.client.results import Int64, Vectors, array_of
 
-MAGIC, VERSION = b"INCP", 2
+MAGIC, VERSION = b"PRBK", 2
 HEADER = struct.Struct("<4sBBHIIIB3s")
 STEP, VECTORS, ERROR, REWIND, REORDER, APPEND, DROP, PING, _, STATE, CLOSING = range(1, 12)
 POSITIONS, MASK, OFFSETS, FURTHER = 1, 2, 4, 256

@@ -1,4 +1,4 @@
-"""Incipit: the part of a transformer that comes before its first block."""
+"""Preblock: the part of a transformer that comes before its first block."""
 
 from typing import TYPE_CHECKING
 
@@ -6,13 +6,13 @@ __all__ = ["__version__", "connect", "connect_async"]
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from incipit.client import connect, connect_async
+    from preblock.client import connect, connect_async
 else:
 
     def __getattr__(name: str) -> object:
         """Import the client where it is asked for: whoever serves or exports does not pay for it."""
         if name not in ("connect", "connect_async"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from incipit import client
+        from preblock import client
 
         return getattr(client, name)

@@ -11,11 +11,11 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from incipit import __version__
-from incipit.client.errors import invalid
-from incipit.client.frames import REWIND, Move, Step, write_frame
-from incipit.client.results import Model
-from incipit.client.shell import authorization, options
+from preblock import __version__
+from preblock.client.errors import invalid
+from preblock.client.frames import REWIND, Move, Step, write_frame
+from preblock.client.results import Model
+from preblock.client.shell import authorization, options
 
 Ids = NDArray[np.int64]
 NPY, BYTES, JSON = "application/x-npy", "application/octet-stream", "application/json"
@@ -67,7 +67,7 @@ class Target:
     @property
     def headers(self) -> dict[str, str]:
         """Headers of every request."""
-        return {"User-Agent": f"incipit/{__version__}", **authorization(self.key)}
+        return {"User-Agent": f"preblock/{__version__}", **authorization(self.key)}
 
     def path(self, *parts: str) -> str:
         """Return the path of what lies below the address."""

@@ -13,9 +13,9 @@ from urllib.parse import quote, urlencode
 import numpy as np
 from numpy.typing import NDArray
 
-from incipit.client.errors import ServerFault, invalid, of_problem
-from incipit.client.results import Embeddings, Model, Vectors
-from incipit.client.safetensors import read_safetensors, write_safetensors
+from preblock.client.errors import ServerFault, invalid, of_problem
+from preblock.client.results import Embeddings, Model, Vectors
+from preblock.client.safetensors import read_safetensors, write_safetensors
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class Call(Generic[T]):
         try:
             return self.read(reply)
         except (KeyError, TypeError, ValueError) as error:
-            detail = f"{self.path}: an answer that is none of Incipit's ({error!r})"
+            detail = f"{self.path}: an answer that is none of Preblock's ({error!r})"
             raise ServerFault({"status": reply.status, "detail": detail}) from error
 
 
