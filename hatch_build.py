@@ -1,4 +1,4 @@
-"""Builds `service/lookup.c` with the package, where there is a compiler; without one onnxruntime does its work."""
+"""Builds `_fused_embedding.c` with the package, where there is a compiler; without one onnxruntime does its work."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from setuptools import Distribution, Extension
 from setuptools.command.build_ext import build_ext
 
-MODULE, SOURCE = "preblock.service._lookup", "preblock/service/lookup.c"
+MODULE, SOURCE = "preblock.service.runtime._fused_embedding", "preblock/service/runtime/_fused_embedding.c"
 # A product is rounded before it is added to, as in a graph.
 ARGUMENTS = ["-O3", "-ffp-contract=off"]
 
@@ -26,7 +26,7 @@ class LookupHook(BuildHookInterface[Any]):
             built.unlink(missing_ok=True)
             command.run()
         if built.exists():
-            build_data["artifacts"].append(f"preblock/service/{built.name}")
+            build_data["artifacts"].append(f"preblock/service/runtime/{built.name}")
             build_data["pure_python"], build_data["infer_tag"] = False, True
         else:
             self.app.display_warning(f"{MODULE} was not built: onnxruntime will do its work, and take longer")

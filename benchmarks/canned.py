@@ -16,9 +16,9 @@ import uvloop
 
 from benchmarks.streams import MODEL, WIDTH, echo
 from benchmarks.tensors import SHAPES, bare
-from preblock.service.settings import Settings
-from preblock.service.wire import open_inference_pb2 as pb
-from preblock.service.workers import configure, listen
+from preblock.service.codecs.v2 import open_inference_pb2 as pb
+from preblock.service.core.settings import Settings
+from preblock.service.server.supervisor import configure, listen
 
 SERVICE = "inference.GRPCInferenceService"
 

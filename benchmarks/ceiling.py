@@ -19,7 +19,7 @@ import uvloop
 from benchmarks.servers import PREBLOCK, free_port
 from benchmarks.streams import MODEL, SERVER_CORE, WIDTH, be_the_client, running
 from preblock.bench.load import DOORS, measure
-from preblock.bench.target import Target
+from preblock.bench.workload import Target
 from preblock.client import connect
 
 SHAPE = (1, 1)

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.embeddings import bert_embedding, gpt2_embedding, transformer_embedding
+from preblock.models.builders import bert_embedding, gpt2_embedding, transformer_embedding
 from preblock.models.frontend import FrontEnd
-from preblock.models.initialisers import seeded_
-from preblock.service.manifest import EMBEDDINGS, GRAPH, Source
-from preblock.service.repository import Model, Repository
-from preblock.service.runtime import CPU, SLOW_ON_CPU
+from preblock.models.modules.initialisers import seeded_
+from preblock.service.artifacts.manifest import EMBEDDINGS, GRAPH, Source
+from preblock.service.runtime.repository import Model, Repository
+from preblock.service.runtime.session import CPU, SLOW_ON_CPU
 
 WIDTH, POSITIONS = 768, 8192
 FRONT_ENDS: dict[str, Callable[[], FrontEnd]] = {

@@ -22,13 +22,13 @@ from pathlib import Path
 from benchmarks.servers import PREBLOCK
 from benchmarks.streams import SERVER_CORE, be_the_client, running
 from preblock.bench.load import measure
-from preblock.bench.target import Target
+from preblock.bench.workload import Target
 from preblock.client import connect
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.embeddings import gpt2_embedding
-from preblock.models.initialisers import seeded_
-from preblock.service.manifest import Source
+from preblock.models.builders import gpt2_embedding
+from preblock.models.modules.initialisers import seeded_
+from preblock.service.artifacts.manifest import Source
 
 WIDTH, POSITIONS, VOCABULARY = 768, 8192, 50257
 ROWS = [(rows, 128) for rows in (1, 2, 4, 8, 16, 32, 64, 128)]

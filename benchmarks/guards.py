@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import trustme
 
-from preblock.service.access import new_key
+from preblock.service.core.auth import new_key
 
 
 class Guard(NamedTuple):

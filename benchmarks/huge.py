@@ -45,7 +45,7 @@ verify(Path(sys.argv[1]) / "huge" / "1")
 OPEN = """
 import json, sys, time
 from pathlib import Path
-from preblock.service.repository import Repository
+from preblock.service.runtime.repository import Repository
 begin = time.perf_counter()
 Repository(Path(sys.argv[1]), "CPUExecutionProvider", 1, Path(sys.argv[2]))
 print(json.dumps({"seconds": time.perf_counter() - begin}))
@@ -54,7 +54,7 @@ WORK = """
 import sys
 from pathlib import Path
 import numpy as np
-from preblock.service.runtime import Session
+from preblock.service.runtime.session import Session
 session = Session(Path(sys.argv[1]) / "huge" / "1")
 rows = int(sys.argv[2])
 for ids in np.arange(rows).reshape(-1, 256):

@@ -4,7 +4,7 @@
 
 asks gpt2-small and minilm of `model_repository` in this process, without a door: so many requests at once, each of one
 row, and the same one after another. Processor time, the medians of the ratios of rounds in turn; below 1, sharing wins.
-The limit up to which requests share, `SHARED` in `service/calls.py`, is lifted meanwhile.
+The limit up to which requests share, `SHARED` in `service/planning.py`, is lifted meanwhile.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
-from preblock.service import calls
-from preblock.service.batching import Scheduler
-from preblock.service.engine import Engine
-from preblock.service.messages import Request, Rows
-from preblock.service.metrics import Metrics
-from preblock.service.repository import Repository
-from preblock.service.runtime import CPU
+from preblock.service.core.types import Request, Rows
+from preblock.service.engine import planning
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.scheduler import Scheduler
+from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.session import CPU
 
 LENGTHS, REQUESTS, ROUNDS = (1, 4, 16, 32, 64, 128), (2, 4, 16, 64), 15
 
@@ -61,7 +61,7 @@ async def measure(name: str) -> None:
 
 def main() -> None:
     """Measure both models."""
-    calls.SHARED = 2**30
+    planning.SHARED = 2**30
     for name in ("gpt2-small", "minilm"):
         uvloop.run(measure(name))
 

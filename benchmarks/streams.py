@@ -35,10 +35,10 @@ import uvicorn
 import uvloop
 
 from preblock.service.app import create_app
-from preblock.service.copying import begin_again
-from preblock.service.settings import Settings
-from preblock.service.wire.frames import HEADER, MAGIC, REWIND, STEP
-from preblock.service.workers import configure, listen
+from preblock.service.codecs.decode_frames import HEADER, MAGIC, REWIND, STEP
+from preblock.service.core.copying import begin_again
+from preblock.service.core.settings import Settings
+from preblock.service.server.supervisor import configure, listen
 
 SERVER_CORE, CLIENT_CORE = 0, 1
 """Of the benchmarks that give each its own."""

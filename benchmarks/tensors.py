@@ -30,10 +30,10 @@ import uvicorn
 
 from benchmarks.guards import GUARDS, guarded
 from benchmarks.streams import CLIENT_CORE, MODEL, SERVER_CORE, WIDTH, running
-from preblock.service.metrics import Metrics
-from preblock.service.settings import Settings
-from preblock.service.streams import Streams
-from preblock.service.workers import configure, listen
+from preblock.service.api.streams import Streams
+from preblock.service.core.settings import Settings
+from preblock.service.observability.metrics import Metrics
+from preblock.service.server.supervisor import configure, listen
 
 SHAPES = ((1, 1), (1, 128), (8, 128), (32, 512))
 CONNECTIONS = 4

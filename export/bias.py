@@ -18,11 +18,11 @@ from torch import Tensor
 from preblock.export.errors import ParityError
 from preblock.export.graph import OPSET
 from preblock.export.parity import judge
-from preblock.models.alibi import AlibiBias
-from preblock.models.bias import Bias
-from preblock.models.relative import RelativeSinusoid, T5RelativeBias
-from preblock.service import runtime
-from preblock.service.manifest import BIAS_GRAPH, OutputParity, ParityCase
+from preblock.models.modules.alibi import AlibiBias
+from preblock.models.modules.bias import Bias
+from preblock.models.modules.relative import RelativeSinusoid, T5RelativeBias
+from preblock.service.artifacts.manifest import BIAS_GRAPH, OutputParity, ParityCase
+from preblock.service.runtime.session import Session
 
 Array = NDArray[Any]
 SINUSOID_ULP = 1.0
@@ -76,7 +76,7 @@ def read_bias(folder: Path) -> dict[str, Tensor]:
     return {} if weight is None else {"bias.weight": torch.from_numpy(onnx.numpy_helper.to_array(weight).copy())}
 
 
-def prove_bias(bias: Bias, session: runtime.Session) -> OutputParity:
+def prove_bias(bias: Bias, session: Session) -> OutputParity:
     """Compare `session`, that of `bias.onnx`, with `bias` over the grid.
 
     Raises:
@@ -87,7 +87,7 @@ def prove_bias(bias: Bias, session: runtime.Session) -> OutputParity:
     return judge(session.outputs[0].name, cases, SINUSOID_ULP if isinstance(bias, RelativeSinusoid) else 0.0)
 
 
-def _compare(bias: Bias, session: runtime.Session, query_offset: int, query_length: int, key_length: int) -> ParityCase:
+def _compare(bias: Bias, session: Session, query_offset: int, query_length: int, key_length: int) -> ParityCase:
     lengths = {"query_length": query_length, "key_length": key_length}
     if not isinstance(bias, RelativeSinusoid):
         lengths = {"query_offset": query_offset, **lengths}

@@ -10,30 +10,27 @@ import torch
 from torch import nn
 
 from preblock import __version__
-from preblock.export.artifact import check_name, draft, publish, replacing
 from preblock.export.bias import export_bias, prove_bias, read_bias
-from preblock.export.dynamic import Probe
 from preblock.export.errors import ExportError
-from preblock.export.formats import Format, find_format
 from preblock.export.graph import describe_graph, export_graph, read_initializers
-from preblock.export.label import label_graphs
-from preblock.export.memory import open_session
+from preblock.export.graph_metadata import label_graphs
+from preblock.export.low_memory_session import open_session
 from preblock.export.parity import prove, prove_lookup, prove_positioned, prove_rotary, prove_tiles
-from preblock.export.positioned import positions_of, write_positioned
+from preblock.export.position_inputs import positions_of, write_positioned
 from preblock.export.progress import Progress, Report
+from preblock.export.publish import check_name, draft, publish, replacing
+from preblock.export.quantization import build_narrow, compare_tables, read_format, sketch, write_tables
+from preblock.export.shape_probe import Probe
 from preblock.export.source import AnyFrontEnd, Choices, LoadedSource, load_source
 from preblock.export.stem import export_stem, prove_stem, read_stem_weights
-from preblock.export.storage import build_narrow, compare_tables, read_format, sketch, write_tables
+from preblock.export.table_formats import Format, find_format
 from preblock.export.tiles import tiles_of, write_tiles
-from preblock.models import stems
+from preblock.models.checkpoints.position_resize import resized
 from preblock.models.custom import CustomFrontEnd
 from preblock.models.frontend import FrontEnd, FrontEndConfig
-from preblock.models.resizing import resized
-from preblock.models.stems import Stem
-from preblock.service import runtime
-from preblock.service.errors import PreblockError
-from preblock.service.graphs.check import check_graphs
-from preblock.service.manifest import (
+from preblock.models.modules import stems
+from preblock.models.modules.stems import Stem
+from preblock.service.artifacts.manifest import (
     BIAS_GRAPH,
     DATA,
     EMBEDDINGS,
@@ -67,8 +64,11 @@ from preblock.service.manifest import (
     read_manifest,
     write,
 )
-from preblock.service.positioned import map_positions
-from preblock.service.runtime import CPU, Session
+from preblock.service.artifacts.onnx_check import check_graphs
+from preblock.service.core.errors import PreblockError
+from preblock.service.runtime import session as runtime_session
+from preblock.service.runtime.position_table import map_positions
+from preblock.service.runtime.session import CPU, Session
 
 
 @dataclass(frozen=True)
@@ -288,10 +288,10 @@ def _providers(provider: Literal["cpu", "cuda"] | None = None) -> list[str]:
     """Return the onnxruntime name of `provider`, or those of all that are usable here."""
     if provider == "cpu":
         return [CPU]
-    reason = runtime.why_no_cuda()
+    reason = runtime_session.why_no_cuda()
     if provider == "cuda" and reason:
         raise ExportError(f"--provider: got cuda, allowed cpu, since {reason}")
-    return [runtime.CUDA] if provider == "cuda" else [CPU] if reason else [CPU, runtime.CUDA]
+    return [runtime_session.CUDA] if provider == "cuda" else [CPU] if reason else [CPU, runtime_session.CUDA]
 
 
 def _record(folder: Path, found: dict[str, Parity]) -> ParityReport:
@@ -355,7 +355,7 @@ def _prove(frontend: AnyFrontEnd, folder: Path, provider: str, report: Report) -
         if frontend.config.bias is not None:
             bias = session(BIAS_GRAPH)
             outputs[bias.outputs[0].name] = prove_bias(frontend.bias, bias)
-    return Parity(onnxruntime=runtime.VERSION, torch=torch.__version__, outputs=outputs)
+    return Parity(onnxruntime=runtime_session.VERSION, torch=torch.__version__, outputs=outputs)
 
 
 def _describe(loaded: LoadedSource, folder: Path, report: Report) -> Manifest | StemManifest:

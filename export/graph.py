@@ -17,14 +17,14 @@ from google.protobuf.message import Message
 from torch import Tensor, nn
 
 from preblock.export.errors import ExportError
+from preblock.export.external_data import map_weights, save_program
 from preblock.export.progress import Report
-from preblock.export.weights import map_weights, save_program
 from preblock.models.custom import CustomFrontEnd
 from preblock.models.frontend import FrontEnd, FrontEndConfig, names_of
-from preblock.models.signature import Signature
+from preblock.models.modules.signature import Signature
 from preblock.models.steps import Project
-from preblock.service.manifest import EMBEDDINGS_GRAPH, GRAPH, TOKEN_GRAPH, Graph
-from preblock.service.manifest import Tensor as TensorSpec
+from preblock.service.artifacts.manifest import EMBEDDINGS_GRAPH, GRAPH, TOKEN_GRAPH, Graph
+from preblock.service.artifacts.manifest import Tensor as TensorSpec
 
 OPSET = 20
 MODULE, TRAINED, TRANSPOSED = "frontend.", (".weight", ".bias"), ".transposed"

@@ -15,13 +15,20 @@ from pydantic import JsonValue
 from preblock.export.errors import ParityError
 from preblock.models.custom import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
-from preblock.models.rotary import SCALINGS
-from preblock.models.signature import Signature
-from preblock.service import runtime
-from preblock.service.manifest import EMBEDDINGS, IN_TILES, POSITIONED, TOKEN_EMBEDDINGS, OutputParity, ParityCase
-from preblock.service.positioned import place
-from preblock.service.ready import ReadyCalls
-from preblock.service.tiles import cut
+from preblock.models.modules.rotary import SCALINGS
+from preblock.models.modules.signature import Signature
+from preblock.service.artifacts.manifest import (
+    EMBEDDINGS,
+    IN_TILES,
+    POSITIONED,
+    TOKEN_EMBEDDINGS,
+    OutputParity,
+    ParityCase,
+)
+from preblock.service.runtime.bound_calls import ReadyCalls
+from preblock.service.runtime.chunks import cut
+from preblock.service.runtime.position_table import place
+from preblock.service.runtime.session import Session
 
 BATCHES = (1, 2, 5)
 LENGTHS = (1, 2, 17)
@@ -62,9 +69,7 @@ class Arguments(NamedTuple):
     padding: Literal["none", "left", "right"]
 
 
-def prove(
-    frontend: FrontEnd | CustomFrontEnd, session: runtime.Session, report: Cases = lambda *_: None
-) -> OutputParity:
+def prove(frontend: FrontEnd | CustomFrontEnd, session: Session, report: Cases = lambda *_: None) -> OutputParity:
     """Compare `embeddings` of `session` with `frontend` over the grid.
 
     `report` is told how many cases of how many are done, and the bytes of the last.
@@ -110,9 +115,7 @@ def judge(output: str, cases: Sequence[ParityCase], allowed_ulp: float) -> Outpu
     )
 
 
-def prove_lookup(
-    frontend: FrontEnd, session: runtime.Session, told: Callable[[int], None] = lambda _: None
-) -> OutputParity:
+def prove_lookup(frontend: FrontEnd, session: Session, told: Callable[[int], None] = lambda _: None) -> OutputParity:
     """Compare a graph of the model's own lookup with `frontend.look_up`, for every id.
 
     It is that of `token_embeddings`, or one of `embeddings` where the two are the same. `told` is told the bytes of
@@ -139,7 +142,7 @@ def prove_lookup(
     return judge(output, cases, 0.0)
 
 
-def prove_rotary(frontend: FrontEnd, session: runtime.Session, alone: runtime.Session) -> dict[str, OutputParity]:
+def prove_rotary(frontend: FrontEnd, session: Session, alone: Session) -> dict[str, OutputParity]:
     """Compare the rotary outputs of `session` with those of `frontend` over the grid, as far as they are legal.
 
     `alone`, the graph without them, must give the vectors of `session` bit for bit.
@@ -168,7 +171,7 @@ def prove_rotary(frontend: FrontEnd, session: runtime.Session, alone: runtime.Se
 
 
 def prove_tiles(
-    signature: Signature, tiles: runtime.Session, plain: runtime.Session, told: Callable[[int], None] = lambda _: None
+    signature: Signature, tiles: Session, plain: Session, told: Callable[[int], None] = lambda _: None
 ) -> OutputParity:
     """Compare the graph of tiles with the plain one over the grid: with one offset, and cut as the service cuts.
 
@@ -195,9 +198,9 @@ def prove_tiles(
 
 def prove_positioned(
     signature: Signature,
-    positioned: runtime.Session,
+    positioned: Session,
     positions: NDArray[np.float32],
-    plain: runtime.Session,
+    plain: Session,
     told: Callable[[int], None] = lambda _: None,
 ) -> OutputParity:
     """Compare the graph that is given `positions` (1, M, P) with the plain one over the grid, for one offset.
@@ -281,7 +284,7 @@ def grid(signature: Signature) -> Iterator[Arguments]:
                         yield Arguments(batch, length, offset, segments, padding)
 
 
-def _compare(frontend: FrontEnd | CustomFrontEnd, session: runtime.Session, case: Arguments) -> ParityCase:
+def _compare(frontend: FrontEnd | CustomFrontEnd, session: Session, case: Arguments) -> ParityCase:
     feeds = feeds_of(frontend.signature, case)
     inputs = {name: torch.from_numpy(array) for name, array in feeds.items()}
     indices = {name: inputs.pop(name) for name in frontend.signature.indices}

@@ -9,15 +9,15 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from preblock.export.errors import ExportError
 from preblock.export.progress import Progress, Report
-from preblock.models.checkpoint import INDEX, CheckpointError, files_needed, read_frontend
+from preblock.models.checkpoints.reader import INDEX, CheckpointError, files_needed, read_frontend
+from preblock.models.checkpoints.stem_reader import is_stem, read_stem, stem_files_needed
+from preblock.models.checkpoints.toml_config import DESCRIPTION, files_described, read_description
 from preblock.models.custom import CustomFrontEnd
-from preblock.models.description import DESCRIPTION, files_described, read_description
 from preblock.models.frontend import FrontEnd
+from preblock.models.modules.stems import Stem
 from preblock.models.presets import PRESETS, build_preset
-from preblock.models.stem_checkpoint import is_stem, read_stem, stem_files_needed
-from preblock.models.stems import Stem
-from preblock.service import manifest
-from preblock.service.manifest import TOKENIZER
+from preblock.service.artifacts import manifest
+from preblock.service.artifacts.manifest import TOKENIZER
 
 HUB = re.compile(r"hf:(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 SMALL_FILES = ["config.json", DESCRIPTION, INDEX, TOKENIZER]

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from preblock.export.errors import ParityError
+from preblock.export.external_data import map_weights, save_program
 from preblock.export.graph import OPSET, forget_machine, quiet_exporter, save_graph
 from preblock.export.parity import ALLOWED_ULP, BATCHES, Cases, difference, judge
 from preblock.export.progress import Report
-from preblock.export.weights import map_weights, save_program
-from preblock.models.signature import StemSignature
-from preblock.models.stems import Stem, StemConfig, without_storage
-from preblock.service import runtime
-from preblock.service.manifest import EMBEDDINGS, GRAPH, OutputParity, ParityCase
+from preblock.models.modules.signature import StemSignature
+from preblock.models.modules.stems import Stem, StemConfig, without_storage
+from preblock.service.artifacts.manifest import EMBEDDINGS, GRAPH, OutputParity, ParityCase
+from preblock.service.runtime.session import Session
 
 GROWTH = 4.0
 """ULP for each unit in which rounding grows: see `allowed_ulp`."""
@@ -76,7 +76,7 @@ def allowed_ulp(signature: StemSignature) -> float:
     return ALLOWED_ULP + GROWTH * (math.sqrt(signature.terms) + sum(_native(signature)[:1]))
 
 
-def prove_stem(stem: Stem, session: runtime.Session, report: Cases = lambda *_: None) -> OutputParity:
+def prove_stem(stem: Stem, session: Session, report: Cases = lambda *_: None) -> OutputParity:
     """Compare `session` with `stem` over batches and sizes; `report` as in `parity.prove`.
 
     Raises:
@@ -114,7 +114,7 @@ def _grid(signature: StemSignature) -> Iterator[tuple[int, ...]]:
             yield _shape(signature, batch, *grid)
 
 
-def _compare(stem: Stem, session: runtime.Session, shape: tuple[int, ...]) -> ParityCase:
+def _compare(stem: Stem, session: Session, shape: tuple[int, ...]) -> ParityCase:
     values = np.random.Generator(np.random.PCG64(shape)).standard_normal(shape, np.float32)
     with torch.inference_mode():
         expected = stem(torch.from_numpy(values)).numpy()

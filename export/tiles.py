@@ -13,7 +13,7 @@ from onnx import GraphProto, NodeProto, TensorProto
 from onnx.helper import make_graph, make_node, make_tensor_value_info
 
 from preblock.export.graph import load_plain, save_graph
-from preblock.service.manifest import EMBEDDINGS, TILES_GRAPH, Tiles
+from preblock.service.artifacts.manifest import EMBEDDINGS, TILES_GRAPH, Tiles
 
 LAST = {"Add", "Mul", "Cast", "LayerNormalization"}
 """Last nodes of a graph that do to a matrix what they do to a stack of matrices."""

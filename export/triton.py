@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from preblock.export.artifact import versions
 from preblock.export.errors import ExportError
-from preblock.service.manifest import GRAPH, Manifest, StemManifest, Tensor, read_manifest
+from preblock.export.publish import versions
+from preblock.service.artifacts.manifest import GRAPH, Manifest, StemManifest, Tensor, read_manifest
 
 CONFIG = "config.pbtxt"
 TYPES = {"int64": "TYPE_INT64", "float32": "TYPE_FP32"}

@@ -6,7 +6,7 @@ Letters: B batch, L length, D output width, M maximum length.
 import torch
 from torch import Tensor, nn
 
-from preblock.models.signature import Signature
+from preblock.models.modules.signature import Signature
 
 
 class CustomFrontEnd(nn.Module):

@@ -13,20 +13,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from preblock.models import bias as biases
-from preblock.models.bias import Bias, BiasConfig, build_bias
-from preblock.models.grid import FactorisedCells, SinusoidalGridPositions
-from preblock.models.hybrid import HybridPositions
-from preblock.models.positions import (
+from preblock.models.modules import bias as biases
+from preblock.models.modules.bias import Bias, BiasConfig, build_bias
+from preblock.models.modules.grid import FactorisedCells, SinusoidalGridPositions
+from preblock.models.modules.hybrid import HybridPositions
+from preblock.models.modules.positions import (
     FixedPositions,
     LearnedPositions,
     SinusoidalPositions,
     check_position_ids,
     positions_of,
 )
-from preblock.models.rotary import RotaryOutput, RotaryPositions
-from preblock.models.signature import Signature
-from preblock.models.sinusoids import RECIPES
+from preblock.models.modules.rotary import RotaryOutput, RotaryPositions
+from preblock.models.modules.signature import Signature
+from preblock.models.modules.sinusoids import RECIPES
+from preblock.models.modules.tokens import TokenTable
 from preblock.models.steps import (
     Levels,
     Mask,
@@ -41,7 +42,6 @@ from preblock.models.steps import (
     indexed,
     to_document,
 )
-from preblock.models.tokens import TokenTable
 
 OWN_NAMES = (
     *("input_ids", "offset", "attention_mask", "position_ids", "embeddings", "token_embeddings"),

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from preblock.models.embeddings import gpt2_embedding, transformer_embedding
+from preblock.models.builders import gpt2_embedding, transformer_embedding
 from preblock.models.frontend import FrontEnd
-from preblock.models.initialisers import seeded_
+from preblock.models.modules.initialisers import seeded_
 
 
 @dataclass(frozen=True)

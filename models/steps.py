@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
-from preblock.models.sinusoids import POSITIONS, RECIPES
+from preblock.models.modules.sinusoids import POSITIONS, RECIPES
 
 Keys = tuple[str, ...]
 

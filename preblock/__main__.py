@@ -3,7 +3,7 @@
 import gc
 import sys
 
-from preblock.service.copying import begin_again
+from preblock.service.core.copying import begin_again
 
 
 def main() -> None:

@@ -12,32 +12,33 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
-from preblock.service.access import Access, as_service
-from preblock.service.api import bias, decode, embed, health, models, open_inference, openai, problems
-from preblock.service.api.entry import Entry
-from preblock.service.api.form import Forms
-from preblock.service.api.schemas.document import document
-from preblock.service.batching import Scheduler
-from preblock.service.control import Control
-from preblock.service.cores import usable_cores
-from preblock.service.engine import Engine
-from preblock.service.errors import Invalid
-from preblock.service.following import Following
-from preblock.service.limits import Limits
-from preblock.service.log import Requests
-from preblock.service.lookup import BUILT
-from preblock.service.memory import Memory
-from preblock.service.metrics import Metrics
-from preblock.service.progress import Progress
-from preblock.service.repository import Repository
-from preblock.service.runtime import choose
-from preblock.service.sequences import Sequences
-from preblock.service.settings import Settings, listed
-from preblock.service.streams import Streams
-from preblock.service.watch import LOOK_SECONDS
+from preblock.service.api.http import errors
+from preblock.service.api.http.dispatcher import Entry
+from preblock.service.api.http.routes import bias, decode, embed, health, models, openai, v2
+from preblock.service.api.http.schemas.openapi import document
+from preblock.service.api.request_cache import Forms
+from preblock.service.api.streams import Streams
+from preblock.service.core.auth import Access, as_service
+from preblock.service.core.errors import Invalid
+from preblock.service.core.file_watch import LOOK_SECONDS
+from preblock.service.core.limits import Limits
+from preblock.service.core.settings import Settings, listed
+from preblock.service.core.settings_reload import Following
+from preblock.service.core.system import usable_cores
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.scheduler import Scheduler
+from preblock.service.engine.sequences import Sequences
+from preblock.service.observability.logs import Requests
+from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.collectors import Memory
+from preblock.service.runtime.fused_embedding import BUILT
+from preblock.service.runtime.load_progress import Progress
+from preblock.service.runtime.model_control import Control
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.session import choose
 
 if TYPE_CHECKING:
-    from preblock.service.tracing import Tracing
+    from preblock.service.observability.tracing import Tracing
 
 LOG = logging.getLogger(__name__)
 VERSION = version("preblock")
@@ -90,7 +91,7 @@ def create_tracing(settings: Settings) -> "Tracing | None":
         return None
     try:
         # Only who traces pays for importing it.
-        from preblock.service.tracing import Tracing
+        from preblock.service.observability.tracing import Tracing
     except ImportError as error:
         packages = "none, or otlp after pip install 'preblock[tracing]'"
         raise Invalid("tracing", f"{settings.tracing} without its packages", packages) from error
@@ -124,7 +125,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Entry:
             yield state
         else:
             # Only who serves gRPC pays for importing it.
-            from preblock.service.rpc.server import running
+            from preblock.service.api.grpc.server import running
 
             async with running(engine, streams, sequences, VERSION, settings, trace):
                 yield state
@@ -144,14 +145,14 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Entry:
         static_url="/docs/static",
     )
     app.openapi = partial(document, app.openapi)  # type: ignore[method-assign]
-    problems.install(app)
+    errors.install(app)
     embedding = embed.handler(engine, settings.max_body_bytes)
-    inference = open_inference.handler(engine, sequences.loose, settings.max_body_bytes)
+    inference = v2.handler(engine, sequences.loose, settings.max_body_bytes)
     app.include_router(embed.router(embedding))
     app.include_router(bias.router(engine, settings.max_body_bytes))
     app.include_router(models.router(engine))
     app.include_router(decode.router(engine, streams, settings.max_body_bytes))
-    app.include_router(open_inference.router(engine, inference, VERSION, settings.max_body_bytes))
+    app.include_router(v2.router(engine, inference, VERSION, settings.max_body_bytes))
     app.include_router(openai.router(engine, settings.max_body_bytes))
     app.include_router(health.router(engine))
     entry = Entry(

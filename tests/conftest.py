@@ -25,9 +25,9 @@ from tokenizers.processors import TemplateProcessing
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.embeddings import bert_embedding, gpt2_embedding
-from preblock.models.initialisers import seeded_
-from preblock.service.manifest import Source
+from preblock.models.builders import bert_embedding, gpt2_embedding
+from preblock.models.modules.initialisers import seeded_
+from preblock.service.artifacts.manifest import Source
 from tests.torchlib import read_once
 
 # What hypothesis draws: the same little in every run, unless `--hypothesis-profile` asks for more and for others,

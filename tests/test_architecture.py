@@ -262,8 +262,8 @@ def test_the_document_names_every_room() -> None:
 
 
 def test_the_documents_name_every_setting_and_kind_of_error() -> None:
-    from preblock.service import errors
-    from preblock.service.settings import Settings
+    from preblock.service.core import errors
+    from preblock.service.core.settings import Settings
 
     document = (ROOT / "docs/http.md").read_text(encoding="utf-8")
     settings = (ROOT / "docs/operations.md").read_text(encoding="utf-8")

@@ -13,8 +13,8 @@ import pytest
 import trustme
 
 from preblock.bench.load import DOORS
-from preblock.bench.tally import Result, Tally
-from preblock.bench.target import Target, random_ids
+from preblock.bench.stats import Result, Tally
+from preblock.bench.workload import Target, random_ids
 from preblock.client import Model, connect
 from preblock.client.errors import Invalid
 from tests.conftest import PREBLOCK, Server, serving

@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import save_file
 
 import preblock
-from preblock.service.manifest import Manifest
-from preblock.service.runtime import why_no_cuda
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.runtime.session import why_no_cuda
 from tests import commands
 from tests.conftest import PREBLOCK, Server, serving
 

@@ -153,7 +153,7 @@ def test_tracing_says_what_is_missing(python: Path, repository: Path, workers: s
 
 def test_serving_imports_neither_torch_nor_opentelemetry_where_they_are(repository: Path) -> None:
     script = (
-        "import sys; from preblock.service.app import create_app; from preblock.service.settings import Settings; "
+        "import sys; from preblock.service.app import create_app; from preblock.service.core.settings import Settings; "
         f"create_app(Settings(repository={str(repository)!r}, grpc_port=1)); "
         "rooms = [f'preblock.{room}' for room in ('models', 'export', 'service.tracing')]; "
         "print([name for name in ('torch', 'onnx', 'opentelemetry.sdk', *rooms) if name in sys.modules])"

@@ -14,7 +14,7 @@ import preblock
 from benchmarks.soak.shared import PATIENCE, Vectors, Wrong
 from preblock.client.errors import ServiceError
 from preblock.client.frames import ERROR, Answer, Move, Step, read_frame, write_frame
-from preblock.client.rows import read_rows
+from preblock.client.token_ids import read_rows
 
 MOVES = {"rewind": 4, "reorder": 5, "append": 6, "drop": 7, "ping": 8}
 

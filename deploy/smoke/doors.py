@@ -14,7 +14,7 @@ import grpc
 import websockets.exceptions
 from websockets.sync.client import connect
 
-from preblock.service.wire import open_inference_pb2 as wire
+from preblock.service.codecs.v2 import open_inference_pb2 as wire
 
 PROXY, REPLICA = sys.argv[1:]
 HTTP, DIRECT, GRPC = f"{PROXY}:8080", f"{REPLICA}:8000", f"{PROXY}:8081"

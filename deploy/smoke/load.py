@@ -19,7 +19,7 @@ from collections import Counter
 
 import grpc
 
-from preblock.service.wire import open_inference_pb2 as pb
+from preblock.service.codecs.v2 import open_inference_pb2 as pb
 
 CLIENTS = 6
 PATHS = {"embed": "/models/minilm/embed", "infer": "/v2/models/minilm/infer", "openai": "/v1/embeddings"}

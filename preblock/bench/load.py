@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import uvloop
 
-from preblock.bench.links import GrpcLink, HttpLink, Link, StepLink
+from preblock.bench.connections import GrpcLink, HttpLink, Link, StepLink
 from preblock.bench.report import line
-from preblock.bench.tally import Result, Tally
-from preblock.bench.target import Target, json, npy, random_ids, v2
+from preblock.bench.stats import Result, Tally
+from preblock.bench.workload import Target, json, npy, random_ids, v2
 from preblock.client.errors import NoAnswer, ServiceError, TimedOut
 from preblock.client.results import Model
 

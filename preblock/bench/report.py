@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from preblock.bench.tally import QUANTILES, Result, Tally
+from preblock.bench.stats import QUANTILES, Result, Tally
 
 HEAD = ("door", "shape", "requests/s", "tokens/s", "MB/s", *(f"{name} ms" for name in QUANTILES), "errors")
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
-from preblock.client.calls import Reply, Row, Rows, decode_path
 from preblock.client.errors import ConnectionFailed, NoAnswer, StreamClosed, invalid, of_problem
 from preblock.client.frames import (
     APPEND,
@@ -27,9 +26,10 @@ from preblock.client.frames import (
     read_frame,
     write_frame,
 )
+from preblock.client.requests import Reply, Row, Rows, decode_path
 from preblock.client.results import Vectors
 from preblock.client.retry import pause
-from preblock.client.rows import read_integers, read_rows
+from preblock.client.token_ids import read_integers, read_rows
 
 T = TypeVar("T")
 

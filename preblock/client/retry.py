@@ -9,8 +9,8 @@ from email.utils import parsedate_to_datetime
 
 import httpx
 
-from preblock.client.calls import Call, Reply, T
 from preblock.client.errors import ConnectionFailed, NoAnswer, TimedOut
+from preblock.client.requests import Call, Reply, T
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
 """Seconds. A service that asks for a longer pause in Retry-After is not asked again."""

@@ -11,12 +11,12 @@ from websockets.asyncio.client import ClientConnection as AsyncConnection
 from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import ClientConnection, connect
 
-from preblock.client.calls import Reply
 from preblock.client.decoding import Connect, Decoding, Effect, Effects, Exchange, Outcome
 from preblock.client.errors import ConnectionFailed, NoAnswer, TimedOut
+from preblock.client.requests import Reply
 from preblock.client.results import Vectors
 from preblock.client.retry import failure
-from preblock.client.shell import like
+from preblock.client.transport import like
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from preblock.client import calls, decoding
-from preblock.client.calls import Call, Reply
+from preblock.client import decoding, requests
 from preblock.client.decoding import Decoding
 from preblock.client.errors import needed
+from preblock.client.requests import Call, Reply
 from preblock.client.retry import Outcome, pause, result_of
-from preblock.client.shell import authorization, like, options, socket_address
+from preblock.client.transport import authorization, like, options, socket_address
 
 if TYPE_CHECKING:
     from preblock.client.streams import DecodeStream
@@ -66,12 +66,12 @@ class Client:
         self._retries = retries
         self._headers = authorization(key)
 
-    embed = _sent(calls.embed)
-    text = _sent(calls.text)
-    prompt_embeds = _sent(calls.prompt_embeds)
-    bias = _sent(calls.bias)
-    models = _sent(calls.models)
-    model = _sent(calls.model)
+    embed = _sent(requests.embed)
+    text = _sent(requests.text)
+    prompt_embeds = _sent(requests.prompt_embeds)
+    bias = _sent(requests.bias)
+    models = _sent(requests.models)
+    model = _sent(requests.model)
     decode = _opened(decoding.decode)
 
     def close(self) -> None:

@@ -17,11 +17,11 @@ import preblock
 from preblock.client import Embeddings
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.bias import AlibiConfig
 from preblock.models.frontend import FrontEnd, FrontEndConfig
-from preblock.models.initialisers import seeded_
+from preblock.models.modules.bias import AlibiConfig
+from preblock.models.modules.initialisers import seeded_
 from preblock.models.steps import Levels, Segments, Tokens
-from preblock.service.manifest import Source
+from preblock.service.artifacts.manifest import Source
 from tests.client.conftest import Connect
 from tests.conftest import Server, serving
 

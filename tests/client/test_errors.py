@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from preblock.client import errors
-from preblock.client.calls import Call
-from preblock.service import errors as service
-from preblock.service.api.problems import STATUS, problem
+from preblock.client.requests import Call
+from preblock.service.api.http.errors import STATUS, problem
+from preblock.service.core import errors as service
 from tests.client.conftest import Connect
 from tests.conftest import Server
 

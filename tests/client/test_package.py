@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 import preblock
 from preblock import client
-from preblock.client import AsyncClient, Client, Embeddings, calls, decoding
+from preblock.client import AsyncClient, Client, Embeddings, decoding, requests
 from preblock.client.decoding import Decoding
 from preblock.client.streams import AsyncDecodeStream, DecodeStream
 from tests.conftest import ROOT
@@ -65,7 +65,7 @@ def test_what_is_missing_is_named(missing: str, script: str, what: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "source"),
     [
-        *((kind, name, calls) for kind in (Client, AsyncClient) for name in CALLS),
+        *((kind, name, requests) for kind in (Client, AsyncClient) for name in CALLS),
         *((kind, "decode", decoding) for kind in (Client, AsyncClient)),
         *((kind, name, Decoding) for kind in (DecodeStream, AsyncDecodeStream) for name in STEPS),
     ],

@@ -22,10 +22,10 @@ from preblock.client.decoding import Connect, Decoding, Exchange, Pause, decode
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.frontend import FrontEnd, FrontEndConfig
-from preblock.models.initialisers import seeded_
-from preblock.models.rotary import RotaryConfig, RotaryOutput
+from preblock.models.modules.initialisers import seeded_
+from preblock.models.modules.rotary import RotaryConfig, RotaryOutput
 from preblock.models.steps import Tokens
-from preblock.service.manifest import Source
+from preblock.service.artifacts.manifest import Source
 from tests.client.conftest import Connect as Connecting
 from tests.client.flaky import CUT, DROP, STALL, SWALLOW, Act, After, FlakyProxy, canned
 from tests.conftest import Server, free_port, serving

@@ -11,9 +11,9 @@ import httpx
 import pytest
 import yaml
 
-from preblock.service.settings import Settings
-from preblock.service.tracing import FLUSH_SECONDS
-from preblock.service.workers import GRACE_SECONDS
+from preblock.service.core.settings import Settings
+from preblock.service.observability.tracing import FLUSH_SECONDS
+from preblock.service.server.supervisor import GRACE_SECONDS
 from tests.conftest import ROOT, Server
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -54,7 +54,7 @@ def test_a_container_is_confined_and_ends_in_time(name: str) -> None:
 def test_the_service_has_longer_to_end_than_it_takes() -> None:
     given = int(SERVICES["service"]["stop_grace_period"].removesuffix("s"))
     # Read and not imported: its messages cannot be in a process that has those of another client.
-    calls = re.search(r"^GRACE_SECONDS = (\d+)$", (ROOT / "service/rpc/server.py").read_text(), re.MULTILINE)
+    calls = re.search(r"^GRACE_SECONDS = (\d+)$", (ROOT / "service/api/grpc/server.py").read_text(), re.MULTILINE)
     assert calls is not None
     assert given > GRACE_SECONDS + int(calls[1]) + FLUSH_SECONDS
     assert f"docker stop --time {given} " in (ROOT / "deploy/roll.sh").read_text()

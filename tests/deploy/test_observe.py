@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from promql_parser import AggregateExpr, Call, Expr, MatrixSelector, VectorSelector
 from websockets.sync.client import connect
 
-from preblock.service import errors
-from preblock.service.observation import PHASES
+from preblock.service.core import errors
+from preblock.service.observability.timing import PHASES
 from tests.conftest import ROOT, serving
 
 DEPLOY = ROOT / "deploy"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from preblock.export.parity import difference
-from preblock.service.manifest import TILES_GRAPH
+from preblock.service.artifacts.manifest import TILES_GRAPH
 
 # What sums in an order of its own, or has a last bit of its own; everything else must be equal to the bit.
 FREE = {"LayerNormalization", "MatMul", "Conv", "Sin", "Cos", "Tanh", "Gelu"}

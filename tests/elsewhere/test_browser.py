@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from preblock.export.exporter import export
-from preblock.service.runtime import Session
+from preblock.service.runtime.session import Session
 from tests.conftest import ROOT
 from tests.elsewhere.browser import CHROMIUM, Page, browsing
 from tests.families.published import save

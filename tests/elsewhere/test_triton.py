@@ -14,12 +14,12 @@ from preblock.export.errors import ExportError
 from preblock.export.exporter import export, export_loaded
 from preblock.export.source import LoadedSource
 from preblock.export.triton import write_config
-from preblock.models.embeddings import gpt2_embedding
-from preblock.models.initialisers import seeded_
-from preblock.models.stems import AudioConfig, AudioStem
-from preblock.service.manifest import Source
-from preblock.service.repository import find_artifacts
-from preblock.service.runtime import Session
+from preblock.models.builders import gpt2_embedding
+from preblock.models.modules.initialisers import seeded_
+from preblock.models.modules.stems import AudioConfig, AudioStem
+from preblock.service.artifacts.manifest import Source
+from preblock.service.runtime.repository import find_artifacts
+from preblock.service.runtime.session import Session
 from tests import commands
 from tests.families.published import save
 

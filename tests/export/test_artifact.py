@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from preblock.export import artifact
-from preblock.export.artifact import DRAFT, check_name, draft, publish, sweep, versions
+from preblock.export import publish as publishing
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export
-from preblock.service.repository import find_artifacts
+from preblock.export.publish import DRAFT, check_name, draft, publish, sweep, versions
+from preblock.service.runtime.repository import find_artifacts
 from tests import commands
 
 
@@ -81,7 +81,7 @@ def test_a_draft_of_this_process_is_not_swept(tmp_path: Path) -> None:
 DRAFT_AND_WAIT = """
 import sys
 from pathlib import Path
-from preblock.export.artifact import draft
+from preblock.export.publish import draft
 with draft(Path(sys.argv[1]), "m") as folder:
     print(folder, flush=True)
     sys.stdin.read()
@@ -172,7 +172,7 @@ def test_a_draft_interrupted_at_any_line_of_its_making_leaves_no_trace(tmp_path:
         lines = itertools.count()
 
         def trace(frame: FrameType, event: str, _: object) -> Any:
-            if frame.f_code.co_filename != artifact.__file__:
+            if frame.f_code.co_filename != publishing.__file__:
                 return None
             if event == "line" and next(lines) == line:
                 sys.settrace(None)
@@ -199,7 +199,7 @@ def test_a_draft_interrupted_at_any_line_of_its_making_leaves_no_trace(tmp_path:
 
 def test_a_draft_that_others_take_away_at_any_line_of_its_making_is_made(tmp_path: Path) -> None:
     """Sweeps and removes the name, as another export does, before each line that `draft` and pathlib run, in turn."""
-    files = {artifact.__file__, pathlib.__file__}
+    files = {publishing.__file__, pathlib.__file__}
 
     def take_away_at(line: int) -> bool:
         lines = itertools.count()

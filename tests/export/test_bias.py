@@ -19,13 +19,13 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from preblock.export.bias import GRID, SINUSOID_ULP, export_bias, prove_bias, read_bias
 from preblock.export.errors import ParityError
 from preblock.export.graph import export_graph, read_initializers
-from preblock.models.alibi import AlibiBias
-from preblock.models.bias import Bias
-from preblock.models.checkpoint import read_frontend
+from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.frontend import FrontEnd
-from preblock.models.relative import RelativeSinusoid, T5RelativeBias
-from preblock.service import runtime
-from preblock.service.manifest import BIAS_GRAPH
+from preblock.models.modules.alibi import AlibiBias
+from preblock.models.modules.bias import Bias
+from preblock.models.modules.relative import RelativeSinusoid, T5RelativeBias
+from preblock.service.artifacts.manifest import BIAS_GRAPH
+from preblock.service.runtime.session import Session
 from tests.elsewhere.standard import check_standard
 from tests.families.biased import BIASED, HEADS, save
 
@@ -48,10 +48,10 @@ MODULES: dict[str, Callable[[], Bias]] = {
 }
 
 
-def session_of(bias: Bias, folder: Path) -> runtime.Session:
+def session_of(bias: Bias, folder: Path) -> Session:
     export_bias(bias, folder)
     (folder / "model.onnx.data").touch()  # a session looks for it
-    return runtime.Session(folder, graph=BIAS_GRAPH)
+    return Session(folder, graph=BIAS_GRAPH)
 
 
 def graph_of(bias: Bias, folder: Path) -> Callable[..., Tensor]:

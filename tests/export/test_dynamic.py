@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from preblock.export.dynamic import Probe
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.exporter import export_module
 from preblock.export.graph import export_graph
-from preblock.models.embeddings import bert_embedding, gpt2_embedding
+from preblock.export.shape_probe import Probe
+from preblock.models.builders import bert_embedding, gpt2_embedding
 from preblock.models.frontend import FrontEnd
-from preblock.service.runtime import Session
+from preblock.service.runtime.session import Session
 
 V, D, M = 13, 6, 9
 GPT2, BERT = gpt2_embedding(V, D, M).eval(), bert_embedding(V, D, M).eval()

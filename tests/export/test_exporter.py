@@ -18,12 +18,12 @@ from preblock.export import exporter
 from preblock.export.errors import ExportError
 from preblock.export.exporter import Exported, export, export_loaded, verify
 from preblock.export.source import LoadedSource
-from preblock.models.embeddings import gpt2_embedding
+from preblock.models.builders import gpt2_embedding
 from preblock.models.frontend import FrontEnd, FrontEndConfig
 from preblock.models.steps import Norm, Positions, Project, Tokens
-from preblock.service import runtime
-from preblock.service.manifest import Manifest, ParityReport, Resized, Source, read, write
-from preblock.service.runtime import Session
+from preblock.service.artifacts.manifest import Manifest, ParityReport, Resized, Source, read, write
+from preblock.service.runtime import session
+from preblock.service.runtime.session import Session
 from tests import commands
 
 
@@ -171,18 +171,18 @@ def test_verify_proves_an_artifact_once_more(tiny: Exported) -> None:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the CPU stand for CUDA."""
-    monkeypatch.setattr(runtime, "why_no_cuda", lambda: None)
+    monkeypatch.setattr(session, "why_no_cuda", lambda: None)
     monkeypatch.setattr(exporter, "open_session", lambda folder, _, graph: Session(folder, graph=graph))
 
 
 @pytest.mark.usefixtures("cuda")
 def test_verify_adds_the_section_of_a_provider_and_replaces_it(copy: Path, tiny: Exported) -> None:
-    cpu, cuda = tiny.parity.providers[runtime.CPU], verify(copy, provider="cuda").providers[runtime.CUDA]
-    both = ParityReport(providers={runtime.CPU: cpu, runtime.CUDA: cuda})
+    cpu, cuda = tiny.parity.providers[session.CPU], verify(copy, provider="cuda").providers[session.CUDA]
+    both = ParityReport(providers={session.CPU: cpu, session.CUDA: cuda})
     assert read(ParityReport, copy / "parity.json") == both
     old = cpu.model_copy(update={"torch": "0.1"})
-    write(ParityReport(providers={runtime.CPU: old, runtime.CUDA: cuda}), copy / "parity.json")
-    assert verify(copy, provider="cpu").providers == {runtime.CPU: cpu}
+    write(ParityReport(providers={session.CPU: old, session.CUDA: cuda}), copy / "parity.json")
+    assert verify(copy, provider="cpu").providers == {session.CPU: cpu}
     assert read(ParityReport, copy / "parity.json") == both
     assert sorted(path.name for path in copy.iterdir()) == sorted(path.name for path in tiny.folder.iterdir())
     assert (copy / "parity.json").stat().st_mode & 0o777 == 0o644
@@ -199,11 +199,11 @@ def test_a_section_that_stays_the_same_is_not_written(copy: Path) -> None:
 def test_an_export_is_proven_on_every_provider(tiny_checkpoint: Path, tmp_path: Path) -> None:
     steps: list[str] = []
     exported = export(str(tiny_checkpoint), "m", tmp_path, steps.append)
-    assert list(exported.parity.providers) == [runtime.CPU, runtime.CUDA]
+    assert list(exported.parity.providers) == [session.CPU, session.CUDA]
     assert "proving it equal on CUDAExecutionProvider" in steps
 
 
-@pytest.mark.skipif(runtime.why_no_cuda() is None, reason="CUDA works here")
+@pytest.mark.skipif(session.why_no_cuda() is None, reason="CUDA works here")
 def test_cuda_where_there_is_none_proves_nothing(copy: Path) -> None:
     with pytest.raises(ExportError, match="--provider: got cuda, allowed cpu, since "):
         verify(copy, provider="cuda")

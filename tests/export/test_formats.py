@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from preblock.export.errors import ExportError
-from preblock.export.formats import FORMATS, Format, find_format
+from preblock.export.table_formats import FORMATS, Format, find_format
 
 Float32 = NDArray[np.float32]
 HARD = np.array(

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from preblock.export.graph import describe_graph, export_graph, read_initializers
-from preblock.models.embeddings import bert_embedding, gpt2_embedding, transformer_embedding
+from preblock.models.builders import bert_embedding, gpt2_embedding, transformer_embedding
 from preblock.models.frontend import FrontEnd
-from preblock.models.initialisers import seeded_
+from preblock.models.modules.initialisers import seeded_
 from tests.elsewhere.standard import check_standard
 
 V, D, M = 23, 8, 10

@@ -15,7 +15,7 @@ import pytest
 from transformers import BertModel
 
 from preblock.export.exporter import export
-from preblock.service.manifest import Manifest, Source, read
+from preblock.service.artifacts.manifest import Manifest, Source, read
 from tests import commands
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -10,8 +10,8 @@ import torch
 import preblock
 from preblock.export.exporter import Exported, export, export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.stems import PatchConfig, PatchStem
-from preblock.service.manifest import Source
+from preblock.models.modules.stems import PatchConfig, PatchStem
+from preblock.service.artifacts.manifest import Source
 from tests.families.biased import save
 
 

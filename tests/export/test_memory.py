@@ -25,7 +25,7 @@ MEASURED = """
 import ctypes, gc, json, sys, time
 from pathlib import Path
 from preblock.export.exporter import export, verify
-from preblock.service.repository import Repository
+from preblock.service.runtime.repository import Repository
 def status(name):
     lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
     return int(lines[name].split()[0]) * 1024
@@ -53,7 +53,7 @@ WORKER = """
 import sys
 from pathlib import Path
 import numpy as np
-from preblock.service.runtime import Session
+from preblock.service.runtime.session import Session
 session = Session(Path(sys.argv[1]))
 for ids in np.arange(int(sys.argv[2])).reshape(-1, 256):
     session.run({"input_ids": ids[None], "offset": np.zeros(1, np.int64)})

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from preblock.export.errors import ExportError
 from preblock.export.exporter import Exported, export_module, verify
-from preblock.service.batching import Scheduler
-from preblock.service.engine import Engine
-from preblock.service.errors import Invalid
-from preblock.service.manifest import Manifest
-from preblock.service.messages import Request, Rows
-from preblock.service.metrics import Metrics
-from preblock.service.ready import OFTEN
-from preblock.service.repository import Model, Repository
-from preblock.service.runtime import CPU
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.core.errors import Invalid
+from preblock.service.core.types import Request, Rows
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.scheduler import Scheduler
+from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.bound_calls import OFTEN
+from preblock.service.runtime.repository import Model, Repository
+from preblock.service.runtime.session import CPU
 from tests.elsewhere.standard import check_standard
 
 V, D, M = 13, 6, 9

@@ -15,12 +15,12 @@ from preblock.export.errors import ExportError, ParityError
 from preblock.export.exporter import export_loaded, verify
 from preblock.export.parity import Arguments, difference, grid, prove
 from preblock.export.source import LoadedSource
-from preblock.models.embeddings import bert_embedding, gpt2_embedding, transformer_embedding
+from preblock.models.builders import bert_embedding, gpt2_embedding, transformer_embedding
 from preblock.models.frontend import FrontEnd
-from preblock.models.initialisers import seeded_
-from preblock.service.manifest import Manifest, ParityCase, Source, describe, read, write
-from preblock.service.messages import Int64
-from preblock.service.runtime import CPU, Session
+from preblock.models.modules.initialisers import seeded_
+from preblock.service.artifacts.manifest import Manifest, ParityCase, Source, describe, read, write
+from preblock.service.core.types import Int64
+from preblock.service.runtime.session import CPU, Session
 
 M = 20
 BERT, GPT2, TRANSFORMER = bert_embedding(30, 8, M), gpt2_embedding(30, 8, M), transformer_embedding(30, 8, M)

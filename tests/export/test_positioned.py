@@ -14,12 +14,12 @@ from preblock.export.errors import ParityError
 from preblock.export.exporter import Exported, export
 from preblock.export.parity import prove_positioned
 from preblock.models.frontend import FrontEnd, FrontEndConfig
-from preblock.service.errors import ArtifactError
-from preblock.service.manifest import MANIFEST, POSITIONED, Manifest, PositionTable, read, write
-from preblock.service.positioned import map_positions
-from preblock.service.ready import ReadyCalls
-from preblock.service.repository import Model, Repository
-from preblock.service.runtime import CPU, Session
+from preblock.service.artifacts.manifest import MANIFEST, POSITIONED, Manifest, PositionTable, read, write
+from preblock.service.core.errors import ArtifactError
+from preblock.service.runtime.bound_calls import ReadyCalls
+from preblock.service.runtime.position_table import map_positions
+from preblock.service.runtime.repository import Model, Repository
+from preblock.service.runtime.session import CPU, Session
 from tests.families.published import save
 
 FAMILIES = {"gpt2": 0, "bart/decoder": 2, "bert": 0, "ctrl": 0, "roberta": None, "llama": None}

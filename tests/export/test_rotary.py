@@ -15,10 +15,10 @@ from preblock.export.errors import ExportError, ParityError
 from preblock.export.exporter import export, verify
 from preblock.export.parity import prove_rotary
 from preblock.models.frontend import FrontEnd, FrontEndConfig
-from preblock.models.rotary import RotaryConfig, RotaryOutput
-from preblock.service.manifest import EMBEDDINGS_GRAPH, GRAPH, Manifest, Rotary, describe, read, write
-from preblock.service.messages import Int64
-from preblock.service.runtime import Session
+from preblock.models.modules.rotary import RotaryConfig, RotaryOutput
+from preblock.service.artifacts.manifest import EMBEDDINGS_GRAPH, GRAPH, Manifest, Rotary, describe, read, write
+from preblock.service.core.types import Int64
+from preblock.service.runtime.session import Session
 
 V, D, R = 40, 16, 8
 FAR = 131072

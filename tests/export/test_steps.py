@@ -12,15 +12,20 @@ from torch import Tensor
 
 from preblock.export.exporter import Exported, export_loaded, verify
 from preblock.export.source import LoadedSource
-from preblock.models.embeddings import grid_embedding, hierarchical_embedding, hybrid_embedding
+from preblock.models.builders import grid_embedding, hierarchical_embedding, hybrid_embedding
 from preblock.models.frontend import FrontEnd, FrontEndConfig
-from preblock.models.grid import FactorisedGridPositions, LearnedGridPositions, SinusoidalGridPositions, grid_ids
-from preblock.models.hierarchical import HierarchicalPositions
-from preblock.models.hybrid import HybridPositions
-from preblock.models.initialisers import seeded_
+from preblock.models.modules.grid import (
+    FactorisedGridPositions,
+    LearnedGridPositions,
+    SinusoidalGridPositions,
+    grid_ids,
+)
+from preblock.models.modules.hierarchical import HierarchicalPositions
+from preblock.models.modules.hybrid import HybridPositions
+from preblock.models.modules.initialisers import seeded_
 from preblock.models.steps import Positions, Scale, Segments, Step, Tokens
-from preblock.service.manifest import Manifest, Source
-from preblock.service.runtime import CPU
+from preblock.service.artifacts.manifest import Manifest, Source
+from preblock.service.runtime.session import CPU
 from tests.elsewhere.standard import check_standard
 
 V, D, M, H, W = 23, 8, 4, 3, 5

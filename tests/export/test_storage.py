@@ -19,19 +19,16 @@ from numpy.typing import NDArray
 
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.exporter import Exported, export, export_loaded, verify
-from preblock.export.formats import find_format
 from preblock.export.parity import prove_lookup
+from preblock.export.quantization import build_narrow, compare_tables
 from preblock.export.source import LoadedSource, load_source
-from preblock.export.storage import build_narrow, compare_tables
+from preblock.export.table_formats import find_format
+from preblock.models.builders import gpt2_embedding
 from preblock.models.custom import CustomFrontEnd
-from preblock.models.embeddings import gpt2_embedding
 from preblock.models.frontend import FrontEnd, FrontEndConfig
-from preblock.models.sinusoids import sinusoid
+from preblock.models.modules.sinusoids import sinusoid
 from preblock.models.steps import Norm, Positions, Project, Segments, Tokens
-from preblock.service.batching import Scheduler
-from preblock.service.engine import Engine
-from preblock.service.errors import ArtifactError
-from preblock.service.manifest import (
+from preblock.service.artifacts.manifest import (
     DATA,
     EMBEDDINGS,
     GRAPH,
@@ -43,10 +40,13 @@ from preblock.service.manifest import (
     describe,
     read,
 )
-from preblock.service.messages import Request, Rows
-from preblock.service.metrics import Metrics
-from preblock.service.repository import Repository
-from preblock.service.runtime import CPU, Session
+from preblock.service.core.errors import ArtifactError
+from preblock.service.core.types import Request, Rows
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.scheduler import Scheduler
+from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.session import CPU, Session
 from tests.conftest import serving
 from tests.elsewhere.standard import check_standard
 from tests.families import biased, published

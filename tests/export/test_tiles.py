@@ -8,8 +8,8 @@ from preblock.export.exporter import Exported, export
 from preblock.export.parity import prove_tiles
 from preblock.export.tiles import tiles_of
 from preblock.models.frontend import FrontEnd, FrontEndConfig
-from preblock.service.manifest import IN_TILES, Manifest, Tiles
-from preblock.service.runtime import CPU, Session
+from preblock.service.artifacts.manifest import IN_TILES, Manifest, Tiles
+from preblock.service.runtime.session import CPU, Session
 from tests.families.published import save
 
 FAMILIES = {"roberta": True, "gpt2": True, "llama": False, "albert": False}

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from preblock.export.parity import difference
 from preblock.models.frontend import FrontEndConfig
-from preblock.service.manifest import TOKEN_GRAPHS
-from preblock.service.runtime import Session
+from preblock.service.artifacts.manifest import TOKEN_GRAPHS
+from preblock.service.runtime.session import Session
 from tests.families import stems
 from tests.families.published import VOCABULARY, Model
 

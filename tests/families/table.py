@@ -9,9 +9,9 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from preblock.models.families import FAMILIES
+from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.frontend import FrontEndConfig
-from preblock.service.manifest import MANIFEST, Manifest, read
+from preblock.service.artifacts.manifest import MANIFEST, Manifest, read
 from tests.conftest import PREBLOCK, ROOT
 from tests.families import stems
 from tests.families.parity import Difference, compare, compare_rotary, compare_stem
@@ -20,9 +20,9 @@ from tests.families.published import Model, save
 DOCUMENT = ROOT / "docs/parity.md"
 HEAD = """# Parity
 
-Every family of the table in `models/families.py`, on a tiny random checkpoint: saved by transformers, exported by
-`preblock export`, run in a bare onnxruntime, and compared with what enters the first block of the model itself. The
-cases: plain rows, rows padded on the left and on the right, rows with segments where the family has them, and rows fed
+Every family of the table in `models/checkpoints/families.py`, on a tiny random checkpoint: saved by transformers,
+exported by `preblock export`, run in a bare onnxruntime, and compared with what enters the first block of the model
+itself. The cases: plain rows, rows padded on the left and on the right, rows with segments where the family has them, and rows fed
 in two chunks of 9 and 5 tokens. A difference is the largest of all cases; its ULP are those of the largest value of the
 row it stands in. Without a norm or a projection every bit is determined, and must be equal. Rotary outputs are compared
 with the cosines and sines that the model's attention uses, in one pass and in the two chunks.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from preblock.export.graph import export_graph
 from preblock.export.parity import difference
-from preblock.models.checkpoint import read_frontend
+from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.frontend import FrontEnd
 from tests.elsewhere.standard import check_standard
 from tests.families.published import PUBLISHED, Model, save

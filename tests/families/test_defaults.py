@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING
 
-from preblock.models.families import FAMILIES, Config
+from preblock.models.checkpoints.families import FAMILIES, Config
 
 
 class Recorded(Config):

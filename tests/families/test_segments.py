@@ -16,8 +16,8 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 
 from preblock.export.graph import export_graph
 from preblock.export.parity import difference
-from preblock.models.checkpoint import CheckpointError, read_frontend
-from preblock.models.families import FAMILIES
+from preblock.models.checkpoints.families import FAMILIES
+from preblock.models.checkpoints.reader import CheckpointError, read_frontend
 from tests.families.published import PUBLISHED, VOCABULARY, WIDTH, Model, save
 
 CACHED = ("gpt2", "gpt_neo", "gptj", "codegen", "ctrl")

@@ -6,8 +6,8 @@ import pytest
 
 from preblock.export.exporter import export, verify
 from preblock.export.stem import allowed_ulp
-from preblock.models.families import STEMS
-from preblock.models.stem_checkpoint import read_stem, stem_files_needed
+from preblock.models.checkpoints.families import STEMS
+from preblock.models.checkpoints.stem_reader import read_stem, stem_files_needed
 from tests.families.parity import compare_stem
 from tests.families.stems import MODELS, ROWS, save
 

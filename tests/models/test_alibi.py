@@ -15,7 +15,7 @@ from transformers.models.bloom import modeling_bloom
 from transformers.models.falcon import modeling_falcon
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
-from preblock.models.alibi import AlibiBias, alibi_slopes
+from preblock.models.modules.alibi import AlibiBias, alibi_slopes
 
 HEADS = pytest.mark.parametrize("heads", [1, 2, 3, 8, 12, 16, 25, 32, 71, 112])
 BLOOM, MPT = 3e-6, 1.5e-7

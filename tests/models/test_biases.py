@@ -9,8 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from preblock.models.alibi import AlibiBias
-from preblock.models.bias import (
+from preblock.models.checkpoints.attention_families import BIASES, bias_of
+from preblock.models.checkpoints.families import FAMILIES
+from preblock.models.checkpoints.reader import CheckpointError, read_frontend
+from preblock.models.frontend import FrontEndConfig
+from preblock.models.modules.alibi import AlibiBias
+from preblock.models.modules.bias import (
     AlibiConfig,
     BiasConfig,
     RelativeSinusoidConfig,
@@ -19,10 +23,6 @@ from preblock.models.bias import (
     from_document,
     to_document,
 )
-from preblock.models.checkpoint import CheckpointError, read_frontend
-from preblock.models.companions import BIASES, bias_of
-from preblock.models.families import FAMILIES
-from preblock.models.frontend import FrontEndConfig
 from tests.families.biased import BIASED, HEADS, save
 
 BUCKETS = "{}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"

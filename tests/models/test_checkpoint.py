@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from preblock.models.checkpoint import CheckpointError, files_needed, read_frontend
+from preblock.models.checkpoints.reader import CheckpointError, files_needed, read_frontend
 from tests.families.published import PUBLISHED, save
 
 BERT = BertConfig(

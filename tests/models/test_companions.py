@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 
-from preblock.models.checkpoint import CheckpointError, read_frontend
-from preblock.models.companions import ROTARY, find_rotary, read_rotary
+from preblock.models.checkpoints.attention_families import ROTARY, find_rotary, read_rotary
+from preblock.models.checkpoints.reader import CheckpointError, read_frontend
 from preblock.models.frontend import FrontEnd, FrontEndConfig
-from preblock.models.rotary import RotaryConfig, RotaryPositions, rotate
+from preblock.models.modules.rotary import RotaryConfig, RotaryPositions, rotate
 from tests.families.published import _ENCODER, VOCABULARY, save
 
 POSITIONS = torch.cat((torch.arange(100), torch.arange(100, 1536, 37))).unsqueeze(0)

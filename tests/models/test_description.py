@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
-from preblock.models.checkpoint import CheckpointError
-from preblock.models.description import files_described, read_description
+from preblock.models.checkpoints.reader import CheckpointError
+from preblock.models.checkpoints.toml_config import files_described, read_description
 from preblock.models.frontend import FrontEnd, FrontEndConfig
-from preblock.models.grid import SinusoidalGridPositions
-from preblock.models.sinusoids import sinusoid
+from preblock.models.modules.grid import SinusoidalGridPositions
+from preblock.models.modules.sinusoids import sinusoid
 from preblock.models.steps import from_document, to_document
 
 TABLES = {

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
 from transformers.models.bert.modeling_bert import BertEmbeddings
 
-from preblock.models.checkpoint import read_frontend
-from preblock.models.embeddings import bert_embedding, gpt2_embedding, transformer_embedding
+from preblock.models.builders import bert_embedding, gpt2_embedding, transformer_embedding
+from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.frontend import FrontEnd
-from preblock.models.positions import SinusoidalPositions
+from preblock.models.modules.positions import SinusoidalPositions
 
 V, D, M, S, PADDING = 50, 16, 12, 3, 4
 IDS = torch.tensor([[3, 0, 49, 7, 7], [1, 2, 48, PADDING, PADDING]])

@@ -7,7 +7,7 @@ from transformers import Pix2StructVisionConfig
 from transformers.models.detr.modeling_detr import DetrSinePositionEmbedding
 from transformers.models.pix2struct.modeling_pix2struct import Pix2StructVisionEmbeddings
 
-from preblock.models.grid import (
+from preblock.models.modules.grid import (
     FactorisedGridPositions,
     LearnedGridPositions,
     SinusoidalGridPositions,

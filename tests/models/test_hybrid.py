@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
 
-from preblock.models.hybrid import HybridPositions
-from preblock.models.initialisers import sinusoidal_
-from preblock.models.positions import LearnedPositions, SinusoidalPositions
+from preblock.models.modules.hybrid import HybridPositions
+from preblock.models.modules.initialisers import sinusoidal_
+from preblock.models.modules.positions import LearnedPositions, SinusoidalPositions
 
 D, M, FAR = 6, 10, 40
 NO_IDS = torch.zeros((1, FAR), dtype=torch.int64)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
 
-from preblock.models.initialisers import INITIALISERS, pretrained_, sinusoidal_
-from preblock.models.positions import LearnedPositions, SinusoidalPositions
+from preblock.models.modules.initialisers import INITIALISERS, pretrained_, sinusoidal_
+from preblock.models.modules.positions import LearnedPositions, SinusoidalPositions
 
 D, M = 256, 512
 

@@ -15,13 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from preblock.models.alibi import AlibiBias
-from preblock.models.grid import FactorisedGridPositions, LearnedGridPositions, SinusoidalGridPositions, grid_ids
-from preblock.models.hierarchical import HierarchicalPositions
-from preblock.models.hybrid import HybridPositions
-from preblock.models.positions import LearnedPositions, SinusoidalPositions
-from preblock.models.relative import T5RelativeBias
-from preblock.models.rotary import RotaryConfig, RotaryPositions, rotate
+from preblock.models.modules.alibi import AlibiBias
+from preblock.models.modules.grid import (
+    FactorisedGridPositions,
+    LearnedGridPositions,
+    SinusoidalGridPositions,
+    grid_ids,
+)
+from preblock.models.modules.hierarchical import HierarchicalPositions
+from preblock.models.modules.hybrid import HybridPositions
+from preblock.models.modules.positions import LearnedPositions, SinusoidalPositions
+from preblock.models.modules.relative import T5RelativeBias
+from preblock.models.modules.rotary import RotaryConfig, RotaryPositions, rotate
 
 D, HEADS, SIDE = 16, 4, 3
 LENGTH = SIDE * SIDE

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from preblock.models.positions import LearnedPositions, SinusoidalPositions
+from preblock.models.modules.positions import LearnedPositions, SinusoidalPositions
 
 Module = LearnedPositions | SinusoidalPositions
 KINDS = pytest.mark.parametrize("kind", [LearnedPositions, SinusoidalPositions])

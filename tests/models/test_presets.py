@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from preblock.models.embeddings import bert_embedding
-from preblock.models.initialisers import seeded_
+from preblock.models.builders import bert_embedding
+from preblock.models.modules.initialisers import seeded_
 from preblock.models.presets import PRESETS, build_preset
 
 

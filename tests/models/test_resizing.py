@@ -9,10 +9,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
 
-from preblock.models.embeddings import grid_embedding, hybrid_embedding
-from preblock.models.hybrid import HybridPositions
-from preblock.models.positions import LearnedPositions
-from preblock.models.resizing import RESIZINGS, hybrid, interpolate, interpolate_positions, resized, truncate
+from preblock.models.builders import grid_embedding, hybrid_embedding
+from preblock.models.checkpoints.position_resize import (
+    RESIZINGS,
+    hybrid,
+    interpolate,
+    interpolate_positions,
+    resized,
+    truncate,
+)
+from preblock.models.modules.hybrid import HybridPositions
+from preblock.models.modules.positions import LearnedPositions
 
 D, M = 6, 10
 LENGTHS = pytest.mark.parametrize("length", [M, M + 1, 2 * M - 1, 2 * M, 23, 1000])

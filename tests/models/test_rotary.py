@@ -19,9 +19,9 @@ from transformers.models.llama import modeling_llama
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
-from preblock.models.companions import ROTARY, read_rotary
-from preblock.models.positions import LearnedPositions
-from preblock.models.rotary import SCALINGS, RotaryConfig, RotaryPositions, rotate
+from preblock.models.checkpoints.attention_families import ROTARY, read_rotary
+from preblock.models.modules.positions import LearnedPositions
+from preblock.models.modules.rotary import SCALINGS, RotaryConfig, RotaryPositions, rotate
 
 Layout = Literal["half", "interleaved"]
 

@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
 
-from preblock.models.positions import LearnedPositions, SinusoidalPositions
-from preblock.models.sinusoids import sinusoid
+from preblock.models.modules.positions import LearnedPositions, SinusoidalPositions
+from preblock.models.modules.sinusoids import sinusoid
 
 
 def exact(positions: list[int], d_model: int, base: int = 10000) -> NDArray[np.float64]:

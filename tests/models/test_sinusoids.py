@@ -30,7 +30,7 @@ from transformers.models.whisper.modeling_whisper import sinusoids
 from transformers.models.xglm.modeling_xglm import XGLMSinusoidalPositionalEmbedding
 from transformers.models.xlm import modeling_xlm
 
-from preblock.models.sinusoids import COSINE, POSITIONS, RECIPES, SINE, Sinusoid, sinusoid
+from preblock.models.modules.sinusoids import COSINE, POSITIONS, RECIPES, SINE, Sinusoid, sinusoid
 
 PRECISION = 160
 """Bits of every calculation in mpmath."""

@@ -20,10 +20,10 @@ from transformers import (
     WhisperModel,
 )
 
-from preblock.models.checkpoint import CheckpointError
-from preblock.models.families import STEMS, Config
-from preblock.models.stem_checkpoint import is_stem, read_stem
-from preblock.models.stems import (
+from preblock.models.checkpoints.families import STEMS, Config
+from preblock.models.checkpoints.reader import CheckpointError
+from preblock.models.checkpoints.stem_reader import is_stem, read_stem
+from preblock.models.modules.stems import (
     AudioConfig,
     AudioStem,
     PatchConfig,

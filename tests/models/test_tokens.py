@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from preblock.models.tokens import TokenTable
+from preblock.models.modules.tokens import TokenTable
 
 IDS = torch.tensor([[3, 0, 9], [9, 9, 1]])
 

@@ -15,17 +15,17 @@ import onnx
 import safetensors.numpy
 from onnx import TensorProto, helper
 
-from preblock.service.errors import PreblockError
-from preblock.service.graphs.check import MOST_BYTES as GRAPH_BYTES
-from preblock.service.graphs.check import check_graphs
-from preblock.service.manifest import DATA, GRAPH, MANIFEST, File, Manifest, read_manifest
-from preblock.service.manifest import MOST_BYTES as MANIFEST_BYTES
-from preblock.service.wire.arrays import read_npy, read_raw
-from preblock.service.wire.frames import read_frame
-from preblock.service.wire.native import read_json
-from preblock.service.wire.open_inference import read_infer
-from preblock.service.wire.open_inference_models import Manifests
-from preblock.service.wire.safetensors import read_safetensors
+from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, File, Manifest, read_manifest
+from preblock.service.artifacts.manifest import MOST_BYTES as MANIFEST_BYTES
+from preblock.service.artifacts.onnx_check import MOST_BYTES as GRAPH_BYTES
+from preblock.service.artifacts.onnx_check import check_graphs
+from preblock.service.codecs.arrays import read_npy, read_raw
+from preblock.service.codecs.decode_frames import read_frame
+from preblock.service.codecs.native_json import read_json
+from preblock.service.codecs.safetensors import read_safetensors
+from preblock.service.codecs.v2.infer import read_infer
+from preblock.service.codecs.v2.metadata import Manifests
+from preblock.service.core.errors import PreblockError
 from tests.service.manifests import tiny_manifest, tiny_stem
 
 MOST_EACH, MOST_ALONE = 200, 2**20
@@ -104,8 +104,8 @@ def _read_v2(body: bytes, manifest: Manifests) -> object:
 
 def _read_call(message: bytes, manifest: Manifest) -> object:
     # In a process of its own: the names of these messages are those of a client's, of which a process holds one.
-    from preblock.service.wire import open_inference_pb2 as pb
-    from preblock.service.wire import protobuf
+    from preblock.service.codecs.v2 import open_inference_pb2 as pb
+    from preblock.service.codecs.v2 import protobuf
 
     return protobuf.read_infer(protobuf.read(pb.ModelInferRequest, message), manifest)
 

@@ -16,15 +16,15 @@ from tritonclient.grpc import service_pb2
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.bias import AlibiConfig
 from preblock.models.frontend import FrontEnd, FrontEndConfig
-from preblock.models.initialisers import seeded_
-from preblock.models.stems import PatchConfig, PatchStem
+from preblock.models.modules.bias import AlibiConfig
+from preblock.models.modules.initialisers import seeded_
+from preblock.models.modules.stems import PatchConfig, PatchStem
 from preblock.models.steps import Tokens
-from preblock.service.api.problems import STATUS, problem
-from preblock.service.errors import UNFORESEEN, ArtifactError, Invalid, PreblockError, Unavailable
-from preblock.service.manifest import Source
-from preblock.service.wire.steps import write_error
+from preblock.service.api.http.errors import STATUS, problem
+from preblock.service.artifacts.manifest import Source
+from preblock.service.codecs.decode_json import write_error
+from preblock.service.core.errors import UNFORESEEN, ArtifactError, Invalid, PreblockError, Unavailable
 from tests.conftest import Server, serving
 from tests.reliability.bad_requests import METHODS, PATHS, REFUSAL, Bad, Wrong, message, refusal, worst
 from tests.reliability.parsers import parsers

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from preblock.service.errors import PreblockError
+from preblock.service.core.errors import PreblockError
 from tests.conftest import ROOT
 from tests.reliability.drawn import hold
 from tests.reliability.parsers import Parser, parsers

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.embeddings import gpt2_embedding
-from preblock.service.manifest import GRAPH, Source
+from preblock.models.builders import gpt2_embedding
+from preblock.service.artifacts.manifest import GRAPH, Source
 from tests.conftest import Server
 from tests.service.doors import Clients, connect
 

@@ -1,6 +1,6 @@
 """The manifests of tiny models, where no artifact is needed."""
 
-from preblock.service.manifest import Graph, Manifest, Rotary, Source, StemManifest, Tensor, TokenEmbeddings
+from preblock.service.artifacts.manifest import Graph, Manifest, Rotary, Source, StemManifest, Tensor, TokenEmbeddings
 
 OUTPUTS = {"model.onnx": "embeddings", "token.onnx": "token_embeddings"}
 

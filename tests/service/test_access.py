@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from preblock.service.access import Access, as_service, new_key, read_keys
-from preblock.service.errors import Forbidden, Invalid, Unauthenticated
-from preblock.service.watch import LOOK_SECONDS
+from preblock.service.core.auth import Access, as_service, new_key, read_keys
+from preblock.service.core.errors import Forbidden, Invalid, Unauthenticated
+from preblock.service.core.file_watch import LOOK_SECONDS
 from tests.conftest import ROOT
 
 DIGEST = hashlib.sha256(b"key").hexdigest()

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from preblock.service.ahead import AHEAD, ahead
+from preblock.service.runtime.prefetch import AHEAD, ahead
 
 
 def test_results_come_in_order() -> None:

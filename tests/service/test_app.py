@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from preblock.service.app import VERSION, create_engine
-from preblock.service.errors import ArtifactError, ProviderError
-from preblock.service.manifest import MANIFEST
-from preblock.service.runtime import CPU, why_no_cuda
-from preblock.service.settings import Settings
+from preblock.service.artifacts.manifest import MANIFEST
+from preblock.service.core.errors import ArtifactError, ProviderError
+from preblock.service.core.settings import Settings
+from preblock.service.runtime.session import CPU, why_no_cuda
 
 
 def test_an_engine_is_ready_with_every_model_on_the_provider_that_was_asked_for(tiny_repository: Path) -> None:

@@ -9,15 +9,16 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from preblock.service.api import embed, open_inference, problems
-from preblock.service.batching import SMALL, Scheduler
-from preblock.service.engine import Engine
-from preblock.service.errors import Unavailable
-from preblock.service.metrics import Metrics
-from preblock.service.repository import Repository
-from preblock.service.runtime import CPU
-from preblock.service.sequences import Sequences
-from preblock.service.wire.native import read_embed
+from preblock.service.api.http import errors
+from preblock.service.api.http.routes import embed, v2
+from preblock.service.codecs.native_json import read_embed
+from preblock.service.core.errors import Unavailable
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.scheduler import SMALL, Scheduler
+from preblock.service.engine.sequences import Sequences
+from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.session import CPU
 
 LARGE = SMALL + 1
 
@@ -189,13 +190,9 @@ def test_a_run_is_bounded_so_that_nobody_holds_the_loop(scheduler: Scheduler) ->
 
 def doors(engine: Engine) -> FastAPI:
     app = FastAPI()
-    problems.install(app)
+    errors.install(app)
     app.include_router(embed.router(embed.handler(engine, 2**24)))
-    app.include_router(
-        open_inference.router(
-            engine, open_inference.handler(engine, Sequences(engine, 600, 8, 8).loose, 2**24), "0", 2**24
-        )
-    )
+    app.include_router(v2.router(engine, v2.handler(engine, Sequences(engine, 600, 8, 8).loose, 2**24), "0", 2**24))
     return app
 
 

@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 from preblock.export.exporter import export
 from preblock.export.parity import prove
 from preblock.export.stem import export_stem, prove_stem
-from preblock.models.checkpoint import read_frontend
-from preblock.models.stems import PatchConfig, PatchStem
-from preblock.service.batching import Scheduler
-from preblock.service.bound import PART, PARTS
-from preblock.service.engine import Engine
-from preblock.service.errors import ArtifactError
-from preblock.service.messages import Pieces, Request, Rows
-from preblock.service.metrics import Metrics
-from preblock.service.pinned import Bytes
-from preblock.service.plain import Run, plain
-from preblock.service.repository import Model, Repository
-from preblock.service.runtime import CPU, CUDA, Session
+from preblock.models.checkpoints.reader import read_frontend
+from preblock.models.modules.stems import PatchConfig, PatchStem
+from preblock.service.core.errors import ArtifactError
+from preblock.service.core.types import Pieces, Request, Rows
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.fast_path import Run, plain
+from preblock.service.engine.scheduler import Scheduler
+from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.cuda_memory import Bytes
+from preblock.service.runtime.io_binding import PART, PARTS
+from preblock.service.runtime.repository import Model, Repository
+from preblock.service.runtime.session import CPU, CUDA, Session
 
 MODELS = ("gpt2-small", "minilm", "transformer-base")
 Feeds = dict[str, NDArray[np.int64]]

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from preblock.service import checksums, manifest
-from preblock.service.checksums import FILE, Checksums
-from preblock.service.files import open_file, stamp_of
-from preblock.service.manifest import DATA, MANIFEST
-from preblock.service.repository import Repository
-from preblock.service.runtime import CPU
+from preblock.service.artifacts import checksums, manifest
+from preblock.service.artifacts.checksums import FILE, Checksums
+from preblock.service.artifacts.manifest import DATA, MANIFEST
+from preblock.service.core.files import open_file, stamp_of
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.session import CPU
 from tests import commands
 
 FALSE = "f" * 64

@@ -28,13 +28,13 @@ from numpy.typing import NDArray
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.embeddings import gpt2_embedding
+from preblock.models.builders import gpt2_embedding
 from preblock.service.app import create_app
-from preblock.service.connections import Http
-from preblock.service.large import WRITTEN_WHOLE
-from preblock.service.manifest import Source
-from preblock.service.settings import Settings
-from preblock.service.workers import configure
+from preblock.service.artifacts.manifest import Source
+from preblock.service.core.settings import Settings
+from preblock.service.engine.chunking import WRITTEN_WHOLE
+from preblock.service.server.http_protocol import Http
+from preblock.service.server.supervisor import configure
 from tests.conftest import Server, serving
 from tests.service.api.test_deaf_clients import tokens_of
 

@@ -15,13 +15,13 @@ import pytest
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.embeddings import gpt2_embedding
-from preblock.models.initialisers import seeded_
-from preblock.service.control import Control
-from preblock.service.errors import ArtifactError, Forbidden, NotFound
-from preblock.service.manifest import GRAPH, Source
-from preblock.service.repository import Repository
-from preblock.service.runtime import CPU
+from preblock.models.builders import gpt2_embedding
+from preblock.models.modules.initialisers import seeded_
+from preblock.service.artifacts.manifest import GRAPH, Source
+from preblock.service.core.errors import ArtifactError, Forbidden, NotFound
+from preblock.service.runtime.model_control import Control
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.session import CPU
 from tests.conftest import serving
 
 

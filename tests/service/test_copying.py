@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from preblock.service.copying import NEVER, THRESHOLD, TUNABLES, copies_slowly
+from preblock.service.core.copying import NEVER, THRESHOLD, TUNABLES, copies_slowly
 from tests.conftest import Server
 
 ZEN_3 = "processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu sse2 avx2 erms fsrm\n\nprocessor\t: 1\n"
 SCRIPT = """
 import json, os, sys
-from preblock.service.copying import begin_again
+from preblock.service.core.copying import begin_again
 print(os.getpid(), file=sys.stderr)
 begin_again()
 print(json.dumps([os.getpid(), sys.argv, os.environ.get("GLIBC_TUNABLES")]))

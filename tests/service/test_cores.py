@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from preblock.service.cores import quota, usable_cores
+from preblock.service.core.system import quota, usable_cores
 
 
 def group(root: Path, files: dict[str, str]) -> Path:

@@ -8,16 +8,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preblock.service.batching import Scheduler
-from preblock.service.decode import DecodeStream
-from preblock.service.engine import Engine
-from preblock.service.errors import ClientFault, Conflict, Invalid, TooLarge, Unavailable
-from preblock.service.messages import Rows, TokenAnswer
-from preblock.service.metrics import Metrics
-from preblock.service.operations import Append, Close, Drop, Message, Operation, Options, Ping, Reorder, Rewind, Step
-from preblock.service.repository import Repository
-from preblock.service.runtime import CPU
-from preblock.service.wire.native import read_embed
+from preblock.service.codecs.native_json import read_embed
+from preblock.service.core.decode_ops import (
+    Append,
+    Close,
+    Drop,
+    Message,
+    Operation,
+    Options,
+    Ping,
+    Reorder,
+    Rewind,
+    Step,
+)
+from preblock.service.core.errors import ClientFault, Conflict, Invalid, TooLarge, Unavailable
+from preblock.service.core.types import Rows, TokenAnswer
+from preblock.service.engine.decode_stream import DecodeStream
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.scheduler import Scheduler
+from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.session import CPU
 
 
 @pytest.fixture(scope="module")

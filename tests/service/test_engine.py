@@ -12,21 +12,21 @@ import torch
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.embeddings import gpt2_embedding
+from preblock.models.builders import gpt2_embedding
 from preblock.models.frontend import FrontEnd, FrontEndConfig
 from preblock.models.steps import Positions, Project, Tokens
-from preblock.service.batching import Scheduler
-from preblock.service.calls import Call, plan
-from preblock.service.engine import Engine
-from preblock.service.errors import Invalid, TooLarge
-from preblock.service.manifest import Manifest, Source
-from preblock.service.messages import Request, TokenAnswer
-from preblock.service.metrics import Metrics
-from preblock.service.observation import INFER
-from preblock.service.repository import Repository
-from preblock.service.rounding import cast
-from preblock.service.runtime import CPU
-from preblock.service.wire.native import read_embed
+from preblock.service.artifacts.manifest import Manifest, Source
+from preblock.service.codecs.native_json import read_embed
+from preblock.service.core.errors import Invalid, TooLarge
+from preblock.service.core.types import Request, TokenAnswer
+from preblock.service.engine.casting import cast
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.planning import Call, plan
+from preblock.service.engine.scheduler import Scheduler
+from preblock.service.observability.metrics import Metrics
+from preblock.service.observability.timing import INFER
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.session import CPU
 from tests.service.doors import Fields
 from tests.service.random_requests import positions_of, random_request
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from preblock.service.errors import Invalid, Malformed
+from preblock.service.core.errors import Invalid, Malformed
 
 
 def test_an_error_names_field_value_and_allowed() -> None:

@@ -27,9 +27,9 @@ from websockets.sync.client import connect as connect_socket
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.embeddings import gpt2_embedding
-from preblock.service.manifest import Source
-from preblock.service.settings import FOLLOWED, load
+from preblock.models.builders import gpt2_embedding
+from preblock.service.artifacts.manifest import Source
+from preblock.service.core.settings import FOLLOWED, load
 from tests.conftest import PREBLOCK, ROOT, free_port, said_at_the_start
 from tests.processes import workers as workers_of
 from tests.service.test_socket_connections import step
@@ -206,7 +206,7 @@ def a_line_with_ids(server: Served) -> bool:
 
 
 def says_more(server: Served) -> bool:
-    return "INFO preblock.service.following: settings: log_level = info" in server.said()
+    return "INFO preblock.service.core.settings_reload: settings: log_level = info" in server.said()
 
 
 SEEN: dict[str, tuple[str, Callable[[Served], bool]]] = {

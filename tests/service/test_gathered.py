@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from preblock.service.gathered import Gathered
-from preblock.service.wire.content import COPIED
+from preblock.service.codecs.chunks import COPIED
+from preblock.service.server.write_coalescing import Gathered
 
 LARGE = bytes(COPIED + 1)
 

@@ -8,7 +8,7 @@ import pytest
 
 SCRIPT = """
 import resource
-from preblock.service.heap import keep_pages
+from preblock.service.core.heap import keep_pages
 if {kept}:
     keep_pages()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -23,7 +23,7 @@ from websockets.sync.client import connect as connect_socket
 
 import preblock
 from preblock.client import errors
-from preblock.service.access import new_key, read_keys
+from preblock.service.core.auth import new_key, read_keys
 from tests.conftest import PREBLOCK, ROOT, Server, serving
 
 PATHS = [

@@ -22,9 +22,9 @@ from websockets.sync.client import connect as connect_socket
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.embeddings import gpt2_embedding
-from preblock.service.access import new_key
-from preblock.service.manifest import Source
+from preblock.models.builders import gpt2_embedding
+from preblock.service.artifacts.manifest import Source
+from preblock.service.core.auth import new_key
 from tests.conftest import PREBLOCK, Server, said_at_the_start, serving
 from tests.processes import alive, children, fork_servers
 from tests.processes import workers as workers_of

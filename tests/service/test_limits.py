@@ -25,12 +25,12 @@ from websockets.sync.client import connect as connect_socket
 import preblock
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.embeddings import gpt2_embedding
-from preblock.service.access import Access, new_key
-from preblock.service.batching import SMALL, Scheduler
-from preblock.service.errors import TooMany, Unavailable
-from preblock.service.limits import Limits
-from preblock.service.manifest import Source
+from preblock.models.builders import gpt2_embedding
+from preblock.service.artifacts.manifest import Source
+from preblock.service.core.auth import Access, new_key
+from preblock.service.core.errors import TooMany, Unavailable
+from preblock.service.core.limits import Limits
+from preblock.service.engine.scheduler import SMALL, Scheduler
 from tests.conftest import Server, serving
 from tests.service.doors import (
     Clients,

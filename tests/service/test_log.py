@@ -20,13 +20,13 @@ from websockets.sync.client import connect as connect_socket
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.embeddings import gpt2_embedding
-from preblock.service.log import Json, NameRequest, Requests
-from preblock.service.manifest import Source
-from preblock.service.messages import Rows
-from preblock.service.metrics import Metrics
-from preblock.service.observation import Observation
-from preblock.service.visit import CURRENT, Visit
+from preblock.models.builders import gpt2_embedding
+from preblock.service.artifacts.manifest import Source
+from preblock.service.core.types import Rows
+from preblock.service.observability.context import CURRENT, Visit
+from preblock.service.observability.logs import Json, NameRequest, Requests
+from preblock.service.observability.metrics import Metrics
+from preblock.service.observability.timing import Observation
 from tests.conftest import PREBLOCK, free_port, said_at_the_start
 
 EMBED = "/models/gpt/embed"

@@ -17,15 +17,15 @@ from onnx import TensorProto
 from onnx.external_data_helper import set_external_data
 from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor, make_tensor_value_info
 
-from preblock.service.graphs.summand import Summand, summand_of
-from preblock.service.lookup import BUILT, map_tokens
-from preblock.service.manifest import POSITIONED_GRAPH
+from preblock.service.artifacts.manifest import POSITIONED_GRAPH
+from preblock.service.artifacts.onnx_match import Summand, summand_of
+from preblock.service.runtime.fused_embedding import BUILT, map_tokens
 from tests.conftest import ROOT
 
 if BUILT:
-    from preblock.service._lookup import add_rows
+    from preblock.service.runtime._fused_embedding import add_rows
 
-built = pytest.mark.skipif(not BUILT, reason="lookup.c was not built")
+built = pytest.mark.skipif(not BUILT, reason="_fused_embedding.c was not built")
 Float32 = NDArray[np.float32]
 
 
@@ -215,8 +215,8 @@ import sys
 from pathlib import Path
 import numpy as np
 from preblock.service.app import create_engine
-from preblock.service.lookup import BUILT
-from preblock.service.settings import Settings
+from preblock.service.runtime.fused_embedding import BUILT
+from preblock.service.core.settings import Settings
 model = create_engine(Settings(repository=Path(sys.argv[1]))).repository.get("gpt2-small")
 feeds = {"input_ids": np.arange(600).reshape(2, 300) * 83, "offset": np.array([7])}
 expected = model.sessions["model.onnx"].run(feeds)["embeddings"].tobytes()
@@ -233,7 +233,7 @@ def test_a_package_is_built_and_serves_with_a_compiler_and_without(
         pytest.skip("there is no compiler")
     tree = tmp_path / "tree"
     for name in ("preblock", "models", "export", "service"):
-        ignored = shutil.ignore_patterns("__pycache__", "_lookup.*so")
+        ignored = shutil.ignore_patterns("__pycache__", "_fused_embedding.*so")
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "hatch_build.py"):
         shutil.copy(ROOT / name, tree)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from preblock.service.errors import ArtifactError
-from preblock.service.manifest import (
+from preblock.service.artifacts.manifest import (
     DATA,
     GRAPH,
     MANIFEST,
@@ -25,6 +24,7 @@ from preblock.service.manifest import (
     read,
     write,
 )
+from preblock.service.core.errors import ArtifactError
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from preblock.service.messages import DTYPES, Rows
+from preblock.service.core.types import DTYPES, Rows
 
 RAGGED = Rows(np.array([5, 6, 7, 8, 9, 10]), np.array([3, 1, 2]))
 

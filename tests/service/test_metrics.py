@@ -6,10 +6,10 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from preblock.service.errors import Invalid, NotFound
-from preblock.service.instruments import LARGEST_BATCH, SECONDS
-from preblock.service.metrics import Metrics
-from preblock.service.observation import Execution
+from preblock.service.core.errors import Invalid, NotFound
+from preblock.service.observability.instruments import LARGEST_BATCH, SECONDS
+from preblock.service.observability.metrics import Metrics
+from preblock.service.observability.timing import Execution
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:

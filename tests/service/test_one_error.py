@@ -19,9 +19,9 @@ from tritonclient.grpc import service_pb2
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.embeddings import bert_embedding
-from preblock.service.api.problems import STATUS
-from preblock.service.manifest import GRAPH, Source
+from preblock.models.builders import bert_embedding
+from preblock.service.api.http.errors import STATUS
+from preblock.service.artifacts.manifest import GRAPH, Source
 from tests.conftest import ROOT, Server, serving
 from tests.service.doors import (
     Clients,

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.frontend import FrontEnd, FrontEndConfig
-from preblock.models.initialisers import seeded_
+from preblock.models.modules.initialisers import seeded_
 from preblock.models.steps import Mask, Positions, Step, Tokens
-from preblock.service.batching import Scheduler
-from preblock.service.engine import Engine
-from preblock.service.errors import Invalid
-from preblock.service.manifest import Source
-from preblock.service.messages import Request, Rows, TokenAnswer
-from preblock.service.metrics import Metrics
-from preblock.service.repository import Repository
+from preblock.service.artifacts.manifest import Source
+from preblock.service.core.errors import Invalid
+from preblock.service.core.types import Request, Rows, TokenAnswer
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.scheduler import Scheduler
+from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.repository import Repository
 
 PAD, FIRST, LONGEST = 1, 2, 10
 Counts = Literal["slots", "ids", "mask"]

@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.embeddings import bert_embedding, gpt2_embedding
+from preblock.models.builders import bert_embedding, gpt2_embedding
 from preblock.models.frontend import FrontEnd, FrontEndConfig
-from preblock.models.rotary import RotaryConfig, RotaryOutput
+from preblock.models.modules.rotary import RotaryConfig, RotaryOutput
 from preblock.models.steps import Positions, Tokens
-from preblock.service.batching import SMALL, Scheduler
-from preblock.service.engine import Engine
-from preblock.service.errors import Invalid
-from preblock.service.large import WRITTEN_WHOLE
-from preblock.service.manifest import Source
-from preblock.service.messages import Pieces, Request, Rows, TokenAnswer
-from preblock.service.metrics import Metrics
-from preblock.service.plain import plain
-from preblock.service.repository import Repository
-from preblock.service.runtime import CPU, Session
+from preblock.service.artifacts.manifest import Source
+from preblock.service.core.errors import Invalid
+from preblock.service.core.types import Pieces, Request, Rows, TokenAnswer
+from preblock.service.engine.chunking import WRITTEN_WHOLE
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.fast_path import plain
+from preblock.service.engine.scheduler import SMALL, Scheduler
+from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.session import CPU, Session
 
 T = TypeVar("T")
 VOCABULARY, WIDTH, MAX_LEN = 300, 64, 5000

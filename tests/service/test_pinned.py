@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preblock.service.pinned import Driver, pinned
-from preblock.service.runtime import why_no_cuda
+from preblock.service.runtime.cuda_memory import Driver, pinned
+from preblock.service.runtime.session import why_no_cuda
 
 SIZE = 2**14
 LIBC = ctypes.CDLL(None, use_errno=True)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from preblock.service.batching import Scheduler
-from preblock.service.engine import Engine
-from preblock.service.metrics import Metrics
-from preblock.service.plain import Plain, Run, plain
-from preblock.service.repository import Repository
-from preblock.service.runtime import CPU, Session
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.fast_path import Plain, Run, plain
+from preblock.service.engine.scheduler import Scheduler
+from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.session import CPU, Session
 
 
 class Failing(Session):

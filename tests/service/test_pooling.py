@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from preblock.service.messages import Rows
-from preblock.service.pooling import pool, pool_row
+from preblock.service.core.types import Rows
+from preblock.service.engine.pooling import pool, pool_row
 
 LENGTHS = np.array([3, 1, 700, 2, 64])
 

@@ -10,13 +10,13 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from preblock.service.errors import ArtifactError
-from preblock.service.lookup import BUILT, map_tokens
-from preblock.service.manifest import MANIFEST, POSITIONED_GRAPH, Manifest, describe, read, write
-from preblock.service.positioned import map_positions, place
-from preblock.service.ready import CALLS, LARGEST, OFTEN, ROOM, ROWS, ReadyCalls
-from preblock.service.repository import Model, Repository
-from preblock.service.runtime import CPU, Session
+from preblock.service.artifacts.manifest import MANIFEST, POSITIONED_GRAPH, Manifest, describe, read, write
+from preblock.service.core.errors import ArtifactError
+from preblock.service.runtime.bound_calls import CALLS, LARGEST, OFTEN, ROOM, ROWS, ReadyCalls
+from preblock.service.runtime.fused_embedding import BUILT, map_tokens
+from preblock.service.runtime.position_table import map_positions, place
+from preblock.service.runtime.repository import Model, Repository
+from preblock.service.runtime.session import CPU, Session
 
 Feeds = dict[str, NDArray[Any]]
 Float32 = NDArray[np.float32]
@@ -66,7 +66,7 @@ def address(values: Float32) -> int:
 def without(request: pytest.FixtureRequest) -> bool:
     wanted: bool = request.param == "in one pass"
     if wanted and not BUILT:
-        pytest.skip("lookup.c was not built")
+        pytest.skip("_fused_embedding.c was not built")
     return wanted
 
 

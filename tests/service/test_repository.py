@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from preblock.service.errors import ArtifactError, NotFound
-from preblock.service.manifest import DATA, GRAPH, MANIFEST, PARITY
-from preblock.service.repository import Repository, find_artifacts
-from preblock.service.runtime import CPU
+from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, PARITY
+from preblock.service.core.errors import ArtifactError, NotFound
+from preblock.service.runtime.repository import Repository, find_artifacts
+from preblock.service.runtime.session import CPU
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from preblock.service.errors import ArtifactError, ProviderError
-from preblock.service.manifest import DATA, EMBEDDINGS, GRAPH
-from preblock.service.runtime import CPU, CUDA, PROBE, VERSION, Session, choose, choose_provider, why_no_cuda
+from preblock.service.artifacts.manifest import DATA, EMBEDDINGS, GRAPH
+from preblock.service.core.errors import ArtifactError, ProviderError
+from preblock.service.runtime.session import CPU, CUDA, PROBE, VERSION, Session, choose, choose_provider, why_no_cuda
 
 HAS_CUDA = CUDA in onnxruntime.get_available_providers()
 cpu_package = pytest.mark.skipif(HAS_CUDA, reason="onnxruntime-gpu is installed")

@@ -15,12 +15,20 @@ import pytest
 from onnx import AttributeProto, TensorProto, helper
 
 from preblock.export.exporter import export_module
-from preblock.service import repository
-from preblock.service.errors import ArtifactError
-from preblock.service.graphs import onnx_subset_pb2
-from preblock.service.manifest import DATA, GRAPH, MANIFEST, PARITY, POSITIONED_GRAPH, TILES_GRAPH, TOKEN_GRAPH
-from preblock.service.repository import Repository
-from preblock.service.runtime import CPU, Session
+from preblock.service.artifacts import onnx_subset_pb2
+from preblock.service.artifacts.manifest import (
+    DATA,
+    GRAPH,
+    MANIFEST,
+    PARITY,
+    POSITIONED_GRAPH,
+    TILES_GRAPH,
+    TOKEN_GRAPH,
+)
+from preblock.service.core.errors import ArtifactError
+from preblock.service.runtime import repository
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.session import CPU, Session
 from tests.conftest import ROOT
 
 TOKENS = f"{GRAPH} frontend.tokens.weight"
@@ -550,7 +558,7 @@ def test_messages_and_fields_are_those_of_onnx() -> None:
 
 
 def test_the_committed_module_is_what_make_proto_writes(tmp_path: Path) -> None:
-    proto = "preblock/service/graphs/onnx_subset.proto"
+    proto = "preblock/service/artifacts/onnx_subset.proto"
     outputs = [f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", "-I.", *outputs, proto], check=True, cwd=ROOT)
     written = {file.name: file.read_bytes() for file in (tmp_path / proto).parent.iterdir()}

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.embeddings import gpt2_embedding
-from preblock.service.access import new_key
+from preblock.models.builders import gpt2_embedding
 from preblock.service.app import create_app
-from preblock.service.connections import Http
-from preblock.service.manifest import Source
-from preblock.service.settings import Settings
-from preblock.service.workers import configure
+from preblock.service.artifacts.manifest import Source
+from preblock.service.core.auth import new_key
+from preblock.service.core.settings import Settings
+from preblock.service.server.http_protocol import Http
+from preblock.service.server.supervisor import configure
 from tests.conftest import Server, serving
 
 BYTES = "application/octet-stream"

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preblock.service.batching import Scheduler
-from preblock.service.engine import Engine
-from preblock.service.errors import Conflict, Invalid, PreblockError, TooLarge, Unavailable
-from preblock.service.messages import BiasRequest, Request, Rows, Turn
-from preblock.service.metrics import Metrics
-from preblock.service.repository import Model, Repository
-from preblock.service.runtime import CPU
-from preblock.service.sequences import Room, Sequences
+from preblock.service.core.errors import Conflict, Invalid, PreblockError, TooLarge, Unavailable
+from preblock.service.core.types import BiasRequest, Request, Rows, Turn
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.scheduler import Scheduler
+from preblock.service.engine.sequences import Room, Sequences
+from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.repository import Model, Repository
+from preblock.service.runtime.session import CPU
 
 IDS = [1, 2, 3, 4, 5, 6]
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from preblock.service.errors import Invalid
-from preblock.service.settings import Settings, load, option, variable
+from preblock.service.core.errors import Invalid
+from preblock.service.core.settings import Settings, load, option, variable
 from tests.conftest import ROOT
 
 

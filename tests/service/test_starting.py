@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect as connect_socket
 
-from preblock.service.access import new_key
-from preblock.service.manifest import MANIFEST
+from preblock.service.artifacts.manifest import MANIFEST
+from preblock.service.core.auth import new_key
 from tests.conftest import PREBLOCK, free_port
 
 MODELS = 150

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from preblock.service.metrics import Metrics
-from preblock.service.streams import Closing, Lifetime, Streams
+from preblock.service.api.streams import Closing, Lifetime, Streams
+from preblock.service.observability.metrics import Metrics
 
 
 def run(test: Callable[[Streams, Lifetime], Awaitable[None]], idle: float = 20, total: float = 20) -> None:

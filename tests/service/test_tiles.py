@@ -8,11 +8,11 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from preblock.service.errors import ArtifactError
-from preblock.service.manifest import EMBEDDINGS, MANIFEST, Manifest, Tiles, read, write
-from preblock.service.repository import Model, Repository
-from preblock.service.runtime import CPU, SLOW_ON_CPU
-from preblock.service.tiles import pieces, tile
+from preblock.service.artifacts.manifest import EMBEDDINGS, MANIFEST, Manifest, Tiles, read, write
+from preblock.service.core.errors import ArtifactError
+from preblock.service.runtime.chunks import pieces, tile
+from preblock.service.runtime.repository import Model, Repository
+from preblock.service.runtime.session import CPU, SLOW_ON_CPU
 from tests.service.manifests import tiny_manifest
 
 Offset = NDArray[np.int64]

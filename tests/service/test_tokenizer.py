@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from preblock.service.batching import Scheduler
-from preblock.service.engine import Engine
-from preblock.service.errors import ArtifactError, Invalid, TooLarge
-from preblock.service.manifest import describe
-from preblock.service.messages import Request, Rows, TextRequest
-from preblock.service.metrics import Metrics
-from preblock.service.repository import Repository
-from preblock.service.runtime import CPU
-from preblock.service.tokenizer import CHARACTERS, Tokenizer
+from preblock.service.artifacts.manifest import describe
+from preblock.service.core.errors import ArtifactError, Invalid, TooLarge
+from preblock.service.core.types import Request, Rows, TextRequest
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.scheduler import Scheduler
+from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.session import CPU
+from preblock.service.runtime.tokenizer import CHARACTERS, Tokenizer
 from tests.conftest import write_tokenizer
 
 TEXTS = ["Hello, world!", "Ünïcödé 😀 naïve\tcafé\n", "[SEP] is read as a token", "東京 2024", "word " * 300, " "]
@@ -88,7 +88,7 @@ def test_without_the_package_text_is_refused(tiny: Tokenizer, monkeypatch: pytes
 
 def test_start_up_does_not_import_the_package(tiny_repository: Path) -> None:
     script = (
-        "import sys; from preblock.service.app import create_app; from preblock.service.settings import Settings; "
+        "import sys; from preblock.service.app import create_app; from preblock.service.core.settings import Settings; "
         f"create_app(Settings(repository={str(tiny_repository)!r})); print('tokenizers' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)

@@ -27,7 +27,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect as connect_socket
 
-from preblock.service.access import new_key
+from preblock.service.core.auth import new_key
 from tests import commands
 from tests.conftest import free_port, serving
 from tests.service.test_log import said

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preblock.service.errors import Invalid
-from preblock.service.manifest import Manifest
-from preblock.service.messages import Request, Rows
-from preblock.service.truncation import truncate
-from preblock.service.validation import check
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.core.errors import Invalid
+from preblock.service.core.types import Request, Rows
+from preblock.service.engine.truncation import truncate
+from preblock.service.engine.validation import check
 from tests.service.manifests import tiny_manifest
 
 M = 8

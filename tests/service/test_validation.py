@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preblock.service.errors import Invalid, TooLarge
-from preblock.service.messages import Request, Rows
-from preblock.service.validation import check
-from preblock.service.wire.native import read_embed
+from preblock.service.codecs.native_json import read_embed
+from preblock.service.core.errors import Invalid, TooLarge
+from preblock.service.core.types import Request, Rows
+from preblock.service.engine.validation import check
 from tests.service.manifests import tiny_manifest
 
 LARGEST, SMALLEST = 2**63 - 1, -(2**63)

@@ -22,9 +22,9 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from websockets.sync.client import connect as connect_socket
 
 from preblock.service.app import create_app, create_engine
-from preblock.service.settings import Settings
-from preblock.service.visit import Visit
-from preblock.service.workers import configure
+from preblock.service.core.settings import Settings
+from preblock.service.observability.context import Visit
+from preblock.service.server.supervisor import configure
 from tests.conftest import Server
 
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}

@@ -18,17 +18,17 @@ from tritonclient.utils import InferenceServerException
 from preblock.client.errors import TooLarge
 from preblock.export.exporter import export_loaded
 from preblock.export.source import AnyFrontEnd, LoadedSource
-from preblock.models.bias import AlibiConfig
-from preblock.models.embeddings import gpt2_embedding
+from preblock.models.builders import gpt2_embedding
 from preblock.models.frontend import FrontEnd, FrontEndConfig
-from preblock.models.initialisers import seeded_
-from preblock.models.rotary import RotaryConfig, RotaryOutput
-from preblock.models.stems import PatchConfig, PatchStem
+from preblock.models.modules.bias import AlibiConfig
+from preblock.models.modules.initialisers import seeded_
+from preblock.models.modules.rotary import RotaryConfig, RotaryOutput
+from preblock.models.modules.stems import PatchConfig, PatchStem
 from preblock.models.steps import Tokens
-from preblock.service.large import WRITTEN_WHOLE
-from preblock.service.limits import FLOAT32_BYTES
-from preblock.service.manifest import Source
-from preblock.service.settings import Settings
+from preblock.service.artifacts.manifest import Source
+from preblock.service.core.limits import FLOAT32_BYTES
+from preblock.service.core.settings import Settings
+from preblock.service.engine.chunking import WRITTEN_WHOLE
 from tests.conftest import serving
 from tests.service.doors import (
     Clients,

@@ -17,9 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from websockets.sync.client import connect as connect_socket
 
-from preblock.service.errors import Invalid
-from preblock.service.metrics import TELL_SECONDS
-from preblock.service.workers import listen
+from preblock.service.core.errors import Invalid
+from preblock.service.observability.metrics import TELL_SECONDS
+from preblock.service.server.supervisor import listen
 from tests.conftest import ROOT, Server, serving
 from tests.processes import fork_servers, workers
 from tests.service.doors import Clients, Refused, connect, grpc_raw, native_bytes, native_json

@@ -24,16 +24,16 @@ from hypothesis import strategies as st
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.embeddings import gpt2_embedding
-from preblock.models.initialisers import seeded_
-from preblock.service.api.arrival import Arrival
-from preblock.service.api.target import Target
+from preblock.models.builders import gpt2_embedding
+from preblock.models.modules.initialisers import seeded_
+from preblock.service.api.http.request import Arrival
+from preblock.service.api.http.target import Target
 from preblock.service.app import create_app
-from preblock.service.connections import Http
-from preblock.service.manifest import Source
-from preblock.service.settings import Settings
-from preblock.service.visit import Visit
-from preblock.service.workers import configure
+from preblock.service.artifacts.manifest import Source
+from preblock.service.core.settings import Settings
+from preblock.service.observability.context import Visit
+from preblock.service.server.http_protocol import Http
+from preblock.service.server.supervisor import configure
 
 VOCABULARY, WIDTH, LONGEST = 50, 768, 700
 MODULE = gpt2_embedding(VOCABULARY, WIDTH, LONGEST)

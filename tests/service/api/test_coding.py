@@ -11,8 +11,8 @@ import httpx
 import numpy as np
 import pytest
 
-from preblock.service.api.coding import LEAST, expand, wanted
-from preblock.service.errors import Malformed, TooLarge
+from preblock.service.api.http.compression import LEAST, expand, wanted
+from preblock.service.core.errors import Malformed, TooLarge
 from tests.conftest import Server, serving
 from tests.service.doors import Clients
 

@@ -20,13 +20,13 @@ from safetensors.numpy import load, save
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import AnyFrontEnd, LoadedSource
-from preblock.models.bias import AlibiConfig, BiasConfig, RelativeSinusoidConfig, T5Config
 from preblock.models.frontend import FrontEnd, FrontEndConfig
-from preblock.models.initialisers import seeded_
-from preblock.models.rotary import RotaryConfig, RotaryOutput
-from preblock.models.stems import PatchConfig, PatchStem
+from preblock.models.modules.bias import AlibiConfig, BiasConfig, RelativeSinusoidConfig, T5Config
+from preblock.models.modules.initialisers import seeded_
+from preblock.models.modules.rotary import RotaryConfig, RotaryOutput
+from preblock.models.modules.stems import PatchConfig, PatchStem
 from preblock.models.steps import Levels, Positions, Segments, Tokens
-from preblock.service.manifest import Source
+from preblock.service.artifacts.manifest import Source
 from tests.conftest import serving
 from tests.service.doors import Clients, connect
 

@@ -8,10 +8,10 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 
-from preblock.service.api import problems
-from preblock.service.api.arrival import Arrival
-from preblock.service.api.entry import Entry
-from preblock.service.errors import Invalid
+from preblock.service.api.http import errors
+from preblock.service.api.http.dispatcher import Entry
+from preblock.service.api.http.request import Arrival
+from preblock.service.core.errors import Invalid
 
 
 async def handler(_: Arrival | Request, name: str, version: str | None) -> Response:
@@ -25,7 +25,7 @@ async def handler(_: Arrival | Request, name: str, version: str | None) -> Respo
 def routed() -> FastAPI:
     """The same handler behind FastAPI's own routing."""
     app = FastAPI()
-    problems.install(app)
+    errors.install(app)
 
     for path in ("/models/{name}/embed", "/models/{name}/versions/{version}/embed"):
 

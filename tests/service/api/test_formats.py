@@ -14,8 +14,8 @@ import safetensors.torch
 import torch
 from transformers import AutoTokenizer, BertModel
 
-from preblock.service.api.reply import Reply
-from preblock.service.wire.content import PACKET, Base64
+from preblock.service.api.http.response import Reply
+from preblock.service.codecs.chunks import PACKET, Base64
 from tests.service.doors import Clients, native_raw, native_safetensors
 
 JSON, BYTES, NPY = "application/json", "application/octet-stream", "application/x-npy"

@@ -15,13 +15,14 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from tritonclient.grpc import service_pb2
 from websockets.sync.client import connect as connect_socket
 
-from preblock.service.api import health, open_inference, problems
-from preblock.service.batching import Scheduler
-from preblock.service.engine import Engine
-from preblock.service.metrics import Metrics
-from preblock.service.repository import Repository
-from preblock.service.runtime import CPU
-from preblock.service.sequences import Sequences
+from preblock.service.api.http import errors
+from preblock.service.api.http.routes import health, v2
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.scheduler import Scheduler
+from preblock.service.engine.sequences import Sequences
+from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.session import CPU
 from tests.conftest import ROOT, Server
 from tests.service.doors import Clients, grpc_raw, native_json, step_frame
 
@@ -101,11 +102,9 @@ def test_an_engine_that_has_not_run_its_models_is_not_ready(tiny_repository: Pat
     engine = Engine(Repository(tiny_repository, CPU, 1), Scheduler(1, 1), Metrics(), 8)
     engine.ready = False
     app = FastAPI()
-    problems.install(app)
+    errors.install(app)
     app.include_router(health.router(engine))
-    app.include_router(
-        open_inference.router(engine, open_inference.handler(engine, Sequences(engine, 600, 8, 8).loose, 100), "0", 100)
-    )
+    app.include_router(v2.router(engine, v2.handler(engine, Sequences(engine, 600, 8, 8).loose, 100), "0", 100))
 
     async def ask(path: str) -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from preblock.service.manifest import MANIFEST, PARITY
+from preblock.service.artifacts.manifest import MANIFEST, PARITY
 
 
 def test_models_lists_the_highest_version_of_each(tiny: httpx.Client) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from preblock.service import errors
-from preblock.service.api.problems import STATUS
+from preblock.service.api.http.errors import STATUS
+from preblock.service.core import errors
 from tests.service.api.test_open_inference import (
     HEADER_LENGTH,
     IDS,

@@ -15,9 +15,9 @@ from transformers import AutoTokenizer, BertModel
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.embeddings import bert_embedding
-from preblock.service.manifest import Source
-from preblock.service.wire.openai import AT_ONCE
+from preblock.models.builders import bert_embedding
+from preblock.service.artifacts.manifest import Source
+from preblock.service.codecs.openai import AT_ONCE
 from tests.conftest import Server, serving
 from tests.service.doors import Clients, native_bytes
 

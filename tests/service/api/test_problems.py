@@ -3,9 +3,9 @@
 import httpx
 import pytest
 
-from preblock.service import errors
-from preblock.service.api.problems import STATUS
-from preblock.service.rpc.status import STATUS as GRPC_STATUS
+from preblock.service.api.grpc.errors import STATUS as GRPC_STATUS
+from preblock.service.api.http.errors import STATUS
+from preblock.service.core import errors
 
 
 def kinds(parent: type[errors.PreblockError]) -> list[type[errors.PreblockError]]:

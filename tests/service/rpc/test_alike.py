@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from preblock.service.access import new_key
+from preblock.service.core.auth import new_key
 from tests.conftest import Server, serving
 
 SHAPES = [(1, 3), (3, 1), (2, 2)]

@@ -12,8 +12,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.embeddings import bert_embedding, gpt2_embedding
-from preblock.service.manifest import Source
+from preblock.models.builders import bert_embedding, gpt2_embedding
+from preblock.service.artifacts.manifest import Source
 from tests.conftest import Server, serving
 
 WIDTH, MAX_LEN = 64, 5000

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preblock.service.errors import Malformed
-from preblock.service.wire.arrays import npy_header, read_npy, read_raw
+from preblock.service.codecs.arrays import npy_header, read_npy, read_raw
+from preblock.service.core.errors import Malformed
 
 
 def saved(array: Any, version: tuple[int, int] | None = None) -> bytes:

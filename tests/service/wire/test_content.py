@@ -8,8 +8,7 @@ import numpy as np
 import orjson
 import pytest
 
-from preblock.service.messages import DTYPES, Pieces
-from preblock.service.wire.content import (
+from preblock.service.codecs.chunks import (
     CHUNK,
     COPIED,
     PACKET,
@@ -22,6 +21,7 @@ from preblock.service.wire.content import (
     raw_bytes,
     size_of,
 )
+from preblock.service.core.types import DTYPES, Pieces
 
 RANDOM = np.random.default_rng(0).bytes(5 * CHUNK + 7)
 

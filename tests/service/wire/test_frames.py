@@ -6,10 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preblock.service.errors import Invalid, PreblockError
-from preblock.service.messages import TokenAnswer
-from preblock.service.operations import Append, Close, Drop, Message, Operation, Ping, Reorder, Rewind, Step
-from preblock.service.wire.frames import (
+from preblock.service.codecs.decode_frames import (
     header_of,
     read_frame,
     write_closing,
@@ -17,6 +14,9 @@ from preblock.service.wire.frames import (
     write_state,
     write_vectors,
 )
+from preblock.service.core.decode_ops import Append, Close, Drop, Message, Operation, Ping, Reorder, Rewind, Step
+from preblock.service.core.errors import Invalid, PreblockError
+from preblock.service.core.types import TokenAnswer
 
 INDICES = ("token_type_ids", "word")
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from preblock.service.errors import Invalid, Malformed
-from preblock.service.messages import Request, TokenAnswer
-from preblock.service.wire.native import (
+from preblock.service.codecs.native_json import (
     answer_json,
     read_embed,
     read_json,
     read_query,
     write_json,
 )
+from preblock.service.core.errors import Invalid, Malformed
+from preblock.service.core.types import Request, TokenAnswer
 
 
 def answer(embeddings: NDArray[Any], dtype: str = "float32", lengths: tuple[int, ...] = (2,)) -> TokenAnswer:

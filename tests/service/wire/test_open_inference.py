@@ -7,10 +7,10 @@ import numpy as np
 import orjson
 import pytest
 
-from preblock.service.errors import Invalid
-from preblock.service.messages import Request, TokenAnswer, Turn
-from preblock.service.wire.content import joined, size_of
-from preblock.service.wire.open_inference import Infer, places, read_infer, write_infer
+from preblock.service.codecs.chunks import joined, size_of
+from preblock.service.codecs.v2.infer import Infer, places, read_infer, write_infer
+from preblock.service.core.errors import Invalid
+from preblock.service.core.types import Request, TokenAnswer, Turn
 from tests.service.manifests import tiny_manifest
 
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from preblock.service.errors import Invalid, TooLarge
-from preblock.service.manifest import TokenEmbeddings
-from preblock.service.messages import Pieces, TextRequest
-from preblock.service.wire.content import Base64, Made, joined
-from preblock.service.wire.prompt_embeds import check_prompt_embeds, torch_file, write_prompt_embeds
+from preblock.service.artifacts.manifest import TokenEmbeddings
+from preblock.service.codecs.chunks import Base64, Made, joined
+from preblock.service.codecs.prompt_embeds import check_prompt_embeds, torch_file, write_prompt_embeds
+from preblock.service.core.errors import Invalid, TooLarge
+from preblock.service.core.types import Pieces, TextRequest
 from tests.service.manifests import tiny_manifest
 
 DTYPES = {

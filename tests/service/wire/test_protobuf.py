@@ -53,7 +53,7 @@ def describe(module: str) -> Any:
 
 @pytest.fixture(scope="module")
 def ours() -> Any:
-    return describe("preblock.service.wire.open_inference_pb2")
+    return describe("preblock.service.codecs.v2.open_inference_pb2")
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_fields_that_we_leave_out_are_known(ours: Any, theirs: Any) -> None:
 
 
 def test_the_committed_module_is_what_make_proto_writes(tmp_path: Path) -> None:
-    proto = "preblock/service/wire/open_inference.proto"
+    proto = "preblock/service/codecs/v2/open_inference.proto"
     subprocess.run(
         [
             sys.executable,

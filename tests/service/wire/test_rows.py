@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preblock.service.errors import Invalid
-from preblock.service.wire.rows import integers, read_offset, refuse_unknown, rows_of_array, rows_of_json
+from preblock.service.codecs.ragged import integers, read_offset, refuse_unknown, rows_of_array, rows_of_json
+from preblock.service.core.errors import Invalid
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,165 @@
+"""Runs a graph at shapes that no exporter saw, and names what turned out not to be dynamic.
+
+An exporter may take a size or a value of its sample for a constant, and say nothing.
+
+Letters: B batch, L length, D output width, M maximum length.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from preblock.export.errors import ParityError
+from preblock.export.parity import LONG, Arguments, allowed_ulp, difference, feeds_of, longest
+from preblock.models.custom import CustomFrontEnd
+from preblock.models.frontend import FrontEnd
+from preblock.service.artifacts.manifest import EMBEDDINGS, TILES_GRAPH, TOKEN_EMBEDDINGS
+from preblock.service.runtime.session import CPU, Session
+
+BATCHES, LENGTHS = (0, 1, 3, 64), (0, 1, 5)
+LARGEST = 2**22
+"""Numbers of an output of several rows: what is larger needs several times the memory, and shows no more."""
+
+Vectors = NDArray[np.float32]
+
+
+class Probe:
+    """A graph of token ids, and the module that it must follow.
+
+    Args:
+        frontend: the module.
+        session: of the graph.
+        graph: its name, for errors.
+
+    """
+
+    def __init__(self, frontend: FrontEnd | CustomFrontEnd, session: Session, graph: str) -> None:
+        self._frontend, self._session, self._graph = frontend, session, graph
+        self._output = session.outputs[0].name
+        signature = frontend.signature
+        lookup = self._output == TOKEN_EMBEDDINGS
+        self._width = signature.lookup_width if lookup else signature.width
+        self._allowed = 0.0 if lookup else allowed_ulp(frontend)
+        self._end = signature.max_len or LONG
+        self._longest = longest(signature)
+        self._batches = BATCHES[1:] if graph == TILES_GRAPH else BATCHES
+
+    def check(self) -> None:
+        """Run the graph over batches, lengths and offsets.
+
+        Raises:
+            ParityError: an axis is frozen, the offset is baked in, or positions are clamped; the error names which.
+
+        """
+        self._frontend.eval()
+        self._check_declared()
+        if self._output == EMBEDDINGS:
+            self._check_offset()
+        for batch in self._batches:
+            self._check_axis("batch", batch, min(LENGTHS[-1], self._end))
+        for length in (*LENGTHS, self._longest):
+            self._check_axis("length", 1, min(length, self._end))
+        for batch, length, offset in self._shapes():
+            self._check_values(batch, length, offset)
+        if self._output == EMBEDDINGS and self._frontend.signature.max_len and self._session.provider == CPU:
+            self._check_beyond()
+
+    def _check_declared(self) -> None:
+        for tensor in (*self._session.inputs, *self._session.outputs):
+            axes = ("offsets",) if tensor.name == "offset" else ("batch", "length")
+            for axis, size in zip(axes, tensor.shape, strict=False):  # the width of vectors is fixed
+                if isinstance(size, int):
+                    raise self._error(f"axis {axis} of {tensor.name} is frozen at {size}")
+
+    def _check_offset(self) -> None:
+        """Compare the last legal offset of one token with the first, and with the one before."""
+        last = self._end - 1
+        for fault, other in (("offset is baked in", 0), ("positions are clamped", last - 1)):
+            if other < 0:
+                continue
+            graph, module = (
+                np.array_equal(run(1, 1, (other,)), run(1, 1, (last,))) for run in (self._run, self._expect)
+            )
+            if graph and not module:
+                raise self._error(f"{fault}: offset {last} gives the vectors of {other}")
+
+    def _check_axis(self, axis: str, batch: int, length: int) -> None:
+        found = self._try(batch, length, (0,))
+        if isinstance(found, str) or found.shape != (batch, length, self._width):
+            what = found if isinstance(found, str) else f"the vectors have shape {found.shape}"
+            raise self._error(f"axis {axis} is frozen: at batch {batch} and length {length}, {what}")
+
+    def _shapes(self) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+        for batch in BATCHES[1:]:
+            for length in sorted({min(length, self._end) for length in (*LENGTHS[1:], self._longest)}):
+                if batch > 1 and batch * length * (self._width or 0) > LARGEST:
+                    continue
+                last = self._end - length
+                rows = tuple(int(offset) for offset in np.linspace(last, 0, batch))
+                for offset in dict.fromkeys(((0,), (last,), rows)):
+                    yield batch, length, offset if self._output == EMBEDDINGS else (0,)
+
+    def _check_values(self, batch: int, length: int, offset: tuple[int, ...]) -> None:
+        expected, found = self._expect(batch, length, offset), self._try(batch, length, offset)
+        where = f"at batch {batch}, length {length}, offset {list(offset)}"
+        if isinstance(found, str):
+            raise self._error(f"it fails {where}: {found}")
+        max_abs, max_ulp = difference(found, expected)
+        if not max_ulp <= self._allowed:
+            rows = "offset is the same for every row: " if len(offset) > 1 else ""
+            raise self._error(
+                f"{rows}{self._output} of the graph differs from its PyTorch module by {max_abs:.3g} "
+                f"({max_ulp:.3g} ULP, allowed {self._allowed:.3g}) {where}"
+            )
+
+    def _check_beyond(self) -> None:
+        """Run one position further than is legal: what gives the last one's vectors there, clamps without a word."""
+        end = self._end
+        if end < 2 or np.array_equal(self._run(1, 1, (end - 2,)), last := self._run(1, 1, (end - 1,))):
+            return  # positions that make no difference
+        for length in (1, 2):
+            found = self._try(1, length, (end + 1 - length,))
+            if isinstance(found, str):
+                continue
+            if found.shape[1] != length or np.array_equal(found[:, -1:], last):
+                raise self._error(f"positions are clamped: {end}, beyond the last, gives the vectors of {end - 1}")
+
+    def _feeds(self, batch: int, length: int, offset: tuple[int, ...]) -> dict[str, NDArray[np.int64]]:
+        """Return inputs whose ids are alike: only positions tell tokens apart."""
+        signature = self._frontend.signature
+        feeds = feeds_of(signature, Arguments(batch, length, (0,), bool(signature.needed), "none"))
+        first = feeds_of(signature, Arguments(1, 1, (0,), bool(signature.needed), "none"))
+        alike = {name: np.broadcast_to(first[name], feeds[name].shape).copy() for name in feeds if name != "offset"}
+        return alike | {"offset": np.array(offset)}
+
+    def _try(self, batch: int, length: int, offset: tuple[int, ...]) -> Vectors | str:
+        """Return the vectors of the graph, or why there are none."""
+        feeds = self._feeds(batch, length, offset)
+        if self._graph == TILES_GRAPH and len(offset) > 1:  # or one for each token
+            feeds["offset"] = (feeds["offset"].reshape(-1, 1) + np.arange(length)).reshape(-1)
+        refusal = self._session.refusal({tensor.name: feeds[tensor.name] for tensor in self._session.inputs})
+        return refusal or self._session.run(feeds, [self._output])[self._output]
+
+    def _run(self, batch: int, length: int, offset: tuple[int, ...]) -> Vectors:
+        found = self._try(batch, length, offset)
+        if isinstance(found, str):
+            raise self._error(f"it fails at batch {batch}, length {length}, offset {list(offset)}: {found}")
+        return found
+
+    def _expect(self, batch: int, length: int, offset: tuple[int, ...]) -> Vectors:
+        signature, feeds = self._frontend.signature, self._feeds(batch, length, offset)
+        inputs = {name: torch.from_numpy(values) for name, values in feeds.items()}
+        further: dict[str, Any] = {}
+        if signature.needed:
+            further["indices"] = {name: inputs[name] for name in signature.indices}
+        with torch.inference_mode():
+            if self._output == TOKEN_EMBEDDINGS and isinstance(self._frontend, FrontEnd):
+                return self._frontend.look_up(inputs["input_ids"]).numpy()
+            vectors: Vectors = self._frontend(inputs["input_ids"], inputs["offset"], **further).numpy()
+            return vectors
+
+    def _error(self, what: str) -> ParityError:
+        return ParityError(f"{self._graph}: {what}")

@@ -1,0 +1,1 @@
+"""Reading published checkpoints: families, tensors, configurations."""

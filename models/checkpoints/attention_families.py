@@ -1,0 +1,399 @@
+"""What published models give attention beside the vectors of their front-end: the Hugging Face names of that side.
+
+A row is named as in `models/checkpoints/families.py`: `ROTARY` holds rotary angles, `BIASES` pairwise biases. Read from
+transformers 5.23, and checked against it.
+
+Letters: R rotary width, M maximum length.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from preblock.models.checkpoints.families import Config
+from preblock.models.modules.bias import AlibiConfig, BiasConfig, RelativeSinusoidConfig, T5Config
+from preblock.models.modules.rotary import SCALINGS, RotaryConfig, RotaryOutput, RotaryPositions, yarn_scale
+
+Theta = tuple[str | None, float]
+TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryFamily:
+    """One row: how a family is rotary.
+
+    Args:
+        heads: heads of attention where the config leaves them out.
+        head_dim: width of a head where the config leaves it out; default the hidden size over the heads.
+        dim: key that holds R itself, and its default; by default R is a share of a head.
+        share: key that holds that share, and its default; by default all of a head turns.
+        thetas: what ends the names of the outputs -> the key that holds theta beside `rope_parameters`, None where
+            nothing does, and its default. Several where layers differ: `rope_parameters` then has an object for each.
+        scaled: which of several an old `rope_scaling` is meant for.
+        types: rope types that the library takes; none where it reads no `rope_parameters`.
+        aliases: other names of rope types.
+        original_len: length of pretraining where the config leaves it out; default its longest input.
+        layout: which columns of a head are a pair, as in `rotate`.
+        angles: the type in which the library computes angles, as in `RotaryConfig`.
+        tensors: keys of a tensor that wins over the config where the file has it: the R/2 frequencies, or a table
+            (M, R) of sines and then cosines.
+        when: whether a model is rotary, given its config; default always.
+
+    """
+
+    heads: int = 0
+    head_dim: int | None = None
+    dim: tuple[str, int] | None = None
+    share: tuple[str, float] | None = None
+    thetas: Mapping[str, Theta] = field(default_factory=lambda: {"": ("rope_theta", 10000.0)})
+    scaled: tuple[str, ...] = ()
+    types: tuple[str, ...] = TYPES
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    original_len: int | None = None
+    layout: Literal["half", "interleaved"] = "half"
+    angles: Literal["float32", "float64"] = "float32"
+    tensors: tuple[str, ...] = ()
+    when: Callable[[Config], bool] = lambda _: True
+
+
+def _per_layer(full: Theta, sliding: Theta) -> dict[str, Theta]:
+    return {"full_attention": full, "sliding_attention": sliding}
+
+
+_GPTJ = RotaryFamily(dim=("rotary_dim", 64), thetas={"": (None, 10000.0)}, types=(), layout="interleaved")
+
+ROTARY: dict[str, RotaryFamily] = {
+    "llama": RotaryFamily(heads=32),
+    "mistral": RotaryFamily(heads=32),
+    "qwen2": RotaryFamily(heads=32),
+    "qwen3": RotaryFamily(heads=32, head_dim=128),
+    "phi": RotaryFamily(heads=32, share=("partial_rotary_factor", 0.5)),
+    "phi3": RotaryFamily(
+        heads=32,
+        share=("partial_rotary_factor", 1.0),
+        types=("default", "longrope"),
+        aliases={"su": "longrope", "yarn": "longrope"},
+        original_len=4096,
+    ),
+    "gpt_neox": RotaryFamily(heads=64, share=("rotary_pct", 0.25), thetas={"": ("rotary_emb_base", 10000.0)}),
+    "granite": RotaryFamily(heads=32),
+    "gemma": RotaryFamily(heads=16, head_dim=256),
+    "gemma2": RotaryFamily(heads=8, head_dim=256),
+    "gemma3_text": RotaryFamily(
+        heads=8,
+        head_dim=256,
+        thetas=_per_layer(full=("rope_theta", 1_000_000.0), sliding=("rope_local_base_freq", 10000.0)),
+        scaled=("full_attention",),
+    ),
+    "falcon": RotaryFamily(heads=71, when=lambda c: not c("alibi", False)),
+    "gptj": _GPTJ,
+    "codegen": _GPTJ,
+    "nomic_bert": RotaryFamily(heads=12, thetas={"": ("rope_theta", 1000.0)}),
+    "modernbert": RotaryFamily(
+        heads=12,
+        thetas=_per_layer(full=("global_rope_theta", 160_000.0), sliding=("local_rope_theta", 10000.0)),
+        scaled=("full_attention", "sliding_attention"),
+    ),
+    "roformer": RotaryFamily(
+        heads=12,
+        thetas={"": (None, 10000.0)},
+        types=(),
+        layout="interleaved",
+        angles="float64",
+        tensors=("encoder.embed_positions.weight",),
+    ),
+    # Published files hold frequencies that were rounded to float16 in training.
+    "esm": RotaryFamily(
+        heads=12,
+        types=(),
+        tensors=("rotary_embeddings.inv_freq", "encoder.layer.0.attention.self.rotary_embeddings.inv_freq"),
+        when=lambda c: c("position_embedding_type", "absolute") == "rotary",
+    ),
+}
+
+
+def find_rotary(family: str, values: Mapping[str, Any]) -> RotaryFamily | None:
+    """Return the row of a model of `family` whose `config.json` holds `values`; None where it is not rotary."""
+    row = ROTARY.get(family)
+    return row if row and row.when(Config(values)) else None
+
+
+def read_rotary(
+    row: RotaryFamily, values: Mapping[str, Any], width: int, longest: int, length: int | None = None
+) -> tuple[RotaryOutput, ...]:
+    """Translate the rotary part of a `config.json`, of transformers 5 (`rope_parameters`) or older.
+
+    Args:
+        row: of its family.
+        values: the whole file.
+        width: the hidden size.
+        longest: its longest input.
+        length: as in `RotaryConfig`, for "dynamic" and "longrope"; the other scalings do not depend on it.
+
+    Raises:
+        LengthMissing: a rope type depends on the length, and none is given.
+        ValueError: a rope type or a key beside it is not known, or a number is missing or out of range.
+
+    """
+    return tuple(
+        RotaryOutput(name=name, layout=row.layout, config=_read_one(row, name, rope, values, width, longest, length))
+        for name, rope in _rope_parameters(row, values).items()
+    )
+
+
+class LengthMissing(ValueError):
+    """A rope type that depends on the length of the whole sequence, without one."""
+
+
+def _rope_parameters(row: RotaryFamily, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what the file says of each rope of the row."""
+    new, old = (_mapping(key, values.get(key) or {}) for key in ("rope_parameters", "rope_scaling"))
+    if not row.types and (new or old):
+        raise ValueError(f"rope_parameters: got {dict(new or old)}, allowed none: the library does not read them here")
+    if "" in row.thetas:
+        return {"": dict(old or new)}
+    for key in new:
+        if key not in row.thetas:
+            raise ValueError(f"rope_parameters: got the key {key!r}, allowed {', '.join(row.thetas)}")
+    ropes = {name: dict(_mapping(name, new.get(name) or {"rope_type": "default"})) for name in row.thetas}
+    for name in row.scaled:
+        ropes[name].update(old)
+    return ropes
+
+
+def _mapping(key: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{key}: got {value!r}, allowed a JSON object")
+    return value
+
+
+def _read_one(
+    row: RotaryFamily,
+    name: str,
+    given: Mapping[str, Any],
+    values: Mapping[str, Any],
+    width: int,
+    longest: int,
+    length: int | None,
+) -> RotaryConfig:
+    config = Config(values)
+    rope = {key: value for key, value in given.items() if value is not None}
+    scaling = _rope_type(row, rope)
+    key, default = row.thetas[name]
+    theta = _number("rope_theta", rope.pop("rope_theta", config(key, default) if key else default))
+    share = _share(row, rope, config)
+    scale = SCALINGS[scaling]
+    keys = {*scale.needs, *scale.takes} - {"original_len", "length", "frequencies"}
+    numbers: dict[str, Any] = {key: _number(key, rope.pop(key)) for key in keys & set(rope)}
+    if "original_len" in scale.needs:
+        numbers["original_len"] = longest
+        if scaling != "dynamic":
+            inside = rope.pop("original_max_position_embeddings", longest)
+            # One beside `rope_parameters` wins, where these are not per layer.
+            outside = config("original_max_position_embeddings", row.original_len or inside)
+            stated = inside if name else outside
+            if type(stated) is not int or stated < 1:
+                raise ValueError(f"original_max_position_embeddings: got {stated!r}, allowed 1 or more")
+            numbers["original_len"] = stated
+        if scaling in ("yarn", "longrope"):
+            numbers.setdefault("factor", longest / numbers["original_len"])
+    if scaling == "yarn":
+        weights = [_number(key, rope.pop(key, 0)) for key in ("mscale", "mscale_all_dim")]
+        if all(weights):
+            above, below = (yarn_scale(numbers["factor"], weight) for weight in weights)
+            numbers.setdefault("attention_factor", above / below)
+    # The library looks for it where it is not, and rounds in either case.
+    if rope or (name and not numbers.get("truncate", True)):
+        unknown = min(rope, default="truncate")
+        raise ValueError(f"rope_parameters: got the key {unknown!r}, not known with rope_type {scaling!r}")
+    if "length" in scale.needs:
+        if length is None:
+            raise LengthMissing(
+                f"rope_type {scaling!r} depends on the length of the whole sequence, and none was given"
+            )
+        numbers["length"] = length
+    dim = _number(row.dim[0], config(*row.dim)) if row.dim else int(_head_dim(row, config, width) * share)
+    return RotaryConfig(dim=dim, theta=theta, scaling=scaling, angles=row.angles, **numbers)
+
+
+def _rope_type(row: RotaryFamily, rope: dict[str, Any]) -> str:
+    """Take the type out of `rope`, under either of its keys."""
+    old = rope.pop("type", None)
+    stated = rope.pop("rope_type", "default" if old is None else old)
+    scaling: str = row.aliases.get(stated, stated) if isinstance(stated, str) else stated
+    if scaling not in (row.types or ("default",)):
+        raise ValueError(f"rope_type: got {stated!r}, allowed {', '.join(row.types)}")
+    if old is not None and row.aliases.get(old, old) != scaling:
+        raise ValueError(f"type: got {old!r}, allowed {stated!r}, as rope_type says")
+    return scaling
+
+
+def _share(row: RotaryFamily, rope: dict[str, Any], config: Config) -> Any:
+    key, default = row.share or ("partial_rotary_factor", 1.0)
+    share = _number(key, rope.pop("partial_rotary_factor", config(key, default)))
+    if not row.share and share != 1:
+        raise ValueError(f"partial_rotary_factor: got {share}, allowed 1: all of a head turns")
+    return share
+
+
+def _head_dim(row: RotaryFamily, config: Config, width: int) -> Any:
+    if config("head_dim", row.head_dim) is not None:
+        return _number("head_dim", config("head_dim", row.head_dim))
+    heads = config("num_attention_heads", row.heads)
+    if type(heads) is not int or not 1 <= heads <= width:
+        raise ValueError(f"num_attention_heads: got {heads!r}, allowed 1 to {width}")
+    return width // heads
+
+
+def _number(key: str, value: Any) -> Any:
+    if key in ("short_factor", "long_factor"):
+        if not isinstance(value, list):
+            raise ValueError(f"{key}: got {value!r}, allowed a list of numbers")
+        return tuple(_number(f"{key}[{i}]", number) for i, number in enumerate(value))
+    if not isinstance(value, int | float) or isinstance(value, bool) != (key == "truncate"):
+        raise ValueError(f"{key}: got {value!r}, allowed {'true or false' if key == 'truncate' else 'a number'}")
+    return value
+
+
+def as_stored(output: RotaryOutput, tensor: Tensor) -> RotaryOutput | None:
+    """Return `output` as `tensor` of the file has it: float32 frequencies (R/2,), or a table (M, R).
+
+    None where a table is not that of `output`, such as one that was stored in a narrow type.
+
+    Raises:
+        ValueError: there are not R/2 frequencies.
+
+    """
+    config, module = output.config, RotaryPositions(output.config)
+    if tensor.ndim == 1:
+        if torch.equal(tensor, module.frequencies):
+            return output
+        return replace(output, config=RotaryConfig(dim=config.dim, scaling="given", frequencies=tuple(tensor.tolist())))
+    cos, sin = (part[0, :, : config.dim // 2] for part in module(torch.zeros((1, tensor.shape[0]), dtype=torch.int64)))
+    table = torch.cat((sin, cos), dim=-1)
+    if table.shape != tensor.shape or (table - tensor).abs().max() > ROUNDING:
+        return None
+    return output
+
+
+ROUNDING = 2.0**-23
+"""One unit in the last place of 1 in float32, by which a table may differ that another machine computed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiasRow:
+    """One row of BIASES.
+
+    Args:
+        config: the bias, given the config; None where the model has none.
+        only: keys that change the bias -> the values that this row understands. A dot leads into an object.
+
+    """
+
+    config: Callable[[Config], BiasConfig | None]
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+
+def _count(c: Config, default: int, *names: str) -> int:
+    """Return a count that may go by several names: which of two values the library takes depends on their order."""
+    stated = {name: c(name) for name in names if c(name) is not None}
+    for name, value in stated.items():
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name} is {value!r}, understood is 1 or more")
+        if value != next(iter(stated.values())):
+            raise ValueError(
+                f"{name} is {value!r}, understood is {next(iter(stated.values()))}, as {next(iter(stated))}"
+            )
+    return next(iter(stated.values()), default)
+
+
+def _falcon(c: Config) -> AlibiConfig | None:
+    if not c("alibi", False):
+        return None
+    heads = _count(c, 71, "num_attention_heads")
+    return AlibiConfig(
+        heads=heads,
+        anchor="first",
+        recipe="float32_powers",
+        arithmetic="bfloat16",
+        divisor=math.sqrt(_count(c, 4544, "hidden_size", "n_embed") // heads),
+    )
+
+
+def _t5(side: str) -> BiasRow:
+    return BiasRow(
+        config=lambda c: T5Config(
+            heads=_count(c, 8, "num_heads", "num_attention_heads"),
+            buckets=_count(c, 32, "relative_attention_num_buckets"),
+            max_distance=_count(c, 128, "relative_attention_max_distance"),
+            bidirectional=side == "encoder",
+            weight=(f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",),
+        )
+    )
+
+
+def _xlnet(c: Config) -> RelativeSinusoidConfig:
+    clamp_len = c("clamp_len", -1)
+    return RelativeSinusoidConfig(
+        width=_count(c, 1024, "d_model", "hidden_size"),
+        clamp_len=clamp_len if clamp_len > 0 else None,
+        bidirectional=c("attn_type", "bi") == "bi",
+    )
+
+
+BIASES: dict[str, BiasRow] = {
+    "bloom": BiasRow(
+        config=lambda c: AlibiConfig(
+            heads=_count(c, 8, "n_head", "num_attention_heads"), anchor="first", recipe="float32_powers"
+        )
+    ),
+    # The library always adds ALiBi with a maximum of 8, whatever the config says; where it says otherwise, the model
+    # was trained with something else.
+    "mpt": BiasRow(
+        config=lambda c: AlibiConfig(
+            heads=_count(c, 16, "n_heads", "num_attention_heads"), anchor="last", recipe="float32_reciprocals"
+        ),
+        only={"attn_config.alibi": (True,), "attn_config.alibi_bias_max": (8,)},
+    ),
+    # Once, as its default attention adds it; the library's eager attention adds it twice.
+    "falcon": BiasRow(config=_falcon, only={"alibi": (True, False)}),
+    "t5/encoder": _t5("encoder"),
+    "t5/decoder": _t5("decoder"),
+    # With bi_data, each half of a batch reads the distances in another direction.
+    "xlnet": BiasRow(config=_xlnet, only={"attn_type": ("bi", "uni"), "bi_data": (False,)}),
+}
+
+
+def bias_of(name: str, values: Mapping[str, Any]) -> BiasConfig | None:
+    """Return the pairwise bias of the model that `values`, its config, describes; None for one without.
+
+    Args:
+        name: of a row of the family table.
+        values: what `config.json` holds.
+
+    Raises:
+        ValueError: a value is not understood; the error names it.
+
+    """
+    row = BIASES.get(name)
+    if row is None:
+        return None
+    for key, understood in row.only.items():
+        value = _find(values, key)
+        if value is not None and value not in understood:
+            raise ValueError(f"{key} is {value!r}, understood is {' or '.join(map(repr, understood))}")
+    return row.config(Config(values))
+
+
+def _find(values: Mapping[str, Any], key: str) -> Any:
+    name, _, rest = key.partition(".")
+    value = values.get(name)
+    if not rest or value is None:
+        return value
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is {value!r}, understood is an object")
+    return _find(value, rest)

@@ -1,0 +1,146 @@
+"""Lengths beyond M: a learned position table (M, D) becomes one of another length, as the caller chooses.
+
+Nothing here happens by itself: a module refuses what is longer than its table. Rows are the positions 0 to M - 1; a
+table that begins with rows of another meaning (padding, in some published models) is resized without them.
+
+Letters: D model width, M rows of the table.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from preblock.models.frontend import FrontEnd, names_of
+from preblock.models.modules.sinusoids import sinusoid
+
+
+def truncate(table: Tensor, length: int) -> Tensor:
+    """Return the first `length` rows of `table` (M, D), as a copy.
+
+    Raises:
+        ValueError: `table` is no matrix, or `length` lies outside 1 to M.
+
+    """
+    rows = _rows_of(table)
+    if not 1 <= length <= rows:
+        raise ValueError(f"length: got {length}, allowed 1 to {rows}: truncation does not lengthen a table")
+    return table[:length].clone()  # a view would keep, and save, all the rows
+
+
+def interpolate(table: Tensor, length: int) -> Tensor:
+    """Stretch `table` (M, D) to (length, D) linearly: what one does before fine-tuning on longer inputs.
+
+    The ends are aligned: the first row stays first and the last stays last, and new row i lies at
+    i * (M - 1) / (length - 1) of the old ones. So a table resized to its own length is unchanged.
+    (`torch.nn.functional.interpolate` with `align_corners=True`.)
+
+    Raises:
+        ValueError: `table` is no matrix, or `length` is less than M.
+
+    """
+    rows = _check_longer(table, length)
+    return _between(table, torch.arange(length, device=table.device) * (rows - 1), max(length - 1, 1))
+
+
+def interpolate_positions(table: Tensor, length: int) -> Tensor:
+    """Scale positions down by M / length, and read `table` (M, D) there, linearly between rows (Chen et al. 2023).
+
+    New row i lies at i * M / length of the old ones: distances shrink by exactly that factor, so that at twice the
+    length every other row is an old one. The few positions beyond the last old row, M - 1, have no second neighbour
+    and take that row. At its own length a table is unchanged.
+
+    Raises:
+        ValueError: `table` is no matrix, or `length` is less than M.
+
+    """
+    rows = _check_longer(table, length)
+    return _between(table, torch.arange(length, device=table.device) * rows, length)
+
+
+def hybrid(table: Tensor, length: int, base: float = 10000.0) -> Tensor:
+    """Keep the rows of `table` (M, D), and add the sinusoids of the positions M to length - 1.
+
+    Args:
+        table: (M, D).
+        length: rows of the new table.
+        base: of the sinusoids; 10000 in Vaswani et al. 2017.
+
+    Raises:
+        ValueError: `table` is no matrix, `length` is less than M, or D is odd.
+
+    """
+    rows = _check_longer(table, length)
+    beyond = sinusoid(torch.arange(rows, length, device=table.device), table.shape[1], base)
+    return torch.cat((table, beyond.to(table.dtype)))
+
+
+RESIZINGS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "truncate": truncate,
+    "interpolate": interpolate,
+    "interpolate_positions": interpolate_positions,
+    "hybrid": hybrid,
+}
+"""What to do about lengths beyond M, by name. To refuse them is the default, and needs no function."""
+
+
+def _rows_of(table: Tensor) -> int:
+    if table.ndim != 2 or not table.shape[0]:
+        raise ValueError(f"table: got shape {tuple(table.shape)}, allowed (M, D) with M 1 or more")
+    return table.shape[0]
+
+
+def _check_longer(table: Tensor, length: int) -> int:
+    rows = _rows_of(table)
+    if length < rows:
+        raise ValueError(f"length: got {length}, allowed {rows} or more; to shorten a table, truncate it")
+    return rows
+
+
+def _between(table: Tensor, numerators: Tensor, denominator: int) -> Tensor:
+    """Return the rows of `table` at the positions `numerators / denominator`, linearly between its own."""
+
+    def rows(numerators: Tensor) -> Tensor:
+        # In whole numbers no quotient falls short of a row that it should hit.
+        lower = numerators // denominator
+        upper = (lower + 1).clamp(max=table.shape[0] - 1)
+        share = (numerators % denominator).to(torch.float64).unsqueeze(-1) / denominator
+        return (table[lower] + share * (table[upper].to(torch.float64) - table[lower])).to(table.dtype)
+
+    return torch.cat([rows(part) for part in torch.split(numerators, 1024)])  # float64 takes memory
+
+
+def resized(frontend: FrontEnd, max_len: int, resizing: str | None = None) -> FrontEnd:
+    """Return `frontend` with another limit; the others of its tensors are shared, not copied.
+
+    Args:
+        frontend: of M positions.
+        max_len: the new M.
+        resizing: a key of RESIZINGS, for a learned table; None for positions that are derived, or for none.
+
+    Raises:
+        ValueError: `resizing` is missing, unknown or not for these positions, or does not lead to that length.
+
+    """
+    config, positions = frontend.config, frontend.config.positions
+    tensors = frontend.state_dict()
+    if positions is not None and positions.grid:
+        raise ValueError(f"max_len: got {max_len}, allowed {config.max_len}, the cells of a grid")
+    if positions is None or positions.table != "learned":
+        if resizing is not None:
+            raise ValueError(f"resize: got {resizing!r}, allowed only for a learned table of positions")
+        if max_len < 1:
+            raise ValueError(f"max_len: got {max_len}, allowed 1 or more")
+    else:
+        if resizing not in RESIZINGS:
+            raise ValueError(f"resize: got {resizing!r}, allowed {', '.join(RESIZINGS)}")
+        name = f"{names_of(config.steps)[config.steps.index(positions)]}.weight"
+        table = tensors[name]
+        # The rows before the first position mean padding, and stay.
+        tensors[name] = torch.cat((table[: positions.first], RESIZINGS[resizing](table[positions.first :], max_len)))
+    steps = config.steps
+    if positions is not None and positions.rows and positions.table != "hybrid":
+        longer = replace(positions, rows=max_len + positions.first)
+        steps = tuple(longer if step is positions else step for step in steps)
+    return FrontEnd.from_tensors(replace(config, steps=steps, max_len=max_len), tensors)

@@ -1,0 +1,120 @@
+"""Reads the stem of a published checkpoint: `config.json` and safetensors files, by the rows of `STEMS`."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from preblock.models.checkpoints.families import STEMS, Config, StemFamily
+from preblock.models.checkpoints.reader import (
+    INDEX,
+    WEIGHTS,
+    CheckpointError,
+    files_of_keys,
+    get_tensor,
+    one_line,
+    open_weights,
+    read_json,
+    section_of,
+)
+from preblock.models.modules.stems import Stem, StemConfig, from_tensors, without_storage
+
+
+def is_stem(folder: Path, side: str | None = None) -> bool:
+    """Say whether the checkpoint in `folder` is, on that side, an encoder whose input is no token ids.
+
+    Raises:
+        CheckpointError: there is no `config.json` that can be read.
+
+    """
+    return _name(read_json(folder / "config.json"), side) in STEMS
+
+
+def read_stem(folder: Path, side: str | None = None) -> Stem:
+    """Build the stem of the checkpoint in `folder`, with float32 tensors, reading no other tensor.
+
+    Args:
+        folder: holds `config.json` and safetensors files.
+        side: "encoder" or "vision" of a model that has another side; None for one that has not.
+
+    Raises:
+        CheckpointError: a file is missing or broken, the family is not known, or its values are not understood.
+
+    """
+    family, config = _read_config(folder, side)
+    shapes = {key: tensor.shape for key, tensor in without_storage(config).state_dict().items()}
+    tensors = _read_tensors(folder, family, shapes)
+    try:
+        return from_tensors(config, tensors)
+    except RuntimeError as error:
+        raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
+
+
+def stem_files_needed(folder: Path, side: str | None = None) -> list[str]:
+    """Return the names of the weight files that `read_stem` opens; they need not be there yet.
+
+    Raises:
+        CheckpointError: as `read_stem`.
+
+    """
+    if not (folder / INDEX).is_file():
+        return [WEIGHTS]
+    family, config = _read_config(folder, side)
+    files = files_of_keys(folder)
+    prefix = _prefix(folder, family, files)
+    keys = [prefix + family.keys[name] for name in without_storage(config).state_dict()]
+    return sorted({files[key].name for key in keys if key in files})
+
+
+def _name(config: Mapping[str, Any], side: str | None) -> str:
+    return f"{config.get('model_type')}/{side}" if side else str(config.get("model_type"))
+
+
+def _read_config(folder: Path, side: str | None) -> tuple[StemFamily, StemConfig]:
+    """Return the row of the family, and what `config.json` says of the stem."""
+    values = read_json(folder / "config.json")
+    name = _name(values, side)
+    if name not in STEMS:
+        got = f"{values.get('model_type')!r}, side {side!r}"
+        raise CheckpointError(f"config.json: model_type is {got}, known are {', '.join(STEMS)}")
+    try:
+        return STEMS[name], STEMS[name].config(name, Config(section_of(values, STEMS[name].sections)))
+    except ValueError as error:
+        raise CheckpointError(f"config.json: {error}") from error
+
+
+def _read_tensors(folder: Path, family: StemFamily, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Return the tensors of a row, under the names of the stem.
+
+    A file may hold tables with an axis of the batch before them, of one element.
+    """
+    files = files_of_keys(folder)
+    prefix = _prefix(folder, family, files)
+    tensors: dict[str, Tensor] = {}
+    with ExitStack() as stack:
+        opened: dict[Path, Any] = {}
+        for name, shape in shapes.items():
+            key = prefix + family.keys[name]
+            if key not in files:
+                raise CheckpointError(f"{folder}: no tensor {key}")
+            file = files[key]
+            if file not in opened:
+                opened[file] = stack.enter_context(open_weights(file))
+            tensor = get_tensor(opened[file], key, file).to(torch.float32)
+            while tensor.ndim > len(shape) and tensor.shape[0] == 1:
+                tensor = tensor[0]
+            tensors[name] = tensor
+    return tensors
+
+
+def _prefix(folder: Path, family: StemFamily, files: Mapping[str, Path]) -> str:
+    """Return what stands before the keys of the row in the files."""
+    first, prefixes = next(iter(family.keys.values())), ("", *family.prefixes)
+    prefix = next((prefix for prefix in prefixes if prefix + first in files), None)
+    if prefix is None:
+        tried = " or ".join(prefix + first for prefix in prefixes)
+        raise CheckpointError(f"{folder}: no tensor {tried}; do the files belong together?")
+    return prefix

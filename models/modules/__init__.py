@@ -1,0 +1,1 @@
+"""PyTorch modules: tokens, positions, attention biases, stems."""

@@ -1,0 +1,148 @@
+"""ALiBi: attention scores fall in proportion to the distance. Letters: H heads, Q query length, K key length."""
+
+from collections.abc import Callable
+from typing import Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from preblock.models.modules.relative import check_lengths, relative_positions
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """Return the slopes m of `heads` heads: float32 (H,) (Press et al. 2022, section 3).
+
+    For a power of two n they are 2^(-8/n), 2^(-16/n), ..., 2^-8. Other counts take those of the next lower power of
+    two, then every other one of the next higher, as the paper's code does. Computed in float64 and rounded once.
+
+    Raises:
+        ValueError: there is no head.
+
+    """
+    lower = _lower_power(heads)
+    exponents = [*_exponents(lower), *_exponents(2 * lower)[::2]][:heads]
+    # A real tensor also where the parameters are built without storage: it is derived, and never loaded.
+    return torch.tensor([2.0**exponent for exponent in exponents], dtype=torch.float32, device="cpu")
+
+
+def _exponents(heads: int) -> list[float]:
+    return [-8 * i / heads for i in range(1, heads + 1)]
+
+
+def _float32_powers(heads: int) -> Tensor:
+    """Return the slopes as the powers of the first one, in float32, to the bit as bloom and falcon compute them."""
+    lower = _lower_power(heads)
+    return torch.cat((_powers(2 ** (-8 / lower), lower, 1), _powers(2 ** (-4 / lower), heads - lower, 2)))
+
+
+def _powers(base: float, count: int, step: int) -> Tensor:
+    exponents = torch.arange(1, 1 + count * step, step, dtype=torch.int32, device="cpu")
+    return torch.pow(torch.tensor(base, dtype=torch.float32, device="cpu"), exponents)
+
+
+def _float32_reciprocals(heads: int) -> Tensor:
+    """Return the slopes as the reciprocals of powers of two, in float32, to the bit as mpt computes them."""
+    higher = 1 << (heads - 1).bit_length()
+    exponents = torch.arange(1, higher + 1, dtype=torch.float32, device="cpu") * (8 / higher)
+    slopes = 1 / torch.pow(2, exponents)
+    return slopes if higher == heads else torch.cat((slopes[1::2], slopes[::2]))[:heads]
+
+
+def _lower_power(heads: int) -> int:
+    """Return the highest power of two that is not above `heads`."""
+    if heads < 1:
+        raise ValueError(f"heads: got {heads}, allowed 1 or more")
+    return 1 << (heads.bit_length() - 1)
+
+
+SLOPES: dict[str, Callable[[int], Tensor]] = {
+    "exact": alibi_slopes,
+    "float32_powers": _float32_powers,
+    "float32_reciprocals": _float32_reciprocals,
+}
+"""How the slopes are computed, by name: they are the same but for the last bits."""
+ANCHORS = ("query", "first", "last")
+ARITHMETICS = ("float32", "bfloat16")
+
+
+class AlibiBias(nn.Module):
+    """A bias -m * distance on the attention scores, with a fixed slope m per head (Press et al. 2022, section 3).
+
+    The distance is query position less key position: the bias is 0 at the query's own position and falls towards
+    the past. Keys after the query get positive numbers: a causal mask has to take them away.
+
+    Published models measure the distance of every query from one key, the first or the last, in place of the query's
+    own: that differs by a constant per head and query, so that softmax gives the same weights. They are:
+
+    - bloom: anchor "first", recipe "float32_powers". Its key positions are cumsum(mask) - 1, and 0 for padding: a
+      distance there counts real tokens alone.
+    - mpt: anchor "last", recipe "float32_reciprocals".
+    - falcon: as bloom, in bfloat16, and, since it is added before the scores are divided by sqrt(width of a head),
+      with that divisor.
+
+    Args:
+        heads: H; any count.
+        anchor: the position that distances are measured from: the "query"'s own, that of the "first" key, or that of
+            the "last"; default the query's, as in the paper.
+        recipe: a key of SLOPES; default "exact".
+        arithmetic: "bfloat16" rounds slopes, distances and their product to it; default "float32".
+        divisor: what the product is divided by; default 1.
+
+    Raises:
+        ValueError: there is no head, or another argument is not one of those allowed.
+
+    """
+
+    slopes: Tensor
+
+    def __init__(
+        self,
+        heads: int,
+        anchor: Literal["query", "first", "last"] = "query",
+        recipe: str = "exact",
+        arithmetic: Literal["float32", "bfloat16"] = "float32",
+        divisor: float = 1.0,
+    ) -> None:
+        super().__init__()
+        allowed = {"anchor": ANCHORS, "recipe": tuple(SLOPES), "arithmetic": ARITHMETICS}
+        for name, got in {"anchor": anchor, "recipe": recipe, "arithmetic": arithmetic}.items():
+            if got not in allowed[name]:
+                raise ValueError(f"{name}: got {got!r}, allowed {', '.join(allowed[name])}")
+        if not divisor > 0:
+            raise ValueError(f"divisor: got {divisor!r}, allowed a number above 0")
+        self.heads, self.anchor, self.recipe = heads, anchor, recipe
+        self.arithmetic, self.divisor = arithmetic, divisor
+        self.register_buffer("slopes", self._slopes(), persistent=False)
+
+    def forward(self, query_offset: int, query_length: int, key_length: int) -> Tensor:
+        """Return the bias: float32 (1, H, Q, K), whatever the module's type, to be added before any rounding.
+
+        Args:
+            query_offset: position of the first query: the number of keys that were fed before it.
+            query_length: Q.
+            key_length: K; keys stand at positions 0 to K - 1.
+
+        Raises:
+            ValueError: an argument is negative.
+
+        """
+        check_lengths(query_offset=query_offset, query_length=query_length, key_length=key_length)
+        if self.anchor == "query":
+            relative = relative_positions(query_offset, query_length, key_length, self.slopes.device)
+        else:
+            keys = torch.arange(key_length, device=self.slopes.device)
+            relative = (keys - (key_length - 1 if self.anchor == "last" else 0)).expand(query_length, -1)
+        bias = self._rounded(self._rounded(relative.to(torch.float32)) * self.slopes.reshape(1, -1, 1, 1))
+        return bias if self.divisor == 1 else bias / self.divisor
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        return x if self.arithmetic == "float32" else x.to(torch.bfloat16).to(torch.float32)
+
+    def _slopes(self) -> Tensor:
+        return self._rounded(SLOPES[self.recipe](self.heads))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # Only the device is followed: rounded to bfloat16, a slope is wrong by 0.4 % of every distance.
+        self.slopes = self._slopes().to(self.slopes.device)
+        return self

@@ -1,0 +1,94 @@
+"""Pairwise biases as plain values: what attention adds for the distance between a query and a key.
+
+Letters: H heads.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
+
+from preblock.models.modules.alibi import AlibiBias
+from preblock.models.modules.relative import RelativeSinusoid, T5RelativeBias
+from preblock.models.serialization import check_counts, config_of
+from preblock.models.steps import Keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlibiConfig:
+    """The arguments of `AlibiBias`."""
+
+    kind: ClassVar[str] = "alibi"
+    heads: int
+    anchor: Literal["query", "first", "last"] = "query"
+    recipe: str = "exact"
+    arithmetic: Literal["float32", "bfloat16"] = "float32"
+    divisor: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no count."""
+        check_counts(heads=self.heads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class T5Config:
+    """The arguments of `T5RelativeBias`; `weight` names its table (buckets, H) in a checkpoint."""
+
+    kind: ClassVar[str] = "t5"
+    heads: int
+    buckets: int
+    max_distance: int
+    bidirectional: bool
+    weight: Keys = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what is no count."""
+        check_counts(heads=self.heads, buckets=self.buckets, max_distance=self.max_distance)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeSinusoidConfig:
+    """The arguments of `RelativeSinusoid`."""
+
+    kind: ClassVar[str] = "relative_sinusoid"
+    width: int
+    clamp_len: int | None
+    bidirectional: bool
+
+    def __post_init__(self) -> None:
+        """Refuse what is no count."""
+        check_counts(width=self.width, **({} if self.clamp_len is None else {"clamp_len": self.clamp_len}))
+
+
+BiasConfig = AlibiConfig | T5Config | RelativeSinusoidConfig
+Bias = AlibiBias | T5RelativeBias | RelativeSinusoid
+KINDS: dict[str, type[BiasConfig]] = {kind.kind: kind for kind in (AlibiConfig, T5Config, RelativeSinusoidConfig)}
+
+
+def build_bias(config: BiasConfig) -> Bias:
+    """Return the module of `config`.
+
+    Raises:
+        ValueError: a value is not one that the module allows.
+
+    """
+    match config:
+        case AlibiConfig():
+            return AlibiBias(config.heads, config.anchor, config.recipe, config.arithmetic, config.divisor)
+        case T5Config():
+            return T5RelativeBias(config.heads, config.buckets, config.max_distance, config.bidirectional)
+        case RelativeSinusoidConfig():
+            return RelativeSinusoid(config.width, config.clamp_len, config.bidirectional)
+
+
+def to_document(config: BiasConfig) -> dict[str, Any]:
+    """Return `config` as plain values, without the names of tensors in a checkpoint."""
+    return {"kind": config.kind, **{name: value for name, value in asdict(config).items() if name != "weight"}}
+
+
+def from_document(document: dict[str, Any]) -> BiasConfig:
+    """Return the config that `to_document` wrote.
+
+    Raises:
+        ValueError: the kind, a field or a count is not allowed.
+
+    """
+    return config_of(document, KINDS)

@@ -1,0 +1,70 @@
+"""Hybrid positions: learned where there was something to learn from, sinusoidal beyond.
+
+Letters: B batch, L length, D model width, M rows of the learned table.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from preblock.models.modules.initialisers import normal_
+from preblock.models.modules.positions import check_position_ids, join, positions_of
+from preblock.models.modules.sinusoids import Sinusoid
+
+
+class HybridPositions(nn.Module):
+    """One trained vector per position up to M, the sinusoid of the position from M on; chosen token by token.
+
+    The parts are those of Gehring et al. 2017 and Vaswani et al. 2017. Trained values near normal(0, 0.02) meet
+    sinusoids of amplitude 1 at M; a table that starts from sinusoids (`sinusoidal_`) starts without that step.
+
+    Args:
+        d_model: width D of a vector; even, unless `pad_odd`.
+        max_len: rows M of the learned table. It is no limit: any position works, also in an export.
+        dropout: probability, applied after the sum; default 0.1.
+        base: of the sinusoids; 10000 in the paper.
+        pad_odd: for an odd width, fill the last column of the sinusoids with zeros; default False.
+
+    Raises:
+        ValueError: D is odd and `pad_odd` is False, or M is less than 1.
+
+    """
+
+    def __init__(
+        self, d_model: int, max_len: int, dropout: float = 0.1, base: float = 10000.0, pad_odd: bool = False
+    ) -> None:
+        super().__init__()
+        if max_len < 1:
+            raise ValueError(f"max_len: got {max_len}, allowed 1 or more; without a learned table use sinusoids alone")
+        self.max_len = max_len
+        self.sinusoid = Sinusoid(d_model, base, pad_odd)
+        self.weight = nn.Parameter(torch.empty(max_len, d_model))
+        self.dropout = nn.Dropout(dropout)
+        normal_(self.weight)
+
+    def forward(self, x: Tensor, position_ids: Tensor | None = None, offset: int | Tensor = 0) -> Tensor:
+        """Add the position vectors to `x`.
+
+        Args:
+            x: (B, L, D) vectors, or (B, L) ids, for which the position vectors alone are returned.
+            position_ids: int64 (1 or B, L); need not be consecutive. Excludes `offset`.
+            offset: tokens already fed: an int, or int64 of shape (1,) or (B,); default 0.
+
+        Returns:
+            (B, L, D); for ids (1 or B, L, D).
+
+        Raises:
+            ValueError: a position is negative.
+
+        """
+        positions = positions_of(x, position_ids, offset)
+        # The exporter cannot follow a choice by value: its graph holds both parts.
+        if not torch.compiler.is_compiling():
+            check_position_ids(x, position_ids, offset)
+            if not positions.numel() or int(positions.max()) < self.max_len:
+                return join(x, F.embedding(positions, self.weight), self.dropout)
+        # Both parts are computed for every token; where the sinusoid is taken, what the last row gave is dropped.
+        learned = F.embedding(positions.clamp(max=self.max_len - 1), self.weight)
+        beyond = self.sinusoid(positions).to(self.weight.dtype)
+        vectors = torch.where((positions < self.max_len).unsqueeze(-1), learned, beyond)
+        return join(x, vectors, self.dropout)

@@ -1,0 +1,184 @@
+"""What attention adds for the distance between a query and a key: T5's learned bias, and the sinusoids of
+Transformer-XL and XLNet.
+
+Letters: D model width, H heads, Q query length, K key length.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from preblock.models.modules.initialisers import normal_
+
+
+def relative_positions(
+    query_offset: int, query_length: int, key_length: int, device: torch.device | None = None
+) -> Tensor:
+    """Return the position of every key less that of every query: int64 (Q, K).
+
+    Args:
+        query_offset: position of the first query: the number of keys that were fed before it.
+        query_length: Q.
+        key_length: K; keys stand at positions 0 to K - 1.
+        device: where the result lies; default torch's.
+
+    Raises:
+        ValueError: one of them is negative.
+
+    """
+    check_lengths(query_offset=query_offset, query_length=query_length, key_length=key_length)
+    queries = torch.arange(query_length, device=device).unsqueeze(1) + query_offset
+    return torch.arange(key_length, device=device) - queries
+
+
+def check_lengths(**lengths: int) -> None:
+    """Refuse a negative length, by its name.
+
+    Raises:
+        ValueError: one of them is negative.
+
+    """
+    # In an export the lengths are symbols, and a check on them would become a condition of the graph.
+    if torch.compiler.is_compiling():
+        return
+    for name, length in lengths.items():
+        if length < 0:
+            raise ValueError(f"{name}: got {length}, allowed 0 or more")
+
+
+class T5RelativeBias(nn.Module):
+    """One trained number per head and bucket of distances, added to the attention scores (Raffel et al. 2019,
+    section 2.1).
+
+    Half of a direction's buckets hold one distance each; the others grow with the logarithm of the distance up to
+    `max_distance`, from which on all share the last. `weight` is (buckets, H), normal(0, 0.02) at first.
+
+    Args:
+        heads: H.
+        buckets: rows of the table, over both directions; 32 in T5.
+        max_distance: tokens from which on the last bucket holds every distance; 128 in T5.
+        bidirectional: True for an encoder: half of the buckets are for keys after the query. False for a decoder:
+            keys after the query get the bucket of distance 0, and a causal mask has to take them away.
+
+    Raises:
+        ValueError: fewer buckets than one per half, an odd number of them for two directions, or a `max_distance`
+            within the buckets of one distance each.
+
+    """
+
+    def __init__(self, heads: int, buckets: int, max_distance: int, bidirectional: bool) -> None:
+        super().__init__()
+        least = 4 if bidirectional else 2
+        if buckets < least or (bidirectional and buckets % 2):
+            kind = "an even number of" if bidirectional else "a number of"
+            raise ValueError(f"buckets: got {buckets}, allowed {kind} {least} or more")
+        self.one_way = buckets // 2 if bidirectional else buckets
+        self.exact = self.one_way // 2
+        if max_distance <= self.exact:
+            raise ValueError(f"max_distance: got {max_distance}, allowed {self.exact + 1} or more")
+        self.max_distance, self.bidirectional = max_distance, bidirectional
+        self.weight = nn.Parameter(torch.empty(buckets, heads))
+        normal_(self.weight)
+
+    def forward(self, query_offset: int, query_length: int, key_length: int) -> Tensor:
+        """Return the bias (1, H, Q, K) of queries from position `query_offset` on and keys from position 0 on.
+
+        With a cache of past keys, `query_offset` is the number of them, and the result the last rows of the bias of
+        the whole sequence.
+
+        Raises:
+            ValueError: an argument is negative.
+
+        """
+        relative = relative_positions(query_offset, query_length, key_length, self.weight.device)
+        return F.embedding(self._buckets(relative), self.weight).permute(2, 0, 1).unsqueeze(0)
+
+    def borders(self) -> list[int]:
+        """Return the least distance of each bucket of a direction but the first: the bucket of a distance is how many
+        of them do not exceed it.
+        """
+        distances = range(self.max_distance + 1)
+        return [
+            bisect_left(distances, bucket, key=lambda distance: int(self._buckets(torch.tensor(-distance))))
+            for bucket in range(1, self.one_way)
+        ]
+
+    def _buckets(self, relative: Tensor) -> Tensor:
+        distance = relative.abs() if self.bidirectional else (-relative).clamp(min=0)
+        # Below `exact` the logarithm is not used; there it would be of numbers down to 0.
+        log = torch.log(distance.clamp(min=self.exact).to(torch.float32) / self.exact)
+        # In this order of operations, as published: the borders of the buckets depend on its rounding.
+        steps = log / math.log(self.max_distance / self.exact) * (self.one_way - self.exact)
+        grown = (self.exact + steps.to(torch.int64)).clamp(max=self.one_way - 1)
+        buckets = torch.where(distance < self.exact, distance, grown)
+        return buckets + (relative > 0) * self.one_way if self.bidirectional else buckets
+
+
+class RelativeSinusoid(nn.Module):
+    """Sinusoids of the distances between Q queries and K keys, the last query being at the last key (Dai et al.
+    2019, section 3.3; Yang et al. 2019).
+
+    Row r belongs to the distance K - r (query position less key position), so that query i and key j meet in row
+    Q - i + j. In attention a trained matrix takes each row to a vector R of every head, and the score of query i
+    and key j is (q_i + u) . k_j + (q_i + v) . R[Q - i + j], with a trained u and v per head. The sines of the D/2
+    frequencies come first, then the cosines. Computed in float32, as published; nothing is trained.
+
+    Args:
+        d_model: D; even.
+        clamp_len: tokens; a distance beyond it counts as it, in both directions. None for no limit.
+        bidirectional: True for keys on both sides of a query (XLNet "bi"), False for none after it (Transformer-XL,
+            XLNet "uni").
+
+    Raises:
+        ValueError: D is odd, or `clamp_len` is less than 1.
+
+    """
+
+    frequencies: Tensor
+
+    def __init__(self, d_model: int, clamp_len: int | None = None, bidirectional: bool = True) -> None:
+        super().__init__()
+        if d_model < 2 or d_model % 2:
+            raise ValueError(f"d_model: got {d_model}, allowed an even width of 2 or more")
+        if clamp_len is not None and clamp_len < 1:
+            raise ValueError(f"clamp_len: got {clamp_len}, allowed 1 or more, or None")
+        self.d_model, self.clamp_len, self.bidirectional = d_model, clamp_len, bidirectional
+        self.register_buffer("frequencies", self._frequencies(), persistent=False)
+
+    def forward(self, query_length: int, key_length: int) -> Tensor:
+        """Return the float32 rows of the distances K down to 1 - Q (bidirectional) or to 0.
+
+        Args:
+            query_length: Q.
+            key_length: K, past keys included.
+
+        Returns:
+            (K + Q, D), or (K + 1, D) if not bidirectional.
+
+        Raises:
+            ValueError: a length is negative.
+
+        """
+        check_lengths(query_length=query_length, key_length=key_length)
+        rows = key_length + (query_length if self.bidirectional else 1)
+        distance = key_length - torch.arange(rows, device=self.frequencies.device)
+        if self.clamp_len is not None:
+            distance = distance.clamp(-self.clamp_len, self.clamp_len)
+        angle = distance.unsqueeze(1).to(torch.float32) * self.frequencies
+        return torch.cat((angle.sin(), angle.cos()), dim=-1)
+
+    def _frequencies(self) -> Tensor:
+        # A real tensor also where the parameters are built without storage: it is derived, and never loaded.
+        exponents = torch.arange(0, self.d_model, 2, dtype=torch.float32, device="cpu") / self.d_model
+        return 1 / torch.pow(10000, exponents)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # Only the device is followed: rounded to bfloat16, a frequency is off by whole turns at distance 2000.
+        self.frequencies = self._frequencies().to(self.frequencies.device)
+        return self

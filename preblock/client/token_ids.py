@@ -1,0 +1,55 @@
+"""Rows of integers for a decode stream: lists, arrays and tensors become int64, exactly or not at all."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preblock.client.errors import invalid
+from preblock.client.requests import Row, Rows, from_torch
+from preblock.client.results import Int64
+
+ALLOWED = "64-bit integers: a row (L,), an array (R, L), or a list of rows"
+
+
+def read_rows(field: str, rows: Rows) -> tuple[Int64, Int64]:
+    """Return the integers of all rows one after another, int64 (T,), and the lengths of the rows, int64 (R,).
+
+    Raises:
+        Invalid: they are no integers of 64 bits, or no rows.
+
+    """
+    rows = from_torch(rows)
+    if isinstance(rows, Sequence) and any(hasattr(row, "__len__") and not isinstance(row, str) for row in rows):
+        parts = [read_integers(f"{field}[{index}]", row) for index, row in enumerate(rows)]
+        return np.concatenate(parts), np.array([len(part) for part in parts])
+    array = _integers(field, rows)
+    if array.ndim not in (1, 2):
+        raise invalid(field, f"{array.dtype} of shape {array.shape}", ALLOWED)
+    array = np.atleast_2d(array)
+    return array.ravel(), np.full(len(array), array.shape[1])
+
+
+def read_integers(field: str, values: int | Row) -> Int64:
+    """Return int64 (N,); an integer alone is one.
+
+    Raises:
+        Invalid: it is neither that nor a list of integers of 64 bits.
+
+    """
+    array = _integers(field, from_torch(values))
+    if array.ndim > 1:
+        raise invalid(field, f"{array.dtype} of shape {array.shape}", "64-bit integers of shape (length,)")
+    return np.atleast_1d(array)
+
+
+def _integers(field: str, value: Any) -> Int64:
+    try:
+        array: NDArray[Any] = np.asarray(value)
+    except (ValueError, OverflowError) as error:
+        raise invalid(field, error, ALLOWED) from error
+    exact = array.astype(np.int64) if array.dtype.kind in "iu" or not array.size else None
+    if exact is None or (exact != array).any():
+        raise invalid(field, f"{array.dtype} of shape {array.shape}", ALLOWED)
+    return exact

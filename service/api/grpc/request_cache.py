@@ -1,0 +1,159 @@
+"""Calls that are alike: a client sends the same one again and again, but for its ids.
+
+What such calls are for, and what their answers are but for the vectors, is read and written once, as
+`service/api/request_cache.py` does for HTTP.
+
+Letters: B batch, L length.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from preblock.service.codecs.chunks import raw_bytes
+from preblock.service.codecs.v2 import open_inference_pb2 as pb
+from preblock.service.codecs.v2.protobuf import compute, read, write_parts
+from preblock.service.core.errors import Malformed, PreblockError
+from preblock.service.core.types import Int64, Pieces, Request
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.fast_path import Plain, Run, integers, is_plain, plain
+from preblock.service.observability.context import CURRENT
+from preblock.service.runtime.repository import Model
+
+MOST = 256
+"""Forms that are kept for a model, and lengths of messages of which there is one."""
+LONGEST_KEPT = 2048
+"""Bytes of what stands before the ids in a message that is remembered."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Form:
+    """Messages that begin with the same bytes, and end with as many ids.
+
+    Args:
+        plain: what answers them.
+        head: the bytes before the ids.
+        shape: of the ids, (B, L).
+        offset: int64 (1,) or (B,).
+        prefix: what stands before the vectors in an answer.
+
+    """
+
+    plain: Plain
+    head: bytes
+    shape: tuple[int, int]
+    offset: Int64
+    prefix: bytes
+
+    def read(self, message: bytes) -> Int64:
+        """Return the ids (B, L) of a message."""
+        batch, length = self.shape
+        return integers(message, batch * length, len(self.head)).reshape(self.shape)
+
+
+class Alike:
+    """Answers calls whose like was answered before; forms are forgotten with their models.
+
+    Args:
+        engine: what they ask.
+
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._named: dict[tuple[str, int], tuple[str, str]] = {}
+
+    async def answer(self, door: str, message: bytes) -> bytes | None:
+        """Answer a message like one before; None where there was none, or where it is to be refused: others say why."""
+        began, form = perf_counter(), self._find(door, message)
+        if form is None:
+            return None
+        ids = form.read(message)
+        if not form.plain.takes(ids, form.offset):
+            return None
+        try:
+            form.plain.limits.__enter__()
+        except PreblockError:
+            return None
+        visit, run = CURRENT.get(), Run(form.plain, door, ids, form.offset)
+        if visit is not None:
+            visit.marks = run.execution.marks
+        try:
+            written = await _written(form, run)
+        except BaseException as error:
+            run.fail(visit, "Failed" if isinstance(error, Exception) else "Aborted")
+            raise
+        finally:
+            form.plain.limits.__exit__(None, None, None)
+        run.count(visit, began, 0, 0)  # bytes are counted where they come and go
+        return written
+
+    def keep(
+        self, door: str, message: bytes, sent: pb.ModelInferRequest, request: Request, model: Model, written: bytes
+    ) -> None:
+        """Answer messages like one that was answered in the same way from now on, if they say nothing but ids.
+
+        Args:
+            door: by which they come.
+            message: that was answered.
+            sent: what it says.
+            request: the same.
+            model: what answered it.
+            written: the answer.
+
+        """
+        rows, offset, limits = request.input_ids, request.offset, self._engine.limits
+        head, raw = message[: -rows.values.nbytes], list(sent.raw_input_contents)
+        if sent.id or not is_plain(request) or rows.length is None or len(head) > LONGEST_KEPT or len(raw) != 1:
+            return  # an id is another in each
+        answers = plain(self._engine, model, request.outputs, request.dtype)
+        # Limits may have changed since.
+        if answers is None or len(rows.values) > self._engine.max_tokens or len(rows.lengths) > limits.rows:
+            return
+        if not limits.takes_whole(len(rows.values) * answers.width):
+            return
+        if not message.endswith(raw[0]) or not _ends_with_ids(head, np.invert(rows.values).tobytes()):
+            return
+        shape, vectors = (len(rows.lengths), rows.length), 4 * len(rows.values) * answers.width
+        form = Form(answers, head, shape, np.zeros(1, np.int64) if offset is None else offset, written[:-vectors])
+        for kept in (self._named, model.kept):
+            if len(kept) >= MOST:
+                kept.clear()
+        key = door, len(message)
+        self._named[key] = sent.model_name, sent.model_version
+        model.kept[key] = form
+
+    def _find(self, door: str, message: bytes) -> Form | None:
+        """Return the form of a message, if there is one."""
+        named = self._named.get(key := (door, len(message)))
+        if named is None:
+            return None
+        try:
+            form: Form | None = self._engine.repository.find(*named).kept.get(key)
+        except PreblockError:
+            return None
+        return form if form is not None and message.startswith(form.head) else None
+
+
+def _ends_with_ids(head: bytes, other: bytes) -> bool:
+    """Return whether other bytes behind a head are other ids, and nothing else of a message."""
+    try:
+        return list(read(pb.ModelInferRequest, head + other).raw_input_contents) == [other]
+    except Malformed:
+        return False
+
+
+async def _written(form: Form, run: Run) -> bytes:
+    """Return the answer of a run."""
+    if run.large:
+        vectors = Pieces((run.nbytes // 4,), "float32", run.pieces())
+        return await compute(write_parts([form.prefix, vectors]))
+    if run.shared:
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            run.leave()
+            raise
+    return b"".join((form.prefix, raw_bytes(run.finish())))

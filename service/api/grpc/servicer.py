@@ -1,0 +1,177 @@
+"""The methods of the Open Inference Protocol over gRPC, named as published. They only translate."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import astuple
+from typing import Any
+
+from preblock.service.api.grpc.request_cache import Alike
+from preblock.service.api.streams import Closing, Lifetime
+from preblock.service.codecs.v2 import open_inference_pb2 as pb
+from preblock.service.codecs.v2.metadata import (
+    check_change,
+    model_config,
+    model_metadata,
+    model_statistics,
+    repository_index,
+    server_metadata,
+)
+from preblock.service.codecs.v2.protobuf import (
+    Writing,
+    compute,
+    read,
+    read_infer,
+    values,
+    write,
+    write_closing,
+    write_infer,
+    write_stream,
+    write_stream_error,
+    written,
+)
+from preblock.service.core.errors import UNFORESEEN, NotFound, PreblockError
+from preblock.service.core.types import Answer, Request
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.sequences import Room, Sequences
+from preblock.service.runtime.repository import Model
+
+Receive = Callable[[], Awaitable[bytes | None]]
+Send = Callable[[bytes], Awaitable[None]]
+LOG = logging.getLogger(__name__)
+
+
+class InferenceService:
+    """The methods of the service."""
+
+    def __init__(self, engine: Engine, sequences: Sequences, version: str) -> None:
+        self._engine = engine
+        self._sequences = sequences
+        self._version = version
+        self._alike = Alike(engine)
+
+    async def ServerLive(self, _: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
+        """Answer as long as the process does."""
+        return pb.ServerLiveResponse(live=True)
+
+    async def ServerReady(self, _: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
+        """Say whether every model has run once."""
+        return pb.ServerReadyResponse(ready=self._engine.ready)
+
+    async def ModelReady(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
+        """Say whether a model is served."""
+        self._engine.repository.find(request.name, request.version)
+        return pb.ModelReadyResponse(ready=self._engine.ready)
+
+    async def ServerMetadata(self, _: pb.ServerMetadataRequest) -> Any:
+        """Return name, version and extensions of the server."""
+        return write(pb.ServerMetadataResponse, server_metadata(self._version))
+
+    async def ModelMetadata(self, request: pb.ModelMetadataRequest) -> Any:
+        """Return inputs and outputs of a model."""
+        model = self._engine.repository.find(request.name, request.version)
+        versions = [model.version] if request.version else self._engine.repository.versions(model.name)
+        return write(pb.ModelMetadataResponse, model_metadata(model.name, versions, model.manifest))
+
+    async def ModelConfig(self, request: pb.ModelConfigRequest) -> Any:
+        """Return the configuration of a model, as Triton has it."""
+        model = self._engine.repository.find(request.name, request.version)
+        return write(pb.ModelConfigResponse, {"config": model_config(model.name, model.manifest, model.provider)})
+
+    async def ModelStatistics(self, request: pb.ModelStatisticsRequest) -> Any:
+        """Return what happened to one version of a model, to all of them, or to every model."""
+        models = self._engine.repository.select(request.name, request.version)
+        found = self._engine.metrics.statistics()
+        stats = [model_statistics(m.name, m.version, found[m.name, m.version]) for m in models]
+        return write(pb.ModelStatisticsResponse, {"model_stats": stats})
+
+    async def RepositoryIndex(self, request: pb.RepositoryIndexRequest) -> Any:
+        """Return every version of every model."""
+        _check_repository(request.repository_name)
+        versions = (astuple(state) for state in self._engine.repository.index())
+        return write(pb.RepositoryIndexResponse, {"models": repository_index(versions, request.ready)})
+
+    async def RepositoryModelLoad(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
+        """Open what is new of a model, and serve it again if it was unloaded."""
+        _check_repository(request.repository_name)
+        check_change("load", values(request.parameters))
+        await self._engine.control.load(request.model_name)
+        return pb.RepositoryModelLoadResponse()
+
+    async def RepositoryModelUnload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
+        """Let go of every version of a model, each after its last request."""
+        _check_repository(request.repository_name)
+        check_change("unload", values(request.parameters))
+        await self._engine.control.unload(request.model_name)
+        return pb.RepositoryModelUnloadResponse()
+
+    async def ModelInfer(self, message: bytes) -> bytes:
+        """Return the outputs asked for, `embeddings` by default; inputs other than `input_ids` may be left out."""
+        if (answer := await self._alike.answer("grpc", message)) is not None:
+            return answer
+        request = await self._engine.scheduler.run(len(message), lambda: read(pb.ModelInferRequest, message))
+        return await self._infer("grpc", message, request, self._sequences.loose, write_infer)
+
+    async def ModelStreamInfer(self, receive: Receive, send: Send, lifetime: Lifetime) -> None:
+        """Answer each request of a stream in turn; an error is an answer, and ends nothing.
+
+        Raises:
+            Closing: the service ends the stream; its client was told where its sequences are.
+
+        """
+        with self._sequences.stream() as room:
+            try:
+                while (message := await lifetime.wait(receive)) is not None:
+                    # However long: gRPC knows no end of a stream before what was sent is taken.
+                    await send(await self._answer(message, room))
+            except Closing as closing:
+                places = [(key.model, key.version, key.id, offset) for key, offset in room.offsets().items()]
+                if places:
+                    await send(write_closing(closing.reason, places).SerializeToString())
+                raise
+
+    async def _answer(self, message: bytes, room: Room) -> bytes:
+        """Answer one request of a stream, whose sequences are those of `room`."""
+        id_ = ""
+        try:
+            if (answer := await self._alike.answer("grpc-stream", message)) is not None:
+                return answer
+            request = await self._engine.scheduler.run(len(message), lambda: read(pb.ModelInferRequest, message))
+            id_ = request.id
+            return await self._infer("grpc-stream", message, request, room, write_stream)
+        except PreblockError as error:
+            failure = str(error)
+        except Exception:
+            LOG.exception("a request of a gRPC stream failed in an unforeseen way")
+            failure = UNFORESEEN
+        return write_stream_error(failure, id_).SerializeToString()
+
+    async def _infer(
+        self,
+        door: str,
+        message: bytes,
+        sent: pb.ModelInferRequest,
+        room: Room,
+        write_answer: Callable[[Answer, str], Writing],
+    ) -> bytes:
+        with self._engine.request(door) as observation:
+            model = self._engine.repository.find(sent.model_name, sent.model_version)
+            observation.model = model.name
+            schedule = self._engine.scheduler.run
+            request = await schedule(len(message), lambda: read_infer(sent, model.manifest))
+            if isinstance(request, Request):  # what is narrower would be run twice: first to see whether all fits
+                request.in_pieces = request.sequence is None and request.dtype == "float32"
+                request.whole = True
+            async with room.answer(model, request) as answer:
+                writing = write_answer(answer, sent.id)
+                if answer.arrays:
+                    made = await schedule(answer.size, lambda: written(writing))
+                else:
+                    made = await compute(writing)
+        if isinstance(request, Request) and isinstance(model, Model):
+            self._alike.keep(door, message, sent, request, model, made)
+        return made
+
+
+def _check_repository(name: str) -> None:
+    if name:
+        raise NotFound("repository_name", name, "no name, since there is one repository")

@@ -1,0 +1,54 @@
+"""Answers of the native door, in the format that was asked for."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from preblock.service.api.http.negotiation import BYTES, JSON, NPY, SAFETENSORS
+from preblock.service.api.http.response import Headers, Reply, headers
+from preblock.service.codecs.arrays import npy_header
+from preblock.service.codecs.chunks import Part, bytes_of
+from preblock.service.codecs.native_json import answer_json, json_content
+from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
+from preblock.service.codecs.safetensors import answer_safetensors
+from preblock.service.core.types import Answer
+
+TYPES = (JSON, BYTES, NPY, SAFETENSORS)
+
+
+def writable(
+    dtype: str, encoding: str = "", outputs: Sequence[str] = (), tells_lengths: bool = False
+) -> tuple[tuple[str, ...], str]:
+    """Return the types that can hold an answer, and why the others cannot."""
+    if encoding == PROMPT_EMBEDS:
+        return (JSON,), f"with the encoding {PROMPT_EMBEDS}"
+    if tells_lengths:
+        return (JSON, SAFETENSORS), "with text or truncate, to say how long the rows are"
+    if len(outputs) > 1:
+        return (JSON, SAFETENSORS), "for several outputs"
+    if dtype == "bfloat16":
+        return (JSON, BYTES, SAFETENSORS), "for bfloat16"
+    return TYPES, ""
+
+
+def respond(answer: Answer, media: str, encoding: str) -> Reply:
+    """Return `answer` in the type `media`; `encoding` is how JSON holds values."""
+    if media == JSON:
+        return Reply(json_content(answer_json(answer, encoding)), media)
+    if media == SAFETENSORS:
+        return Reply(answer_safetensors(answer), media)
+    ((name, tensor),) = answer.tensors.items()
+    parts: list[Part] = [npy_header(tensor) if media == NPY else b"", bytes_of(tensor)]
+    return Reply(parts, media, _headers(answer.model, answer.version, name, tensor.shape, answer.dtype))
+
+
+@lru_cache  # a client asks the same again and again
+def _headers(model: str, version: int, output: str, shape: tuple[int, ...], dtype: str) -> Headers:
+    return headers(
+        {
+            "Preblock-Model": model,
+            "Preblock-Version": str(version),
+            "Preblock-Output": output,
+            "Preblock-Shape": ",".join(map(str, shape)),
+            "Preblock-Dtype": dtype,
+        }
+    )

@@ -1,0 +1,233 @@
+"""The way in: requests for tensors are dispatched here, all others by FastAPI, whose routing costs more than a small
+answer. Both use the same handlers, so that a request is answered in the same way by either.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context
+from functools import lru_cache
+from time import perf_counter
+from types import MappingProxyType
+
+from fastapi.responses import Response
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from preblock.service.api.http import errors
+from preblock.service.api.http.request import Arrival
+from preblock.service.api.http.response import Headers
+from preblock.service.api.http.target import Handler, Target
+from preblock.service.api.http.tracing import ROUTE, traced
+from preblock.service.api.request_cache import Forms
+from preblock.service.core.auth import EVERYBODY, Access
+from preblock.service.core.errors import Forbidden, PreblockError
+from preblock.service.observability.context import CURRENT, Begin, Visit
+
+LOG = logging.getLogger(__name__)
+
+OPEN = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
+"""Paths that need no key: whoever starts, stops and watches the service has none."""
+METHODS = ("GET", "POST")
+EXPOSED = (
+    *("Preblock-Model", "Preblock-Version", "Preblock-Output", "Preblock-Shape", "Preblock-Dtype"),
+    *("Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate", "X-Request-Id", "Server-Timing"),
+)
+"""Headers of an answer that a page may read."""
+Carried = Callable[[str, int, int, float, float], None]
+HEADS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
+"""Messages of ASGI with the headers of an answer."""
+
+
+class Entry:
+    """The application as a server sees it.
+
+    Args:
+        app: answers what is not dispatched here.
+        handlers: what stands before the name of a model in a path, and what ends it -> what answers a POST to it.
+        access: lets callers in; default: everybody.
+        origins: of pages that browsers let ask, or "*"; default: none but those of this server.
+        forms: of requests that were answered; default: none is kept.
+        carried: counts bytes that a door received and sent, and the seconds of both; default: nothing does.
+        trace: traces requests; default: nothing does.
+
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        handlers: Mapping[tuple[str, str], Handler],
+        access: Access = EVERYBODY,
+        origins: Sequence[str] = (),
+        forms: Forms | None = None,
+        carried: Carried = lambda *_: None,
+        trace: Begin | None = None,
+    ) -> None:
+        self.app = app
+        self.carried = carried
+        self.trace = trace
+        self._access = access
+        self.forms = forms
+        self.allow_origins(origins)
+        self._handlers = {end: (begin, handler) for (begin, end), handler in handlers.items()}
+        self.target = lru_cache(self._target)  # a client asks the same again and again
+
+    def allow_origins(self, origins: Sequence[str]) -> None:
+        """Let pages of these origins ask from now on, or of any where "*" is among them."""
+        self._origins = origins
+        # Around all the rest, so that a page is told why it was refused. It adds headers, and sees no body.
+        self._cors = (
+            CORSMiddleware(self._admit, origins, allow_methods=METHODS, allow_headers=["*"], expose_headers=EXPOSED)
+            if origins
+            else None
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or whatever else the server tells (ASGI 3)."""
+        app = self._admit if self._cors is None else self._cors
+        if scope["type"] == "lifespan":
+            await app(scope, receive, send)
+            return
+        passage = _Passage(Visit.of(scope["headers"]), receive, send, self.carried)
+        CURRENT.set(passage.visit)
+        if self.trace is None or scope["path"] in OPEN:
+            await app(scope, passage.receive, passage.send)
+        else:
+            await traced(app, self.trace, passage.visit, scope, passage.receive, passage.send)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request of a page that may ask, or of no page."""
+        try:
+            self._let_in(scope)
+        except PreblockError as error:
+            await refuse(error, scope, receive, send)
+            return
+        if scope["type"] == "http" and scope["method"] == "POST" and (target := self._find(scope["path"])):
+            scope[ROUTE] = target.route
+            arrival = Arrival(scope, receive)
+            response = await _answer(arrival, target)
+            await response(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+    async def answer(self, arrival: Arrival, target: Target) -> Response:
+        """Answer a request of no page, for a target that was found by its address."""
+        try:
+            self._let_in(arrival.scope)
+        except PreblockError as error:
+            return errors.respond(error, arrival.path)
+        return await _answer(arrival, target)
+
+    def admitted(self, headers: Headers, client: tuple[str, int] | None) -> Context | None:
+        """Return the context in which a request of no page is answered, whose caller is let in; None where it is not.
+
+        `headers` are as they came, and `client` is its address.
+        """
+        context = Context()
+        try:
+            context.run(self._name, headers, client)
+        except PreblockError:
+            return None
+        return context
+
+    def changes(self) -> int:
+        """Return another number whenever who was let in before may not be now, or is to be called otherwise."""
+        self._access.look()
+        return self._access.changes
+
+    def _target(self, address: bytes) -> Target | None:
+        """Return what a POST to an address, as the first line of a request has it, is for, if that is a tensor."""
+        if not address.startswith(b"/") or b"%" in address or b"#" in address or not address.isascii():
+            return None
+        path, _, query = address.partition(b"?")
+        target = self._find(path.decode())
+        return target and target._replace(path=path.decode(), query=query)
+
+    def _find(self, path: str) -> Target | None:
+        """Return what a POST to `path` is for, if that is a tensor."""
+        begin, _, end = path.rpartition("/")
+        found = self._handlers.get(end)
+        if found and begin.startswith(found[0]):
+            name, versioned, version = begin[len(found[0]) :].partition("/versions/")
+            if name and "/" not in name + version and bool(versioned) == bool(version):
+                route = f"{found[0]}{{name}}{'/versions/{version}' if version else ''}/{end}"
+                return Target(found[1], name, version or None, route)
+        return None
+
+    def _let_in(self, scope: Scope) -> None:
+        """Raise Forbidden or Unauthenticated for whoever may not ask at all, and name the others."""
+        if scope["type"] == "lifespan":
+            return
+        headers = scope["headers"]
+        if scope["type"] == "websocket" and (origin := _header(headers, b"origin")) is not None:
+            self._check_origin(origin.decode("latin-1"), headers)
+        if scope["path"] not in OPEN:
+            self._name(headers, scope.get("client"))
+
+    def _name(self, headers: Headers, client: tuple[str, int] | None) -> None:
+        """Name whoever asks, by its key or its address; raise Unauthenticated where it needs a key and has none."""
+        if self._access.needs_key:
+            self._access.enter(_header(headers, b"authorization"))
+        elif self._access.by_address:
+            self._access.came_from(client[0] if client else "")
+
+    def _check_origin(self, origin: str, headers: Headers) -> None:
+        """Raise Forbidden for a page of another server: a browser opens a WebSocket for any, and tells whose it is."""
+        own = (_header(headers, b"host") or b"").decode("latin-1")
+        if origin.partition("://")[2] != own and origin not in self._origins and "*" not in self._origins:
+            raise Forbidden("Origin", origin, ", ".join((f"that of {own}", *self._origins)))
+
+
+class _Passage:
+    """The messages of ASGI of one request: the head of the answer says which it is for, and what passes is counted."""
+
+    def __init__(self, visit: Visit, receive: Receive, send: Send, carried: Carried) -> None:
+        self.visit, self._receive, self._send, self._carried = visit, receive, send, carried
+
+    async def receive(self) -> Message:
+        """Receive a message."""
+        began = perf_counter()
+        message = await self._receive()
+        if door := self.visit.door:
+            if message["type"] == "http.request":
+                self._carried(door, len(message.get("body", b"")), 0, perf_counter() - began, 0)
+            elif message["type"] == "websocket.receive":  # for which nobody knows how long it was waited
+                self._carried(door, len(message.get("bytes") or (message.get("text") or "").encode()), 0, 0, 0)
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send a message."""
+        if message["type"] in HEADS:
+            message = {**message, "headers": [*message.get("headers", ()), *self.visit.headers()]}
+        began = perf_counter()
+        await self._send(message)
+        if door := self.visit.door:
+            content = message.get("body") or message.get("bytes") or (message.get("text") or "").encode()
+            self._carried(door, 0, len(content), 0, perf_counter() - began)
+
+
+def _header(headers: Headers, wanted: bytes) -> bytes | None:
+    """Return what the first header of a name, which is given in lower case, says."""
+    return next((value for name, value in headers if name.lower() == wanted), None)
+
+
+async def refuse(
+    error: PreblockError, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Answer a request, or the opening of a WebSocket, with an error, and with further `headers`."""
+    response = errors.respond(error, scope["path"])
+    response.headers.update(headers)
+    if scope["type"] == "websocket":
+        await WebSocket(scope, receive, send).send_denial_response(response)
+    else:
+        await response(scope, receive, send)
+
+
+async def _answer(arrival: Arrival, target: Target) -> Response:
+    try:
+        return await target.handler(arrival, target.name, target.version)
+    except PreblockError as error:
+        return errors.respond(error, arrival.path)
+    except Exception:
+        LOG.exception("a request failed in an unforeseen way")
+        return errors.unforeseen(arrival.path)

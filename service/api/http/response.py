@@ -1,0 +1,138 @@
+"""Answers as they are sent: in parts that are joined nowhere, packet by packet, as fast as the client takes them."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from fastapi.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from preblock.service.codecs.chunks import PACKET, TOGETHER, Buffer, Part, packets, size_of
+from preblock.service.core.errors import TooLarge
+
+if TYPE_CHECKING:
+    from preblock.service.api.request_cache import Form
+
+Deflate = Any
+"""What `zlib.compressobj` returns, which has no public name."""
+
+
+Headers = Sequence[tuple[bytes, bytes]]
+"""As ASGI has them, names in lower case."""
+
+
+def headers(values: Mapping[str, str]) -> Headers:
+    """Return headers by name as they are sent."""
+    return [(name.lower().encode("ascii"), value.encode("ascii")) for name, value in values.items()]
+
+
+def lines_of(values: Headers) -> bytes:
+    """Return headers as lines of HTTP/1.1."""
+    return b"".join([b"%b: %b\r\n" % pair for pair in values])
+
+
+class Reply(Response):
+    """An answer of one type, in parts.
+
+    `form`, where it is set, tells from the answer the form of the request, if later ones may be answered by it. `size`
+    is how many bytes its content has, None where nobody knows before it is sent. A large one is sent within a block of
+    `goes_on`.
+
+    Args:
+        parts: its content.
+        media: its type.
+        further: headers, as `headers` returns them.
+
+    """
+
+    def __init__(self, parts: Sequence[Part], media: str, further: Headers = ()) -> None:
+        # Not as the parent does it, which wants the content whole, and takes as long as all the rest of a small answer.
+        self.form: Callable[[Reply], Form | None] | None = None
+        self.goes_on: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.status_code = 200
+        self.background = None
+        self.parts = parts
+        self.size = size_of(parts)
+        length = [] if self.size is None else [(b"content-length", b"%d" % self.size)]
+        self.raw_headers = [(b"content-type", media.encode()), *length, *further]
+        self._deflate: Deflate = None
+
+    @property
+    def small(self) -> bool:
+        """Whether it is sent at once."""
+        return self.size is not None and self.size <= PACKET and len(self.parts) <= TOGETHER
+
+    def compressed(self, coding: str, content: bytes | None, deflate: Deflate = None) -> None:
+        """Make it one of the content coding `coding`: with that content, or by `deflate` as it is sent."""
+        self.form = None
+        length = [] if content is None else [(b"content-length", b"%d" % len(content))]
+        self.raw_headers = [
+            *(pair for pair in self.raw_headers if pair[0] != b"content-length"),
+            *length,
+            (b"content-encoding", coding.encode("ascii")),
+            (b"vary", b"Accept-Encoding"),
+        ]
+        self._deflate, self.size = deflate, None
+        if content is not None:
+            self.parts, self.size = [content], len(content)
+
+    def content(self) -> Iterator[Buffer]:
+        """Yield what is sent at once."""
+        return packets(self.parts)
+
+    async def join(self, most: float) -> None:
+        """Put it together, so that it has a size.
+
+        Raises:
+            TooLarge: that is more than `most` bytes.
+
+        """
+        content, size = [], 0
+        async with aclosing(self.packets()) as sent:
+            async for packet in sent:
+                content.append(packet)
+                size += len(packet)
+                if size > most:
+                    raise TooLarge("answer", f"more than {most} bytes for HTTP/1.0", f"at most {most}, or HTTP/1.1")
+                await asyncio.sleep(0)
+        self.parts, self.size, self._deflate = [b"".join(content)], size, None
+        self.raw_headers.append((b"content-length", b"%d" % size))
+
+    async def packets(self) -> AsyncGenerator[Buffer, None]:
+        """Yield what is sent packet by packet; whoever takes them lets others be answered between two of them."""
+        deflate = self._deflate
+        with self.goes_on():
+            for packet in packets(self.parts):
+                if deflate is not None:
+                    # Not by the scheduler, which may refuse: the answer has begun.
+                    packet = await asyncio.get_running_loop().run_in_executor(None, deflate.compress, packet)
+                if packet:  # zlib may keep it all; an empty chunk would be the end
+                    yield packet
+                del packet  # the next may lie where this one does
+            if deflate is not None:
+                yield deflate.flush()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI gives it
+        """Send it, or as much of it as the client waits for."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        if self.small:
+            for packet in self.content():
+                await send({"type": "http.response.body", "body": packet, "more_body": True})
+        else:
+            gone = asyncio.ensure_future(_gone(receive))
+            try:
+                async for packet in self.packets():
+                    await send({"type": "http.response.body", "body": packet, "more_body": True})
+                    await asyncio.sleep(0)
+                    if gone.done():
+                        return
+            finally:
+                gone.cancel()
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _gone(receive: Receive) -> None:
+    """Return once the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,130 @@
+"""The streaming doors: WebSocket and HTTP `/models/{name}/decode`. See `docs/decode.md` for the messages."""
+
+import asyncio
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Protocol
+
+import orjson
+from fastapi import APIRouter, Request, WebSocket, WebSocketDisconnect
+from fastapi.responses import Response
+
+from preblock.service.api.http import errors
+from preblock.service.api.http.negotiation import EVENTS, JSON, NDJSON, answer_type, body_type
+from preblock.service.api.http.query import single_values
+from preblock.service.api.http.schemas import native as schemas
+from preblock.service.api.http.streaming.ndjson import FAREWELL_SECONDS, Lines
+from preblock.service.api.http.streaming.session import Session
+from preblock.service.api.http.streaming.sse import open_events
+from preblock.service.api.streams import Closing, Lifetime, Streams
+from preblock.service.codecs import decode_frames, decode_json
+from preblock.service.codecs.native_json import read_query
+from preblock.service.core.errors import PreblockError, UnsupportedFormat
+from preblock.service.engine.engine import Engine
+
+CODES = {"close": 1000, "shutdown": 1012, "idle": 1008, "time": 1008, "key": 1008}
+CONNECTION = "preblock.connection"
+"""Of a WebSocket, in the state of its request: itself."""
+LONGEST_REASON = 123
+"""Bytes, of a close frame (RFC 6455, section 5.5)."""
+
+
+def router(engine: Engine, streams: Streams, max_body_bytes: int) -> APIRouter:
+    """Return the routes of these doors."""
+    routes = APIRouter(tags=["decode"])
+
+    @routes.websocket("/models/{name}/decode")
+    @routes.websocket("/models/{name}/versions/{version}/decode")
+    async def socket(socket: WebSocket, name: str, version: str | None = None) -> None:
+        with ExitStack() as stack:
+            try:
+                with engine.request("decode-open") as observation:
+                    fields = read_query(single_values(socket.scope["query_string"]))
+                    model = engine.repository.get(name, version)
+                    observation.model = model.name
+                    session = Session(engine, model, fields)
+                    lifetime = stack.enter_context(streams.open())
+            except PreblockError as error:
+                await socket.send_denial_response(errors.respond(error, socket.url.path))
+                return
+            await socket.accept()
+            with suppress(WebSocketDisconnect):  # the client left while it was answered
+                await converse(socket, session, lifetime)
+
+    async def decode(request: Request, name: str, version: str | None = None) -> Response:
+        with engine.request("decode-open") as observation:
+            model = engine.repository.get(name, version)
+            observation.model = model.name
+            media = answer_type(", ".join(request.headers.getlist("accept")), (NDJSON, EVENTS))
+            fields = read_query(single_values(request.scope["query_string"]))
+            if media == EVENTS:
+                body_type(request.headers.get("content-type"), (JSON,))
+                return await open_events(engine, streams, model, request, fields, max_body_bytes)
+            body_type(request.headers.get("content-type"), (NDJSON,))
+            coding = request.headers.get("content-encoding", "identity")
+            if coding.lower() != "identity":
+                raise UnsupportedFormat("Content-Encoding", coding, "identity, for lines that are read as they come")
+            return Lines(streams, Session(engine, model, fields), max_body_bytes)
+
+    @routes.post("/models/{name}/decode", **schemas.DECODE)
+    async def decode_newest(request: Request, name: str) -> Response:
+        """Answer lines of steps as they come, or a known list of ids as events, from the model's highest version."""
+        return await decode(request, name)
+
+    @routes.post("/models/{name}/versions/{version}/decode", **schemas.DECODE)
+    async def decode_version(request: Request, name: str, version: str) -> Response:
+        """Answer lines of steps as they come, or a known list of ids as events, from one version of the model."""
+        return await decode(request, name, version)
+
+    return routes
+
+
+class Connection(Protocol):
+    """Of a WebSocket, what answers plain steps without the rest of a stream."""
+
+    def listen(self, session: Session | None, lifetime: Lifetime) -> None:
+        """Answer plain steps of the session until told otherwise; None does so."""
+
+
+async def converse(socket: WebSocket, session: Session, lifetime: Lifetime) -> None:
+    """Answer message after message, until either side ends the stream."""
+    connection: Connection = socket.scope["state"][CONNECTION]
+    try:
+        while True:
+            connection.listen(session, lifetime)
+            try:
+                message = await lifetime.wait(socket.receive)
+            finally:
+                connection.listen(None, lifetime)
+            if message["type"] == "websocket.disconnect":
+                return
+            frame = message.get("bytes")
+            if frame is not None:
+                session.spoken = decode_frames.header_of(frame)[0]
+                await lifetime.wait(partial(socket.send_bytes, await session.answer_frame(frame)))
+            else:
+                session.spoken = "text"
+                answer = await session.answer_text(message["text"].encode())
+                await lifetime.wait(partial(socket.send_text, answer.decode()))
+            session.told = session.stream.offset
+            # Neither receiving nor sending lets others run while messages wait.
+            await asyncio.sleep(0)
+    except Closing as closing:
+        await say_goodbye(socket, session, closing)
+
+
+async def say_goodbye(socket: WebSocket, session: Session, closing: Closing) -> None:
+    """Tell the client, as it spoke last, where it has been told that its rows are, and close."""
+    offset = session.told
+    reason = orjson.dumps({"closing": closing.reason, "next_offset": offset.tolist()}).decode()
+    if len(reason) > LONGEST_REASON:
+        reason = closing.reason
+    try:
+        async with asyncio.timeout(FAREWELL_SECONDS):
+            if session.spoken == "text":
+                await socket.send_text(decode_json.write_state(offset, closing=closing.reason).decode())
+            elif session.spoken == 2:
+                await socket.send_bytes(decode_frames.write_closing(offset, closing.reason))
+            await socket.close(CODES[closing.reason], reason)
+    except TimeoutError:  # it does not read
+        return

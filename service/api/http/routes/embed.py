@@ -1,0 +1,124 @@
+"""The native door: `POST /models/{name}/embed`."""
+
+from collections.abc import Collection, Mapping
+from functools import lru_cache, partial
+from typing import Any
+
+import fastapi
+import numpy as np
+from fastapi import APIRouter
+from fastapi.responses import Response
+from numpy.typing import NDArray
+
+from preblock.service.api.http.answer import TYPES, respond, writable
+from preblock.service.api.http.body import read_body, write_body
+from preblock.service.api.http.negotiation import BYTES, JSON, NPY, SAFETENSORS, answer_type, body_type
+from preblock.service.api.http.query import single_values
+from preblock.service.api.http.request import Arrival
+from preblock.service.api.http.response import Reply
+from preblock.service.api.http.schemas import native as schemas
+from preblock.service.api.http.target import Handler
+from preblock.service.api.request_cache import Form, form_of, form_of_json
+from preblock.service.codecs.arrays import read_npy, read_raw
+from preblock.service.codecs.native_json import Embed, Wishes, floats_of, read_beside, read_embed, read_json, read_query
+from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, check_prompt_embeds
+from preblock.service.codecs.safetensors import read_safetensors
+from preblock.service.core.errors import Invalid
+from preblock.service.core.types import Request
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.fast_path import is_plain, plain
+from preblock.service.runtime.repository import Model
+
+ARRAYS = (NPY, BYTES)
+FILE_COST = 2**12
+"""A file of a row takes as long as this many values, whatever it holds."""
+
+
+def handler(engine: Engine, max_body_bytes: int) -> Handler:
+    """Return what answers a request of this door."""
+
+    async def embed(arrival: Arrival, name: str, version: str | None = None) -> Response:
+        with engine.request("native") as observation:
+            model = engine.repository.get(name, version)
+            observation.model = model.name
+            accept = arrival.accept
+            answer_type(accept, TYPES)  # what no answer can follow is refused before the body is read
+            kind = body_type(arrival.header(b"content-type"), TYPES)
+            body = await read_body(arrival, engine, max_body_bytes)
+            message = await engine.scheduler.run(
+                len(body), lambda: _read(body, kind, arrival.query, model.manifest.indices), text=kind == JSON
+            )
+            wanted, encoding = message.request, message.encoding
+            media = answer_type(accept, *writable(wanted.dtype, encoding, wanted.outputs, message.tells_lengths))
+            if encoding == PROMPT_EMBEDS:
+                check_prompt_embeds(wanted, model.manifest)
+            text = media == JSON and encoding == "float"
+            wanted.in_pieces = True
+            wanted.check = floats_of if text else None
+            answer = await engine.embed(model, wanted)
+            files = FILE_COST * len(answer.lengths) if encoding == PROMPT_EMBEDS else 0
+            response = await engine.scheduler.run(answer.size + files, lambda: respond(answer, media, encoding), text)
+            alike = kind in ARRAYS or (kind == JSON and engine.scheduler.is_small(len(body), text=True))
+            if alike and isinstance(wanted, Request) and (media in ARRAYS or (media == JSON and encoding == "base64")):
+                response.form = partial(_form, engine, model, wanted, body, kind)
+            return await write_body(response, arrival, engine, text)
+
+    return embed
+
+
+def router(embed: Handler) -> APIRouter:
+    """Return the routes of this door."""
+    routes = APIRouter(tags=["embed"])
+
+    @routes.post("/models/{name}/embed", **schemas.EMBED)
+    async def embed_newest(request: fastapi.Request, name: str) -> Response:
+        """Return the vectors that enter block 0, from the model's highest version."""
+        return await embed(Arrival.of(request), name, None)
+
+    @routes.post("/models/{name}/versions/{version}/embed", **schemas.EMBED)
+    async def embed_version(request: fastapi.Request, name: str, version: str) -> Response:
+        """Return the vectors that enter block 0, from one version of the model."""
+        return await embed(Arrival.of(request), name, version)
+
+    return routes
+
+
+def _form(engine: Engine, model: Model, request: Request, body: bytes, kind: str, response: Reply) -> Form | None:
+    """Return the form of a request whose body ends with its ids, or is JSON."""
+    answers, ids = plain(engine, model, request.outputs, request.dtype), request.input_ids.values
+    if answers is None or not is_plain(request):
+        return None
+    if kind == JSON:
+        return form_of_json("native", answers, request, response, body)
+    start = len(body) - ids.nbytes
+    # Where the ids are those very bytes, neither their type nor their order differs from what they will be read as.
+    if ids.ctypes.data != np.frombuffer(body, np.uint8).ctypes.data + start:
+        return None
+    return form_of("native", answers, request, response, body[:start], start)
+
+
+def _read(body: bytes, kind: str, query: bytes, indices: Collection[str]) -> Embed:
+    if kind in ARRAYS and (wishes := _beside(query, tuple(indices))):
+        return wishes.of(_read_array(body, kind, single_values(query)))
+    fields = read_query(single_values(query))
+    content: Mapping[str, Any]
+    if kind == JSON:
+        content = read_json(body)
+    elif kind == SAFETENSORS:
+        content = read_safetensors(body)
+    else:
+        content = {"input_ids": _read_array(body, kind, fields)}
+        fields.pop("shape", None)
+    for name in fields:
+        if name in content:
+            raise Invalid(name, "one in the query and one in the body", "one of them")
+    return read_embed({**fields, **content}, indices)
+
+
+@lru_cache  # a client asks the same again and again
+def _beside(query: bytes, indices: tuple[str, ...]) -> Wishes | None:
+    return read_beside(single_values(query), indices)
+
+
+def _read_array(body: bytes, kind: str, query: Mapping[str, Any]) -> NDArray[Any]:
+    return read_npy(body) if kind == NPY else read_raw(body, query.get("shape"))

@@ -1,0 +1,30 @@
+"""Liveness, readiness and metrics."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from preblock.service.engine.engine import Engine
+
+METRICS = {media: {"schema": {"type": "string"}} for media in ("text/plain", "application/openmetrics-text")}
+
+
+def router(engine: Engine) -> APIRouter:
+    """Return the routes for those who run the service."""
+    routes = APIRouter(tags=["operations"])
+
+    @routes.get("/livez", status_code=200, response_class=Response)
+    async def live() -> None:
+        """Answer as long as the process does."""
+
+    @routes.get("/readyz", response_class=Response, responses={503: {"description": "Not ready."}})
+    async def ready() -> Response:
+        """Answer 200 once every model has run."""
+        return Response() if engine.ready else Response(status_code=503, headers={"Retry-After": "1"})
+
+    @routes.get("/metrics", response_class=Response, responses={200: {"content": METRICS}})
+    async def metrics(request: Request) -> Response:
+        """Return the metrics in a Prometheus format."""
+        content, media_type = engine.metrics.expose(request.headers.get("accept", ""))
+        return Response(content, headers={"Content-Type": media_type})
+
+    return routes

@@ -1,0 +1,44 @@
+"""`GET /models`: what is served, and how it was proven."""
+
+from fastapi import APIRouter
+
+from preblock.service.api.http.schemas import native as schemas
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.engine.engine import Engine
+from preblock.service.runtime.repository import Model, Stem
+
+
+def router(engine: Engine) -> APIRouter:
+    """Return the routes that describe models."""
+    routes = APIRouter(tags=["models"])
+
+    def describe(model: Model | Stem) -> schemas.Model:
+        return schemas.Model(
+            name=model.name,
+            version=model.version,
+            identity=model.identity,
+            versions=engine.repository.versions(model.name),
+            provider=model.provider,
+            provider_choice=schemas.Provider(**engine.repository.choice._asdict() | {"active": model.provider}),
+            max_len=model.manifest.max_len if isinstance(model.manifest, Manifest) else None,
+            max_tokens=engine.max_tokens,
+            manifest=model.manifest,
+            parity=model.parity,
+        )
+
+    @routes.get("/models")
+    async def list_models() -> list[schemas.Model]:
+        """Return every model, in its highest version."""
+        return [describe(model) for model in engine.repository.newest()]
+
+    @routes.get("/models/{name}", responses=schemas.NOT_FOUND)
+    async def get_model(name: str) -> schemas.Model:
+        """Return a model: manifest, limits, parity report, and the provider that really runs."""
+        return describe(engine.repository.find(name))
+
+    @routes.get("/models/{name}/versions/{version}", responses=schemas.NOT_FOUND)
+    async def get_version(name: str, version: str) -> schemas.Model:
+        """Return one version of a model."""
+        return describe(engine.repository.find(name, version))
+
+    return routes

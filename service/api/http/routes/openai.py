@@ -1,0 +1,68 @@
+"""The door of the OpenAI API: `/v1/embeddings` and `/v1/models`."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from preblock.service.api.http.body import read_body, write_body
+from preblock.service.api.http.negotiation import JSON, body_type
+from preblock.service.api.http.request import Arrival
+from preblock.service.api.http.response import Reply
+from preblock.service.api.http.schemas import openai as schemas
+from preblock.service.codecs.native_json import read_json
+from preblock.service.codecs.openai import (
+    Embeddings,
+    model_document,
+    models_document,
+    read_embeddings,
+    read_model,
+    split_identifier,
+    write_embeddings,
+)
+from preblock.service.engine.engine import Engine
+from preblock.service.runtime.repository import Model
+
+
+def router(engine: Engine, max_body_bytes: int) -> APIRouter:
+    """Return the routes of this door."""
+    routes = APIRouter(prefix="/v1", tags=["OpenAI"])
+
+    @routes.post("/embeddings", **schemas.EMBEDDINGS)
+    async def embeddings(request: Request) -> Response:
+        """Return a vector for each input: the mean of the vectors that enter block 0, or as `pooling` says."""
+        with engine.request("openai") as observation:
+            body_type(request.headers.get("content-type"), (JSON,))
+            body = await read_body(Arrival.of(request), engine, max_body_bytes)
+
+            def read() -> tuple[Model, Embeddings]:
+                document = read_json(body)
+                model = engine.repository.get(*read_model(document))
+                observation.model = model.name
+                return model, read_embeddings(document, model.manifest.width)
+
+            model, message = await engine.scheduler.run(len(body), read, text=True)
+            answer = await engine.embed(model, message.request)
+            text = message.encoding == "float"
+            content = await engine.scheduler.run(answer.size, lambda: write_embeddings(answer, message), text)
+            return await write_body(Reply(content, JSON), Arrival.of(request), engine, text)
+
+    @routes.get("/models", response_model=schemas.OpenAIModels)
+    async def list_models() -> dict[str, Any]:
+        """Return every model."""
+        return models_document(
+            model_document(model.name, model.created)
+            for model in engine.repository.newest()
+            if isinstance(model, Model)
+        )
+
+    @routes.get(
+        "/models/{model}",
+        response_model=schemas.OpenAIModel,
+        responses=schemas.NOT_FOUND,
+    )
+    async def get_model(model: str) -> dict[str, Any]:
+        """Return a model, by `name` or `name:version`."""
+        return model_document(model, engine.repository.get(*split_identifier(model)).created)
+
+    return routes

@@ -1,0 +1,188 @@
+"""The bodies of the Open Inference Protocol."""
+
+from typing import Any
+
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from preblock.service.api.http.negotiation import BYTES, JSON
+from preblock.service.api.http.schemas.common import ANSWER, BINARY, Documented, described, errors
+
+Parameters = dict[str, str | int | float | bool]
+
+
+class Described(Documented):
+    """A tensor of a model; sizes that are free are -1."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class InferInput(Documented):
+    """A tensor of a request: its data here, or as bytes behind the JSON."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: Parameters = Field({})
+    data: list[Any] = Field([], description="Flat or nested; absent beside the parameter binary_data_size.")
+
+
+class InferWish(Documented):
+    """An output that is asked for."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    parameters: Parameters = Field({})
+
+
+class InferRequest(Documented):
+    """Tensors by name, as the Open Inference Protocol has them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str | None = Field(None, description="Comes back with the answer.")
+    model_name: str | None = Field(None, description="Not used; the path names the model.")
+    parameters: Parameters = Field({})
+    inputs: list[InferInput]
+    outputs: list[InferWish] | None = Field(None, description="Default is the first output.")
+
+
+class InferOutput(Documented):
+    """A tensor of an answer: its data here, or as bytes behind the JSON."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: Parameters | None = None
+    data: list[float] | None = None
+
+
+class InferAnswer(Documented):
+    """The outputs that were asked for."""
+
+    model_name: str
+    model_version: str
+    id: str | None = None
+    outputs: list[InferOutput]
+
+
+class ServerMetadata(BaseModel):
+    """What the server is."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class Live(BaseModel):
+    """Whether the process answers."""
+
+    live: bool
+
+
+class Ready(BaseModel):
+    """Whether every model has run."""
+
+    ready: bool
+
+
+class ModelReady(BaseModel):
+    """Whether a model is served."""
+
+    name: str
+    ready: bool
+
+
+class ModelMetadata(BaseModel):
+    """Inputs and outputs of a model."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[Described]
+    outputs: list[Described]
+
+
+class ModelState(BaseModel):
+    """One version of a model in the repository."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+class ModelStatistics(BaseModel):
+    """What happened to one version of a model."""
+
+    name: str
+    version: str
+    last_inference: int = Field(description="Milliseconds since 1970; 0 for never.")
+    inference_count: int = Field(description="Rows answered.")
+    execution_count: int = Field(description="Requests that ran.")
+    inference_stats: dict[str, dict[str, int]]
+    response_stats: dict[str, Any]
+    batch_stats: list[dict[str, Any]]
+    memory_usage: list[dict[str, Any]]
+
+
+class Statistics(BaseModel):
+    """What happened to models."""
+
+    model_stats: list[ModelStatistics]
+
+
+class OpenInferenceError(Documented):
+    """An error, as the Open Inference Protocol has it."""
+
+    error: str
+
+
+def open_inference_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return what OpenAPI tells of errors of the Open Inference Protocol."""
+    return errors(OpenInferenceError, JSON, *statuses)
+
+
+def _fields(**kinds: str) -> dict[str, Any]:
+    """Return what OpenAPI tells of a body that may be left out, whose fields are of such types."""
+    properties = {name: {"type": kind} for name, kind in kinds.items()}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {"requestBody": {"content": {JSON: {"schema": schema}}}}
+
+
+OF_BODIES = (400, 401, 403, 413, 415, 422, 500, 503)
+INFER: dict[str, Any] = {
+    "responses": {
+        200: {"description": ANSWER, "content": {**described(InferAnswer), BYTES: BINARY}},
+        **open_inference_errors(404, 409, 429, *OF_BODIES),
+    },
+    "openapi_extra": {
+        "parameters": [
+            {
+                "name": "Inference-Header-Content-Length",
+                "in": "header",
+                "description": "Bytes of the JSON, where the bytes of tensors follow it; 0 for nothing but bytes.",
+                "schema": {"type": "string"},
+            }
+        ],
+        "requestBody": {
+            "required": True,
+            "content": {**described(InferRequest), BYTES: BINARY},
+        },
+    },
+}
+INDEX: dict[str, Any] = {
+    "response_model": list[ModelState],
+    "responses": open_inference_errors(*OF_BODIES),
+    "openapi_extra": _fields(ready="boolean"),
+}
+CHANGE: dict[str, Any] = {
+    "response_class": Response,
+    "responses": open_inference_errors(404, *OF_BODIES),
+    "openapi_extra": _fields(parameters="object"),
+}

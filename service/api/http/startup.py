@@ -1,0 +1,70 @@
+"""What is answered while models are opened: that the process lives, how far it is, and to all else to come again."""
+
+import orjson
+from fastapi.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from preblock.service.api.http.dispatcher import refuse
+from preblock.service.core.auth import Access
+from preblock.service.core.errors import Unavailable
+from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.load_progress import Progress
+
+CLOSE = {"Connection": "close"}
+"""So that who asks again reaches the service itself."""
+
+
+class Starting:
+    """The application until there is one.
+
+    Args:
+        access: says who is told the name of a model.
+        progress: how far the opening of models is.
+        metrics: tell the same.
+        max_body_bytes: of a body that is read, before its client is told to come again.
+
+    """
+
+    def __init__(self, access: Access, progress: Progress, metrics: Metrics, max_body_bytes: int) -> None:
+        self._access, self._progress, self._metrics = access, progress, metrics
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request (ASGI 3)."""
+        match scope["path"] if scope["type"] == "http" else None:
+            case "/livez":
+                response = Response(headers=CLOSE)
+            case "/v2/health/live":
+                response = Response(b'{"live":true}', headers=CLOSE, media_type="application/json")
+            case "/readyz":
+                headers = CLOSE | {"Retry-After": str(Unavailable.retry_after)}
+                response = Response(self._told(), 503, headers, media_type="application/json")
+            case "/metrics":
+                accept = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"accept"), "")
+                content, media_type = self._metrics.expose(accept)
+                response = Response(content, headers=CLOSE | {"Content-Type": media_type})
+            case _:
+                await self._read(receive)
+                got = f"{self._progress.ready} of {self._progress.of} models open"
+                error = Unavailable("server", got, "a request once all of them are")
+                await refuse(error, scope, receive, send, CLOSE)
+                return
+        await response(scope, receive, send)
+
+    async def _read(self, receive: Receive) -> None:
+        """Read a body, and let it go: a client whose connection ends while it sends may not see the answer."""
+        read, message = 0, await receive()
+        while message.get("more_body") and (read := read + len(message["body"])) <= self._max_body_bytes:
+            message = await receive()
+
+    def _told(self) -> bytes:
+        """Return how far it is; who has no key for a model is not told its name."""
+        model = self._progress.model
+        return orjson.dumps(
+            {
+                "status": "starting",
+                "ready": self._progress.ready,
+                "of": self._progress.of,
+                "model": model if model is not None and self._access.shows(model) else None,
+            }
+        )

@@ -1,0 +1,1 @@
+"""Decode sessions over WebSocket, NDJSON and server-sent events."""

@@ -1,0 +1,172 @@
+"""What the doors of a decode stream share: a message in, its answer out, errors included."""
+
+from time import perf_counter
+from typing import Any, Literal
+
+from preblock.service.api.http import errors
+from preblock.service.api.streams import Closing
+from preblock.service.codecs import decode_frames, decode_json
+from preblock.service.codecs.native_json import read_json
+from preblock.service.core.decode_ops import Close, Message, Step
+from preblock.service.core.errors import Conflict, PreblockError
+from preblock.service.engine.decode_stream import DecodeStream
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.fast_path import Float32, Run, plain
+from preblock.service.observability.context import CURRENT
+from preblock.service.runtime.repository import Model
+
+
+class Session:
+    """A stream, and how its client speaks.
+
+    `told` is where the client knows the rows to be: an answer that was not sent has not fed anything. `spoken` is how
+    its last message came, as text or as a frame of a version; None before the first.
+
+    Args:
+        engine: answers the decode_json.
+        model: stays the same for the whole stream.
+        fields: how the stream opens, as a query or a message of JSON states it.
+
+    Raises:
+        ClientFault: it cannot be opened so.
+
+    """
+
+    def __init__(self, engine: Engine, model: Model, fields: dict[str, Any]) -> None:
+        self.engine = engine
+        self.visit = CURRENT.get()
+        self.opened = False
+        self._open(model, fields)
+        self.told = self.stream.offset
+        self.spoken: Literal["text", 1, 2] | None = None
+
+    def _open(self, model: Model, fields: dict[str, Any]) -> None:
+        options, encoding = decode_json.read_options(fields)
+        self.stream = DecodeStream(self.engine, model, options)
+        self._encoding = encoding
+        self._plain = plain(self.engine, model, options.outputs, options.dtype)
+
+    async def answer_text(self, text: bytes) -> bytes:
+        """Answer a message of JSON; an error changes nothing and is a JSON object with the key `error`.
+
+        Raises:
+            Closing: the client ends the stream.
+
+        """
+        engine, stream = self.engine, self.stream
+        number = 0
+        try:
+            with engine.request("decode") as observation, stream.attempt():
+                observation.model = stream.model.name
+                document = await engine.scheduler.run(len(text), lambda: read_json(text), text=True)
+                if decode_json.OPEN in document:
+                    return self._reopen(document)
+                indices = stream.model.manifest.indices
+                number = decode_json.read_number(document)
+                message = await engine.scheduler.run(
+                    len(text), lambda: decode_json.read_message(document, number, text, indices), text=True
+                )
+                answer = await stream.do(message)
+                if answer is None:
+                    written = decode_json.write_state(stream.offset, number)
+                else:
+                    written = await engine.scheduler.run(
+                        answer.size,
+                        lambda: decode_json.write_answer(answer, self._encoding, number),
+                        text=self._encoding == "float",
+                    )
+        except PreblockError as error:
+            return decode_json.write_error(errors.problem(error), number)
+        self._done(message)
+        return written
+
+    async def answer_frame(self, frame: bytes) -> bytes:
+        """Answer a binary message in its version; an error changes nothing and is a frame too.
+
+        Raises:
+            Closing: the client ends the stream.
+
+        """
+        engine, stream = self.engine, self.stream
+        version, number = decode_frames.header_of(frame)
+        try:
+            with engine.request("decode") as observation, stream.attempt():
+                observation.model = stream.model.name
+                indices = stream.model.manifest.indices
+                message = await engine.scheduler.run(len(frame), lambda: decode_frames.read_frame(frame, indices))
+                answer = await stream.do(message)
+                if answer is None:
+                    written = decode_frames.write_state(stream.offset, number)
+                else:
+                    written = await engine.scheduler.run(
+                        answer.size, lambda: decode_frames.write_vectors(answer, number, version)
+                    )
+        except PreblockError as error:
+            return decode_frames.write_error(errors.problem(error), number, version)
+        self._done(message)
+        return written
+
+    def begin(self, frame: bytes) -> Run | None:
+        """Begin to answer a step that is plain and allowed, to be finished in the next turn of the event loop.
+
+        None of any other message.
+        """
+        began, stream, answers = perf_counter(), self.stream, self._plain
+        step = None if answers is None else decode_frames.read_plain(frame)
+        if (
+            answers is None
+            or step is None
+            or step.shape.rows != len(stream.offset)
+            or (step.stated and step.stated != stream.offset.tobytes())
+            or step.ids.size > self.engine.max_tokens
+            or step.shape.rows > self.engine.limits.rows
+            or step.ids.size * answers.width > answers.shared
+            or (step.number and step.shape.version == 2 and not stream.is_new(step.number))
+            or not answers.takes(step.ids, stream.offset)
+        ):
+            return None
+        try:
+            answers.limits.__enter__()
+        except PreblockError:
+            return None
+        self._begun = began, frame, step
+        return Run(answers, "decode", step.ids, stream.offset)
+
+    def finish(self, run: Run) -> tuple[bytes, Float32]:
+        """Return the frame that answers the step that was begun, head and vectors; the stream has made the step."""
+        assert self._plain is not None
+        stream, answers, (_, frame, step) = self.stream, self._plain, self._begun
+        try:
+            vectors = run.finish()
+        finally:
+            answers.limits.__exit__(None, None, None)
+        after = stream.offset + step.shape.ahead
+        # In version 1 the number is an echo and says nothing of repetitions.
+        number = step.number if step.shape.version == 2 else 0
+        stream.advance(after, number, decode_json.digest(frame) if number else b"")
+        self.opened = True
+        return decode_frames.head_of_plain(step, after, answers.width), vectors
+
+    def end(self, run: Run, size: int, send: float) -> None:
+        """Count the step that was begun, and note that its answer was sent in so many bytes and seconds, or 0: not."""
+        began, frame, step = self._begun
+        if size:
+            self.told, self.spoken = self.stream.offset, step.shape.version
+        run.count(self.visit, began, len(frame), size, send, Step.name)
+
+    def _reopen(self, document: dict[str, Any]) -> bytes:
+        """Open the stream anew, as its first message may say."""
+        if self.opened:
+            raise Conflict(decode_json.OPEN, "a message that opens, after others", "none, since the stream has begun")
+        fields = decode_json.read_open(document)
+        model = self.stream.model
+        self._open(model, fields)
+        self.opened = True
+        manifest, outputs = model.manifest, self.stream.options.outputs
+        return decode_json.write_opened(model.name, model.version, manifest, self.stream.offset, outputs)
+
+    def _done(self, message: Message) -> None:
+        self.opened = True
+        self.engine.metrics.operation(self.stream.model.name, message.operation.name)
+        if isinstance(message.operation, Close):
+            raise Closing("close")

@@ -1,0 +1,62 @@
+"""A request of HTTP, or a WebSocket, as its span tells it, by the semantic conventions of OpenTelemetry."""
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from preblock.service.observability.context import Begin, Headers, Trace, Visit
+
+ROUTE = "preblock.route"
+"""Of a request, in its scope: the pattern of its path, where it was dispatched without FastAPI."""
+METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
+STATUS = {"http.response.start": None, "websocket.http.response.start": None, "websocket.accept": 101}
+"""Messages of ASGI that begin an answer, and the statuses of those that state none."""
+
+
+def begun(begin: Begin, visit: Visit, method: str, path: str, scheme: str, headers: Headers) -> Trace:
+    """Begin to trace a request, a stream as a whole; `ended` is to follow, whatever happens.
+
+    The query is left out, since it may hold anything.
+    """
+    name = method if method in METHODS else "HTTP"
+    known = name if name == method else "_OTHER"
+    return begin(visit, headers, name, {"http.request.method": known, "url.path": path, "url.scheme": scheme})
+
+
+def answered(trace: Trace, status: int) -> None:
+    """Say with which status a request is answered."""
+    trace.attributes["http.response.status_code"] = status
+    trace.failed = trace.failed or status >= 500
+    if status >= 400:  # of an error that no door has named
+        trace.attributes.setdefault("error.type", str(status))
+
+
+def routed(trace: Trace, route: str) -> None:
+    """Say by which pattern of paths a request was dispatched."""
+    trace.name, trace.attributes["http.route"] = f"{trace.name} {route}", route
+
+
+def ended(trace: Trace, error: Exception | None) -> None:
+    """End the span of a request; after an `error` no more of its answer came."""
+    if error is not None:
+        trace.refused(type(error).__name__, failed=True)
+    trace.end()
+
+
+async def traced(app: ASGIApp, begin: Begin, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
+    """Let an application answer a request, and trace it."""
+    method = scope.get("method", "GET")  # a WebSocket is opened so
+    trace, failure = begun(begin, visit, method, scope["path"], scope["scheme"], scope["headers"]), None
+
+    async def sent(message: Message) -> None:
+        if message["type"] in STATUS:
+            answered(trace, message.get("status", STATUS[message["type"]]))
+        await send(message)
+
+    try:
+        await app(scope, receive, sent)
+    except Exception as error:  # once the answer has begun
+        failure = error
+        raise
+    finally:
+        if route := scope.get(ROUTE) or getattr(scope.get("route"), "path", None):
+            routed(trace, route)
+        ended(trace, failure)

@@ -1,0 +1,153 @@
+"""Requests that are alike: a client sends the same one again and again, but for its numbers.
+
+What such requests are for, and what their answers are but for the vectors, is read and written once.
+
+Letters: B batch, L length.
+"""
+
+import re
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import orjson
+
+from preblock.service.api.http.response import Reply, lines_of
+from preblock.service.api.http.target import Target
+from preblock.service.codecs.chunks import Buffer, encoded, joined, raw_bytes
+from preblock.service.codecs.ragged import rows_of_json
+from preblock.service.core.errors import Invalid, PreblockError
+from preblock.service.core.types import Int64, Request
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.fast_path import Plain, Run, integers
+
+MOST = 256
+"""Forms that are kept for a model."""
+IDS = re.compile(rb'"input_ids"\s*:(\s*\[[][0-9,\s-]*\]\s*)')
+"""The ids in the JSON of a request that was answered, all of what stands there: behind them comes a quote or a brace.
+
+In a string the quotes would be escaped, and no other field holds an object.
+"""
+
+
+@dataclass(eq=False, slots=True)
+class Form:
+    """Requests of one address, with the same headers, whose bodies begin with the same bytes and have one length.
+
+    What JSON says but for the ids is the same in all of them, too.
+
+    Args:
+        door: by which they come.
+        plain: what answers them.
+        head: the bytes that their bodies begin with.
+        shape: of the ids, (B, L).
+        ids_at: where the ids begin in a body.
+        offset: int64 (1,) or (B,), the offset of all of them, or of the first one, where it stands in the body.
+        offset_at: where the offset begins in a body; None where that holds none.
+        headers: of an answer, as lines of HTTP/1.1.
+        prefix: what stands before the vectors in the body of an answer.
+        size: of the body of an answer, in bytes.
+        tail: what bodies of JSON end with, behind the ids, which begin behind the `head`; None where ids are bytes.
+        suffix: what stands behind the vectors where these are base64; None where they are bytes.
+        path: of the address.
+
+    """
+
+    door: str
+    plain: Plain
+    head: bytes
+    shape: tuple[int, int]
+    ids_at: int
+    offset: Int64
+    offset_at: int | None
+    headers: bytes
+    prefix: bytes
+    size: int
+    tail: bytes | None = None
+    suffix: bytes | None = None
+    path: str = ""
+
+    def read(self, body: bytes) -> tuple[Int64, Int64] | None:
+        """Return the ids (B, L) and the offset of a request whose body begins as they do; None if it is another."""
+        if self.tail is not None:
+            ids = self._read_json(body, self.tail)
+            return None if ids is None else (ids, self.offset)
+        batch, length = self.shape
+        ids = integers(body, batch * length, self.ids_at).reshape(self.shape)
+        if self.offset_at is None:
+            return ids, self.offset
+        return ids, integers(body, len(self.offset), self.offset_at)
+
+    def _read_json(self, body: bytes, tail: bytes) -> Int64 | None:
+        begin, end = len(self.head), len(body) - len(tail)
+        if end < begin or not body.endswith(tail):
+            return None
+        try:
+            rows = rows_of_json("input_ids", orjson.loads(body[begin:end]))
+        except (orjson.JSONDecodeError, Invalid):
+            return None
+        if (len(rows.lengths), rows.length) != self.shape:
+            return None
+        return rows.values.reshape(self.shape)
+
+    def content(self, run: Run) -> Iterator[Buffer]:
+        """Yield what follows the prefix, a piece that is computed after another."""
+        pieces = map(raw_bytes, run.pieces())  # which keeps none of them, so that the next may lie where one did
+        return pieces if self.suffix is None else chain(encoded(pieces), (self.suffix,))
+
+
+def form_of(
+    door: str, plain: Plain, request: Request, reply: Reply, head: bytes, ids_at: int, offset_at: int | None = None
+) -> Form:
+    """Return the form of a request that was answered with `reply`: bytes after others, or base64 between them.
+
+    The other arguments are those of `Form`.
+    """
+    rows = request.input_ids
+    assert rows.length is not None
+    offset = np.zeros(1, np.int64) if request.offset is None else request.offset
+    *prefix, last = reply.parts
+    suffix = None
+    if isinstance(last, bytes):
+        suffix, _ = last, prefix.pop()
+    shape = len(rows.lengths), rows.length
+    assert reply.size is not None
+    known = lines_of(reply.raw_headers), joined(prefix), reply.size
+    return Form(door, plain, head, shape, ids_at, offset, offset_at, *known, suffix=suffix)
+
+
+def form_of_json(door: str, plain: Plain, request: Request, reply: Reply, body: bytes) -> Form | None:
+    """Return the form of a request of JSON; None where its ids are not found in it. As `form_of`, and its `body`."""
+    found = IDS.search(body)
+    if found is None:  # the name of the field is written in another way
+        return None
+    form = form_of(door, plain, request, reply, body[: found.start(1)], found.start(1))
+    form.tail = body[found.end(1) :]
+    return form
+
+
+class Forms:
+    """The forms of requests that were answered; each is forgotten with its model."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def find(self, target: Target, key: Hashable) -> Form | None:
+        """Return the form of requests for `target` that have the same `key`, if one was answered."""
+        try:
+            model = self._engine.repository.find(target.name, target.version)
+        except PreblockError:
+            return None
+        form: Form | None = model.kept.get(key)
+        return form
+
+    def keep(self, key: Hashable, form: Form) -> None:
+        """Answer requests of the same `key` by `form` from now on, unless limits that hold by now forbid it."""
+        batch, length = form.shape
+        if batch * length > self._engine.max_tokens or batch > self._engine.limits.rows:
+            return
+        kept = form.plain.model.kept
+        if len(kept) >= MOST:
+            kept.clear()
+        kept[key] = form

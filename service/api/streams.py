@@ -1,0 +1,151 @@
+"""The decode streams that are open, and how long each may stay: what ends them that is not their client."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal, TypeVar
+
+from preblock.service.core.auth import Access, caller
+from preblock.service.core.errors import Unavailable
+from preblock.service.core.file_watch import LOOK_SECONDS
+from preblock.service.observability.metrics import Metrics
+
+T = TypeVar("T")
+Reason = Literal["close", "shutdown", "left", "idle", "time", "key"]
+LIFETIME = "preblock.lifetime"
+"""Of a stream, in the state of its request: who sees that the client has left says so."""
+
+
+class Closing(Exception):
+    """A stream ends; the reason is what its client is told."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason)
+        self.reason: Reason = reason
+
+
+class Lifetime:
+    """How long one stream of the caller may stay, until `close`.
+
+    Args:
+        idle: seconds that it may wait for its client.
+        total: seconds that it may stay open.
+
+    """
+
+    def __init__(self, idle: float, total: float) -> None:
+        self.caller = caller()
+        self._loop = asyncio.get_running_loop()
+        self._idle = idle
+        self._end = self._loop.time() + total
+        self._over: Reason | None = None
+        self._since = 0.0
+        self._waiting: asyncio.Task[object] | None = None
+        # One for all that is waited for: a timer for each would take longer than a step.
+        self._timer = self._loop.call_later(min(idle, total), self._look)
+
+    async def wait(self, action: Callable[[], Awaitable[T]]) -> T:
+        """Return what the client sends, or what it takes.
+
+        Raises:
+            Closing: the service shuts down, or the client has left or takes too long.
+
+        """
+        # An action that need not wait would never be interrupted.
+        self._since = self._loop.time()
+        if reason := self._ended():
+            raise Closing(reason)
+        task = self._waiting = asyncio.current_task()
+        try:
+            return await action()
+        except asyncio.CancelledError:
+            # Of the stream that was ended, unless the task that it runs in is cancelled too.
+            if (reason := self._ended()) and task is not None and not task.uncancel():
+                raise Closing(reason) from None
+            raise
+        finally:
+            self._waiting = None
+
+    def touch(self) -> bool:
+        """Count a message that was answered while `wait` goes on; return whether the stream still stays."""
+        self._since = self._loop.time()
+        return self._ended() is None
+
+    def _ended(self) -> Reason | None:
+        return self._over or ("time" if self._since >= self._end else None)
+
+    def _look(self) -> None:
+        """End the stream where its time is over, and look again when it may be."""
+        now = self._loop.time()
+        idle = (self._since if self._waiting else now) + self._idle
+        if now >= self._end:
+            self.end("time")
+        elif now >= idle:
+            self.end("idle")
+        else:
+            self._timer = self._loop.call_at(min(idle, self._end), self._look)
+
+    def end(self, reason: Reason) -> None:
+        """End the stream when it next waits, or now if it does."""
+        self._over = reason
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def close(self) -> None:
+        """Forget the timer."""
+        self._timer.cancel()
+
+
+class Streams:
+    """The open streams.
+
+    Args:
+        metrics: counts them.
+        idle: seconds that one may wait for its client.
+        total: seconds that one may stay open.
+        most: that may be open; default None: any number.
+
+    """
+
+    def __init__(self, metrics: Metrics, idle: float, total: float, most: int | None = None) -> None:
+        self._metrics, self.idle = metrics, idle
+        self.allow(total, most)
+        self._open: set[Lifetime] = set()
+
+    def allow(self, total: float, most: int | None) -> None:
+        """Let streams that open from now on stay so long, and be so many; the arguments are those of the class."""
+        self._total, self._most = total, most
+
+    @contextmanager
+    def open(self) -> Iterator[Lifetime]:
+        """Open a stream, until the block ends.
+
+        Raises:
+            Unavailable: too many are open.
+
+        """
+        if self._most is not None and len(self._open) >= self._most:
+            raise Unavailable("streams", f"one more than {self._most}", f"{self._most} open at a time; try again later")
+        lifetime = Lifetime(self.idle, self._total)
+        self._open.add(lifetime)
+        try:
+            with self._metrics.stream():
+                yield lifetime
+        finally:
+            lifetime.close()
+            self._open.discard(lifetime)
+
+    async def follow(self, access: Access) -> None:
+        """End streams whose key was taken out or changed, until cancelled."""
+        while access.needs_key:
+            await asyncio.sleep(LOOK_SECONDS)
+            access.look()
+            for lifetime in self._open:
+                if not access.knows(lifetime.caller):
+                    lifetime.end("key")
+
+    def drain(self) -> None:
+        """End every stream, each with a word to its client."""
+        for lifetime in self._open:
+            lifetime.end("shutdown")

@@ -1,0 +1,185 @@
+"""Checks the graphs of an artifact before onnxruntime opens them: their tensors, and what the manifest says of them.
+
+onnxruntime refuses some of this itself. What it maps and how much it allocates is here settled beforehand.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from google.protobuf.message import DecodeError, Message
+
+from preblock.service.artifacts.manifest import DATA, MANIFEST, Artifact, Manifest
+from preblock.service.artifacts.onnx_subset_pb2 import GraphProto, ModelProto, SparseTensorProto, TensorProto
+from preblock.service.core.errors import ArtifactError
+from preblock.service.core.files import read_file
+
+MOST_BYTES = 16 * 2**20
+"""Of a graph without its weights; a hundred times what the largest known front-end has."""
+MOST_DIMENSIONS = 32
+
+TYPES = {
+    1: ("float32", 4, "float_data"),
+    2: ("uint8", 1, "int32_data"),
+    3: ("int8", 1, "int32_data"),
+    4: ("uint16", 2, "int32_data"),
+    5: ("int16", 2, "int32_data"),
+    6: ("int32", 4, "int32_data"),
+    7: ("int64", 8, "int64_data"),
+    9: ("bool", 1, "int32_data"),
+    10: ("float16", 2, "int32_data"),
+    11: ("float64", 8, "double_data"),
+    12: ("uint32", 4, "uint64_data"),
+    13: ("uint64", 8, "uint64_data"),
+    16: ("bfloat16", 2, "int32_data"),
+}
+"""ONNX data types that are read: name, bytes of an element, and the field that holds elements one by one."""
+
+Extent = tuple[int, int]
+"""Offset and end of a tensor in the data file."""
+
+
+def check_graphs(folder: Path, manifest: Artifact) -> None:
+    """Check every graph of the artifact in `folder`.
+
+    Raises:
+        ArtifactError: a file is no ONNX model; a tensor lies elsewhere than in the data file or its graph, overlaps
+            another, or is not as long as its type and shape say; or the manifest allows other indices than a table has.
+
+    """
+    lengths = {name: file.bytes for name, file in manifest.files.items()}
+    if missing := {DATA, *manifest.graphs} - lengths.keys():
+        raise ArtifactError(f"{MANIFEST} files", ", ".join(lengths), f"also {', '.join(sorted(missing))}")
+    everywhere: dict[Extent, str] = {}
+    for graph in manifest.graphs:
+        model = parse(graph, read_file(folder / graph, MOST_BYTES))
+        here: dict[Extent, str] = {}
+        for tensor in _tensors(graph, model):
+            field = f"{graph} {_printable(tensor.name)}"
+            extent = _check_tensor(field, tensor, lengths[DATA])
+            if extent is None:
+                continue
+            if extent in here:
+                raise ArtifactError(field, f"the bytes of {here[extent]}", "bytes of its own")
+            here[extent] = field
+        everywhere = here | everywhere  # two graphs may share a tensor
+        if isinstance(manifest, Manifest):
+            _check_rows(graph, model.graph, manifest)
+            _check_type(graph, model.graph, manifest)
+    for ((_, end), before), ((begin, _), after) in pairwise(sorted(everywhere.items())):
+        if begin < end:
+            raise ArtifactError(after, f"offset {begin}, within {before}", "bytes of its own")
+
+
+def parse(graph: str, content: bytes) -> ModelProto:
+    """Return the content of the file `graph`; raises ArtifactError where it is no ONNX model."""
+    try:
+        model = ModelProto.FromString(content)
+    except DecodeError as error:
+        raise ArtifactError(graph, " ".join(str(error).split()), "an ONNX model") from error
+    if not model.HasField("graph"):
+        raise ArtifactError(graph, "no graph", "an ONNX model")
+    return model
+
+
+def _tensors(graph: str, message: Message) -> Iterator[TensorProto]:
+    """Yield every tensor in `message`, however deep: in subgraphs, attributes, functions."""
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        for part in [value] if isinstance(value, Message) else value:
+            if isinstance(part, TensorProto):
+                yield part
+            elif isinstance(part, SparseTensorProto):
+                # A few bytes of it may claim any shape, and it is made dense before it is used.
+                raise ArtifactError(f"{graph} {_printable(part.values.name)}", "a sparse tensor", "a dense one")
+            else:
+                yield from _tensors(graph, part)
+
+
+def _check_tensor(field: str, tensor: TensorProto, data_bytes: int) -> Extent | None:
+    """Return where `tensor` lies in the data file; None where it lies in the graph, or has no elements."""
+    if tensor.data_type not in TYPES:
+        allowed = ", ".join(f"{number} ({name})" for number, (name, _, _) in TYPES.items())
+        raise ArtifactError(f"{field} data_type", tensor.data_type, allowed)
+    dtype, width, elements = TYPES[tensor.data_type]
+    dims = tensor.dims
+    if len(dims) > MOST_DIMENSIONS:
+        raise ArtifactError(f"{field} dims", f"{len(dims)} of them", f"at most {MOST_DIMENSIONS}")
+    if any(size < 0 for size in dims):
+        raise ArtifactError(f"{field} dims", list(dims), "sizes of 0 or more")
+    needed = math.prod(dims) * width
+    allowed = f"{needed} bytes, as {dtype} {list(dims)} has"
+    inside = len(tensor.raw_data) if tensor.HasField("raw_data") else len(getattr(tensor, elements)) * width
+    entries = [(entry.key, entry.value) for entry in tensor.external_data]
+    texts: list[object] = [text for entry in entries for text in entry]
+    if not all(isinstance(text, str) for text in texts):  # what is no UTF-8 is read as bytes
+        raise ArtifactError(f"{field} external_data", "bytes that are no UTF-8", "text")
+    if tensor.HasField("segment"):
+        raise ArtifactError(field, "a segment", "a whole tensor")
+    if tensor.data_location != TensorProto.EXTERNAL:
+        if entries:
+            raise ArtifactError(f"{field} data_location", "DEFAULT", "EXTERNAL, since it has external_data")
+        if inside != needed:
+            raise ArtifactError(field, f"{inside} bytes", allowed)
+        return None
+    if inside:
+        raise ArtifactError(f"{field} data_location", "EXTERNAL", f"DEFAULT, since it holds {inside} bytes")
+    if sorted(key for key, _ in entries) != ["length", "location", "offset"]:
+        keys = ", ".join(_printable(key) for key, _ in entries)
+        raise ArtifactError(f"{field} external_data", keys, "location, offset and length, once each")
+    external = dict(entries)
+    if external["location"] != DATA:
+        raise ArtifactError(f"{field} location", _printable(external["location"]), f"{DATA}, in the same folder")
+    offset, length = (_number(f"{field} {key}", external[key]) for key in ("offset", "length"))
+    if length != needed:
+        raise ArtifactError(f"{field} length", length, allowed)
+    if offset + length > data_bytes:
+        raise ArtifactError(field, f"bytes {offset} to {offset + length}", f"0 to {data_bytes}, as {DATA} has")
+    return (offset, offset + length) if length else None
+
+
+def _check_rows(name: str, graph: GraphProto, manifest: Manifest) -> None:
+    """Compare the tables that inputs index with the indices that the manifest allows."""
+    for index, limit in {"input_ids": manifest.vocab_size, **manifest.indices}.items():
+        rows = {table.name: table.dims[0] for table in tables(graph, index)}
+        if not rows:
+            continue
+        smallest = min(rows, key=rows.__getitem__)
+        # A module of the user's may have rows that it gives no meaning to.
+        if rows[smallest] < limit or (rows[smallest] > limit and manifest.front_end is not None):
+            field = f"{MANIFEST} {'vocab_size' if index == 'input_ids' else f'indices.{index}'}"
+            table = f"{name} {_printable(smallest)}"
+            raise ArtifactError(field, limit, f"{rows[smallest]}, the rows of {table}")
+
+
+def _check_type(name: str, graph: GraphProto, manifest: Manifest) -> None:
+    """Compare the type of the first table that ids look up, another than that of its scales, with the manifest's."""
+    stored = {"int4": "uint8"}.get(manifest.dtype, manifest.dtype)  # two numbers in a byte
+    for table in tables(graph, "input_ids")[:1] if manifest.front_end is not None else ():
+        if TYPES[table.data_type][0] != stored:
+            allowed = f"that of {name} {_printable(table.name)}, {TYPES[table.data_type][0]}"
+            raise ArtifactError(f"{MANIFEST} dtype", manifest.dtype, allowed)
+
+
+def tables(graph: GraphProto, index: str) -> list[TensorProto]:
+    """Return the tables from which `graph` gathers the rows that the input `index` names."""
+    tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.dims}
+    return [
+        tensors[node.input[0]]
+        for node in graph.node
+        if node.op_type == "Gather" and len(node.input) == 2 and node.input[1] == index
+        if node.input[0] in tensors and not any(entry.i for entry in node.attribute if entry.name == "axis")
+    ]
+
+
+def _number(field: str, text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise ArtifactError(field, _printable(text), "a whole number of bytes")
+    return int(text)
+
+
+def _printable(text: str) -> str:
+    return ascii(text[:120])[1:-1]

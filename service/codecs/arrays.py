@@ -1,0 +1,101 @@
+"""One array as a body: raw bytes, little-endian, and .npy."""
+
+import ast
+import io
+import math
+import re
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preblock.service.core.errors import Malformed
+from preblock.service.core.types import Int64, Tensor
+
+Header = tuple[tuple[int, ...], Literal["C", "F"], np.dtype[Any]]
+"""Of a .npy file: shape, order, and type."""
+LONGEST = 10_000
+"""Bytes of a header, as numpy has it: the parser of Python takes some hundred times as much memory."""
+LONGEST_KEPT = 256
+"""Bytes of a header that is remembered; that of an array of integers has 128."""
+SHAPE = re.compile("[1-9][0-9]{0,17}(,[1-9][0-9]{0,17})?")
+
+
+def read_raw(body: bytes, shape: str | None) -> Int64:
+    """Read little-endian int64: one row, or in the sizes of `shape`, such as "2,3".
+
+    Raises:
+        Malformed: another number of bytes, or a shape that is none.
+
+    """
+    if len(body) % 8:
+        raise Malformed("body", f"{len(body)} bytes", "int64 values of 8 bytes each")
+    values: Int64 = np.frombuffer(body, "<i8")
+    if shape is None:
+        return values
+    if not SHAPE.fullmatch(shape):
+        raise Malformed("shape", shape, "one or two sizes with a comma, such as 2,3")
+    sizes = [int(size) for size in shape.split(",")]
+    if math.prod(sizes) != len(values):
+        raise Malformed("body", f"{len(values)} values", f"{math.prod(sizes)}, as the shape {shape} declares")
+    return values.reshape(sizes)
+
+
+def read_npy(body: bytes) -> NDArray[Any]:
+    """Read an array in .npy format, without pickles (numpy.lib.format, versions 1 and 2).
+
+    Raises:
+        Malformed: anything else, or another number of bytes than the header declares.
+
+    """
+    try:
+        end = 10 + int.from_bytes(body[8:10], "little")  # of version 1; that of 2 has a length of four bytes
+        if body[6:8] == b"\x01\x00" and end <= LONGEST_KEPT:
+            shape, order, dtype = _kept_header(body[:end])
+        else:
+            end, (shape, order, dtype) = _read_header(body)
+        # Python's integers: no product of declared sizes can wrap.
+        if (declared := dtype.itemsize * math.prod(shape)) != len(body) - end:
+            raise ValueError(f"{len(body) - end} bytes of data, where the header declares {declared}")
+        return np.frombuffer(body, dtype, offset=end).reshape(shape, order=order)
+    except Exception as error:  # the header is parsed as Python, which fails in every way that Python's parser knows
+        raise Malformed("body", f"no .npy: {error}", "an integer array in .npy format") from error
+
+
+def _read_header(body: bytes) -> tuple[int, Header]:
+    """Return where the header of a .npy file ends, and what it says.
+
+    numpy's own reader would take headers of Python 2 too, with a warning that a client should not cause.
+    """
+    sizes = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}
+    begin = 8 + sizes[body[:8]]
+    end = begin + int.from_bytes(body[8:begin], "little")
+    if len(body) < end or end - begin > LONGEST:
+        raise ValueError(f"a header of {end - begin} bytes")
+    header = ast.literal_eval(body[begin:end].decode("latin-1"))
+    if header.keys() != {"descr", "fortran_order", "shape"} or type(header["fortran_order"]) is not bool:
+        raise ValueError("no header")
+    shape, dtype = header["shape"], np.lib.format.descr_to_dtype(header["descr"])
+    if dtype.hasobject or type(shape) is not tuple or any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError("objects, or a shape that is none")
+    return end, (shape, "F" if header["fortran_order"] else "C", dtype)
+
+
+@lru_cache
+def _kept_header(header: bytes) -> Header:
+    """Return what a header says. It is parsed as Python, which takes longer than the rest of a small request."""
+    return _read_header(header)[1]
+
+
+def npy_header(tensor: Tensor) -> bytes:
+    """Return what stands before the values of an array in a .npy file; the format has no bfloat16."""
+    return _write_header(tensor.dtype, tensor.shape)
+
+
+@lru_cache
+def _write_header(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
+    stream = io.BytesIO()
+    header = {"shape": shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
+    np.lib.format.write_array_header_1_0(stream, header)
+    return stream.getvalue()

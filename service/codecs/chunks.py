@@ -1,0 +1,185 @@
+"""The content of an answer in parts: they are joined nowhere, and base64 is made while it is sent."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import orjson
+import pybase64
+from numpy.typing import NDArray
+
+from preblock.service.core.types import Pieces, Tensor
+
+Buffer = bytes | memoryview
+
+CHUNK = 3 * 2**18
+"""Bytes that are handled at once: a multiple of 3, of which base64 makes four characters each."""
+PACKET = CHUNK // 3 * 4
+"""Bytes that are sent at once, at most: a chunk as base64."""
+WRITTEN = 2**14
+"""Numbers that are written as text at once, in a few tenths of a millisecond."""
+COPIED = 2**15
+"""Bytes of a piece that is worth a packet of its own; fewer are copied together faster than they are sent."""
+
+
+TOGETHER = 32
+"""Parts that are put together at once, at most, however small: each takes some microseconds."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """Bytes that are made while they are sent, once.
+
+    Args:
+        size: how many they are.
+        buffers: one after another.
+
+    """
+
+    size: int
+    buffers: Iterator[Buffer]
+
+    def __len__(self) -> int:
+        return self.size
+
+
+@dataclass(frozen=True)
+class Base64:
+    """Bytes that are written as base64, one part after another; its length is that of the text."""
+
+    parts: tuple[Buffer | Pieces | Made, ...]
+
+    def __len__(self) -> int:
+        return -(-sum(map(len, self.parts)) // 3) * 4
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Values that are written as JSON while they are sent; how long that is, nobody knows before.
+
+    Args:
+        values: finite, of any floating type.
+        shape: in which they are nested: (N,), (N, width) or (B, L, width).
+
+    """
+
+    values: Pieces
+    shape: tuple[int, ...]
+
+
+Part = Buffer | Base64 | Pieces | Numbers
+
+
+def size_of(parts: Iterable[Part]) -> int | None:
+    """Return how many bytes the content has, or None where nobody knows."""
+    size = 0
+    for part in parts:
+        if isinstance(part, Numbers):
+            return None
+        size += len(part)
+    return size
+
+
+def raw_bytes(tensor: NDArray[np.generic]) -> memoryview:
+    """Return the values as little-endian bytes, without a copy."""
+    return tensor.reshape(-1).view(np.uint8).data
+
+
+def slices(buffer: Buffer) -> Iterator[memoryview]:
+    """Yield the bytes as many at a time as are handled at once, without a copy."""
+    view = memoryview(buffer)
+    return (view[start : start + CHUNK] for start in range(0, len(view), CHUNK))
+
+
+def base64_text(tensor: NDArray[np.generic]) -> bytes:
+    """Return base64 of the values as little-endian bytes."""
+    text: bytes = pybase64.b64encode(raw_bytes(tensor))
+    return text
+
+
+def bytes_of(tensor: Tensor) -> memoryview | Pieces:
+    """Return the values as bytes; those of pieces when they are sent."""
+    return tensor if isinstance(tensor, Pieces) else raw_bytes(tensor)
+
+
+def joined(parts: Iterable[Part]) -> bytes:
+    """Return the whole content."""
+    return b"".join(_pieces(parts))
+
+
+def packets(parts: Iterable[Part]) -> Iterator[Buffer]:
+    """Yield the content as it is sent: what is large in slices, without a copy, and what is small put together."""
+    waiting: list[Buffer] = []
+    size = 0
+    for piece in _pieces(parts):
+        if waiting and (len(piece) > COPIED or size + len(piece) > PACKET or len(waiting) == TOGETHER):
+            yield b"".join(waiting)
+            waiting, size = [], 0
+        if len(piece) > COPIED:
+            yield piece
+            del piece  # the next may lie where this one does
+        else:
+            waiting.append(piece)
+            size += len(piece)
+    if waiting:
+        yield b"".join(waiting)
+
+
+def _pieces(parts: Iterable[Part]) -> Iterator[Buffer]:
+    for part in parts:
+        if isinstance(part, Base64):
+            yield from encoded(part.parts)
+        elif isinstance(part, Numbers):
+            yield from _written(part)
+        else:
+            yield from _sliced(part)
+
+
+def _sliced(part: Buffer | Pieces | Made) -> Iterator[memoryview]:
+    buffers: Iterable[Buffer] = (part,) if isinstance(part, Buffer) else _buffers(part)
+    for buffer in buffers:
+        yield from slices(buffer)
+        del buffer
+
+
+def _buffers(part: Pieces | Made) -> Iterable[Buffer]:
+    return map(raw_bytes, part) if isinstance(part, Pieces) else part.buffers
+
+
+def encoded(parts: Iterable[Buffer | Pieces | Made]) -> Iterator[bytes]:
+    """Yield base64 of the parts as if they were one."""
+    rest = b""
+    for view in chain.from_iterable(map(_sliced, parts)):  # which keeps no part while the next is computed
+        start = min(-len(rest) % 3, len(view))
+        rest += view[:start]
+        if len(rest) % 3:
+            continue
+        end = len(view) - (len(view) - start) % 3
+        text = pybase64.b64encode(rest) + pybase64.b64encode(view[start:end])
+        rest = bytes(view[end:])
+        del view
+        yield text
+        del text
+    if rest:
+        yield pybase64.b64encode(rest)
+
+
+def _written(numbers: Numbers) -> Iterator[bytes]:
+    """Yield the text of nested lists; narrower types are exact in float32."""
+    *rows, width = (1, *numbers.shape) if len(numbers.shape) > 1 else (1,)
+    length = rows[-1] if len(numbers.shape) == 3 else None
+    most, done = max(1, WRITTEN // width), 0
+    before = b"["
+    for piece in numbers.values:
+        vectors = piece.astype(np.float32, copy=False).reshape(-1, width)
+        while len(vectors):
+            left = most if length is None else min(most, length - done % length)
+            some, vectors = vectors[:left], vectors[left:]
+            text = orjson.dumps(some if len(numbers.shape) > 1 else some.reshape(-1), option=orjson.OPT_SERIALIZE_NUMPY)
+            begins = length is not None and done % length == 0
+            done += len(some)
+            ends = length is not None and done % length == 0
+            yield b"".join((before, b"[" if begins else b"", memoryview(text)[1:-1], b"]" if ends else b""))
+            before = b","
+    yield b"]"

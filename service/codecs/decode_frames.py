@@ -1,0 +1,278 @@
+"""Binary frames of a decode stream. Little-endian, no padding.
+
+Every frame begins with 24 bytes:
+
+    bytes   field      version 2                                                version 1
+    0-3     magic      "PRBK"
+    4       version    2                                                        1
+    5       kind       see below                                                1 step, 2 vectors, 3 error
+    6-7     flags      of a step: which parts it has; else 0                    0
+    8-11    step       0, or the client's number, ascending; the answer         any number; the answer
+                       repeats it                                               repeats it
+    12-15   rows       R, number of rows, or of integers
+    16-19   tokens     T, number of tokens of all rows
+    20      dtype      of vectors: 1 float32, 2 float16, 3 bfloat16; 0 in other frames
+    21-23               N, how many outputs vectors have, then 0                width D of vectors; else 0
+
+Version 2, from the client:
+
+    1   step       ids int64 (T); with flag 1 position_ids int64 (T); with flag 2 attention_mask int64 (T); with flag
+                   256 << i the i-th of the model's further inputs int64 (T), in the order of its manifest; with flag 4
+                   the offsets that the client takes the rows to be at, int64 (R); lengths of the rows uint32 (R)
+    4   rewind     offsets int64 (R), one or one for each row
+    5   reorder    for each new row, the old one, int64 (R)
+    6   append     offsets of the new rows int64 (R)
+    7   drop       rows int64 (R)
+    8   ping
+    9   close
+
+and from the server:
+
+    2   vectors    next offsets int64 (R), lengths uint32 (R), widths uint32 (N), each output (T, width) in `dtype`
+    3   error      the problem as UTF-8 JSON
+    10  state      next offsets int64 (R): the answer to kinds 4 to 8
+    11  closing    next offsets int64 (R), then the reason as UTF-8: the last frame
+
+Version 1 has one output. Its step holds ids int64 (T), lengths uint32 (R); its vectors next offsets int64 (R), lengths
+uint32 (R), vectors (T, D) in `dtype`. A reader refuses what it does not know, so that later kinds and flags do not
+change the meaning of these.
+"""
+
+import struct
+from collections.abc import Iterable, Mapping
+from functools import cache, lru_cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preblock.service.codecs.chunks import raw_bytes
+from preblock.service.codecs.decode_json import digest
+from preblock.service.core.decode_ops import OF_INTEGERS, OF_NOTHING, Message, Operation, Step
+from preblock.service.core.errors import Invalid, Malformed
+from preblock.service.core.types import Int64, Rows, TokenAnswer
+
+MAGIC = b"PRBK"
+HEADER = struct.Struct("<4sBBHIIIB3s")
+STEP, VECTORS, ERROR, REWIND, REORDER, APPEND, DROP, PING, CLOSE, STATE, CLOSING = range(1, 12)
+POSITIONS, MASK, OFFSETS, FURTHER = 1, 2, 4, 256
+INT64 = np.dtype("<i8")
+NO_WIDTH, ONE_OUTPUT = bytes(3), b"\1\0\0"
+DTYPE_CODES = {"float32": 1, "float16": 2, "bfloat16": 3}
+NAMES = {
+    STEP: "step",
+    REWIND: "rewind",
+    REORDER: "reorder",
+    APPEND: "append",
+    DROP: "drop",
+    PING: "ping",
+    CLOSE: "close",
+}
+LONGEST_PLAIN = 2**16
+"""Bytes of a frame that may be read as a plain step; a longer one takes long anyway."""
+KINDS = {1: (STEP,), 2: tuple(NAMES)}
+"""What a client may send, by version."""
+
+
+def read_frame(frame: bytes, indices: Iterable[str] = ()) -> Message:
+    """Read what a client sends; `indices` are the further inputs of the model, in the order of its manifest.
+
+    Raises:
+        Malformed: no frame of a known version, or another size than it declares.
+        Invalid: a kind or flag that is not known.
+
+    """
+    if len(frame) < HEADER.size:
+        raise Malformed("frame", f"{len(frame)} bytes", f"a header of {HEADER.size} bytes and what it declares")
+    magic, version, kind, flags, number, rows, tokens, dtype, width = HEADER.unpack_from(frame)
+    if magic != MAGIC or version not in KINDS:
+        raise Malformed("frame", f"magic {magic!r}, version {version}", f"magic {MAGIC!r}, version 1 or 2")
+    if kind not in KINDS[version]:
+        raise Invalid("kind", kind, ", ".join(f"{code} ({NAMES[code]})" for code in KINDS[version]))
+    parts = _parts(tuple(indices)) if version == 2 and kind == STEP else {}
+    known_flags = sum(parts.values())
+    if flags & ~known_flags or dtype or width != NO_WIDTH:
+        known = f"flags {known_flags} and 0" if parts else "0"
+        raise Invalid("flags, dtype and width", f"{flags}, {dtype} and {width.hex()}", f"{known} in a {NAMES[kind]}")
+    if kind == STEP:
+        operation: Operation = _read_step(frame, rows, tokens, [name for name, flag in parts.items() if flags & flag])
+    else:
+        operation = _read_operation(frame, NAMES[kind], rows, tokens)
+    # In version 1 the number is an echo and says nothing of repetitions.
+    return Message(operation) if version == 1 or not number else Message(operation, number, digest(frame))
+
+
+class PlainShape(NamedTuple):
+    """What plain steps of one header and one size have in common: rows R of L ids each.
+
+    `stated` are the bytes of the offsets at which the client takes the rows to be, or 0. `end` are the last bytes, the
+    lengths of the rows. `ahead` is by how much the offsets grow, int64 (1,).
+    """
+
+    version: Literal[1, 2]
+    rows: int
+    length: int
+    stated: int
+    end: bytes
+    ahead: Int64
+
+
+class PlainStep(NamedTuple):
+    """A step of the same number of ids in each row, and nothing beside but offsets.
+
+    `ids` are int64 (R, L), `stated` the offsets that the client takes the rows to be at, R times 8 bytes, or none.
+    """
+
+    shape: PlainShape
+    number: int
+    ids: Int64
+    stated: bytes
+
+
+def read_plain(frame: bytes) -> PlainStep | None:
+    """Read a step that is plain; None of everything else, which `read_frame` reads, or refuses."""
+    # Step by step a client sends the same header, but for the number.
+    shape = _plain_shape(frame[:8], frame[12 : HEADER.size], len(frame))
+    if shape is None or not frame.endswith(shape.end):
+        return None
+    ids: Int64 = np.ndarray((shape.rows, shape.length), INT64, frame, HEADER.size)
+    until = len(frame) - len(shape.end)
+    return PlainStep(shape, int.from_bytes(frame[8:12], "little"), ids, frame[until - shape.stated : until])
+
+
+@lru_cache  # of little: what is kept is shorter than the frame
+def _plain_shape(first: bytes, last: bytes, size: int) -> PlainShape | None:
+    """Return what the plain steps with a header of `first`, a number and `last` have in common, if there are any."""
+    if len(first) + 4 + len(last) < HEADER.size or size > LONGEST_PLAIN:
+        return None
+    magic, version, kind, flags, _, rows, tokens, dtype, width = HEADER.unpack(first + bytes(4) + last)
+    stated = 8 * rows if flags == OFFSETS and version == 2 else 0
+    if (
+        magic != MAGIC
+        or version not in KINDS
+        or kind != STEP
+        or (flags and not stated)
+        or dtype
+        or width != NO_WIDTH
+        or not rows
+        or not tokens
+        or tokens % rows
+        or size != HEADER.size + 8 * tokens + stated + 4 * rows
+    ):
+        return None
+    length = tokens // rows
+    return PlainShape(version, rows, length, stated, length.to_bytes(4, "little") * rows, np.array([length]))
+
+
+def head_of_plain(step: PlainStep, after: Int64, width: int) -> bytes:
+    """Return what stands before the vectors, float32, in the answer to a step: rows (R, L) that are at `after` now."""
+    shape = step.shape
+    first, last = _header_of_plain(shape.version, shape.rows, shape.length, width)
+    widths = b"" if shape.version == 1 else width.to_bytes(4, "little")
+    return b"".join((first, step.number.to_bytes(4, "little"), last, after.data, shape.end, widths))
+
+
+@lru_cache
+def _header_of_plain(version: int, rows: int, length: int, width: int) -> tuple[bytes, bytes]:
+    """Return what stands before the number in the header of an answer, and what behind it."""
+    last = width.to_bytes(3, "little") if version == 1 else ONE_OUTPUT
+    header = HEADER.pack(MAGIC, version, VECTORS, 0, 0, rows, rows * length, DTYPE_CODES["float32"], last)
+    return header[:8], header[12:]
+
+
+@cache
+def _parts(indices: tuple[str, ...]) -> Mapping[str, int]:
+    """Return the parts that a step may have beside ids and lengths, in their order, and the flag of each."""
+    further = {name: FURTHER << index for index, name in enumerate(indices)}
+    return {"position_ids": POSITIONS, "attention_mask": MASK, **further, "offset": OFFSETS}
+
+
+def _read_step(frame: bytes, rows: int, tokens: int, parts: list[str]) -> Step:
+    stated = "offset" in parts
+    per_token = [name for name in parts if name != "offset"]
+    at = HEADER.size + 8 * tokens * (1 + len(per_token)) + 8 * rows * stated
+    _check_size(frame, at + 4 * rows, rows, tokens)
+    lengths = np.frombuffer(frame, "<u4", rows, at).astype(np.int64)
+    if int(lengths.sum()) != tokens:
+        raise Malformed("lengths", f"{int(lengths.sum())} tokens in all", f"{tokens}, as the header says")
+    # A copy, because the values need not be aligned in the frame.
+    values = {
+        name: Rows(np.frombuffer(frame, "<i8", tokens, HEADER.size + 8 * tokens * index).astype(np.int64), lengths)
+        for index, name in enumerate(["input_ids", *per_token])
+    }
+    return Step(
+        input_ids=values.pop("input_ids"),
+        offset=np.frombuffer(frame, "<i8", rows, at - 8 * rows).astype(np.int64) if stated else None,
+        position_ids=values.pop("position_ids", None),
+        attention_mask=values.pop("attention_mask", None),
+        indices=values,
+    )
+
+
+def _read_operation(frame: bytes, name: str, rows: int, tokens: int) -> Operation:
+    _check_size(frame, HEADER.size + 8 * rows, rows, 0)
+    if tokens or (rows and name in OF_NOTHING):
+        nothing = "rows and tokens" if name in OF_NOTHING else "tokens"
+        raise Malformed("frame", f"{rows} rows and {tokens} tokens", f"no {nothing} in a {name}")
+    if name in OF_NOTHING:
+        return OF_NOTHING[name]()
+    return OF_INTEGERS[name](np.frombuffer(frame, "<i8", rows, HEADER.size).astype(np.int64))
+
+
+def _check_size(frame: bytes, declared: int, rows: int, tokens: int) -> None:
+    if len(frame) != declared:
+        raise Malformed("frame", f"{len(frame)} bytes", f"{declared} bytes for {tokens} tokens in {rows} rows")
+
+
+def header_of(frame: bytes) -> tuple[Literal[1, 2], int]:
+    """Return the version in which a frame is answered, and the client's number; those of a broken one are 1 and 0."""
+    if len(frame) < HEADER.size:
+        return 1, 0
+    _, version, _, _, number, *_ = HEADER.unpack_from(frame)
+    return (2 if version == 2 else 1), int(number)
+
+
+def write_vectors(answer: TokenAnswer, number: int, version: int = 2) -> bytes:
+    """Write the answer to a step.
+
+    Raises:
+        Invalid: several outputs in version 1.
+
+    """
+    if version == 1:
+        if len(answer.arrays) > 1:
+            raise Invalid("output", list(answer.arrays), "one output, or frames of version 2")
+        tensors: list[NDArray[np.generic]] = list(answer.arrays.values())
+        last = tensors[0].shape[-1].to_bytes(3, "little")
+        widths: list[int] = []
+    else:
+        tensors = list(answer.arrays.values())
+        last = bytes((len(tensors), 0, 0))
+        widths = [tensor.shape[-1] for tensor in tensors]
+    rows, tokens = len(answer.lengths), int(answer.lengths.sum())
+    header = HEADER.pack(MAGIC, version, VECTORS, 0, number, rows, tokens, DTYPE_CODES[answer.dtype], last)
+    return b"".join(
+        (
+            header,
+            answer.next_offset.astype("<i8").tobytes(),
+            answer.lengths.astype("<u4").tobytes(),
+            struct.pack(f"<{len(widths)}I", *widths),
+            *map(raw_bytes, tensors),
+        )
+    )
+
+
+def write_state(offset: Int64, number: int = 0) -> bytes:
+    """Write where the rows are."""
+    return HEADER.pack(MAGIC, 2, STATE, 0, number, len(offset), 0, 0, bytes(3)) + offset.astype("<i8").tobytes()
+
+
+def write_closing(offset: Int64, reason: str, number: int = 0) -> bytes:
+    """Write the last words of a stream."""
+    header = HEADER.pack(MAGIC, 2, CLOSING, 0, number, len(offset), 0, 0, bytes(3))
+    return header + offset.astype("<i8").tobytes() + reason.encode()
+
+
+def write_error(problem: bytes, number: int, version: int = 2) -> bytes:
+    """Write an error; `problem` is UTF-8 JSON."""
+    return HEADER.pack(MAGIC, version, ERROR, 0, number, 0, 0, 0, bytes(3)) + problem

@@ -1,0 +1,186 @@
+"""The JSON messages of a decode stream. `docs/decode.md` describes them."""
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from preblock.service.artifacts.manifest import EMBEDDINGS, Manifest
+from preblock.service.codecs.native_json import answer_json, read_dtype, read_encoding, read_outputs, write_json
+from preblock.service.codecs.ragged import integers, read_offset, refuse_unknown, rows_of_json, shown
+from preblock.service.core.decode_ops import OF_INTEGERS, OF_NOTHING, Message, Operation, Options, Rewind, Step
+from preblock.service.core.errors import Invalid
+from preblock.service.core.types import Int64, TokenAnswer
+
+OPEN = "open"
+OPTIONS = ("offset", "rows", "output", "dtype", "encoding")
+TOKENS = ("input_ids", "position_ids", "attention_mask")
+OPERATIONS = (*OF_INTEGERS, *OF_NOTHING)
+
+
+def digest(message: bytes) -> bytes:
+    """Return what a message is known by when it is sent again."""
+    return hashlib.blake2b(message, digest_size=16).digest()
+
+
+def read_options(fields: Mapping[str, Any]) -> tuple[Options, str]:
+    """Read how a stream opens, and the encoding of its JSON answers.
+
+    Raises:
+        Invalid: a field is unknown, or of the wrong type.
+
+    """
+    refuse_unknown(fields, OPTIONS)
+    offset = read_offset(fields.get("offset", 0))
+    rows = fields.get("rows", len(offset))
+    if type(rows) is not int or rows < 0:
+        raise Invalid("rows", shown(rows), "a number of rows")
+    outputs = read_outputs(fields.get("output", EMBEDDINGS))
+    return Options(offset=offset, rows=rows, outputs=outputs, dtype=read_dtype(fields)), read_encoding(fields)
+
+
+def read_open(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a message that opens.
+
+    Raises:
+        Invalid: they are no JSON object, or not alone.
+
+    """
+    refuse_unknown(document, (OPEN,))
+    fields = document[OPEN]
+    if not isinstance(fields, dict):
+        raise Invalid(OPEN, shown(fields), "a JSON object")
+    return fields
+
+
+def read_number(document: Mapping[str, Any]) -> int:
+    """Return the client's number of a message, 0 where there is none.
+
+    Raises:
+        Invalid: something else.
+
+    """
+    number = document.get("step", 0)
+    if type(number) is not int or not 0 <= number < 2**32:
+        raise Invalid("step", shown(number), "0 to 4294967295")
+    return number
+
+
+def read_message(document: Mapping[str, Any], number: int, text: bytes, indices: Collection[str]) -> Message:
+    """Read one operation of a JSON object.
+
+    Args:
+        document: the object.
+        number: of the message, as `read_number` returns it.
+        text: what the object was read from.
+        indices: further inputs of the model.
+
+    Raises:
+        Invalid: no operation or several, or a field that is unknown or of the wrong type.
+
+    """
+    named = [name for name in OPERATIONS if name in document]
+    if not named:
+        operation: Operation = read_step(document, indices)
+    else:
+        refuse_unknown(document, (named[0], "step"))
+        operation = _read_operation(named[0], document[named[0]])
+    return Message(operation, number, digest(text) if number else b"")
+
+
+def read_step(fields: Mapping[str, Any], indices: Collection[str]) -> Step:
+    """Read the tokens of a step.
+
+    Raises:
+        Invalid: a field is missing, unknown, or of the wrong type.
+
+    """
+    # Segments are known to every model, to be refused as what they are.
+    further = tuple(dict.fromkeys(("token_type_ids", *indices)))
+    refuse_unknown(fields, (*TOKENS, *further, "offset", "step"))
+    rows = {
+        name: rows_of_json(name, value, empty=True)
+        for name, value in fields.items()
+        if name not in ("offset", "step") and value is not None
+    }
+    return Step(
+        input_ids=rows["input_ids"] if "input_ids" in rows else rows_of_json("input_ids", None),
+        offset=None if fields.get("offset") is None else read_offset(fields["offset"]),
+        position_ids=rows.get("position_ids"),
+        attention_mask=rows.get("attention_mask"),
+        indices={name: rows[name] for name in further if name in rows},
+    )
+
+
+@dataclass(frozen=True)
+class Feed:
+    """A known list of ids, how the stream opens that it is fed to, and how many tokens of a row a chunk has."""
+
+    options: Options
+    encoding: str
+    step: Step
+    chunk: int
+
+
+def read_feed(fields: Mapping[str, Any], indices: Collection[str]) -> Feed:
+    """Read the fields of a list of ids that is answered chunk by chunk.
+
+    Raises:
+        Invalid: a field is missing, unknown, or of the wrong type.
+
+    """
+    options = {name: value for name, value in fields.items() if name in OPTIONS}
+    chunk = fields.get("chunk", 1)
+    if type(chunk) is not int or not 1 <= chunk < 2**31:
+        raise Invalid("chunk", shown(chunk), "1 or more")
+    step = read_step({name: value for name, value in fields.items() if name not in (*OPTIONS, "chunk")}, indices)
+    options.setdefault("rows", len(step.input_ids.lengths))
+    return Feed(*read_options(options), step, chunk)
+
+
+def _read_operation(name: str, value: Any) -> Operation:
+    if name in OF_NOTHING:
+        if value is not True:
+            raise Invalid(name, shown(value), "true")
+        return OF_NOTHING[name]()
+    if name == Rewind.name and type(value) is int:
+        value = [value]
+    if not isinstance(value, list):
+        raise Invalid(name, shown(value), "a list of integers")
+    return OF_INTEGERS[name](integers(name, value))
+
+
+def write_answer(answer: TokenAnswer, encoding: str, number: int) -> bytes:
+    """Write the answer to a step."""
+    document = answer_json(answer, encoding)
+    return write_json(document | {"step": number} if number else document)
+
+
+def write_opened(name: str, version: int, manifest: Manifest, offset: Int64, outputs: tuple[str, ...]) -> bytes:
+    """Write the answer to a message that opens."""
+    return write_json(
+        {
+            "model": name,
+            "version": version,
+            "max_len": manifest.max_len,
+            "outputs": {output: manifest.widths[output] for output in outputs},
+            "indices": list(manifest.indices),
+            "next_offset": offset,
+        }
+    )
+
+
+def write_state(offset: Int64, number: int = 0, closing: str | None = None) -> bytes:
+    """Write where the rows are: the answer to what is no step, and the last words of a stream, with their reason."""
+    document: dict[str, Any] = {} if closing is None else {"closing": closing}
+    document["next_offset"] = np.ascontiguousarray(offset)
+    return write_json(document | {"step": number} if number else document)
+
+
+def write_error(problem: bytes, number: int = 0) -> bytes:
+    """Write an error; `problem` is JSON."""
+    document: dict[str, Any] = {"error": orjson.Fragment(problem)}
+    return orjson.dumps(document | {"step": number} if number else document)

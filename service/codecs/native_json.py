@@ -1,0 +1,341 @@
+"""The native request and answer: the fields, and JSON."""
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
+from preblock.service.codecs.chunks import Base64, Numbers, Part, joined, raw_bytes
+from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, write_prompt_embeds
+from preblock.service.codecs.ragged import (
+    integers,
+    integers_of,
+    read_offset,
+    refuse_unknown,
+    rows_of_array,
+    rows_of_json,
+    shown,
+)
+from preblock.service.core.errors import Invalid, Malformed
+from preblock.service.core.types import Answer, BiasRequest, Pieces, Request, Rows, Tensor, TextRequest, TokenAnswer
+
+ENCODINGS = ("base64", "float")
+ROWS = ("input_ids", "position_ids", "attention_mask")
+OPTIONS = ("offset", "truncate", "output", "dtype", "encoding", "return_tokens")
+TENSORS = ("offset", "lengths")
+"""What may stand beside the rows where they come as arrays; `lengths` tells them apart."""
+NAMES = ("truncate", "output", "dtype", "encoding", "shape")
+"""Fields whose value in a query is text as it is, and no JSON."""
+MAYBE_NAMES = re.compile(rb'"\s*:')
+"""Every name of an object ends so; so may texts."""
+MARK, BARE_MARK = orjson.Fragment(b'"\0"'), orjson.Fragment(b"\0")
+"""Stand for base64 and for numbers in a document; JSON that is written holds no such byte."""
+
+
+@dataclass(eq=False, slots=True)
+class Embed:
+    """A request, and how its vectors are written where the answer is JSON."""
+
+    request: Request | TextRequest
+    encoding: str
+
+    @property
+    def tells_lengths(self) -> bool:
+        """Whether the client cannot know how long the rows of the answer are, unless it is told."""
+        return isinstance(self.request, TextRequest) or self.request.truncate is not None
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    """Read a JSON object, in which no name stands twice.
+
+    Raises:
+        Malformed: anything else.
+
+    """
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Malformed("body", f"no JSON: {error}", "a JSON object") from error
+    if not isinstance(document, dict):
+        raise Malformed("body", f"a JSON {type(document).__name__}", "a JSON object")
+    try:
+        # As many names as were read: none was dropped. Otherwise a text may look like a name, or one stood twice.
+        if len(MAYBE_NAMES.findall(body)) != _names(document):
+            json.loads(body, object_pairs_hook=_each_once, parse_int=str, parse_float=str)
+    except RecursionError as error:
+        raise Malformed("body", "a JSON object of too many levels", "a JSON object") from error
+    return document
+
+
+def _names(document: dict[str, Any]) -> int:
+    """Return how many names there are in an object and in those within it."""
+    count = len(document)
+    for value in document.values():
+        if isinstance(value, dict):
+            count += _names(value)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            count += sum(_names(item) for item in value if isinstance(item, dict))
+    return count
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise Malformed("body", f"{name} twice", "each name of an object once")
+        seen.add(name)
+
+
+def read_query(query: Mapping[str, str]) -> dict[str, Any]:
+    """Read fields of query parameters: names as they are, those of outputs with commas, the others as JSON.
+
+    Raises:
+        Malformed: a value is no JSON.
+
+    """
+    fields: dict[str, Any] = {}
+    for name, text in query.items():
+        try:
+            fields[name] = text if name in NAMES else orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise Malformed(name, text, "JSON, such as 5 or [[0,1]]") from error
+    if "output" in fields:
+        fields["output"] = fields["output"].split(",")
+    return fields
+
+
+class Wishes(NamedTuple):
+    """What is asked for, whatever the tokens are: fields of `Wanted`, and how JSON holds values."""
+
+    wanted: Mapping[str, Any]
+    encoding: str
+
+    def of(self, ids: NDArray[Any]) -> Embed:
+        """Return the request for an array of ids; raises Invalid as `rows_of_array`."""
+        return Embed(Request(input_ids=rows_of_array("input_ids", ids), **self.wanted), self.encoding)
+
+
+def read_beside(query: Mapping[str, str], indices: Collection[str] = ()) -> Wishes | None:
+    """Read the fields that stand beside an array of ids, but not its `shape`; None where they hold further rows.
+
+    Raises:
+        Malformed, Invalid: as `read_query` and `read_embed`.
+
+    """
+    fields = read_query(query)
+    fields.pop("shape", None)
+    in_rows, known = _known(tuple(indices))
+    if not fields.keys().isdisjoint((*in_rows, "text", "return_tokens", "lengths")):
+        return None
+    refuse_unknown(fields, known)
+    return _read_wishes(fields)
+
+
+def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embed:
+    """Read the fields of an embed request, whose rows may be arrays; `indices` are the further inputs of the model.
+
+    Raises:
+        Invalid: a field is missing, unknown, or of the wrong type.
+
+    """
+    in_rows, known = _known(tuple(indices))
+    arrays = [name for name, value in fields.items() if isinstance(value, np.ndarray)]
+    refuse_unknown(fields, (*known, *TENSORS[1:]) if arrays else known)
+    for name in arrays:
+        if name not in in_rows and name not in TENSORS:
+            raise Invalid(name, "a tensor", "a query parameter")
+    lengths = None if fields.get("lengths") is None else integers_of("lengths", fields["lengths"])
+    rows: dict[str, Rows] = {}
+    given: dict[str, Rows] = {}
+    for name, value in fields.items():
+        if name in in_rows and value is not None:
+            found = rows_of_array(name, value, lengths) if name in arrays else rows_of_json(name, value)
+            (rows if name in ROWS else given)[name] = found
+    text, spans = fields.get("text"), fields.get("return_tokens", False)
+    if text is None and "input_ids" not in rows:
+        raise Invalid("input_ids", "nothing", "rows of token ids, or text")
+    if text is not None and (rows or given):
+        name = next(iter(rows | given))
+        raise Invalid(name, f"text and {name}", "one of them: the tokenizer says what the tokens of a text are")
+    if type(spans) is not bool or (spans and text is None):
+        raise Invalid("return_tokens", spans, "true or false, beside text")
+    wanted, encoding = _read_wishes(fields)
+    if text is None:
+        return Embed(Request(**{**wanted, **rows}, indices=given), encoding)
+    return Embed(TextRequest(text=read_text("text", text), spans=spans, **wanted), encoding)
+
+
+def _read_wishes(fields: Mapping[str, Any]) -> Wishes:
+    encoding = read_encoding(fields, (*ENCODINGS, PROMPT_EMBEDS))
+    wanted = {
+        "offset": None if fields.get("offset") is None else read_offset(fields["offset"]),
+        "truncate": fields.get("truncate"),
+        "outputs": read_outputs(fields.get("output", TOKEN_EMBEDDINGS if encoding == PROMPT_EMBEDS else EMBEDDINGS)),
+        "dtype": read_dtype(fields),
+    }
+    return Wishes(wanted, encoding)
+
+
+@cache
+def _known(indices: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the fields that are rows of integers, and all that JSON may have."""
+    # Segments are known to every model, to be refused as what they are.
+    in_rows = tuple(dict.fromkeys((*ROWS, "token_type_ids", *indices)))
+    return in_rows, (*in_rows, "text", *OPTIONS)
+
+
+def read_text(field: str, value: Any) -> tuple[str, ...]:
+    """Read a text, or a list of texts.
+
+    Raises:
+        Invalid: something else, or a text without a character.
+
+    """
+    texts = tuple(value) if isinstance(value, list) else (value,)
+    if not texts:
+        raise Invalid(field, "[]", "at least one text")
+    for row, text in enumerate(texts):
+        if not isinstance(text, str) or not text:
+            place = f"{field}[{row}]" if isinstance(value, list) else field
+            raise Invalid(place, shown(text), "a text of at least one character")
+    return texts
+
+
+def read_bias(fields: Mapping[str, Any]) -> tuple[BiasRequest, str]:
+    """Read the fields of a request for a bias, and how its values are written where the answer is JSON.
+
+    Raises:
+        Invalid: a field is missing, unknown, or of the wrong type.
+
+    """
+    refuse_unknown(fields, ("query_length", "key_length", "query_offset", "dtype", "encoding"))
+    query_length, key_length = (_integer(name, fields.get(name)) for name in ("query_length", "key_length"))
+    offset = None if fields.get("query_offset") is None else _integer("query_offset", fields["query_offset"])
+    request = BiasRequest(
+        query_length=query_length, key_length=key_length, query_offset=offset, dtype=read_dtype(fields)
+    )
+    return request, read_encoding(fields)
+
+
+def read_outputs(output: Any) -> tuple[str, ...]:
+    """Read the name of an output, or a list of names.
+
+    Raises:
+        Invalid: anything else, or a name twice.
+
+    """
+    names = output if isinstance(output, list) else [output]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise Invalid("output", output, "the name of an output, or a list of names")
+    if len(set(names)) < len(names):
+        raise Invalid("output", names, "each name once")
+    return tuple(names)
+
+
+def read_dtype(fields: Mapping[str, Any]) -> str:
+    """Read the output type, float32 where none is given."""
+    dtype = fields.get("dtype", "float32")
+    if not isinstance(dtype, str):
+        raise Invalid("dtype", dtype, "a name")
+    return dtype
+
+
+def read_encoding(fields: Mapping[str, Any], encodings: tuple[str, ...] = ENCODINGS) -> str:
+    """Read how JSON holds values, base64 where nothing is said."""
+    encoding = fields.get("encoding", encodings[0])
+    if encoding not in encodings:
+        raise Invalid("encoding", encoding, ", ".join(encodings))
+    return str(encoding)
+
+
+def _integer(field: str, value: Any) -> int:
+    """Return a 64-bit integer."""
+    return int(integers(field, [value], lambda _: "")[0])
+
+
+def answer_json(answer: Answer, encoding: str) -> dict[str, Any]:
+    """Return the answer as a document for `write_json`: one output under its name, or several under `outputs`."""
+    document: dict[str, Any] = {
+        "model": answer.model,
+        "version": answer.version,
+        "dtype": answer.dtype,
+        "encoding": encoding,
+    }
+    written = {name: _written(answer, tensor, encoding) for name, tensor in answer.tensors.items()}
+    if len(written) == 1:
+        ((name, tensor),) = answer.tensors.items()
+        document |= {"shape": tensor.shape, name: written[name]}
+    else:
+        document["outputs"] = {
+            name: {"shape": answer.tensors[name].shape, "data": data} for name, data in written.items()
+        }
+    if isinstance(answer, TokenAnswer):
+        document["next_offset"] = answer.next_offset
+        if answer.ragged:
+            document["lengths"] = answer.lengths
+        if answer.truncated is not None:
+            document["truncated"] = answer.truncated
+        if answer.input_ids is not None and answer.spans is not None:
+            ends = answer.input_ids.starts[1:]
+            document |= {"input_ids": np.split(answer.input_ids.values, ends), "spans": np.split(answer.spans, ends)}
+    return document
+
+
+def _written(answer: Answer, tensor: Tensor, encoding: str) -> Any:
+    if encoding == PROMPT_EMBEDS and isinstance(answer, TokenAnswer):
+        return write_prompt_embeds(tensor, answer.lengths)
+    if isinstance(tensor, Pieces):
+        return Base64((tensor,)) if encoding == "base64" else Numbers(tensor, tensor.shape)
+    return base64_of(tensor) if encoding == "base64" else floats_of(tensor)
+
+
+def json_content(document: dict[str, Any]) -> list[Part]:
+    """Write a document, arrays included, in parts, so that base64, and what is computed late, are written when sent."""
+    values: list[Base64 | Numbers] = []
+
+    def mark(value: object) -> orjson.Fragment:
+        if not isinstance(value, Base64 | Numbers):
+            raise TypeError(type(value).__name__)
+        values.append(value)
+        return MARK if isinstance(value, Base64) else BARE_MARK
+
+    text = orjson.dumps(document, mark, orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS)
+    if not values:  # numbers, some megabytes of them, need not be copied to be parted
+        return [text]
+    before, *others = text.split(b"\0")
+    return [before, *(part for pair in zip(values, others, strict=True) for part in pair)]
+
+
+def write_json(document: dict[str, Any]) -> bytes:
+    """Write a document, arrays included."""
+    return joined(json_content(document))
+
+
+def base64_of(tensor: NDArray[np.generic]) -> Base64:
+    """Return the values as a JSON string: base64 of little-endian bytes."""
+    return Base64((raw_bytes(tensor),))
+
+
+def numbers_of(tensor: NDArray[np.generic]) -> Numbers:
+    """Return the values, which are finite, as JSON that is written as it is sent."""
+    return Numbers(Pieces(tensor.shape, tensor.dtype.name, iter((tensor,))), tensor.shape)
+
+
+def floats_of(tensor: NDArray[np.generic]) -> NDArray[np.float32]:
+    """Return the values as float32, which holds the narrower types exactly.
+
+    Raises:
+        Invalid: one is infinite or no number.
+
+    """
+    floats = tensor.astype(np.float32, copy=False)
+    if not np.isfinite(floats).all():
+        raise Invalid("encoding", "float", "base64, since a value is infinite or no number, which JSON cannot hold")
+    return floats

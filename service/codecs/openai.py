@@ -1,0 +1,127 @@
+"""Embeddings, models and errors as the API of OpenAI has them."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from preblock.service.codecs.chunks import Part
+from preblock.service.codecs.native_json import base64_of, floats_of, json_content, numbers_of, read_text
+from preblock.service.codecs.ragged import refuse_unknown, rows_of_json, shown
+from preblock.service.core.errors import Invalid, PreblockError
+from preblock.service.core.types import Request, TextRequest, TokenAnswer
+
+FIELDS = ("model", "input", "encoding_format", "dimensions", "user", "pooling", "truncate")
+ENCODINGS = ("float", "base64")
+INPUT = "a string, a list of strings, a list of token ids, or a list of such lists"
+NAMES = (
+    (r"^(input_ids|text)\b", "input"),
+    (r"^offset(\[\d+\]) \+ tokens$", r"input\1"),
+    ("^encoding$", "encoding_format"),
+)
+"""What a field is called here, where elsewhere it has another name."""
+AT_ONCE = 2**18
+"""Values that are written as numbers at once, which takes some milliseconds; where there are more, as they are sent."""
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """A request, and how its vectors are written."""
+
+    request: Request | TextRequest
+    encoding: str
+
+
+def read_model(document: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Return name and version of the model that is asked for: `name`, or `name:version`.
+
+    Raises:
+        Invalid: an unknown field, or no model.
+
+    """
+    refuse_unknown(document, FIELDS)
+    identifier = document.get("model")
+    if not isinstance(identifier, str):
+        raise Invalid("model", "nothing" if identifier is None else identifier, "the name of a model")
+    return split_identifier(identifier)
+
+
+def split_identifier(identifier: str) -> tuple[str, str | None]:
+    """Return name and version of `name` or `name:version`."""
+    name, colon, version = identifier.partition(":")
+    return name, (version or identifier) if colon else None
+
+
+def read_embeddings(document: Mapping[str, Any], width: int) -> Embeddings:
+    """Read a request for vectors of `width`; null stands for a field left out.
+
+    Raises:
+        Invalid: a field is missing, or has a value that is not allowed.
+
+    """
+    given = {name: value for name, value in document.items() if value is not None}
+    encoding = given.get("encoding_format", "float")
+    dimensions, user = given.get("dimensions", width), given.get("user")
+    if encoding not in ENCODINGS:
+        raise Invalid("encoding_format", encoding, ", ".join(ENCODINGS))
+    if type(dimensions) is not int or dimensions != width:
+        raise Invalid("dimensions", shown(dimensions), f"{width}, the width of this model, or nothing")
+    if not isinstance(user, str | None):
+        raise Invalid("user", user, "a string")
+    wanted: dict[str, Any] = {"pooling": given.get("pooling", "mean"), "truncate": given.get("truncate")}
+    value = given.get("input")
+    if isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], str)):
+        return Embeddings(TextRequest(text=read_text("input", value), **wanted), encoding)
+    if not isinstance(value, list):
+        raise Invalid("input", "nothing" if value is None else value, INPUT)
+    return Embeddings(Request(input_ids=rows_of_json("input", value), **wanted), encoding)
+
+
+def write_embeddings(answer: TokenAnswer, message: Embeddings) -> list[Part]:
+    """Write the vectors of each input: one, or with the pooling "none" one for each token, and then their shape."""
+    (tensor,) = answer.arrays.values()
+    if message.encoding == "float":
+        tensor = floats_of(tensor)
+    whole = message.request.pooling == "none"
+    parts = np.split(tensor.reshape(-1, tensor.shape[-1]), np.cumsum(answer.lengths)[:-1]) if whole else tensor
+    write = base64_of if message.encoding == "base64" else numbers_of if tensor.size > AT_ONCE else np.asarray
+    tokens = int(answer.lengths.sum())
+    document: dict[str, Any] = {
+        "object": "list",
+        "model": answer.model,
+        "version": answer.version,
+        "data": [
+            {"object": "embedding", "index": index, "embedding": write(part)} | ({"shape": part.shape} if whole else {})
+            for index, part in enumerate(parts)
+        ],
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+    if answer.truncated is not None:
+        document["truncated"] = answer.truncated
+    return json_content(document)
+
+
+def model_document(name: str, created: int) -> dict[str, Any]:
+    """Return a model as the API lists it."""
+    return {"id": name, "object": "model", "created": created, "owned_by": "preblock"}
+
+
+def models_document(models: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return a list of models."""
+    return {"object": "list", "data": list(models)}
+
+
+def error_document(error: PreblockError, status: int) -> dict[str, Any]:
+    """Return an error, its field by the name that it has here."""
+    field = error.field
+    for pattern, name in NAMES:
+        field = re.sub(pattern, name, field)
+    return refusal(f"{field}: got {error.got}, allowed {error.allowed}", status, field, type(error).__name__)
+
+
+def refusal(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """Return an error in the form of the API."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

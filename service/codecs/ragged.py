@@ -1,0 +1,132 @@
+"""Rows of integers from parsed JSON and from arrays: exact, or refused."""
+
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preblock.service.core.errors import Invalid
+from preblock.service.core.types import Int64, Rows
+
+FLOAT32 = float(np.finfo(np.float32).max)
+INTEGER = "a 64-bit integer"
+LISTS = "a list of integers, or a list of such rows"
+
+
+def rows_of_json(field: str, value: Any, empty: bool = False) -> Rows:
+    """Read a list of rows, or a flat list, which is one row.
+
+    Raises:
+        Invalid: something else, an empty batch, a row that is empty where none may be `empty`, or a value that is no
+            64-bit integer (true and 1.0 are none).
+
+    """
+    if not isinstance(value, list):
+        raise Invalid(field, shown(value), LISTS)
+    if not value:
+        raise Invalid(field, "[]", "at least one row of at least one integer")
+    if not isinstance(value[0], list):
+        return Rows(integers(field, value), np.array([len(value)]), flat=True)
+    for index, row in enumerate(value):
+        if not isinstance(row, list) or not (row or empty):
+            raise Invalid(f"{field}[{index}]", shown(row), "a row of at least one integer")
+    lengths = np.fromiter(map(len, value), np.int64, len(value))
+    values = list(chain.from_iterable(value))
+    return Rows(integers(field, values, lambda index: Rows(np.empty(0, np.int64), lengths).place(index)), lengths)
+
+
+def integers(field: str, values: list[Any], place: Callable[[int], str] = lambda index: f"[{index}]") -> Int64:
+    """Return a list of Python integers as int64; `place` says where one of them stands."""
+    if set(map(type, values)) <= {int}:
+        try:
+            return np.array(values, np.int64)
+        except OverflowError:
+            pass
+    index = next(i for i, value in enumerate(values) if not _fits(value))
+    raise Invalid(field + place(index), shown(values[index]), INTEGER)
+
+
+def numbers(field: str, values: list[Any]) -> NDArray[np.float32]:
+    """Return a list of Python numbers as float32, rounded to nearest."""
+    if set(map(type, values)) <= {int, float}:
+        with np.errstate(over="ignore"):
+            array = np.array(values, np.float64).astype(np.float32)
+        if np.isfinite(array).all():
+            return array
+    index = next(i for i, value in enumerate(values) if type(value) not in (int, float) or abs(value) > FLOAT32)
+    raise Invalid(f"{field}[{index}]", shown(values[index]), "a number that float32 holds")
+
+
+def read_offset(value: Any) -> Int64:
+    """Read one offset, or a list or an array with one for each row: int64 (1,) or (B,)."""
+    if isinstance(value, np.ndarray):
+        return integers_of("offset", np.atleast_1d(value))
+    if isinstance(value, list) and value:
+        return integers("offset", value)
+    if not _fits(value):
+        raise Invalid("offset", shown(value), f"{INTEGER}, or a list with one for each row")
+    return np.array([value], np.int64)
+
+
+def rows_of_array(field: str, array: NDArray[Any], lengths: Int64 | None = None) -> Rows:
+    """Read an integer array (B, L), or (L,), which is one row; beside `lengths`, (T,), the rows one after another.
+
+    Raises:
+        Invalid: another rank, another kind of type, values beyond int64, or lengths that do not sum to T.
+
+    """
+    if array.ndim not in (1, 2):
+        raise Invalid(f"{field} shape", str(array.shape), "(length,) or (batch, length)")
+    exact = _integers_of_array(field, array)
+    if lengths is None:
+        return Rows.of_array(exact)
+    if array.ndim != 1:
+        raise Invalid(f"{field} shape", str(array.shape), "(tokens,) beside lengths")
+    wrong = np.flatnonzero((lengths < 1) | (lengths > len(exact)))
+    if len(wrong):
+        raise Invalid(f"lengths[{wrong[0]}]", int(lengths[wrong[0]]), f"1 to {len(exact)}, as many as {field} has")
+    if lengths.sum() != len(exact):
+        raise Invalid("lengths", f"{lengths.sum()} tokens in all", f"{len(exact)}, as many as {field} has")
+    return Rows(exact, lengths)
+
+
+def integers_of(field: str, value: Any) -> Int64:
+    """Read a list of integers, or an array of one dimension: int64 (N,)."""
+    if isinstance(value, np.ndarray):
+        if value.ndim != 1:
+            raise Invalid(f"{field} shape", str(value.shape), "one dimension")
+        return _integers_of_array(field, value)
+    if not isinstance(value, list) or not value:
+        raise Invalid(field, shown(value), "a list of integers")
+    return integers(field, value)
+
+
+def _integers_of_array(field: str, array: NDArray[Any]) -> Int64:
+    """Return an array with at least one value as int64, contiguous and aligned."""
+    if array.dtype.kind not in "iu":
+        raise Invalid(f"{field} dtype", str(array.dtype), "an integer type")
+    if not array.size:  # any number of empty rows fits in a few bytes
+        raise Invalid(f"{field} shape", str(array.shape), "at least one row of at least one integer")
+    if array.dtype.kind == "u" and array.dtype.itemsize == 8 and int(array.max()) >= 2**63:
+        raise Invalid(field, int(array.max()), INTEGER)
+    if array.dtype == np.int64 and array.flags.c_contiguous and array.flags.aligned:
+        return array  # as `require` would, which takes longer to find out
+    return np.require(array, np.int64, ("C", "A"))
+
+
+def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise Invalid for the first of `names` that is not `known`."""
+    for name in names:
+        if name not in known:
+            raise Invalid("field", name, ", ".join(known))
+
+
+def _fits(value: Any) -> bool:
+    return type(value) is int and -(2**63) <= value < 2**63
+
+
+def shown(value: Any) -> Any:
+    """Return a value as a message shows it: a string in quotes, so that "5" does not look like 5."""
+    return repr(value) if isinstance(value, str) else value

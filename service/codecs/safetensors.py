@@ -1,0 +1,119 @@
+"""Tensors by name in the safetensors format.
+
+The length of a header in 8 bytes, the header in JSON, and the values, all little-endian. It is read and written here
+because the library for it copies every tensor, and knows no bfloat16 without torch.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from preblock.service.codecs.chunks import Part, bytes_of
+from preblock.service.core.errors import Malformed
+from preblock.service.core.types import DTYPES, Answer, Tensor, TokenAnswer
+
+TYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    **{f"U{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"I{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"F{bits}": np.dtype(f"<f{bits // 8}") for bits in (16, 32, 64)},
+    "BF16": DTYPES["bfloat16"],
+}
+NAMES = {dtype: name for name, dtype in TYPES.items()}
+METADATA = "__metadata__"
+ENTRY = {"dtype", "shape", "data_offsets"}
+LONGEST_HEADER = 2**16
+"""Bytes; a header of all that a request can hold is far shorter, and parsing it is not to cost more than the rest."""
+
+
+def read_safetensors(body: bytes) -> dict[str, NDArray[Any]]:
+    """Read tensors, without a copy.
+
+    Raises:
+        Malformed: anything else, or a header that does not describe every byte once.
+
+    """
+    try:
+        return _read(body)
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise Malformed("body", f"no safetensors: {error}", "integer tensors in safetensors format") from error
+
+
+def _read(body: bytes) -> dict[str, NDArray[Any]]:
+    length = int.from_bytes(body[:8], "little")
+    if len(body) < 8 + length or length > LONGEST_HEADER:
+        raise ValueError(f"a header of {length} bytes in {len(body)}, of {LONGEST_HEADER} at most")
+    if body[8:9] != b"{":
+        raise ValueError("a header that is no JSON object")
+    header = json.loads(body[8 : 8 + length].decode(), object_pairs_hook=_unique)
+    metadata = header.pop(METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError(f"{METADATA} that is no text by name")
+    data, tensors, last = memoryview(body)[8 + length :], {}, 0
+    for begin, end, name, dtype, shape in sorted(_entry(name, entry) for name, entry in header.items()):
+        if begin != last or end > len(data):
+            raise ValueError(f"data_offsets [{begin}, {end}] after {last}, of {len(data)} bytes")
+        tensors[name] = np.frombuffer(data[begin:end], TYPES[dtype]).reshape(shape)
+        last = end
+    if last != len(data):
+        raise ValueError(f"{len(data)} bytes of data, where the header describes {last}")
+    return tensors
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        raise ValueError("a name twice in the header")
+    return document
+
+
+def _entry(name: str, entry: Any) -> tuple[int, int, str, str, list[int]]:
+    """Return begin, end, name, type and shape of a tensor, all of which agree."""
+    name.encode()  # a message could not repeat half a character
+    if not isinstance(entry, dict) or entry.keys() != ENTRY:
+        raise ValueError("a tensor with other fields than dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in TYPES:
+        raise ValueError(f"a dtype that is none of {', '.join(TYPES)}")
+    if not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2:
+        raise ValueError("a shape or data_offsets that are no sizes")
+    # Python's integers: no product of declared sizes can wrap.
+    declared = TYPES[dtype].itemsize * math.prod(shape)
+    if offsets[1] - offsets[0] != declared:
+        raise ValueError(f"{offsets[1] - offsets[0]} bytes for {dtype} of {declared} bytes")
+    return offsets[0], offsets[1], name, dtype, shape
+
+
+def _sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
+
+
+def write_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[Part]:
+    """Write C-contiguous tensors, without a copy: the same bytes for the same tensors."""
+    # Wider types stand first, so that every tensor is aligned.
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
+    header: dict[str, Any] = {METADATA: metadata}
+    end = 0
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": tensor.shape, "data_offsets": (begin, end)}
+    text = orjson.dumps(header)
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little") + text, *(bytes_of(tensor) for _, tensor in ordered)]
+
+
+def answer_safetensors(answer: Answer) -> list[Part]:
+    """Write an answer: its outputs, and of tokens what tells the rows apart and continues them."""
+    tensors: dict[str, Tensor] = dict(answer.tensors)
+    if isinstance(answer, TokenAnswer):
+        tensors |= {"next_offset": answer.next_offset, "lengths": answer.lengths}
+        if answer.truncated is not None:
+            tensors["truncated"] = answer.truncated
+        if answer.input_ids is not None and answer.spans is not None:
+            tensors |= {"input_ids": answer.input_ids.values, "spans": answer.spans}
+    return write_safetensors(tensors, {"model": answer.model, "version": str(answer.version)})

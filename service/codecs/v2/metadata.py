@@ -1,0 +1,161 @@
+"""What the Open Inference Protocol tells of the server and its models: one document each, over HTTP and gRPC alike.
+
+Sources: KServe, "Open Inference Protocol", version 2; Triton, extensions "Model configuration", "Statistics", "Model
+repository" and "Sequence".
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from preblock.service.artifacts.manifest import BIAS_GRAPH, GRAPH, Manifest, StemManifest, Tensor
+from preblock.service.core.errors import Invalid
+from preblock.service.observability.statistics import Duration, Statistics
+from preblock.service.observability.timing import INFER, INPUT, OUTPUT, QUEUE
+
+PLATFORM = "onnx_onnxv1"
+EXTENSIONS = (
+    "binary_tensor_data",
+    "model_configuration",
+    "model_repository",
+    "parameters",
+    "sequence",
+    "sequence(string_id)",
+    "statistics",
+)
+DATATYPES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16", "int64": "INT64"}
+
+Manifests = Manifest | StemManifest
+Shapes = Mapping[str, tuple[str, list[int]]]
+"""Datatype and shape of tensors, by name; sizes that are free are -1."""
+
+
+@lru_cache
+def inputs_of(manifest: Manifests) -> Shapes:
+    """Return datatype and shape of every input, by name. Of tokens, all but `input_ids` may be left out."""
+    if isinstance(manifest, StemManifest):
+        return describe((manifest.input,))
+    rows = dict.fromkeys(("input_ids", *manifest.indices, "attention_mask", "position_ids"), ("INT64", [-1, -1]))
+    bias = manifest.graphs[BIAS_GRAPH].inputs if manifest.bias else ()
+    return rows | {"offset": ("INT64", [-1])} | describe(bias)
+
+
+@lru_cache
+def outputs_of(manifest: Manifests) -> Shapes:
+    """Return datatype and shape of every output, by name; the first is the one given where none is asked for."""
+    if isinstance(manifest, StemManifest):
+        return describe(manifest.graphs[GRAPH].outputs)
+    tokens = {name: ("FP32", [-1, -1, width]) for name, width in manifest.widths.items()}
+    return tokens | describe((manifest.bias,) if manifest.bias else ())
+
+
+def describe(tensors: Iterable[Tensor]) -> dict[str, tuple[str, list[int]]]:
+    """Return datatype and shape of tensors of a graph, by name; sizes that are free are -1."""
+    return {
+        tensor.name: (DATATYPES[tensor.dtype], [size if isinstance(size, int) else -1 for size in tensor.shape])
+        for tensor in tensors
+    }
+
+
+def server_metadata(version: str) -> dict[str, Any]:
+    """Return name, version and extensions of the server."""
+    return {"name": "preblock", "version": version, "extensions": EXTENSIONS}
+
+
+def model_metadata(name: str, versions: list[int], manifest: Manifests) -> dict[str, Any]:
+    """Return what the protocol tells of a model."""
+    return {
+        "name": name,
+        "versions": [str(version) for version in versions],
+        "platform": PLATFORM,
+        **{
+            side: [{"name": tensor, "datatype": datatype, "shape": shape} for tensor, (datatype, shape) in all_.items()]
+            for side, all_ in (("inputs", inputs_of(manifest)), ("outputs", outputs_of(manifest)))
+        },
+    }
+
+
+def model_config(name: str, manifest: Manifests, provider: str) -> dict[str, Any]:
+    """Return the configuration of a model as Triton has it; a batch is a dimension like any other here."""
+    kind = "KIND_CPU" if provider == "CPUExecutionProvider" else "KIND_GPU"
+    needed = {"input_ids", *manifest.needed} if isinstance(manifest, Manifest) else {manifest.input.name}
+    return {
+        "name": name,
+        "platform": "onnxruntime_onnx",
+        "backend": "onnxruntime",
+        "version_policy": {"all": {}},
+        "max_batch_size": 0,
+        "input": [
+            {"name": tensor, "data_type": f"TYPE_{datatype}", "dims": shape, "optional": tensor not in needed}
+            for tensor, (datatype, shape) in inputs_of(manifest).items()
+        ],
+        "output": [
+            {"name": tensor, "data_type": f"TYPE_{datatype}", "dims": shape}
+            for tensor, (datatype, shape) in outputs_of(manifest).items()
+        ],
+        "instance_group": [{"name": name, "kind": kind, "count": 1}],
+        "default_model_filename": GRAPH,
+        "model_transaction_policy": {"decoupled": False},
+    }
+
+
+def model_statistics(name: str, version: int, statistics: Statistics) -> dict[str, Any]:
+    """Return what happened to a version of a model as Triton tells it; an inference is one row."""
+    by_rows, whole = statistics.phases, {phase: Duration() for phase in (QUEUE, INPUT, INFER, OUTPUT)}
+    executions = sum(duration.count for (_, phase), duration in by_rows.items() if phase == INFER)
+    for phase, duration in [
+        *((phase, duration) for (_, phase), duration in by_rows.items()),
+        *statistics.joined.items(),
+    ]:
+        whole[phase].count += duration.count
+        whole[phase].seconds += duration.seconds
+    sizes = sorted({rows for rows, _ in by_rows if rows is not None})
+    never = _duration(Duration())
+    return {
+        "name": name,
+        "version": str(version),
+        "last_inference": round(statistics.last * 1000),
+        "inference_count": statistics.rows,
+        "execution_count": executions,
+        "inference_stats": {
+            "success": _duration(statistics.outcomes["success"]),
+            "fail": _duration(statistics.outcomes["fail"]),
+            **{phase: _duration(duration) for phase, duration in whole.items()},
+            "cache_hit": never,
+            "cache_miss": never,
+        },
+        "response_stats": {},
+        "batch_stats": [
+            {"batch_size": size, **{phase: _duration(by_rows[size, phase]) for phase in (INPUT, INFER, OUTPUT)}}
+            for size in sizes
+        ],
+        "memory_usage": [],
+    }
+
+
+def repository_index(versions: Iterable[tuple[str, int, str, str]], only_ready: bool) -> list[dict[str, str]]:
+    """Return every version of every model, given name, version, state and reason; or those that are ready."""
+    return [
+        {"name": name, "version": str(version), "state": state, "reason": reason}
+        for name, version, state, reason in versions
+        if state == "READY" or not only_ready
+    ]
+
+
+def check_change(verb: str, parameters: Mapping[str, Any]) -> None:
+    """Check the parameters of a request to "load" or "unload" a model.
+
+    Raises:
+        Invalid: one is not known, or has a value that is not allowed.
+
+    """
+    for name, value in parameters.items():
+        if verb == "load" or name != "unload_dependents":
+            allowed = "nothing: a model is what its folder holds" if verb == "load" else "unload_dependents"
+            raise Invalid("parameters", name, allowed)
+        if not isinstance(value, bool):  # no model here has a dependent
+            raise Invalid(f"parameters.{name}", value, "true or false")
+
+
+def _duration(duration: Duration) -> dict[str, int]:
+    return {"count": duration.count, "ns": round(duration.seconds * 1e9)}

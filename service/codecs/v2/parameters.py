@@ -1,0 +1,136 @@
+"""Parameters of the Open Inference Protocol: which a request may carry, and what they mean, HTTP and gRPC alike."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from preblock.service.codecs.ragged import integers, shown
+from preblock.service.codecs.v2.metadata import DATATYPES, Manifests, outputs_of
+from preblock.service.core.errors import Invalid
+from preblock.service.core.types import Int64, Turn
+
+HINTS = ("priority", "timeout")
+"""Triton's, for the order of a queue. They are read and change nothing, since no request overtakes another."""
+FINAL = "triton_enable_empty_final_response"
+"""Triton's, for streams of which a request has several answers; here each answer is the only one."""
+CONTENT_TYPE = "np"
+"""MLServer's codecs name themselves in a parameter; this one leaves a tensor as it is."""
+SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
+LONGEST_ID = 128
+"""Bytes of the text that names a sequence, as in Triton."""
+REQUEST = ("offset", "dtype", "binary_data_output", "content_type", *SEQUENCE, *HINTS, FINAL)
+INPUT = ("binary_data_size", "content_type")
+OUTPUT = ("dtype", "binary_data", "content_type")
+DTYPES = {code: dtype for dtype, code in DATATYPES.items() if dtype != "int64"} | {
+    dtype: dtype for dtype in DATATYPES if dtype != "int64"
+}
+"""Output types by the names of the protocol, and by those of the other doors."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What parameters and requested outputs ask for.
+
+    Args:
+        binary: for each output, in the order of the answer, whether it is wanted as bytes; matters to HTTP only.
+        dtype: of all, a key of `messages.DTYPES`.
+        offset: int64 (1,); None where no parameter says so.
+        sequence: that the request belongs to; None for none.
+
+    """
+
+    binary: Mapping[str, bool]
+    dtype: str
+    offset: Int64 | None
+    sequence: Turn | None
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the outputs."""
+        return tuple(self.binary)
+
+
+def read_wishes(
+    parameters: Mapping[str, Any], asked: Sequence[tuple[Any, Mapping[str, Any]]], manifest: Manifests
+) -> Wishes:
+    """Read the parameters of a request, and the name and the parameters of each output asked for; none for the first.
+
+    Raises:
+        Invalid: an unknown name, or a value that is not allowed.
+
+    """
+    _check("parameters", parameters, REQUEST)
+    for hint in HINTS:
+        value = parameters.get(hint, 0)
+        if type(value) is not int or value < 0:
+            raise Invalid(f"parameters.{hint}", value, "an integer, 0 or more")
+    _flag(f"parameters.{FINAL}", parameters.get(FINAL, False))
+    default = _flag("parameters.binary_data_output", parameters.get("binary_data_output", False))
+    dtype = _dtype("parameters.dtype", parameters.get("dtype", "FP32"))
+    known = outputs_of(manifest)
+    binary: dict[str, bool] = {}
+    dtypes: list[str] = []
+    for index, (name, own) in enumerate(asked):
+        where = f"outputs[{index}].parameters"
+        if not isinstance(name, str) or name not in known or name in binary:
+            raise Invalid(f"outputs[{index}].name", name, f"{', '.join(known)}, each once")
+        _check(where, own, OUTPUT)
+        binary[name] = _flag(f"{where}.binary_data", own.get("binary_data", default))
+        dtypes.append(_dtype(f"{where}.dtype", own["dtype"]) if "dtype" in own else dtype)
+        if dtypes[index] != dtypes[0]:
+            allowed = f"{DATATYPES[dtypes[0]]}, as outputs[0] has: one type for all"
+            raise Invalid(f"{where}.dtype", DATATYPES[dtypes[index]], allowed)
+    return Wishes(
+        binary=binary or {next(iter(known)): default},
+        dtype=dtypes[0] if dtypes else dtype,
+        offset=integers("parameters.offset", [parameters["offset"]], lambda _: "") if "offset" in parameters else None,
+        sequence=_sequence(parameters),
+    )
+
+
+def check_input(where: str, parameters: Mapping[str, Any]) -> None:
+    """Check the names of the parameters of an input.
+
+    Raises:
+        Invalid: one is unknown.
+
+    """
+    _check(where, parameters, INPUT)
+
+
+def _check(where: str, parameters: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    """Raise Invalid for a parameter that is not known: ignored, it might change what is meant."""
+    for name in parameters:
+        if name not in known:
+            raise Invalid(where, name, ", ".join(known))
+    if parameters.get("content_type", CONTENT_TYPE) != CONTENT_TYPE:
+        raise Invalid(f"{where}.content_type", parameters["content_type"], f"{CONTENT_TYPE}, a tensor as it is")
+
+
+def _sequence(parameters: Mapping[str, Any]) -> Turn | None:
+    """Return the sequence of a request; 0 and the empty text name none."""
+    field = "parameters.sequence_id"
+    id_ = parameters.get("sequence_id", 0)
+    start, end = (_flag(f"parameters.{name}", parameters.get(name, False)) for name in SEQUENCE[1:])
+    if isinstance(id_, str):
+        if (size := len(id_.encode())) > LONGEST_ID:
+            raise Invalid(field, f"{size} bytes", f"at most {LONGEST_ID} bytes of text")
+    elif type(id_) is not int or not -(2**63) <= id_ < 2**64:
+        raise Invalid(field, shown(id_), "an integer of 64 bits, or a text")
+    else:
+        id_ %= 2**64  # clients of gRPC send the larger half as negative ones
+    if id_ in (0, "") and (start or end):
+        raise Invalid(field, shown(id_), "the id of a sequence, since the request starts or ends one")
+    return Turn(id_, start, end) if id_ not in (0, "") else None
+
+
+def _flag(field: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise Invalid(field, value, "true or false")
+    return value
+
+
+def _dtype(field: str, value: Any) -> str:
+    if not isinstance(value, str) or value not in DTYPES:
+        raise Invalid(field, value, ", ".join(DTYPES))
+    return DTYPES[value]

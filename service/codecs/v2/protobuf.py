@@ -1,0 +1,221 @@
+"""Open Inference Protocol over gRPC: its messages to requests, and answers to its messages."""
+
+import asyncio
+from collections.abc import Generator, Iterable, Mapping
+from ctypes import c_char_p, c_int, c_ssize_t, c_void_p, py_object, pythonapi
+from typing import Any, cast
+
+import orjson
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import DecodeError
+
+from preblock.service.codecs.chunks import bytes_of, raw_bytes
+from preblock.service.codecs.v2 import open_inference_pb2 as pb
+from preblock.service.codecs.v2.infer import Input, to_request
+from preblock.service.codecs.v2.metadata import DATATYPES, Manifests
+from preblock.service.codecs.v2.parameters import check_input, read_wishes
+from preblock.service.core.errors import Invalid, Malformed, TooLarge
+from preblock.service.core.types import Answer, AnyRequest, Int64, Pieces
+
+LARGEST = 2**31 - 1 - 2**16
+"""Bytes of the tensors of an answer: a message of gRPC ends at 2 GiB, and what describes them takes some of that."""
+
+
+def read(kind: Any, message: bytes) -> Any:
+    """Read a message of a generated class.
+
+    Raises:
+        Malformed: the bytes are none.
+
+    """
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise Malformed("message", f"{len(message)} bytes", f"a message {kind.DESCRIPTOR.full_name}") from error
+
+
+def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> AnyRequest:
+    """Read an inference request; all inputs are raw bytes, or none is.
+
+    Raises:
+        Malformed: the number of raw entries differs from that of the inputs.
+        Invalid: a name, type, shape or value is not allowed.
+
+    """
+    raw = message.raw_input_contents
+    if raw and len(raw) != len(message.inputs):
+        raise Malformed("raw_input_contents", f"{len(raw)} entries", f"{len(message.inputs)}, one for each input")
+    inputs = []
+    for index, tensor in enumerate(message.inputs):
+        where = f"inputs[{index}]"
+        if any(size < 0 for size in tensor.shape):
+            raise Invalid(f"{where}.shape", list(tensor.shape), "a list of sizes")
+        if raw and tensor.contents.ListFields():  # some clients send contents that hold nothing
+            raise Invalid(where, "contents and raw_input_contents", "one of them")
+        parameters = values(tensor.parameters)
+        check_input(f"{where}.parameters", parameters)
+        typed = tensor.contents.fp32_contents if tensor.datatype == "FP32" else tensor.contents.int64_contents
+        data = memoryview(raw[index]) if raw else list(typed)
+        # Some clients say over gRPC too what only HTTP needs.
+        size = parameters.get("binary_data_size", len(data))
+        if raw and size != len(data):
+            raise Malformed(f"{where}.binary_data_size", size, f"{len(data)}, the bytes of its raw_input_contents")
+        inputs.append(Input(tensor.name, tensor.datatype, tuple(tensor.shape), data))
+    asked = [(output.name, values(output.parameters)) for output in message.outputs]
+    return to_request(inputs, read_wishes(values(message.parameters), asked, manifest), manifest)
+
+
+def values(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of parameters by name, in their order, which a map has not; None where one has none."""
+    choices = {name: parameters[name].WhichOneof("parameter_choice") for name in sorted(parameters)}
+    return {name: getattr(parameters[name], choice) if choice else None for name, choice in choices.items()}
+
+
+Writing = Generator[None, None, bytes]
+"""A message that is written, with a pause behind each piece of a tensor that is computed meanwhile."""
+
+
+def write_infer(answer: Answer, id_: str) -> Writing:
+    """Write a `ModelInferResponse`; the tensors are raw bytes, which are copied once.
+
+    Raises:
+        TooLarge: they do not fit into a message.
+
+    """
+    return write_parts(_parts(answer, _head(answer, id_)))
+
+
+def write_stream(answer: Answer, id_: str) -> Writing:
+    """Write a `ModelStreamInferResponse`; it is the only one to its request, and says so.
+
+    Raises:
+        TooLarge: the tensors do not fit into a message.
+
+    """
+    head = _head(answer, id_)
+    head.parameters["triton_final_response"].bool_param = True
+    parts = _parts(answer, head)
+    size = sum(map(len, parts))
+    return write_parts([_delimited(pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER, size), *parts])
+
+
+def written(writing: Writing) -> bytes:
+    """Return a message, written at once."""
+    while (message := _go_on(writing)) is None:
+        pass
+    return message
+
+
+async def compute(writing: Writing) -> bytes:
+    """Return a message whose tensors are computed while it is written; others have their turn behind each piece."""
+    while (message := _go_on(writing)) is None:
+        await asyncio.sleep(0)
+    return message
+
+
+def _go_on(writing: Writing) -> bytes | None:
+    """Write up to the next pause, and return the message if that was the last of it."""
+    try:
+        next(writing)
+    except StopIteration as end:
+        message: bytes = end.value
+        return message
+    return None
+
+
+def write_parts(parts: list[bytes | memoryview | Pieces]) -> Writing:
+    """Write parts into a message, each piece while it is in the cache."""
+    if not any(isinstance(part, Pieces) for part in parts):
+        return b"".join(cast("list[bytes | memoryview]", parts))
+    message, view = _allocate(sum(map(len, parts)))
+    end = 0
+    for part in parts:
+        for piece in map(raw_bytes, part) if isinstance(part, Pieces) else (part,):
+            begin, end = end, end + len(piece)
+            view[begin:end] = piece
+            if isinstance(part, Pieces):
+                del piece  # the next may lie where this one does
+                yield
+    if end != len(message):
+        raise RuntimeError(f"{end} of {len(message)} bytes of a message")
+    return message
+
+
+def _allocate(size: int) -> tuple[bytes, memoryview]:
+    """Return bytes of any content, and a view by which they are written as long as nobody else has them.
+
+    gRPC takes nothing but `bytes`, and to join pieces would copy what has left the cache (Python/C API, Bytes Objects).
+    """
+    made: bytes = _new_bytes(None, size)
+    return made, _view_of(_address_of(made), size, WRITABLE)
+
+
+WRITABLE = 0x200
+"""`PyBUF_WRITE`."""
+_new_bytes, _address_of = pythonapi.PyBytes_FromStringAndSize, pythonapi.PyBytes_AsString
+_view_of = pythonapi.PyMemoryView_FromMemory
+_view_of.argtypes, _view_of.restype = (c_void_p, c_ssize_t, c_int), py_object
+_new_bytes.argtypes, _new_bytes.restype = (c_char_p, c_ssize_t), py_object
+_address_of.argtypes, _address_of.restype = (py_object,), c_void_p
+
+
+def _head(answer: Answer, id_: str) -> pb.ModelInferResponse:
+    """Return all of an answer but the tensors."""
+    describe = pb.ModelInferResponse.InferOutputTensor
+    return pb.ModelInferResponse(
+        model_name=answer.model,
+        model_version=str(answer.version),
+        id=id_,
+        outputs=[
+            describe(name=name, datatype=DATATYPES[answer.dtype], shape=tensor.shape)
+            for name, tensor in answer.tensors.items()
+        ],
+    )
+
+
+def _parts(answer: Answer, head: pb.ModelInferResponse) -> list[bytes | memoryview | Pieces]:
+    """Return the head and the tensors as they stand in the message.
+
+    Protobuf's own way copies a tensor into an object, and that into the message.
+    """
+    size = sum(tensor.nbytes for tensor in answer.tensors.values())
+    if size > LARGEST:
+        raise TooLarge("outputs", f"{size} bytes", f"at most {LARGEST} bytes in a message; ask for fewer tokens")
+    parts: list[bytes | memoryview | Pieces] = [head.SerializeToString()]
+    for tensor in answer.tensors.values():
+        parts += (
+            _delimited(pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER, tensor.nbytes),
+            bytes_of(tensor),
+        )
+    return parts
+
+
+def _delimited(field: int, size: int) -> bytes:
+    """Return what stands before `size` bytes of a field: its number, the wire type 2, and how many (Protocol Buffers,
+    "Encoding").
+    """
+    varint = bytearray((field << 3 | 2,))
+    while size >= 0x80:
+        varint.append(size & 0x7F | 0x80)
+        size >>= 7
+    varint.append(size)
+    return bytes(varint)
+
+
+def write_stream_error(message: str, id_: str) -> pb.ModelStreamInferResponse:
+    """Write why a request of a stream failed, and which one."""
+    return pb.ModelStreamInferResponse(error_message=message, infer_response=pb.ModelInferResponse(id=id_))
+
+
+def write_closing(reason: str, sequences: Iterable[tuple[str, int, int | str, Int64]]) -> pb.ModelStreamInferResponse:
+    """Write why the service ends a stream, and where to go on: model, version, id and offsets of each sequence."""
+    places = [
+        {"model_name": model, "model_version": str(version), "sequence_id": id_, "next_offset": offset.tolist()}
+        for model, version, id_, offset in sequences
+    ]
+    return write_stream_error(orjson.dumps({"closing": reason, "sequences": places}).decode(), "")
+
+
+def write(kind: Any, document: dict[str, Any]) -> Any:
+    """Write a document, as HTTP has it, in a message of a generated class."""
+    return ParseDict(document, kind())

@@ -1,0 +1,1 @@
+"""Types, errors, settings, authentication and limits, known to every other package."""

@@ -1,0 +1,240 @@
+"""Who asks, and what they may use: the keys of a file, and the caller of the request that is being answered."""
+
+import fnmatch
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from preblock.service.core.errors import Forbidden, Invalid, Unauthenticated
+from preblock.service.core.file_watch import Watch
+
+LOG = logging.getLogger(__name__)
+SCHEME = b"bearer "
+ALL = ("*",)
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks.
+
+    Args:
+        name: of the key.
+        models: that it may use: names, or patterns of the shell.
+        admin: whether it may load and unload them.
+        digest: SHA-256 of the key; empty where no key let it in.
+
+    """
+
+    name: str
+    models: tuple[str, ...]
+    admin: bool
+    digest: bytes = b""
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(fnmatch.translate, self.models)) or r"(?!)")
+
+    def may_use(self, model: str) -> bool:
+        """Return whether a model of this name is in the scope."""
+        return self._pattern.match(model) is not None
+
+
+NOBODY = Caller("nobody", (), admin=False)
+SERVICE = Caller("service", ALL, admin=True)
+_CALLER: ContextVar[Caller] = ContextVar("caller", default=NOBODY)
+"""Whoever has not been let in is nobody, so that a way in that is forgotten, or a thread, opens nothing."""
+
+
+class Entry(BaseModel):
+    """What the file holds of a key: never the key itself."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: str = Field(min_length=1)
+    # Whoever reads the file must not be able to ask. A plain hash is enough for that: a key has 256 random bits, which
+    # nobody finds by trying, unlike a password; and a slow one would be paid for by every request.
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    models: list[str] = Field(default=list(ALL), min_length=1)
+    admin: bool = False
+
+
+class Document(BaseModel):
+    """The file of keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    keys: list[Entry] = Field(min_length=1)
+
+
+class Access:
+    """Lets callers in, and says what they may use.
+
+    Args:
+        file: TOML, with the keys; read again when it changes. Default None: no key is needed, and all may do all.
+        by_address: whether callers without keys are told apart by their addresses.
+
+    Attributes:
+        changes: how often others were let in, or told apart in another way, than before.
+
+    Raises:
+        Invalid: the file cannot be read, or is not understood.
+
+    """
+
+    def __init__(self, file: Path | None = None, by_address: bool = False) -> None:
+        self.changes = 0
+        self._file = file
+        self._callers: list[Caller] = []
+        if file is not None:
+            self._watch = Watch(file)
+            self._callers = read_keys(file)
+        self.tell_apart(by_address)
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether a key is needed."""
+        return self._file is not None
+
+    def tell_apart(self, by_address: bool) -> None:
+        """Say whether callers without keys are told apart by their addresses."""
+        self.by_address = by_address and self._file is None
+        self.changes += 1
+
+    def enter(self, authorization: bytes | None) -> None:
+        """Let in whoever asks, for what follows in this context; `authorization` is what the header of that name says.
+
+        Raises:
+            Unauthenticated: it holds no key, or none of these.
+
+        """
+        _CALLER.set(NOBODY)
+        if authorization is None:
+            raise Unauthenticated("Authorization", "nothing", "Bearer and a key")
+        if authorization[: len(SCHEME)].lower() != SCHEME:
+            raise Unauthenticated("Authorization", "another scheme", "Bearer and a key")
+        _CALLER.set(self._find(authorization[len(SCHEME) :].strip()))
+
+    def came_from(self, address: str) -> None:
+        """Name whoever asks, for what follows in this context, by its address."""
+        _CALLER.set(Caller(address, ALL, admin=True))
+
+    def check_model(self, name: str) -> None:
+        """Raise Forbidden where the caller may not use a model of this name, whether or not there is one."""
+        if self._file is None:
+            return
+        caller = _CALLER.get()
+        if not caller.may_use(name):
+            raise Forbidden("model", name, f"a model that this key is for: {', '.join(caller.models)}")
+
+    def check_admin(self, name: str) -> None:
+        """Raise Forbidden where the caller may not load and unload a model of this name."""
+        self.check_model(name)
+        if self._file is not None and not _CALLER.get().admin:
+            raise Forbidden("key", _CALLER.get().name, "a key with admin = true, to load and unload models")
+
+    def shows(self, name: str) -> bool:
+        """Return whether a list for the caller holds a model of this name."""
+        return self._file is None or _CALLER.get().may_use(name)
+
+    def _find(self, key: bytes) -> Caller:
+        self.look()
+        digest, found = hashlib.sha256(key).digest(), None
+        # All of them, so that the time says nothing of which one was near.
+        for caller in self._callers:
+            if hmac.compare_digest(caller.digest, digest):
+                found = caller
+        if found is None:
+            raise Unauthenticated("Authorization", "a key that is not known", "Bearer and a key")
+        return found
+
+    def knows(self, caller: Caller) -> bool:
+        """Return whether a caller that was let in still would be, for the same models."""
+        return caller in self._callers
+
+    def look(self) -> None:
+        """Read the file again if it has changed, once in a while; one that is broken changes nothing."""
+        if self._file is None or not self._watch.changed():
+            return
+        try:
+            self._callers = read_keys(self._file)
+            self.changes += 1
+        except Invalid as error:
+            LOG.warning("the keys stay as they were: %s", error)
+
+
+EVERYBODY = Access()
+"""No key is needed."""
+
+
+def caller() -> Caller:
+    """Return who asks."""
+    return _CALLER.get()
+
+
+def caller_name() -> str:
+    """Return who asks: the name of a key, or an address."""
+    return _CALLER.get().name
+
+
+@contextmanager
+def as_service() -> Iterator[None]:
+    """Look at every model, for what the service does of itself."""
+    token = _CALLER.set(SERVICE)
+    try:
+        yield
+    finally:
+        _CALLER.reset(token)
+
+
+def read_keys(file: Path) -> list[Caller]:
+    """Return who has the keys of a file.
+
+    Raises:
+        Invalid: the file cannot be read, or is not understood.
+
+    """
+    try:
+        document = Document.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise Invalid("api_keys", str(file), f"a TOML file that can be read ({error.strerror})") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise Invalid("api_keys", f"{place} of {file}", f"what docs/operations.md shows ({first['msg']})") from error
+    except ValueError as error:  # no UTF-8, or no TOML
+        raise Invalid("api_keys", str(file), f"a TOML file ({error})") from error
+    for field in ("name", "sha256"):
+        values = [getattr(entry, field) for entry in document.keys]
+        if twice := next((value for value in values if values.count(value) > 1), None):
+            raise Invalid("api_keys", f"{field} {twice} twice", "each once")
+    return [
+        Caller(entry.name, tuple(entry.models), entry.admin, bytes.fromhex(entry.sha256)) for entry in document.keys
+    ]
+
+
+def new_key(name: str, models: tuple[str, ...], admin: bool) -> tuple[str, str]:
+    """Return a new key of 256 random bits, and the entry of the file that lets it in; without `models`, for all."""
+    key = secrets.token_urlsafe(32)
+    lines = ["[[keys]]", f"name = {_toml(name)}", f'sha256 = "{hashlib.sha256(key.encode()).hexdigest()}"']
+    if models:
+        lines.append(f"models = [{', '.join(map(_toml, models))}]")
+    if admin:
+        lines.append("admin = true")
+    return key, "\n".join(lines) + "\n"
+
+
+def _toml(text: str) -> str:
+    """Return a basic string of TOML."""
+    escaped = "".join(f"\\u{ord(sign):04x}" if sign < " " or sign in '"\\\x7f' else sign for sign in text)
+    return f'"{escaped}"'

@@ -1,0 +1,41 @@
+"""Files that are read again when they change, so that no restart is needed for another content."""
+
+import time
+from pathlib import Path
+
+from preblock.service.core.files import Stamp, stamp_of
+
+LOOK_SECONDS = 1.0
+"""Least time between two looks at whether a file has changed."""
+
+
+class Watch:
+    """Some files, which are looked at when somebody asks.
+
+    Args:
+        files: that may change, or be missing for a while.
+
+    """
+
+    def __init__(self, *files: Path) -> None:
+        self._files = files
+        self._seen = self._stamps()
+        self._looked = time.monotonic()
+
+    def changed(self) -> bool:
+        """Return whether one has changed since the last time; who asks again within a second is told no."""
+        if time.monotonic() - self._looked < LOOK_SECONDS:
+            return False
+        self._looked = time.monotonic()
+        before, self._seen = self._seen, self._stamps()
+        return self._seen != before
+
+    def _stamps(self) -> list[Stamp | None]:
+        return [_stamp(file) for file in self._files]
+
+
+def _stamp(file: Path) -> Stamp | None:
+    try:
+        return stamp_of(file.stat())
+    except OSError:
+        return None

@@ -1,0 +1,199 @@
+"""Large answers: computed a piece after another, so that neither memory nor the time of others goes with their size.
+
+Letters: B batch, T tokens of all rows.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.core.types import Int64, Pieces, Request, Rows
+from preblock.service.engine.casting import cast
+from preblock.service.engine.planning import Member, rows_of_one, run_members
+from preblock.service.engine.pooling import pool, pool_row
+from preblock.service.engine.positions import real_tokens
+from preblock.service.engine.scheduler import SMALL
+from preblock.service.observability.timing import Execution
+from preblock.service.runtime.chunks import PIECE
+from preblock.service.runtime.repository import Model
+
+WRITTEN_WHOLE = 2**21
+"""Values that are still computed and written as text at once, in a thread: several times as fast as piece by piece, and
+some 30 MB of memory."""
+
+
+def in_pieces(request: Request, manifest: Manifest, size: int) -> bool:
+    """Return whether an answer of `size` values is computed in pieces.
+
+    With rotary angles it never is: the graph that computes them computes all the others for each, and takes long.
+    """
+    large = size > (SMALL if request.check is None else WRITTEN_WHOLE)
+    return large and (request.in_pieces or request.pooling != "none") and not manifest.rotary_of(request.outputs)
+
+
+def divide(model: Model, outputs: Mapping[str, str], member: Member) -> None:
+    """Make of a call one that can be cut into calls of a piece of any of its outputs."""
+    least = min(_most(model, name) for name in outputs.values())
+    if model.manifest.counts != "slots" and member.feeds["input_ids"].shape[1] > least:
+        # How many real tokens precede one, only the whole row tells.
+        member.feeds = rows_of_one(member, model.manifest)
+
+
+def check_values(model: Model, outputs: Mapping[str, str], member: Member) -> None:
+    """Raise Invalid where a value of a call is too large for the type of the answer, or one that it cannot hold.
+
+    This is the first half of the run that `computed` goes on with; the call was divided.
+    """
+    request = member.request
+    assert request is not None
+    member.execution.passed()
+    for name in dict.fromkeys(outputs.values()):
+        for vectors in _vectors(model, name, member):
+            narrow = cast(vectors, request.dtype)
+            if request.check is not None:
+                request.check(narrow)
+
+
+def computed(model: Model, outputs: Mapping[str, str], member: Member) -> dict[str, Pieces]:
+    """Return the vectors of a call in pieces, and count it when all are sent, or one is given up.
+
+    Args:
+        model: computes them.
+        outputs: for each that is wanted, the output of a graph that it is.
+        member: the call, which was divided.
+
+    """
+    request, end = member.request, _End(member.execution, len(outputs))
+    assert request is not None
+    rows, tensors = request.input_ids, {}
+    shape = (len(rows.values),) if rows.length is None else (len(rows.lengths), rows.length)
+    for output, name in outputs.items():
+        parts = _computed(model, name, member, end)
+        next(parts)  # begun, so that it is counted though its client may leave before the first piece
+        tensors[output] = Pieces((*shape, model.manifest.widths[output]), request.dtype, parts)
+    return tensors
+
+
+class _End:
+    """Counts a call when all of its outputs have come to an end.
+
+    Args:
+        execution: of the call.
+        outputs: how many it has.
+
+    """
+
+    def __init__(self, execution: Execution, outputs: int) -> None:
+        self._execution, self._left, self._success = execution, outputs, True
+
+    def of_one(self, success: bool) -> None:
+        """Say that one has come to an end."""
+        execution = self._execution
+        self._left -= 1
+        self._success &= success
+        if self._left:
+            return
+        if self._success:
+            execution.passed()
+            execution.passed()
+            execution.batch = execution.rows
+        execution.end(self._success)
+
+
+def _computed(model: Model, name: str, member: Member, end: _End) -> Iterator[NDArray[np.generic]]:
+    """Yield no value, and then the vectors of one output."""
+    request, success = member.request, False
+    assert request is not None
+    try:
+        yield np.empty(0, np.float32)
+        for vectors in _vectors(model, name, member):
+            yield cast(vectors, request.dtype)
+            del vectors  # the next may lie where these do
+        success = True
+    finally:
+        end.of_one(success)
+
+
+def _vectors(model: Model, name: str, member: Member) -> Iterator[NDArray[np.float32]]:
+    """Yield the vectors of one output, float32."""
+    return model.run_in_pieces(member.feeds, name, _most(model, name))
+
+
+def _most(model: Model, name: str) -> int:
+    """Return how many tokens a piece of an output has at most."""
+    return max(1, PIECE // model.manifest.widths[name])
+
+
+def whole(model: Model, names: tuple[str, ...], member: Member) -> dict[str, NDArray[np.float32]]:
+    """Return outputs of a call, (B, L, width), put together from pieces where they are large.
+
+    onnxruntime keeps the memory of its largest run; this is let go of with the answer.
+    """
+    size = member.feeds["input_ids"].size * max(model.manifest.widths[name] for name in names)
+    if size <= WRITTEN_WHOLE or model.manifest.rotary_of(names):
+        return run_members(model, names, [member])[0]
+    member.execution.passed()
+    divide(model, {name: name for name in names}, member)
+    found = {name: _whole(model, name, member) for name in names}
+    member.execution.passed()
+    member.execution.batch = member.execution.rows
+    return found
+
+
+def _whole(model: Model, name: str, member: Member) -> NDArray[np.float32]:
+    shape, width = member.feeds["input_ids"].shape, model.manifest.widths[name]
+    vectors, end = np.empty((math.prod(shape), width), np.float32), 0
+    for piece in _vectors(model, name, member):
+        flat = piece.reshape(-1, width)
+        begin, end = end, end + len(flat)
+        vectors[begin:end] = flat
+        del piece, flat  # the next may lie where this one does
+    return vectors.reshape(*shape, width)
+
+
+def pooled(model: Model, outputs: Mapping[str, str], member: Member) -> dict[str, NDArray[np.generic]]:
+    """Return one vector for each row, (B, width), by output; only a few vectors of tokens are there at a time."""
+    request, execution = member.request, member.execution
+    assert request is not None
+    execution.passed()
+    divide(model, outputs, member)
+    found = {name: _pooled(model, name, member, request) for name in dict.fromkeys(outputs.values())}
+    execution.passed()
+    tensors = {output: cast(found[name], request.dtype) for output, name in outputs.items()}
+    execution.passed()
+    execution.batch = execution.rows
+    return tensors
+
+
+def _pooled(model: Model, name: str, member: Member, request: Request) -> NDArray[np.float32]:
+    rows, real = request.input_ids, real_tokens(request, model.manifest)
+    feeds, most = member.feeds, _most(model, name)
+    length = feeds["input_ids"].shape[1]
+    found: list[NDArray[np.float32]] = []
+    for first, last in _groups(rows.lengths, most):
+        begin, end = int(rows.starts[first]), int(rows.starts[last - 1] + rows.lengths[last - 1])
+        part = {key: values[begin // length : end // length] for key, values in feeds.items()}
+        if len(feeds["offset"]) == 1:
+            part["offset"] = feeds["offset"]
+        kept = None if real is None else real[begin:end]
+        pieces = (vectors.reshape(-1, vectors.shape[-1]) for vectors in model.run_in_pieces(part, name, most))
+        if end - begin <= most:
+            (vectors,) = pieces
+            found.append(pool(vectors, Rows(rows.values[begin:end], rows.lengths[first:last]), kept, request.pooling))
+        else:
+            found.append(pool_row(pieces, kept, request.pooling))
+    return np.concatenate(found)
+
+
+def _groups(lengths: Int64, most: int) -> Iterator[tuple[int, int]]:
+    """Yield the first row of each group, and the one after its last, which have at most `most` tokens, or one row."""
+    first, tokens = 0, 0
+    for row, length in enumerate(lengths.tolist()):
+        if row > first and tokens + length > most:
+            yield first, row
+            first, tokens = row, 0
+        tokens += length
+    yield first, len(lengths)

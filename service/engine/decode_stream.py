@@ -1,0 +1,214 @@
+"""A decode stream: the running offsets of its rows, kept by the connection that it belongs to.
+
+Letters: R rows of the stream, T tokens of a step.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from preblock.service.core.decode_ops import (
+    Close,
+    Message,
+    Options,
+    Step,
+    check_count,
+    check_each,
+    check_stated,
+    per_row,
+)
+from preblock.service.core.errors import Conflict, Invalid, PreblockError
+from preblock.service.core.types import DTYPES, Int64, Request, Rows, TokenAnswer
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.positions import count_real
+from preblock.service.engine.validation import check_like
+from preblock.service.runtime.repository import Model
+
+
+@dataclass(frozen=True)
+class _Done:
+    """The last numbered message, and the offsets around it: enough to answer it again, since answers are pure."""
+
+    number: int
+    digest: bytes
+    before: Int64
+    after: Int64
+
+
+class DecodeStream:
+    """Rows that are fed step by step.
+
+    Args:
+        engine: answers the steps.
+        model: stays the same for the whole stream.
+        options: offsets, outputs and type.
+
+    Raises:
+        Invalid: an offset, output or type is not allowed.
+        TooLarge: more rows than a step may have tokens.
+
+    """
+
+    def __init__(self, engine: Engine, model: Model, options: Options) -> None:
+        check_count("rows", options.rows, engine.max_tokens)
+        engine.limits.check_rows("rows", options.rows)
+        offset = per_row("offset", options.offset, options.rows)
+        check_each("offset", offset, np.full(options.rows, model.manifest.limit))
+        if options.dtype not in DTYPES:
+            raise Invalid("dtype", options.dtype, ", ".join(DTYPES))
+        for output in options.outputs:
+            if output not in model.manifest.widths:
+                raise Invalid("output", output, ", ".join(model.manifest.widths))
+        self.offset = offset
+        self.model = model
+        self.options = options
+        self._engine = engine
+        self._last: _Done | None = None
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Put everything back where the block fails: a step whose answer cannot be given has not been made."""
+        before = self.offset, self._last
+        try:
+            yield
+        except PreblockError:
+            self.offset, self._last = before
+            raise
+
+    async def do(self, message: Message) -> TokenAnswer | None:
+        """Do what the message says and return the vectors of a step; None of anything else.
+
+        A numbered message that is sent again, before any other changed an offset, is answered again and changes
+        nothing.
+
+        Raises:
+            ClientFault: it is not allowed; it changed nothing.
+
+        """
+        operation, before = message.operation, self.offset
+        repeated = self._repeats(message)
+        if repeated is not None:
+            before = repeated.before
+        answer: TokenAnswer | None = None
+        if isinstance(operation, Step):
+            answer = await feed(self._engine, self.model, self._request(operation), before, operation.offset)
+            after = answer.next_offset
+        elif isinstance(operation, Close):
+            after = before
+        else:
+            after = operation.after(before, self.model.manifest.limit, self._engine.max_tokens)
+            self._engine.limits.check_rows("rows", len(after))
+        if repeated is None:
+            self.offset = after
+            if message.number:
+                self._last = _Done(message.number, message.digest, before, after)
+        return answer
+
+    def advance(self, after: Int64, number: int, digest: bytes) -> None:
+        """Go on after a step that was answered elsewhere, whose number is new."""
+        if number:
+            self._last = _Done(number, digest, self.offset, after)
+        self.offset = after
+
+    def is_new(self, number: int) -> bool:
+        """Return whether a message of this number cannot be one that was sent before."""
+        return not number or self._last is None or number > self._last.number
+
+    def _repeats(self, message: Message) -> _Done | None:
+        """Return what was done before, if this message is the one that did it."""
+        last = self._last
+        if not message.number or last is None or message.number > last.number:
+            return None
+        # The same array, not an equal one: a change without a number leads elsewhere even where it leads back.
+        if message.number == last.number and message.digest == last.digest and last.after is self.offset:
+            return last
+        again = f", or {last.number} again with the same content" if last.after is self.offset else ""
+        raise Conflict("step", message.number, f"more than {last.number}{again}")
+
+    def _request(self, step: Step) -> Request:
+        return Request(
+            input_ids=step.input_ids,
+            position_ids=step.position_ids,
+            attention_mask=step.attention_mask,
+            indices=step.indices,
+            outputs=self.options.outputs,
+            dtype=self.options.dtype,
+        )
+
+
+async def feed(
+    engine: Engine, model: Model, request: Request, offset: Int64, stated: Int64 | None = None
+) -> TokenAnswer:
+    """Return the vectors of the next tokens of rows that are at `offset`, int64 (R,), and the offsets after them.
+
+    Rows may be empty, but not all. `request` has no offset yet; `stated` is where the client takes the rows to be.
+
+    Raises:
+        Conflict: they are elsewhere.
+        ClientFault: the step is not allowed.
+        Unavailable: too much work waits.
+
+    """
+    ids = request.input_ids
+    if len(ids.lengths) != len(offset):
+        allowed = "one row" if len(offset) == 1 else f"{len(offset)} rows"
+        raise Invalid("input_ids", f"{len(ids.lengths)} rows", f"{allowed}, as are running")
+    if stated is not None:
+        check_stated(stated, offset)
+    if request.position_ids is None:
+        request.offset = offset
+    if ids.lengths.all() or not len(ids.values):
+        answer = await engine.embed(model, request)
+        if request.position_ids is None:
+            return answer
+        return replace(answer, next_offset=_after(request, answer, offset, model))
+    kept = np.flatnonzero(ids.lengths)
+    request = _without_empty(request, kept)
+    answer = await engine.embed(model, request)
+    after = offset.copy()
+    after[kept] = _after(request, answer, offset[kept], model)
+    flat = {name: tensor.reshape(-1, tensor.shape[-1]) for name, tensor in answer.arrays.items()}
+    return replace(answer, tensors=flat, lengths=ids.lengths, next_offset=after)
+
+
+def chunks(step: Step, size: int) -> Iterator[Step]:
+    """Return the steps that feed the tokens of `step`, at most `size` of each row at a time; at least one.
+
+    Raises:
+        Invalid: what belongs to the tokens does not pair with them.
+
+    """
+    ids = step.input_ids
+    parts = {"position_ids": step.position_ids, "attention_mask": step.attention_mask, **step.indices}
+    for name, rows in parts.items():
+        if rows is not None:
+            check_like(name, rows, ids)
+    longest = max(1, int(ids.lengths.max(initial=0)))
+    return (step.columns(begin, begin + size) for begin in range(0, longest, size))
+
+
+def _after(request: Request, answer: TokenAnswer, offset: Int64, model: Model) -> Int64:
+    """Return the offsets after a request: a row whose every token is padding stays where it is."""
+    if request.position_ids is None:
+        return answer.next_offset
+    return np.where(count_real(request, model.manifest), answer.next_offset, offset)
+
+
+def _without_empty(request: Request, kept: Int64) -> Request:
+    """Return the request without its empty rows; messages call the others what they were called."""
+    ids = request.input_ids
+
+    def compact(field: str, rows: Rows) -> Rows:
+        check_like(field, rows, ids)
+        return Rows(rows.values, rows.lengths[kept], numbers=kept)
+
+    return replace(
+        request,
+        input_ids=compact("input_ids", ids),
+        offset=None if request.offset is None else request.offset[kept],
+        position_ids=None if request.position_ids is None else compact("position_ids", request.position_ids),
+        attention_mask=None if request.attention_mask is None else compact("attention_mask", request.attention_mask),
+        indices={name: compact(name, rows) for name, rows in request.indices.items()},
+    )

@@ -1,0 +1,311 @@
+"""The one path from request to answer; every door uses it.
+
+Every front-end is token-wise: a token's vector depends on its id, its position and its segment alone. So rows of
+unequal length, masks and explicit positions all run as T rows of length 1 whose offset is the position: no padding. So
+do small requests that are ready together, whatever their lengths, offsets and doors.
+
+Letters: B batch, L length, T tokens of all rows, D output width.
+"""
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preblock.service.artifacts.manifest import BIAS_GRAPH, EMBEDDINGS, GRAPH, Manifest
+from preblock.service.core.errors import Invalid, PreblockError
+from preblock.service.core.limits import Limits
+from preblock.service.core.types import (
+    Answer,
+    AnyRequest,
+    BiasRequest,
+    Int64,
+    Request,
+    StemRequest,
+    Tensor,
+    TextRequest,
+    TokenAnswer,
+)
+from preblock.service.engine.casting import cast
+from preblock.service.engine.chunking import check_values, computed, divide, in_pieces, pooled, whole
+from preblock.service.engine.planning import Call, Member, plan, run_members, shared, sources
+from preblock.service.engine.pooling import pool
+from preblock.service.engine.positions import real_tokens
+from preblock.service.engine.scheduler import SMALL, TOKEN_COST, TOKENIZER_COST, Scheduler
+from preblock.service.engine.truncation import truncate
+from preblock.service.engine.validation import check, check_bias, check_stem
+from preblock.service.observability.context import CURRENT, current_trace
+from preblock.service.observability.logs import Requests
+from preblock.service.observability.metrics import Metrics
+from preblock.service.observability.timing import Execution, Observation
+from preblock.service.runtime.model_control import Control
+from preblock.service.runtime.repository import Model, Repository, Stem
+
+
+class Admission:
+    """A request that is answered while the block runs, counted, timed and within the limits.
+
+    Raises:
+        TooMany: its caller asks too often.
+        Unavailable: too many are answered now.
+
+    """
+
+    __slots__ = ("_limits", "_log", "_observation")
+
+    def __init__(self, observation: Observation, limits: Limits, log: Requests) -> None:
+        self._observation, self._limits, self._log = observation, limits, log
+
+    def __enter__(self) -> Observation:
+        """Begin the request, or refuse it."""
+        self._observation.__enter__()
+        try:
+            self._limits.__enter__()
+        except PreblockError as error:
+            self._end(type(error), error)
+            raise
+        return self._observation
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the request."""
+        self._limits.__exit__(kind, error, trace)
+        self._end(kind, error)
+
+    def _end(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
+        seen = self._observation
+        seen.__exit__(kind, error, None)
+        if self._log.share:
+            self._log.write(CURRENT.get(), seen.door, seen.model, seen.outcome, seen.seconds)
+
+
+class Engine:
+    """Answers requests.
+
+    Args:
+        repository: the models.
+        scheduler: runs what takes long.
+        metrics: counts.
+        max_tokens: most tokens of one request.
+        control: what changes the models; by default nothing does.
+        limits: how much may be asked; by default anything.
+        log: writes lines about requests; by default about none.
+
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        scheduler: Scheduler,
+        metrics: Metrics,
+        max_tokens: int,
+        control: Control | None = None,
+        limits: Limits | None = None,
+        log: Requests | None = None,
+    ) -> None:
+        self.repository = repository
+        self.control = control or Control(repository, "none", 1)
+        self.scheduler = scheduler
+        self.metrics = metrics
+        self.max_tokens = max_tokens
+        self.limits = limits or Limits()
+        self.log = log or Requests()
+        self.ready = True
+
+    def request(self, door: str) -> "Admission":
+        """Return what counts and times one request of `door`, a step of a stream included, within the limits."""
+        return Admission(self.metrics.request(door), self.limits, self.log)
+
+    async def answer(self, model: Model | Stem, request: AnyRequest) -> Answer:
+        """Return what `request`, of a kind that `model` takes, asks for; raises as the methods for each kind."""
+        match model, request:
+            case Model(), Request():
+                return await self.embed(model, request)
+            case Model(), BiasRequest():
+                return await self.bias(model, request)
+            case Stem(), StemRequest():
+                return await self.stem(model, request)
+        raise TypeError(f"{type(model).__name__} takes no {type(request).__name__}")
+
+    async def embed(self, model: Model, wanted: Request | TextRequest) -> TokenAnswer:
+        """Return the vectors of ids, or of text.
+
+        Raises:
+            ClientFault: the request is not allowed.
+            ArtifactError: of text, the tokenizer is broken.
+            Unavailable: too much work waits.
+
+        """
+        with self.metrics.execution(model.name, model.version) as execution:
+            sent = await self._tokenize(model, wanted) if isinstance(wanted, TextRequest) else wanted
+            self.log.note(CURRENT.get(), sent.input_ids)
+            cost = TOKEN_COST * len(sent.input_ids.values)
+            request, call = await self.scheduler.run(cost, lambda: self._prepare(sent, model.manifest))
+            outputs, names, width = sources(request.outputs, model.manifest)
+            tokens = len(request.input_ids.values)
+            size = tokens * width
+            execution.rows = len(request.input_ids.lengths)
+            pieces = in_pieces(request, model.manifest, size)
+            if pieces and request.pooling != "none":
+                self.limits.check_whole("input_ids", execution.rows * width)
+            elif request.whole or not pieces:
+                self.limits.check_whole("input_ids", size)
+            execution.passed()
+            member = Member(call.feeds, execution, request)
+            run = partial(run_members, model, names)
+            tensors: Mapping[str, Tensor]
+            if size <= shared(model):
+                found = await self.scheduler.share((id(model), names), size, member, run)
+                tensors = _finish(request, member, model.manifest, outputs, found)
+            elif not pieces:
+                tensors = await self.scheduler.run(
+                    size, lambda: _finish(request, member, model.manifest, outputs, whole(model, names, member))
+                )
+            elif request.pooling != "none":
+                tensors = await self.scheduler.run(size, lambda: pooled(model, outputs, member))
+            else:
+                await self.scheduler.run(cost, lambda: divide(model, outputs, member))
+                # Once the answer has begun, it is too late to refuse it.
+                if request.dtype != "float32" or request.check is not None:
+                    await self.scheduler.run(size, lambda: check_values(model, outputs, member))
+                else:
+                    execution.passed()
+                tensors = computed(model, outputs, member)
+                execution.goes_on = True
+        self._count(model.name, execution.rows, tokens)
+        return TokenAnswer(
+            model=model.name,
+            version=model.version,
+            dtype=request.dtype,
+            tensors=tensors,
+            lengths=request.input_ids.lengths,
+            next_offset=call.next_offset,
+            truncated=sent.input_ids.lengths - request.input_ids.lengths if request.truncate else None,
+            input_ids=None if request.spans is None else request.input_ids,
+            spans=request.spans,
+        )
+
+    def _prepare(self, sent: Request, manifest: Manifest) -> tuple[Request, Call]:
+        """Check what was sent, and return it as it is answered, and the call that it becomes."""
+        check(sent, manifest, self.max_tokens)
+        self.limits.check_rows("input_ids", len(sent.input_ids.lengths))
+        request = truncate(sent, manifest)
+        return request, plan(request, manifest)
+
+    async def _tokenize(self, model: Model, request: TextRequest) -> Request:
+        """Return the request of ids that a text is, by the model's tokenizer."""
+        tokenizer, text = model.tokenizer, request.text
+        if tokenizer is None:
+            raise Invalid("text", repr(text[0]), "token ids, since this model has no tokenizer")
+        self.limits.check_rows("text", len(text))
+        size = TOKENIZER_COST * (sum(map(len, text)) + len(text)) if tokenizer.opened else SMALL + 1
+        tokens = await self.scheduler.run(size, lambda: tokenizer.encode(text, self.max_tokens, request.spans))
+        segments = {"token_type_ids": tokens.token_type_ids}
+        return Request(
+            input_ids=tokens.input_ids,
+            indices={name: rows for name, rows in segments.items() if name in model.manifest.indices},
+            special=tokens.special,
+            spans=tokens.spans,
+            offset=request.offset,
+            truncate=request.truncate,
+            pooling=request.pooling,
+            outputs=request.outputs,
+            dtype=request.dtype,
+            in_pieces=request.in_pieces,
+            whole=request.whole,
+            check=request.check,
+        )
+
+    async def bias(self, model: Model, request: BiasRequest) -> Answer:
+        """Return what the attention of `model` adds for the distance between a query and a key.
+
+        Raises:
+            ClientFault: the request is not allowed.
+            Unavailable: too much work waits.
+
+        """
+        with self.metrics.execution(model.name, model.version) as execution:
+            shape = check_bias(request, model.manifest, self.max_tokens)
+            self.limits.check_whole("query_length and key_length", math.prod(shape))
+            lengths = (request.query_offset or 0, request.query_length, request.key_length)
+            feeds = dict(zip(("query_offset", "query_length", "key_length"), map(_single, lengths), strict=True))
+            execution.rows = execution.batch = 1
+            execution.passed()
+            tensors = await self.scheduler.run(
+                math.prod(shape), lambda: _run_graph(model, BIAS_GRAPH, feeds, request.dtype, execution)
+            )
+        return Answer(model=model.name, version=model.version, dtype=request.dtype, tensors=tensors)
+
+    async def stem(self, stem: Stem, request: StemRequest) -> Answer:
+        """Return the vectors that enter block 0 of an encoder of images or spectrograms.
+
+        Raises:
+            ClientFault: the request is not allowed.
+            Unavailable: too much work waits.
+
+        """
+        with self.metrics.execution(stem.name, stem.version) as execution:
+            vectors = check_stem(request, stem.manifest, self.max_tokens)
+            self.limits.check_whole(request.input, vectors * stem.manifest.width)
+            self.limits.check_rows(request.input, len(request.values))
+            feeds = {request.input: request.values}
+            execution.rows = execution.batch = len(request.values)
+            execution.passed()
+            # A convolution is never small.
+            tensors = await self.scheduler.run(
+                SMALL + 1, lambda: _run_graph(stem, GRAPH, feeds, request.dtype, execution)
+            )
+        self._count(stem.name, execution.rows, math.prod(tensors[EMBEDDINGS].shape[:2]))
+        return Answer(model=stem.name, version=stem.version, dtype=request.dtype, tensors=tensors)
+
+    def _count(self, model: str, rows: int, tokens: int) -> None:
+        """Count tokens that were embedded."""
+        self.metrics.tokens(model, tokens)
+        if (trace := current_trace()) is not None:
+            trace.ran(model, rows, tokens)
+
+
+def _single(value: int) -> Int64:
+    return np.array([value], np.int64)
+
+
+def _run_graph(
+    model: Model | Stem, graph: str, feeds: Mapping[str, NDArray[Any]], dtype: str, execution: Execution
+) -> dict[str, NDArray[np.generic]]:
+    """Return every output of a graph, in the type `dtype`."""
+    execution.passed()
+    found = model.sessions[graph].run(feeds)
+    execution.passed()
+    tensors = {name: cast(tensor, dtype) for name, tensor in found.items()}
+    execution.passed()
+    return tensors
+
+
+def _finish(
+    request: Request,
+    member: Member,
+    manifest: Manifest,
+    outputs: Mapping[str, str],
+    found: Mapping[str, NDArray[np.float32]],
+) -> dict[str, NDArray[np.generic]]:
+    """Return the outputs that a request wants, in its type and shape."""
+    rows, called = request.input_ids, member.feeds["input_ids"].shape
+    shape = (len(rows.values),) if rows.length is None else (len(rows.lengths), rows.length)
+    tensors: dict[str, NDArray[np.generic]] = {}
+    for output, name in outputs.items():
+        vectors = found[name]
+        if vectors.shape[0] != called[0]:  # rotary angles, computed once for rows that begin at one offset
+            vectors = np.ascontiguousarray(np.broadcast_to(vectors, (*called, vectors.shape[-1])))
+        width = vectors.shape[-1]
+        if request.pooling == "none":
+            tensors[output] = cast(vectors, request.dtype).reshape(*shape, width)
+        else:
+            pooled = pool(vectors.reshape(-1, width), rows, real_tokens(request, manifest), request.pooling)
+            tensors[output] = cast(pooled, request.dtype)
+    member.execution.passed()
+    return tensors

@@ -1,0 +1,196 @@
+"""Requests that say nothing but ids and an offset, as nearly all do, answered with as little as that takes.
+
+What is done for any request takes several times as long as the run of the model for one token: here it is done once for
+a model and an output, and what is left for each request are the checks of its numbers. What they do not pass is left to
+the engine, which says why.
+
+Letters: B batch, L length, D output width.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preblock.service.core.types import Int64, Request, Rows
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.planning import Member, run_members, shared, sources
+from preblock.service.engine.scheduler import SMALL, Group
+from preblock.service.observability.context import Visit
+from preblock.service.observability.timing import Execution
+from preblock.service.runtime.chunks import PIECE
+from preblock.service.runtime.repository import Model
+
+ALIGNED = 8
+"""Bytes: integers begin at a multiple, or onnxruntime would read beside them."""
+Float32 = NDArray[np.float32]
+Outputs = dict[str, Float32]
+
+
+def plain(engine: Engine, model: Model, outputs: tuple[str, ...], dtype: str) -> "Plain | None":
+    """Return what answers plain requests of a model for such outputs, if the model and they allow it."""
+    manifest = model.manifest
+    if (
+        dtype != "float32"
+        or len(outputs) != 1
+        or manifest.counts != "slots"
+        or manifest.needed
+        or manifest.needs_mask
+        or manifest.refused_ids
+        or manifest.rotary_of(outputs)
+    ):
+        return None
+    return Plain(engine, model, outputs[0])
+
+
+def is_plain(request: Request) -> bool:
+    """Return whether a request says nothing but ids, in rows of one length, and offsets."""
+    return (
+        bool(request.input_ids.length)
+        and not request.indices
+        and request.attention_mask is None
+        and request.position_ids is None
+        and request.truncate is None
+        and request.sequence is None
+        and request.pooling == "none"
+    )
+
+
+def integers(content: bytes, count: int, start: int) -> Int64:
+    """Return int64 (count,), little-endian, that stand in some bytes."""
+    values: Int64 = np.frombuffer(content, "<i8", count, start)
+    return values if start % ALIGNED == 0 else values.copy()
+
+
+class Plain:
+    """One output of a model, as float32, for rows of one length.
+
+    Args:
+        engine: whose scheduler, metrics and limits count.
+        model: what answers.
+        output: which of its outputs.
+
+    """
+
+    def __init__(self, engine: Engine, model: Model, output: str) -> None:
+        manifest = model.manifest
+        _, self.names, self.width = sources((output,), manifest)
+        (self.name,) = self.names
+        self.model, self.metrics, self.limits, self.scheduler = model, engine.metrics, engine.limits, engine.scheduler
+        self.log = engine.log
+        self.run = partial(run_members, model, self.names)
+        self.key = (id(model), self.names)
+        self.shared = shared(model)
+        self.indices = tuple(manifest.indices)
+        self._vocabulary, self._limit = manifest.vocab_size, manifest.limit
+
+    def takes(self, ids: Int64, offset: Int64) -> bool:
+        """Return whether ids (B, L) at `offset`, (1,) or (B,), are allowed; of how many there are nothing is said."""
+        if ids.size == 1:
+            right = 0 <= ids.item() < self._vocabulary
+        else:
+            right = np.maximum.reduce(ids.view(np.uint64), axis=None) < self._vocabulary
+        room = self._limit - ids.shape[1]
+        if len(offset) == 1:
+            return bool(right) and 0 <= offset.item() <= room
+        return bool(right) and room >= 0 and bool(np.maximum.reduce(offset.view(np.uint64)) <= room)
+
+
+class Run:
+    """What one request asks of a model: ids and an offset that are allowed.
+
+    `shared` says whether others that are ready in this turn of the event loop may be answered with it: then it is to be
+    finished in the next. `large` says that it is answered piece by piece. `execution` times it.
+
+    Args:
+        plain: answers it.
+        door: by which it came.
+        ids: int64 (B, L).
+        offset: int64 (1,) or (B,).
+
+    """
+
+    __slots__ = ("_door", "_group", "_member", "_number", "_plain", "execution", "large", "nbytes", "shared")
+
+    def __init__(self, plain: Plain, door: str, ids: Int64, offset: Int64) -> None:
+        self._plain, self._door = plain, door
+        self.execution = execution = Execution(plain.metrics, plain.model.name, plain.model.version)
+        feeds = {"input_ids": ids, "offset": offset}
+        for name in plain.indices:
+            feeds[name] = np.zeros_like(ids)
+        self._member = Member(feeds, execution)
+        execution.rows = len(ids)
+        execution.passed()
+        size = ids.size * plain.width
+        self.shared, self.large = size <= plain.shared, size > SMALL
+        self.nbytes = 4 * size
+        if self.shared:
+            self._group: Group[Member, Outputs] = plain.scheduler.group(plain.key, size, plain.run)
+            self._number = self._group.join(size, self._member)
+
+    def leave(self) -> None:
+        """Say that nobody waits for it any more, though it shares a run."""
+        self._group.leave(self._number)
+
+    def finish(self) -> Float32:
+        """Return the vectors, (B, L, width)."""
+        found: Outputs
+        if self.shared:
+            found = self._group.answer(self._number)
+        else:
+            (found,) = self._plain.run([self._member])
+        self.execution.passed()
+        return found[self._plain.name]
+
+    def pieces(self) -> Iterator[Float32]:
+        """Yield the vectors, a few of the B * L after another."""
+        plain, execution = self._plain, self.execution
+        execution.passed()
+        yield from plain.model.run_in_pieces(self._member.feeds, plain.name, PIECE // plain.width)
+        execution.passed()
+        execution.batch = execution.rows
+        execution.passed()
+
+    def count(
+        self, visit: Visit | None, began: float, received: int, sent: int, send: float = 0, operation: str = ""
+    ) -> None:
+        """Count the request, which is answered, and write its line if there is to be one.
+
+        Args:
+            visit: which request it is, or in which stream.
+            began: when all of it was there, of `perf_counter`.
+            received: bytes.
+            sent: bytes.
+            send: seconds in which the answer was written.
+            operation: of a stream.
+
+        """
+        plain, execution = self._plain, self.execution
+        read = 0.0 if visit is None or operation else visit.read
+        tokens = self._member.feeds["input_ids"].size
+        plain.metrics.answered(self._door, execution, tokens, began, received, sent, read, send, operation)
+        if visit is not None and visit.trace is not None:
+            visit.door = self._door
+            visit.trace.ran(plain.model.name, execution.rows, tokens)
+        if plain.log.share:
+            self._write_line(visit, "ok")
+
+    def fail(self, visit: Visit | None, outcome: Literal["Failed", "Aborted"]) -> None:
+        """Count the request, which failed or whose client left, and write its line if there is to be one."""
+        plain, seconds = self._plain, self.execution.seconds
+        if visit is not None and visit.trace is not None:
+            visit.door = self._door
+            visit.trace.attributes["preblock.model"] = plain.model.name
+            visit.trace.refused(outcome, outcome == "Failed")
+        self.execution.end(success=False)
+        plain.metrics.asked(self._door, plain.model.name, outcome, seconds)
+        if plain.log.share:
+            self._write_line(visit, outcome)
+
+    def _write_line(self, visit: Visit | None, outcome: str) -> None:
+        plain = self._plain
+        if plain.log.token_ids:
+            plain.log.note(visit, Rows.of_array(self._member.feeds["input_ids"]))
+        plain.log.write(visit, self._door, plain.model.name, outcome, self.execution.seconds)

@@ -1,0 +1,142 @@
+"""Calls of a model: the shape in which a request becomes one, and several that run as one.
+
+Letters: B batch, L length, T tokens of all rows.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preblock.service.artifacts.manifest import EMBEDDINGS, GRAPH, TOKEN_EMBEDDINGS, Manifest
+from preblock.service.core.types import Int64, Request
+from preblock.service.engine.positions import count_real, graph_counts, position_index, real_tokens
+from preblock.service.engine.scheduler import SMALL
+from preblock.service.engine.validation import ZERO
+from preblock.service.observability.timing import Execution
+from preblock.service.runtime.repository import Model
+
+CHECKED = 2
+"""Marks of an execution that waits for its run."""
+SHARED = 2**14
+"""Values of vectors of a request that runs together with others on the CPU; what is larger gains nothing by it."""
+
+
+# Those that every request makes are not frozen: that triples the time of making one.
+@dataclass(eq=False, slots=True)
+class Call:
+    """The inputs of one run of a graph, and the offset (B,) that continues each row."""
+
+    feeds: dict[str, Int64]
+    next_offset: Int64
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """What one request asks of a model in a run that it may share.
+
+    `request` is None where every token is real and comes after the one before.
+    """
+
+    feeds: dict[str, Int64]
+    execution: Execution
+    request: Request | None = None
+
+
+def shared(model: Model) -> int:
+    """Return the most values of a request that runs together with others; 0 where none does.
+
+    On a GPU a call takes hardly longer for more of them.
+    """
+    if not model.manifest.exact_rows:
+        return 0
+    return SMALL if model.sessions[GRAPH].bound else SHARED
+
+
+def plan(request: Request, manifest: Manifest) -> Call:
+    """Choose the shape of the call for a request that was checked, and the positions in it."""
+    rows = request.input_ids
+    offset = ZERO if request.offset is None else request.offset
+    next_offset: Int64 = offset + count_real(request, manifest)
+    shape: tuple[int, int]
+    if graph_counts(request, manifest):
+        shape, positions = (len(rows.lengths), len(rows.values) // len(rows.lengths)), offset
+    else:
+        shape = (len(rows.values), 1)
+        if request.position_ids is None:
+            positions = position_index(request, manifest, offset)
+        else:
+            positions = request.position_ids.values
+            real = real_tokens(request, manifest)
+            next_offset = np.maximum.reduceat((positions + 1) * (1 if real is None else real), rows.starts)
+    feeds = {"input_ids": rows.values.reshape(shape), "offset": positions}
+    for name in manifest.indices:
+        feeds[name] = (request.indices[name].values if name in request.indices else np.zeros_like(rows.values)).reshape(
+            shape
+        )
+    if manifest.needs_mask:
+        mask = request.attention_mask
+        feeds["attention_mask"] = (np.ones_like(rows.values) if mask is None else mask.values).reshape(shape)
+    return Call(feeds, next_offset)
+
+
+@lru_cache
+def sources(outputs: tuple[str, ...], manifest: Manifest) -> tuple[Mapping[str, str], tuple[str, ...], int]:
+    """Return for each output that is wanted the output of a graph that it is, those, and the width of all wanted."""
+    # Where the model's own lookup is what enters block 0, it has no output of its own.
+    same = manifest.token_embeddings is not None and manifest.token_embeddings.output == EMBEDDINGS
+    sources = {name: EMBEDDINGS if same and name == TOKEN_EMBEDDINGS else name for name in outputs}
+    return sources, tuple(dict.fromkeys(sources.values())), sum(manifest.widths[name] for name in outputs)
+
+
+def run_members(model: Model, outputs: tuple[str, ...], members: list[Member]) -> list[dict[str, NDArray[np.float32]]]:
+    """Return the outputs of each member; several share one run, as rows of one token."""
+    for member in members:
+        del member.execution.marks[CHECKED:]  # of a run that failed, of which this is the repetition
+    if len(members) == 1:
+        execution = members[0].execution
+        execution.passed()
+        found = model.run(members[0].feeds, outputs)
+        execution.passed()
+        execution.batch = execution.rows
+        return [found]
+    for member in members:
+        member.execution.passed()
+    rows = [rows_of_one(member, model.manifest) for member in members]
+    feeds = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    answers = _parts(model.run(feeds, outputs), members)
+    for member in members:
+        member.execution.passed()
+        member.execution.batch = 0
+    members[0].execution.batch = sum(member.execution.rows for member in members)
+    return answers
+
+
+def rows_of_one(member: Member, manifest: Manifest) -> dict[str, Int64]:
+    """Return the inputs of a call as rows of one token, each at its position: any of them are a call of their own."""
+    feeds, offset = member.feeds, member.feeds["offset"]
+    batch, length = feeds["input_ids"].shape
+    if length == 1:
+        return feeds if len(offset) == batch else feeds | {"offset": np.repeat(offset, batch)}
+    feeds = {name: values.reshape(-1, 1) for name, values in feeds.items() if name != "offset"}
+    if member.request is not None and manifest.counts != "slots":
+        positions = position_index(member.request, manifest, offset)
+    elif batch == 1:  # as nearly all are that share a run
+        positions = offset + np.arange(length)
+    else:
+        positions = np.broadcast_to(offset.reshape(-1, 1) + np.arange(length), (batch, length)).reshape(-1)
+    return feeds | {"offset": positions}
+
+
+def _parts(found: Mapping[str, NDArray[np.float32]], members: list[Member]) -> list[dict[str, NDArray[np.float32]]]:
+    """Return what each member has of vectors (T, 1, width), in the shape that it called for."""
+    parts, begin = [], 0
+    for member in members:
+        shape = member.feeds["input_ids"].shape
+        end = begin + math.prod(shape)
+        parts.append({name: vectors[begin:end].reshape(*shape, -1) for name, vectors in found.items()})
+        begin = end
+    return parts

@@ -1,0 +1,60 @@
+"""Counts positions: which tokens are real, and how many real tokens precede each.
+
+One meaning for every family: the position index of a token is the offset plus the real tokens before it in its row. A
+token is real unless the mask is 0 for it; in families whose positions skip padding ids, padding is never real.
+
+Letters: B batch, T tokens of all rows.
+"""
+
+import numpy as np
+
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.core.types import Int64, Request
+
+
+def real_tokens(request: Request, manifest: Manifest) -> Int64 | None:
+    """Return which tokens are real: int64 (T,) of 1 and 0; None where all are."""
+    mask = None if request.attention_mask is None else request.attention_mask.values
+    if manifest.counts == "ids":
+        content = (request.input_ids.values != manifest.padding_id).astype(np.int64)
+        mask = content if mask is None else content * mask
+    return None if mask is None or mask.all() else mask
+
+
+def count_real(request: Request, manifest: Manifest) -> Int64:
+    """Return how many tokens of each row are real: int64 (B,)."""
+    real = real_tokens(request, manifest)
+    if real is None:
+        return request.input_ids.lengths
+    counts: Int64 = np.add.reduceat(real, request.input_ids.starts)
+    return counts
+
+
+def position_limit(request: Request, manifest: Manifest) -> int:
+    """Return the largest legal offset + real tokens for the outputs that are wanted."""
+    wanted = manifest.rotary_of(request.outputs)
+    return min([manifest.limit, *(rotary.max_len for rotary in wanted if rotary.max_len)])
+
+
+def position_index(request: Request, manifest: Manifest, offset: Int64) -> Int64:
+    """Return the position index of every token: int64 (T,); 0 for one that is not real.
+
+    `offset` is int64 (1,) or (B,). transformers' `generate()` puts padding at 0 too.
+    """
+    rows, real = request.input_ids, real_tokens(request, manifest)
+    if real is None:
+        return rows.spread(offset) + np.arange(len(rows.values)) - rows.spread(rows.starts)
+    before = np.cumsum(real) - real
+    index: Int64 = (rows.spread(offset) + before - rows.spread(before[rows.starts])) * real
+    return index
+
+
+def graph_counts(request: Request, manifest: Manifest) -> bool:
+    """Say whether the graph itself counts the positions of rows of one length as `position_index` does."""
+    if request.position_ids is not None or request.input_ids.length is None:
+        return False
+    if manifest.counts == "mask" or request.attention_mask is None:
+        return True
+    if manifest.counts == "ids":  # the graph skips padding ids, and no others
+        return bool((request.attention_mask.values[request.input_ids.values != manifest.padding_id] == 1).all())
+    return real_tokens(request, manifest) is None

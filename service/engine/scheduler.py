@@ -1,0 +1,182 @@
+"""Decides when and where work runs: small pieces in the event loop, the smallest together, large ones in a pool."""
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from preblock.service.core.errors import Unavailable
+
+T = TypeVar("T")
+M = TypeVar("M")
+
+SMALL = 3 * 2**17
+"""Values of an array, and bytes that are only copied, that are handled in a few tenths of a millisecond."""
+TEXT_COST = 32
+"""A byte of JSON that is read, or a number that is written as text, takes as long as this many values."""
+TOKENIZER_COST = 2**11
+"""A character of text that becomes token ids takes as long as this many values."""
+
+TOKEN_COST = 32
+"""A token that is checked, and whose position is counted, takes as long as this many values."""
+
+
+class Group(Generic[M, T]):
+    """Members that are ready in one turn of the event loop, to be run together once the first asks for its answer.
+
+    Args:
+        run: returns what each of some members is answered with.
+        end: is called with the group when no more may join.
+
+    """
+
+    __slots__ = ("_answers", "_end", "_joined", "_members", "_run", "size")
+
+    def __init__(self, run: Callable[[list[M]], list[T]], end: Callable[["Group[M, T]"], object]) -> None:
+        self.size = self._joined = 0
+        self._members: dict[int, M] = {}
+        self._answers: dict[int, T | Exception] | None = None
+        self._run, self._end = run, end
+
+    def join(self, size: int, member: M) -> int:
+        """Add a member, and return its number."""
+        self.size += size
+        number = self._joined = self._joined + 1
+        self._members[number] = member
+        return number
+
+    def leave(self, number: int) -> None:
+        """Forget a member."""
+        del self._members[number]
+
+    def answer(self, number: int) -> T:
+        """Return what a member is answered with, once the turn is over: whoever asks first runs them all."""
+        if self._answers is None:
+            self._end(self)
+            if len(self._members) == 1:
+                (alone,) = self._run([*self._members.values()])
+                return alone
+            self._answers = _run_all(self._members, self._run)
+        answer = self._answers[number]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Scheduler:
+    """Runs work for the event loop.
+
+    Args:
+        threads: of the pool; sessions and encoders release the interpreter while they work.
+        max_waiting: pieces that may wait for a thread; one more is refused.
+        max_seconds: that a piece may wait for a thread; default None: any time.
+
+    """
+
+    def __init__(self, threads: int, max_waiting: int, max_seconds: float | None = None) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="preblock")
+        self._threads = threads
+        self.allow(max_waiting, max_seconds)
+        self._pending = 0
+        self._groups: dict[Hashable, Group[Any, Any]] = {}
+
+    def allow(self, max_waiting: int, max_seconds: float | None) -> None:
+        """Let so many pieces wait from now on, each so long; the arguments are those of the class."""
+        self._max_waiting, self._max_seconds = max_waiting, max_seconds
+
+    @staticmethod
+    def is_small(size: int, text: bool = False) -> bool:
+        """Return whether work of such a `size`, as `run` counts it, is not worth a thread."""
+        return size * (TEXT_COST if text else 1) <= SMALL
+
+    async def run(self, size: int, work: Callable[[], T], text: bool = False) -> T:
+        """Return what `work` returns; a `size` of at most `SMALL` is not worth a thread.
+
+        `size` counts values of arrays or bytes; with `text`, bytes of JSON or numbers that become text.
+
+        Raises:
+            Unavailable: too many pieces wait already, or this one has waited too long.
+
+        """
+        if self.is_small(size, text):
+            return work()
+        if self._pending >= self._threads + self._max_waiting:
+            waiting = f"{self._max_waiting} waiting"
+            raise Unavailable("queue", f"a request more than {waiting}", f"at most {waiting}; try again later")
+        self._pending += 1
+        try:
+            # In the context of the request: who asks is known in the thread too.
+            return await self._result(self._pool.submit(contextvars.copy_context().run, work))
+        finally:
+            self._pending -= 1
+
+    async def _result(self, future: Future[T]) -> T:
+        """Return what a piece returns, unless it has not begun in time."""
+        loop, expired = asyncio.get_running_loop(), False
+
+        def expire() -> None:
+            nonlocal expired
+            expired = future.cancel()  # does nothing to what has begun
+
+        timer = None if self._max_seconds is None else loop.call_later(self._max_seconds, expire)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if not expired:
+                raise
+            waited = f"{self._max_seconds:g} s"
+            raise Unavailable("queue", f"more than {waited} in it", f"at most {waited}; try again later") from None
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def group(self, key: Hashable, size: int, run: Callable[[list[M]], list[T]]) -> Group[M, T]:
+        """Return the group of this `key` that a member of `size` may join in this turn of the event loop.
+
+        `size` counts values of arrays; members of more than `SMALL` in all run in several groups, so that nobody holds
+        the loop for long.
+        """
+        group = self._groups.get(key)
+        if group is None or group.size + size > SMALL:
+            group = self._groups[key] = Group(run, partial(self._close, key))
+        return group
+
+    async def share(self, key: Hashable, size: int, member: M, run: Callable[[list[M]], list[T]]) -> T:
+        """Return what `run` makes of `member`, together with what else of this `key` is ready in the same turn.
+
+        There is no timer: a member waits until everything that is ready has joined, and alone for nothing. Where a run
+        fails, each member runs by itself and meets its own error.
+        """
+        group: Group[M, T] = self.group(key, size, run)
+        number = group.join(size, member)
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            group.leave(number)
+            raise
+        return group.answer(number)
+
+    def _close(self, key: Hashable, group: Group[M, T]) -> None:
+        if self._groups.get(key) is group:
+            del self._groups[key]
+
+    def close(self) -> None:
+        """Finish what runs and take no more."""
+        self._pool.shutdown()
+
+
+def _run_all(members: dict[int, M], run: Callable[[list[M]], list[T]]) -> dict[int, T | Exception]:
+    """Return what each member of several is answered with, by its number."""
+    try:
+        return dict(zip(members, run([*members.values()]), strict=True))
+    except Exception:
+        pass  # one of them may be at fault: it fails alone
+    answers: dict[int, T | Exception] = {}
+    for number, member in members.items():
+        try:
+            (answers[number],) = run([member])
+        except Exception as error:
+            answers[number] = error
+    return answers

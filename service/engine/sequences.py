@@ -1,0 +1,189 @@
+"""Sequences: running offsets of rows that request after request feeds, each under an id that its client chose.
+
+Letters: R rows of a sequence.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from preblock.service.core.decode_ops import check_each, per_row
+from preblock.service.core.errors import Conflict, Invalid, TooLarge, Unavailable
+from preblock.service.core.types import Answer, AnyRequest, Int64, Request
+from preblock.service.engine.decode_stream import feed
+from preblock.service.engine.engine import Engine
+from preblock.service.runtime.repository import Model, Stem
+
+ZERO = np.zeros(1, np.int64)
+ID = "parameters.sequence_id"
+
+
+class Key(NamedTuple):
+    """Which sequence: ids are those of one artifact."""
+
+    model: str
+    version: int
+    identity: str
+    id: int | str
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the R rows of a sequence are, and since when, in seconds of the event loop."""
+
+    offset: Int64
+    since: float
+
+
+class Sequences:
+    """The sequences of this process.
+
+    Args:
+        engine: answers their requests.
+        idle: seconds that one may wait for its next request.
+        most: rows of all of them.
+        most_of_stream: rows of those of one stream.
+        workers: processes that serve.
+
+    """
+
+    def __init__(self, engine: Engine, idle: float, most: int, most_of_stream: int, workers: int = 1) -> None:
+        self.engine, self.idle = engine, idle
+        self.rows = 0
+        # Of requests that belong to no stream, of which any worker may get the next.
+        self.loose = Room(self, most, workers)
+        self.allow(most, most_of_stream)
+
+    def allow(self, most: int, most_of_stream: int) -> None:
+        """Allow so many rows from now on, and so many of a stream that opens; the arguments are those of the class."""
+        self.most = self.loose.most = most
+        self._most_of_stream = most_of_stream
+
+    @contextmanager
+    def stream(self) -> Iterator["Room"]:
+        """Make a room for the sequences of one stream; the end of the block is theirs."""
+        room = Room(self, self._most_of_stream)
+        try:
+            yield room
+        finally:
+            room.clear()
+
+
+class Room:
+    """Sequences that are told apart by their ids.
+
+    Args:
+        sequences: all of the process.
+        most: rows of those in here.
+        workers: processes that the next request may reach; where there are several, no sequence can run.
+
+    """
+
+    def __init__(self, sequences: Sequences, most: int, workers: int = 1) -> None:
+        self._all, self.most, self._workers = sequences, most, workers
+        self._rows = 0
+        # In the order of their last requests: the first is the first to be forgotten.
+        self._places: dict[Key, _Place] = {}
+        self._busy: set[Key] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @asynccontextmanager
+    async def answer(self, model: Model | Stem, request: AnyRequest) -> AsyncIterator[Answer]:
+        """Answer a request, as the next of its sequence where it names one.
+
+        The sequence moves on when the block ends. Where an exception leaves the block, it stays as it was.
+
+        Raises:
+            Invalid: no such sequence runs, or a value is not allowed.
+            Conflict: the rows are elsewhere than the request says, or another request feeds them now.
+            TooLarge: more rows than sequences may have.
+            Unavailable: too many rows run already.
+
+        """
+        if not isinstance(model, Model) or not isinstance(request, Request) or request.sequence is None:
+            yield await self._all.engine.answer(model, request)
+            return
+        turn, key = request.sequence, Key(model.name, model.version, model.identity, request.sequence.id)
+        before = self._find(key, turn.start)
+        offset, stated = before, request.offset
+        if turn.start or offset is None:
+            rows = len(request.input_ids.lengths)
+            offset = per_row("offset", ZERO if stated is None else stated, rows)
+            check_each("offset", offset, np.full(rows, model.manifest.limit))
+            stated = None
+        held = max(_rows(before), len(offset))
+        self._hold(held - _rows(before))
+        self._places.pop(key, None)
+        self._busy.add(key)
+        after = before
+        try:
+            answer = await feed(self._all.engine, model, replace(request, offset=None), offset, stated)
+            yield answer
+            after = None if turn.end else answer.next_offset
+        finally:
+            self._busy.remove(key)
+            self._hold(_rows(after) - held)
+            self._all.engine.metrics.sequences((after is not None) - (before is not None))
+            if after is not None:
+                self._keep(key, after)
+
+    def offsets(self) -> dict[Key, Int64]:
+        """Return where the rows of every sequence are that waits for its next request: int64 (R,)."""
+        return {key: place.offset for key, place in self._places.items()}
+
+    def clear(self) -> None:
+        """Release every sequence that waits."""
+        for key in tuple(self._places):
+            self._release(key)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _find(self, key: Key, start: bool) -> Int64 | None:
+        """Return where the rows of a sequence are; None where a request that starts it finds none."""
+        name = repr(key.id)
+        if self._workers > 1:
+            allowed = f"none, since any of {self._workers} workers may get the next request: state its offset instead"
+            raise Invalid(ID, name, allowed)
+        if key in self._busy:
+            raise Conflict(ID, name, "one request of a sequence at a time; another is being answered")
+        place = self._places.get(key)
+        if place is None and not start:
+            allowed = f"a sequence that runs on {key.model} version {key.version}: its first request has sequence_start"
+            raise Invalid(ID, name, allowed)
+        return None if place is None else place.offset
+
+    def _hold(self, rows: int) -> None:
+        """Count so many rows more."""
+        for running, most in ((self._rows, self.most), (self._all.rows, self._all.most)):
+            if rows > 0 and running + rows > most:
+                kind = TooLarge if rows > most else Unavailable
+                raise kind("input_ids", f"{rows} rows beside {running} that run", f"at most {most} rows of sequences")
+        self._rows += rows
+        self._all.rows += rows
+
+    def _keep(self, key: Key, offset: Int64) -> None:
+        loop = asyncio.get_running_loop()
+        self._places[key] = _Place(offset, loop.time())
+        if self._timer is None:
+            self._timer = loop.call_later(self._all.idle, self._forget)
+
+    def _forget(self) -> None:
+        """Release what has waited too long, and come back for the next."""
+        loop, self._timer = asyncio.get_running_loop(), None
+        for key, place in tuple(self._places.items()):
+            if (end := place.since + self._all.idle) > loop.time():
+                self._timer = loop.call_at(end, self._forget)
+                return
+            self._release(key)
+
+    def _release(self, key: Key) -> None:
+        self._hold(-len(self._places.pop(key).offset))
+        self._all.engine.metrics.sequences(-1)
+
+
+def _rows(offset: Int64 | None) -> int:
+    return 0 if offset is None else len(offset)

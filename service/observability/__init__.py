@@ -1,0 +1,1 @@
+"""Request context, timing, metrics, logs and tracing. No web framework."""

@@ -1,0 +1,198 @@
+"""A request as those who run the service see it: its id in answers and log lines, and where its time went."""
+
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+from time import perf_counter
+
+ID, TIMING = b"x-request-id", b"server-timing"
+PASSING = frozenset(
+    {
+        ID,
+        b"traceparent",
+        b"tracestate",
+        b"baggage",
+        b"forwarded",
+        b"x-forwarded-for",
+        b"x-forwarded-proto",
+        b"x-real-ip",
+    }
+)
+"""Headers that say which request it is, or whose, and nothing of what is asked."""
+_ALLOWED = re.compile(rb"[!-~]{1,128}")
+"""Visible ASCII: neither a header nor a line of a log can be forged by it."""
+
+_PREFIX: bytes
+_NUMBERS: Iterator[int]
+
+
+def _begin() -> None:
+    """Draw what the ids of this process begin with: nobody else counts behind the same random bits."""
+    global _PREFIX, _NUMBERS
+    _PREFIX, _NUMBERS = secrets.token_hex(8).encode(), count()
+
+
+_begin()
+os.register_at_fork(after_in_child=_begin)
+
+Headers = Iterable[tuple[bytes, bytes]]
+Attributes = Mapping[str, str | int | float]
+
+
+@dataclass(eq=False, slots=True)
+class Trace:
+    """What the span of a request will say, gathered until it ends.
+
+    Args:
+        number: of the trace; 0 where there is none.
+        name: of the span.
+        attributes: of the span, none of which holds a token id or text.
+        tell: ends the span, which says what is gathered; None where it was not chosen to be sent.
+        failed: whether the service is at fault.
+        runs: how often a model ran for it.
+        rows: that were answered.
+        tokens: that were embedded.
+
+    """
+
+    number: int
+    name: str
+    attributes: dict[str, str | int | float]
+    tell: Callable[["Trace"], None] | None = None
+    failed: bool = False
+    runs: int = 0
+    rows: int = 0
+    tokens: int = 0
+
+    @property
+    def id(self) -> str:
+        """The number in hexadecimal, as the specification of traces writes it; empty where there is none."""
+        return f"{self.number:032x}" if self.number else ""
+
+    def ran(self, model: str, rows: int, tokens: int) -> None:
+        """Count a run of a model."""
+        self.attributes["preblock.model"] = model
+        self.runs += 1
+        self.rows += rows
+        self.tokens += tokens
+
+    def refused(self, error: str, failed: bool) -> None:
+        """Say which kind of error the request, or a step of it, was answered with."""
+        self.attributes["error.type"] = error
+        self.failed = self.failed or failed
+
+    def end(self) -> None:
+        """End the span."""
+        # Which knows the visit, as that knows this: garbage that nobody looks for soon.
+        tell, self.tell = self.tell, None
+        if tell is not None:
+            tell(self)
+
+
+Begin = Callable[["Visit", Headers, str, Attributes], Trace]
+"""Begins to trace a visit, and lets it know: takes its headers, the name of its span, and what that says at once."""
+
+
+class Visit:
+    """One request, or one stream with all that is asked in it.
+
+    `door` is the one that it came by, once that has begun to answer. `marks` are those of the last execution that it
+    asked for (`service/observability/timing.py`), if any. `received` are the bytes of its body, and `read` the seconds
+    that these took, where it came whole. `trace` is None where requests are not traced. `ids` are token ids that its
+    line in the log is to hold, by rows; None where it is to hold none.
+
+    Args:
+        wanted: the id that the client gives it; one that is not 1 to 128 visible characters of ASCII is not taken.
+        began: when its head came, of `perf_counter`; default: now.
+
+    """
+
+    __slots__ = ("began", "door", "id", "ids", "marks", "read", "received", "trace")
+
+    def __init__(self, wanted: bytes | None = None, began: float | None = None) -> None:
+        self.id = wanted if wanted is not None and _ALLOWED.fullmatch(wanted) else b"%b-%x" % (_PREFIX, next(_NUMBERS))
+        self.began = perf_counter() if began is None else began
+        self.door = ""
+        self.marks: Sequence[float] = ()
+        self.received, self.read = 0, 0.0
+        self.trace: Trace | None = None
+        self.ids: list[list[int]] | None = None
+
+    @classmethod
+    def of(cls, headers: Headers, began: float | None = None) -> "Visit":
+        """Return the visit of a request with such headers, of which the first that names an id counts."""
+        return cls(wanted((name.lower(), value) for name, value in headers), began)
+
+    @property
+    def text(self) -> str:
+        """The id as text."""
+        return self.id.decode("ascii")
+
+    def stages(self) -> dict[str, float]:
+        """Return the seconds of each stage until now, the body having been read in the first; none before a run."""
+        if len(self.marks) <= 3:
+            return {}
+        _, checked, queued, ran, *rest = self.marks
+        sending = perf_counter() - (rest[-1] if rest else ran)
+        return {"parse": checked - self.began, "queue": queued - checked, "run": ran - queued, "send": sending}
+
+    def metadata(self, answered: bool = False) -> tuple[tuple[str, str], ...]:
+        """Return what is added to the trailing metadata of a call of gRPC: the id and, once answered, the times."""
+        timing = self._timing() if answered else b""
+        return ((ID.decode(), self.text), (TIMING.decode(), timing.decode())) if timing else ((ID.decode(), self.text),)
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Return what is added to the headers of the answer."""
+        timing = self._timing()
+        return [(ID, self.id), (TIMING, timing)] if timing else [(ID, self.id)]
+
+    def lines(self) -> bytes:
+        """Return the same as lines of HTTP/1.1."""
+        timing = self._timing()
+        if timing:
+            return b"x-request-id: %b\r\nserver-timing: %b\r\n" % (self.id, timing)
+        return b"x-request-id: %b\r\n" % self.id
+
+    def _timing(self) -> bytes:
+        """Return what took how long until now, in milliseconds, as `Server-Timing` has it; nothing before a run."""
+        marks = self.marks
+        if len(marks) > 3:
+            _, checked, queued, ran, *_ = marks
+            times = _milliseconds(checked - self.began), _milliseconds(queued - checked), _milliseconds(ran - queued)
+            return b"parse;dur=%b, queue;dur=%b, run;dur=%b" % times
+        if len(marks) > 1:  # it is computed while it is sent
+            return b"parse;dur=%b" % _milliseconds(marks[1] - self.began)
+        return b""
+
+
+def wanted(headers: Headers) -> bytes | None:
+    """Return the id that headers, whose names are in lower case, give their request: the first counts."""
+    for name, value in headers:
+        if name == ID:
+            return value
+    return None
+
+
+def _milliseconds(seconds: float) -> bytes:
+    """Return a time in milliseconds, to the microsecond."""
+    return _thousandths(int(1e6 * seconds))
+
+
+@lru_cache(2**12)  # writing a fraction takes ten times as long as looking a usual one up
+def _thousandths(count: int) -> bytes:
+    return b"%.3f" % (count / 1000)
+
+
+CURRENT: ContextVar[Visit | None] = ContextVar("visit", default=None)
+"""The request that is answered, where one is."""
+
+
+def current_trace() -> Trace | None:
+    """Return what is gathered of the request that is answered, where one is and is traced."""
+    visit = CURRENT.get()
+    return None if visit is None else visit.trace

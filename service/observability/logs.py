@@ -1,0 +1,135 @@
+"""How the service logs: one line per event on standard error, as text or as JSON, and one for some of the requests."""
+
+import json
+import logging
+import random
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from preblock.service.core.types import Rows
+from preblock.service.observability.context import CURRENT, Visit
+
+REQUESTS = logging.getLogger("preblock.requests")
+
+
+class Requests:
+    """Writes lines about requests: which, for which model, how it ended and how long it took.
+
+    Args:
+        share: of the requests that have a line, from 0, for none, to 1, for each.
+        token_ids: most ids of a request that its line holds; default 0: none.
+
+    """
+
+    def __init__(self, share: float = 0, token_ids: int = 0) -> None:
+        self.share, self.token_ids = share, token_ids
+
+    def note(self, visit: Visit | None, rows: Rows) -> None:
+        """Keep what ids a request asks for, if its line is to hold some."""
+        if self.share and self.token_ids and visit is not None:
+            visit.ids, begin, most = [], 0, self.token_ids
+            for length in rows.lengths[:most].tolist():
+                if begin < most:
+                    visit.ids.append(rows.values[begin : min(begin + length, most)].tolist())
+                    begin += length
+
+    def write(self, visit: Visit | None, door: str, model: str, outcome: str, seconds: float) -> None:
+        """Write the line of a request, if it is one of those that have one."""
+        if random.random() >= self.share:
+            return
+        fields: dict[str, Any] = {"door": door, "model": model, "outcome": outcome, "seconds": round(seconds, 6)}
+        asked = ""
+        if visit is not None and visit.ids is not None and self.token_ids:
+            fields["input_ids"], asked = visit.ids, f" {json.dumps(visit.ids)}"
+        told = "%s %s %s %.3f ms", door, model or "-", outcome, 1000 * seconds
+        REQUESTS.info(*told, extra={"fields": fields, "asked": asked, **_names(visit)})
+
+
+def _names(visit: Visit | None) -> dict[str, str]:
+    """Return what a line says of the request that it is about: its id, and that of its trace where it has one."""
+    if visit is None:
+        return {"request_id": "", "trace_id": ""}
+    return {"request_id": visit.text, "trace_id": "" if visit.trace is None else visit.trace.id}
+
+
+class NameRequest(logging.Filter):
+    """Lets a line say for which request it is."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Name the request that is answered now, if one is and the line names no other."""
+        for name, value in _names(CURRENT.get()).items():
+            vars(record).setdefault(name, value)
+        request: str = vars(record)["request_id"]
+        record.of = f" [{request}]" if request else ""
+        vars(record).setdefault("asked", "")
+        return True
+
+
+REFUSALS = (
+    "without completing handshake",
+    "Invalid HTTP request",
+    "Unsupported upgrade request",
+    "Invalid UTF-8 sequence",
+    "ExecuteBatchError raised in core",
+)
+"""What uvicorn says of clients that it refuses, and gRPC of those who leave while they are answered: a client could
+fill a disk so.
+"""
+
+
+UNREADABLE = "opentelemetry.trace"
+"""What warns of headers that name no trace: a client could fill a disk so, too."""
+
+
+class NoRefusals(logging.Filter):
+    """Drops what libraries say of each request that is refused, or that nobody waits for."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to keep `record`."""
+        return not any(refusal in record.getMessage() for refusal in REFUSALS)
+
+
+class Json(logging.Formatter):
+    """Writes a line as one JSON object."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        document: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name in ("request_id", "trace_id"):
+            if value := getattr(record, name, ""):
+                document[name] = value
+        document |= getattr(record, "fields", {})
+        if record.exc_info:
+            document["exception"] = self.formatException(record.exc_info)
+        return json.dumps(document)
+
+
+def configuration(form: Literal["text", "json"], level: str) -> dict[str, Any]:
+    """Return what `logging.config.dictConfig` takes, for lines of at least such a level; those of requests come too."""
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {
+            "text": {"format": "%(asctime)s %(levelname)s %(name)s%(of)s: %(message)s%(asked)s"},
+            "json": {"()": "preblock.service.observability.logs.Json"},
+        },
+        "filters": {
+            "refused": {"()": "preblock.service.observability.logs.NoRefusals"},
+            "request": {"()": "preblock.service.observability.logs.NameRequest"},
+        },
+        "handlers": {
+            "stderr": {
+                "filters": ["refused", "request"],
+                "class": "logging.StreamHandler",
+                "formatter": form,
+                "stream": "ext://sys.stderr",
+            }
+        },
+        "root": {"handlers": ["stderr"], "level": level.upper()},
+        "loggers": {REQUESTS.name: {"level": "INFO"}, UNREADABLE: {"level": "ERROR"}},
+    }

@@ -1,0 +1,1 @@
+"""onnxruntime sessions, kernels, loaded models and the model repository."""

@@ -1,0 +1,90 @@
+"""What the service holds: models, the tables that it maps, and what its processes have resident."""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from preblock.service.artifacts.manifest import DATA
+from preblock.service.core.auth import as_service
+from preblock.service.observability.metrics import FOLDER
+from preblock.service.runtime.load_progress import Progress
+from preblock.service.runtime.repository import Repository
+
+KINDS = {"RssAnon": "anonymous", "RssFile": "file", "RssShmem": "shared"}
+
+
+STATES = ("ready", "loading", "unavailable")
+
+
+class Opening(Collector):
+    """Tells, when asked, how far the opening of models is."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the metric."""
+        ready, of = self._progress.ready, self._progress.of
+        yield _models({"ready": ready, "loading": of - ready})
+
+
+class Memory(Collector):
+    """Tells, when asked, what is held, and in how much memory."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the metrics."""
+        tables = GaugeMetricFamily(
+            "preblock_model_tables_bytes",
+            "Size of the data file that the sessions of a model map; all processes share its pages.",
+            labels=["model", "version"],
+        )
+        with as_service():
+            models, states = self._repository.all(), self._repository.index()
+        yield _models(Counter(state.state.lower() for state in states))
+        for model in models:
+            if DATA in model.manifest.files:
+                tables.add_metric([model.name, str(model.version)], model.manifest.files[DATA].bytes)
+        yield tables
+        resident = GaugeMetricFamily(
+            "preblock_resident_memory_bytes",
+            "Memory of all workers that is resident, by kind; pages that several share count for each.",
+            labels=["kind"],
+        )
+        for field, kind in KINDS.items():
+            resident.add_metric([kind], sum(_resident(pid, field) for pid in _workers()))
+        yield resident
+
+
+def _models(counts: Mapping[str, int]) -> GaugeMetricFamily:
+    found = GaugeMetricFamily(
+        "preblock_models", "Versions of models in the folder, by what has become of them.", labels=["state"]
+    )
+    for state in STATES:
+        found.add_metric([state], counts.get(state, 0))
+    return found
+
+
+def _workers() -> set[int]:
+    """Return the processes that count here."""
+    folder = os.environ.get(FOLDER)
+    if folder is None:
+        return {os.getpid()}
+    return {int(found[1]) for file in Path(folder).iterdir() if (found := re.search(r"_(\d+)\.db$", file.name))}
+
+
+def _resident(pid: int, field: str) -> int:
+    """Return how many bytes of a kind a process has resident, as proc(5) has it; 0 where that is not told."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except (FileNotFoundError, PermissionError, ProcessLookupError):
+        return 0
+    found = re.search(rf"^{field}:\s+(\d+) kB$", text, re.MULTILINE)
+    return 0 if found is None else 1024 * int(found[1])

@@ -1,0 +1,108 @@
+"""A server for the time in which models are opened, on the socket of the one that will be.
+
+Opening takes the main thread; meanwhile a thread answers. With several workers it is one of the parent, until the first
+of them serves: a worker lets nobody in before it can answer.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from threading import Thread
+from typing import Self
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from preblock.service.api.http.dispatcher import Entry
+from preblock.service.api.http.startup import Starting
+from preblock.service.api.streams import Streams
+from preblock.service.core.auth import Access
+from preblock.service.core.settings import Settings, listed
+from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.collectors import Opening
+from preblock.service.runtime.load_progress import Progress
+from preblock.service.server.http_protocol import Http
+
+GRACE_SECONDS = 1
+"""After the service has begun, how long a connection that was accepted before may take to ask: it is on its way."""
+
+
+class Meanwhile:
+    """Answers on a socket that listens, while the block runs or until it is closed.
+
+    `progress` says how far the opening of models is, and is written by who opens them.
+
+    Args:
+        settings: of the service.
+        configure: returns how an application is served.
+        listener: stays open, with the connections that nobody has accepted yet.
+
+    Raises:
+        Invalid: the file of keys cannot be used.
+
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        configure: Callable[[Settings, Entry], uvicorn.Config],
+        listener: socket.socket,
+    ) -> None:
+        self.progress = Progress()
+        access, metrics = Access(settings.api_keys), Metrics(Opening(self.progress))
+        app = Starting(access, self.progress, metrics, settings.max_body_bytes)
+        self._config = configure(settings, Entry(app, {}, access, listed(settings.cors_origins)))
+        self._config.load()
+        self._state = ServerState()
+        # What connections ask of an application. None of these streams is ever opened.
+        self._known = {"streams": Streams(metrics, settings.stream_idle_seconds, settings.stream_seconds)}
+        self._listener = listener.dup()  # a server closes what it listens on
+        self._closed, self._ended = asyncio.Event(), asyncio.Event()
+        self._began: Future[asyncio.AbstractEventLoop] = Future()
+        self._thread = Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        """Begin to answer."""
+        self._thread.start()
+        self._loop = self._began.result()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the thread: while Python ends, none may run."""
+        self._loop.call_soon_threadsafe(self._closed.set)
+        self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join()
+
+    def close(self) -> None:
+        """Accept nobody any more. Who is connected may still ask, for a moment."""
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=self._config.get_loop_factory()) as runner:
+                runner.run(self._serve())
+        except Exception as error:  # such as too few descriptors
+            if self._began.done():
+                raise
+            self._began.set_exception(error)
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._connection, sock=self._listener, ssl=self._config.ssl)
+        self._began.set_result(loop)
+        await self._closed.wait()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), GRACE_SECONDS)
+        for waiting in list(self._state.connections):
+            waiting.shutdown()
+        await self._ended.wait()
+
+    def _connection(self) -> asyncio.Protocol:
+        return Http(self._config, self._state, self._known)
+
+    async def _close(self) -> None:
+        self._server.close()
+        self._closed.set()
