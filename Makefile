@@ -36,13 +36,13 @@ test: $(VENV)/dev $(MODELS) $(BROWSER) ## Run the tests, in three processes (ARG
 	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 clients: $(VENV)/dev $(foreach client,$(CLIENTS),$(VENV)/$(firstword $(subst ==, ,$(client)))/installed) ## Test with clients that need an environment of their own.
-	$(BIN)/python -m pytest tests/service/test_other_clients.py
+	$(BIN)/python -m pytest tests/clients/test_other_clients.py
 
 fuzz: $(VENV)/dev ## Hold thousands of random requests against the OpenAPI document.
-	$(BIN)/python -m pytest tests/service/api/test_fuzz.py --hypothesis-profile=fuzz --timeout=3600 $(ARGS)
+	$(BIN)/python -m pytest tests/service/api/http/schemas/test_fuzz.py --hypothesis-profile=fuzz --timeout=3600 $(ARGS)
 
 reliability: $(VENV)/fuzz $(MODELS) ## Do for hours what the tests do for seconds: hostile clients, killed processes, a long time.
-	$(BIN)/python -m pytest tests/reliability tests/service/api/test_fuzz.py --hypothesis-profile=reliability --timeout=14400 $(ARGS)
+	$(BIN)/python -m pytest tests/reliability tests/service/api/http/schemas/test_fuzz.py --hypothesis-profile=reliability --timeout=14400 $(ARGS)
 	for parser in $(PARSERS); do $(BIN)/python -m tests.reliability.guided $$parser --seconds 600 || exit; done
 	$(BIN)/python -m benchmarks.soak --minutes 120
 
@@ -50,6 +50,7 @@ check: $(VENV)/dev ## Lint, check the format and the types of sources and tests.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p preblock -p tests -p benchmarks
+	$(BIN)/lint-imports --no-cache
 
 format: $(VENV)/dev ## Format the sources and mend what the linter can.
 	$(BIN)/ruff check --fix .

@@ -28,7 +28,9 @@ from preblock.export.source import LoadedSource
 from preblock.models.builders import bert_embedding, gpt2_embedding
 from preblock.models.modules.initialisers import seeded_
 from preblock.service.artifacts.manifest import Source
-from tests.torchlib import read_once
+from tests.support.torchlib import read_once
+
+pytest_plugins = ["tests.support.fixtures"]
 
 # What hypothesis draws: the same little in every run, unless `--hypothesis-profile` asks for more and for others,
 # as `make fuzz` and `make reliability` do.

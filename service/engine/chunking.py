@@ -15,10 +15,10 @@ from preblock.service.engine.casting import cast
 from preblock.service.engine.planning import Member, rows_of_one, run_members
 from preblock.service.engine.pooling import pool, pool_row
 from preblock.service.engine.positions import real_tokens
-from preblock.service.engine.scheduler import SMALL
 from preblock.service.observability.timing import Execution
 from preblock.service.runtime.chunks import PIECE
 from preblock.service.runtime.repository import Model
+from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 WRITTEN_WHOLE = 2**21
 """Values that are still computed and written as text at once, in a thread: several times as fast as piece by piece, and
@@ -30,7 +30,7 @@ def in_pieces(request: Request, manifest: Manifest, size: int) -> bool:
 
     With rotary angles it never is: the graph that computes them computes all the others for each, and takes long.
     """
-    large = size > (SMALL if request.check is None else WRITTEN_WHOLE)
+    large = size > (INLINE_MAX_VALUES if request.check is None else WRITTEN_WHOLE)
     return large and (request.in_pieces or request.pooling != "none") and not manifest.rotary_of(request.outputs)
 
 

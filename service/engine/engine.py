@@ -35,7 +35,7 @@ from preblock.service.engine.chunking import check_values, computed, divide, in_
 from preblock.service.engine.planning import Call, Member, plan, run_members, shared, sources
 from preblock.service.engine.pooling import pool
 from preblock.service.engine.positions import real_tokens
-from preblock.service.engine.scheduler import SMALL, TOKEN_COST, TOKENIZER_COST, Scheduler
+from preblock.service.engine.scheduler import TOKEN_COST, TOKENIZER_COST, Scheduler
 from preblock.service.engine.truncation import truncate
 from preblock.service.engine.validation import check, check_bias, check_stem
 from preblock.service.observability.context import CURRENT, current_trace
@@ -44,6 +44,7 @@ from preblock.service.observability.metrics import Metrics
 from preblock.service.observability.timing import Execution, Observation
 from preblock.service.runtime.model_control import Control
 from preblock.service.runtime.repository import Model, Repository, Stem
+from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 
 class Admission:
@@ -203,7 +204,7 @@ class Engine:
         if tokenizer is None:
             raise Invalid("text", repr(text[0]), "token ids, since this model has no tokenizer")
         self.limits.check_rows("text", len(text))
-        size = TOKENIZER_COST * (sum(map(len, text)) + len(text)) if tokenizer.opened else SMALL + 1
+        size = TOKENIZER_COST * (sum(map(len, text)) + len(text)) if tokenizer.opened else INLINE_MAX_VALUES + 1
         tokens = await self.scheduler.run(size, lambda: tokenizer.encode(text, self.max_tokens, request.spans))
         segments = {"token_type_ids": tokens.token_type_ids}
         return Request(
@@ -258,7 +259,7 @@ class Engine:
             execution.passed()
             # A convolution is never small.
             tensors = await self.scheduler.run(
-                SMALL + 1, lambda: _run_graph(stem, GRAPH, feeds, request.dtype, execution)
+                INLINE_MAX_VALUES + 1, lambda: _run_graph(stem, GRAPH, feeds, request.dtype, execution)
             )
         self._count(stem.name, execution.rows, math.prod(tensors[EMBEDDINGS].shape[:2]))
         return Answer(model=stem.name, version=stem.version, dtype=request.dtype, tensors=tensors)

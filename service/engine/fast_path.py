@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from preblock.service.core.types import Int64, Request, Rows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.planning import Member, run_members, shared, sources
-from preblock.service.engine.scheduler import SMALL, Group
+from preblock.service.engine.scheduler import Group
 from preblock.service.observability.context import Visit
 from preblock.service.observability.timing import Execution
 from preblock.service.runtime.chunks import PIECE
 from preblock.service.runtime.repository import Model
+from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 ALIGNED = 8
 """Bytes: integers begin at a multiple, or onnxruntime would read beside them."""
@@ -124,7 +125,7 @@ class Run:
         execution.rows = len(ids)
         execution.passed()
         size = ids.size * plain.width
-        self.shared, self.large = size <= plain.shared, size > SMALL
+        self.shared, self.large = size <= plain.shared, size > INLINE_MAX_VALUES
         self.nbytes = 4 * size
         if self.shared:
             self._group: Group[Member, Outputs] = plain.scheduler.group(plain.key, size, plain.run)

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.manifest import EMBEDDINGS, GRAPH, TOKEN_EMBEDDINGS, Manifest
 from preblock.service.core.types import Int64, Request
 from preblock.service.engine.positions import count_real, graph_counts, position_index, real_tokens
-from preblock.service.engine.scheduler import SMALL
 from preblock.service.engine.validation import ZERO
 from preblock.service.observability.timing import Execution
 from preblock.service.runtime.repository import Model
+from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 CHECKED = 2
 """Marks of an execution that waits for its run."""
@@ -53,7 +53,7 @@ def shared(model: Model) -> int:
     """
     if not model.manifest.exact_rows:
         return 0
-    return SMALL if model.sessions[GRAPH].bound else SHARED
+    return INLINE_MAX_VALUES if model.sessions[GRAPH].bound else SHARED
 
 
 def plan(request: Request, manifest: Manifest) -> Call:

@@ -8,12 +8,11 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from preblock.service.core.errors import Unavailable
+from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 T = TypeVar("T")
 M = TypeVar("M")
 
-SMALL = 3 * 2**17
-"""Values of an array, and bytes that are only copied, that are handled in a few tenths of a millisecond."""
 TEXT_COST = 32
 """A byte of JSON that is read, or a number that is written as text, takes as long as this many values."""
 TOKENIZER_COST = 2**11
@@ -89,10 +88,10 @@ class Scheduler:
     @staticmethod
     def is_small(size: int, text: bool = False) -> bool:
         """Return whether work of such a `size`, as `run` counts it, is not worth a thread."""
-        return size * (TEXT_COST if text else 1) <= SMALL
+        return size * (TEXT_COST if text else 1) <= INLINE_MAX_VALUES
 
     async def run(self, size: int, work: Callable[[], T], text: bool = False) -> T:
-        """Return what `work` returns; a `size` of at most `SMALL` is not worth a thread.
+        """Return what `work` returns; a `size` of at most `INLINE_MAX_VALUES` is not worth a thread.
 
         `size` counts values of arrays or bytes; with `text`, bytes of JSON or numbers that become text.
 
@@ -135,11 +134,11 @@ class Scheduler:
     def group(self, key: Hashable, size: int, run: Callable[[list[M]], list[T]]) -> Group[M, T]:
         """Return the group of this `key` that a member of `size` may join in this turn of the event loop.
 
-        `size` counts values of arrays; members of more than `SMALL` in all run in several groups, so that nobody holds
-        the loop for long.
+        `size` counts values of arrays; members of more than `INLINE_MAX_VALUES` in all run in several groups, so that
+        nobody holds the loop for long.
         """
         group = self._groups.get(key)
-        if group is None or group.size + size > SMALL:
+        if group is None or group.size + size > INLINE_MAX_VALUES:
             group = self._groups[key] = Group(run, partial(self._close, key))
         return group
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import DATA, GRAPH, Tensor
 from preblock.service.core.errors import ArtifactError, ProviderError
-from preblock.service.engine.scheduler import SMALL
 from preblock.service.runtime.cuda_memory import Bytes, pinned_by_cuda
 from preblock.service.runtime.io_binding import Bound
 
@@ -26,6 +25,8 @@ Float32 = NDArray[np.float32]
 LOG = logging.getLogger(__name__)
 
 VERSION: str = ort.__version__
+INLINE_MAX_VALUES = 3 * 2**17
+"""Values of an array, and bytes that are only copied, that are handled in a few tenths of a millisecond."""
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 # The fused kernel is a scalar sum with E[x^2] - mean^2: several times slower and less exact than the parts.
@@ -221,7 +222,7 @@ class Session:
         self.run(feeds)
         if self._bound is not None and "input_ids" in self._inputs:
             width = self.outputs[0].shape[-1]
-            most = SMALL // width if isinstance(width, int) else 1
+            most = INLINE_MAX_VALUES // width if isinstance(width, int) else 1
             for tokens in filter(None, (most >> fewer for fewer in (9, 6, 3, 0))):
                 shapes = {1: (tokens,), 2: (tokens, 1)}
                 self.run({tensor.name: np.zeros(shapes[len(tensor.shape)], np.int64) for tensor in self.inputs})

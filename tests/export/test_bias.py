@@ -26,7 +26,7 @@ from preblock.models.modules.bias import Bias
 from preblock.models.modules.relative import RelativeSinusoid, T5RelativeBias
 from preblock.service.artifacts.manifest import BIAS_GRAPH
 from preblock.service.runtime.session import Session
-from tests.elsewhere.standard import check_standard
+from tests.clients.standard import check_standard
 from tests.families.biased import BIASED, HEADS, save
 
 LONG = 5000

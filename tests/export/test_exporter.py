@@ -24,7 +24,7 @@ from preblock.models.steps import Norm, Positions, Project, Tokens
 from preblock.service.artifacts.manifest import Manifest, ParityReport, Resized, Source, read, write
 from preblock.service.runtime import session
 from preblock.service.runtime.session import Session
-from tests import commands
+from tests.support import commands
 
 
 @pytest.fixture(scope="module")

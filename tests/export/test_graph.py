@@ -13,7 +13,7 @@ from preblock.export.graph import describe_graph, export_graph, read_initializer
 from preblock.models.builders import bert_embedding, gpt2_embedding, transformer_embedding
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.initialisers import seeded_
-from tests.elsewhere.standard import check_standard
+from tests.clients.standard import check_standard
 
 V, D, M = 23, 8, 10
 FRONTENDS = {

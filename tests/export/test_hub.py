@@ -16,7 +16,7 @@ from transformers import BertModel
 
 from preblock.export.exporter import export
 from preblock.service.artifacts.manifest import Manifest, Source, read
-from tests import commands
+from tests.support import commands
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPOSITORY = "owner/some-model"

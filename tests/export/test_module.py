@@ -20,7 +20,7 @@ from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.bound_calls import OFTEN
 from preblock.service.runtime.repository import Model, Repository
 from preblock.service.runtime.session import CPU
-from tests.elsewhere.standard import check_standard
+from tests.clients.standard import check_standard
 
 V, D, M = 13, 6, 9
 LONG = 512

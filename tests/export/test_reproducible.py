@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from preblock.export.exporter import export, export_module
-from tests.torchlib import read_once
+from tests.support.torchlib import read_once
 
 
 class Own(nn.Module):

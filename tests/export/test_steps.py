@@ -26,7 +26,7 @@ from preblock.models.modules.initialisers import seeded_
 from preblock.models.steps import Positions, Scale, Segments, Step, Tokens
 from preblock.service.artifacts.manifest import Manifest, Source
 from preblock.service.runtime.session import CPU
-from tests.elsewhere.standard import check_standard
+from tests.clients.standard import check_standard
 
 V, D, M, H, W = 23, 8, 4, 3, 5
 # In no alphabetical order, and called as nodes of a graph may be: neither changes what an input is.

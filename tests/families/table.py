@@ -22,10 +22,10 @@ HEAD = """# Parity
 
 Every family of the table in `models/checkpoints/families.py`, on a tiny random checkpoint: saved by transformers,
 exported by `preblock export`, run in a bare onnxruntime, and compared with what enters the first block of the model
-itself. The cases: plain rows, rows padded on the left and on the right, rows with segments where the family has them, and rows fed
-in two chunks of 9 and 5 tokens. A difference is the largest of all cases; its ULP are those of the largest value of the
-row it stands in. Without a norm or a projection every bit is determined, and must be equal. Rotary outputs are compared
-with the cosines and sines that the model's attention uses, in one pass and in the two chunks.
+itself. The cases: plain rows, rows padded on the left and on the right, rows with segments where the family has them,
+and rows fed in two chunks of 9 and 5 tokens. A difference is the largest of all cases; its ULP are those of the largest
+value of the row it stands in. Without a norm or a projection every bit is determined, and must be equal. Rotary outputs
+are compared with the cosines and sines that the model's attention uses, in one pass and in the two chunks.
 
 `make families` writes this page, with {versions}.
 

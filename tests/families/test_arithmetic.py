@@ -13,7 +13,7 @@ from preblock.export.graph import export_graph
 from preblock.export.parity import difference
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.frontend import FrontEnd
-from tests.elsewhere.standard import check_standard
+from tests.clients.standard import check_standard
 from tests.families.published import PUBLISHED, Model, save
 
 # One family for each way of composing: norms, scales cast and not cast, tables derived and stored, projections.

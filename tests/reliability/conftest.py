@@ -2,9 +2,6 @@
 
 import pytest
 
-from tests.service.conftest import tables as tables
-from tests.service.conftest import weighty_repository as weighty_repository
-
 
 @pytest.fixture(scope="session")
 def long(request: pytest.FixtureRequest) -> bool:

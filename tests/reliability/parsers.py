@@ -26,7 +26,7 @@ from preblock.service.codecs.safetensors import read_safetensors
 from preblock.service.codecs.v2.infer import read_infer
 from preblock.service.codecs.v2.metadata import Manifests
 from preblock.service.core.errors import PreblockError
-from tests.service.manifests import tiny_manifest, tiny_stem
+from tests.support.manifests import tiny_manifest, tiny_stem
 
 MOST_EACH, MOST_ALONE = 200, 2**20
 """Memory that a parser may take: times the bytes of its input, and beside it, for what is remembered of others."""

@@ -31,7 +31,7 @@ from tests.reliability.wires import (
     still_right,
     web_socket,
 )
-from tests.service.api.test_decode import wait_for_streams
+from tests.service.api.http.routes.test_decode import wait_for_streams
 
 MOST = 24 * 2**20
 """Bytes by which the server may grow for a client that sends ten times as many."""

@@ -23,8 +23,8 @@ from websockets.sync.client import connect as connect_socket
 from preblock.service.artifacts.manifest import DATA
 from preblock.service.observability.metrics import RESERVED
 from tests.conftest import PREBLOCK, Server, free_port, said_at_the_start, serving
-from tests.processes import alive, children, fork_servers, workers
 from tests.reliability.wires import IDS, connection, still_right
+from tests.support.processes import alive, children, fork_servers, workers
 
 BYTES = {"Accept": "application/octet-stream"}
 

@@ -1,0 +1,204 @@
+"""`preblock bench`, against a real server."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from preblock.bench.load import DOORS
+from preblock.bench.stats import Result, Tally
+from preblock.bench.workload import Target, random_ids
+from preblock.client import Model, connect
+from preblock.client.errors import Invalid
+from tests.cli.test_cli import failing, run
+from tests.conftest import PREBLOCK, Server, serving
+
+SHORT = ("--seconds", "0.2", "--connections", "2")
+
+
+def bench(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run("bench", server.address, "--grpc-port", server.grpc.rpartition(":")[2], *SHORT, *arguments)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_server: Server) -> Model:
+    with connect(tiny_server.address) as client:
+        return client.model("gpt")
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_every_door_is_asked_and_every_request_arrives(door: str, tiny_server: Server) -> None:
+    before = answered(tiny_server)
+    done = bench(tiny_server, "--model", "gpt", "--door", door, "--shape", "2,3", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    (found,) = json.loads(done.stdout)
+    assert (found["door"], found["shape"], found["connections"], found["errors"]) == (door, [2, 3], 2, {})
+    # Of two rows each. The first of each connection is not counted by the load, but by the server.
+    rows = 2 * (found["requests"] + 2)
+    until = time.monotonic() + 5
+    while answered(tiny_server) - before < rows and time.monotonic() < until:
+        time.sleep(0.05)
+    assert answered(tiny_server) - before == rows
+    assert found["requests"] >= 2
+    assert found["seconds"] >= 0.2
+    assert found["rates"]["requests"] == pytest.approx(found["requests"] / found["seconds"])
+    assert found["rates"]["tokens"] == pytest.approx(6 * found["rates"]["requests"])
+    assert found["rates"]["bytes"] > 96 * found["rates"]["requests"]  # 6 vectors of 4 values, of 4 bytes each
+    quantiles = list(found["milliseconds"].values())
+    assert list(found["milliseconds"]) == ["p50", "p90", "p99", "max"]
+    assert quantiles == sorted(quantiles)
+    assert 0 < quantiles[0] <= 1e3 * found["seconds"]
+
+
+def answered(server: Server) -> int:
+    """How many rows of `gpt` the server says that it answered."""
+    with connect(server.address) as client:
+        text = client._http.get("/metrics").text
+    found = re.findall(r'^preblock_model_rows_total{.*model="gpt".*} (\S+)', text, re.MULTILINE)
+    return int(sum(map(float, found)))
+
+
+def test_percentiles_are_those_of_the_latencies() -> None:
+    tally = Tally(begin=10.0, end=12.0, received=4_000)
+    tally.latencies.extend(number / 1000 for number in range(101))
+    result = Result.of(tally, "npy", (2, 5), 4)
+    assert result.milliseconds == pytest.approx({"p50": 50, "p90": 90, "p99": 99, "max": 100})
+    assert result.rates == pytest.approx({"requests": 50.5, "tokens": 505, "bytes": 2000})
+
+
+def test_a_table_has_a_line_for_each_door_and_shape(tiny_server: Server) -> None:
+    done = bench(tiny_server, "--model", "gpt", "--door", "npy", "--door", "steps", "--shape", "1,1", "--shape", "2,6")
+    assert (done.returncode, done.stderr) == (0, "")  # nothing moves where there is no terminal
+    head, *lines = done.stdout.splitlines()
+    assert head.split()[:4] == ["door", "shape", "requests/s", "tokens/s"]
+    assert [line.split()[:2] for line in lines] == [["npy", "1,1"], ["npy", "2,6"], ["steps", "1,1"], ["steps", "2,6"]]
+    assert all(line.split()[-1] == "0" for line in lines)
+
+
+def test_a_terminal_sees_a_line_that_is_rewritten(tiny_server: Server) -> None:
+    ours, theirs = pty.openpty()
+    command = [PREBLOCK, "bench", tiny_server.address, "--model", "gpt", "--shape", "1,1", "--seconds", "1.3"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs) as process:
+        assert process.wait(60) == 0
+    os.close(theirs)
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert re.search(r"\r\x1b\[Kbench: npy 1,1: \d+ s, [\d,]+ requests/s, p50 \S+ ms", shown)
+    assert shown.endswith("\r\x1b[K")
+    assert "\n" not in shown
+
+
+@pytest.fixture(scope="module")
+def guarded(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, str]]:
+    """A server that wants a key, and takes few tokens; and the key."""
+    key, entry = run("key", "someone").stdout.split("\n\n")
+    keys = tmp_path_factory.mktemp("keys") / "keys.toml"
+    keys.write_text(entry)
+    with serving(tiny_repository, "--api-keys", str(keys), "--max-requests-per-second", "5") as server:
+        yield server, key
+
+
+def test_a_key_opens_every_door_and_errors_are_counted_by_kind(guarded: tuple[Server, str]) -> None:
+    server, key = guarded
+    for door, kind in (("npy", "TooMany"), ("v2", "TooMany"), ("grpc", "RESOURCE_EXHAUSTED"), ("steps", "TooMany")):
+        time.sleep(1.1)  # until it may ask again
+        done = bench(server, "--model", "gpt", "--key", key, "--door", door, "--shape", "1,1", "--json")
+        assert done.stderr == ""
+        (found,) = json.loads(done.stdout)
+        assert set(found["errors"]) == {kind}, door
+        assert found["errors"][kind] > 0
+        assert "5 a second" in found["messages"][kind]
+        assert done.returncode == (found["requests"] == 0)
+
+
+def test_no_key_is_one_line(guarded: tuple[Server, str]) -> None:
+    assert "key" in failing("bench", guarded[0].address, "--model", "gpt", *SHORT, code=1)
+
+
+def test_a_server_that_ends_is_counted_and_the_load_ends_too(tiny_repository: Path) -> None:
+    with serving(tiny_repository) as server:
+        command = [PREBLOCK, "bench", server.address, "--model", "gpt", "--seconds", "3", "--shape", "1,1", "--json"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            time.sleep(2.5)
+            server.process.terminate()
+            said, _ = process.communicate(timeout=60)
+    (found,) = json.loads(said)
+    assert found["requests"] > 0
+    assert set(found["errors"]) & {"ConnectionResetError", "ConnectionRefusedError"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--shape", "8"), "got 8, allowed rows and tokens of each, such as 8,128"),
+        (("--shape", "0,1"), "got 0,1, allowed"),
+        (("--shape", "1,2,3"), "got 1,2,3, allowed"),
+        (("--shape", "-1,2"), "got -1,2, allowed"),
+        (("--connections", "0"), "'--connections': 0 is not in the range"),
+        (("--seconds", "0"), "'--seconds': 0"),
+        (("--seconds", "nan"), "'--seconds': got nan, allowed a number of seconds"),
+        (("--timeout", "inf"), "'--timeout': got inf, allowed a number of seconds"),
+        (("--door", "nope"), "'nope' is not one of 'npy', 'v2', 'json', 'grpc', 'steps'"),
+        (("--door", "grpc"), "--grpc-port: got nothing"),
+    ],
+)
+def test_wrong_use_is_one_line(arguments: tuple[str, ...], said: str) -> None:
+    assert said in failing("bench", "http://127.0.0.1:9", "--model", "gpt", *arguments, code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--model", "nope"), "model: got nope, allowed bert, gpt"),
+        (("--model", "gpt", "--shape", "1,7"), "shape: got 1,7, allowed at most 6 tokens of a row"),
+        (("--model", "gpt", "--shape", "65536,6"), "shape: got 65536,6, allowed at most 65536 tokens"),
+        (
+            ("--model", "gpt", "--door", "grpc", "--grpc-port", "9", "--timeout", "0.5"),
+            "no connection to 127.0.0.1:9 within 0.5 s",
+        ),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(arguments: tuple[str, ...], said: str, tiny_server: Server) -> None:
+    assert said in failing("bench", tiny_server.address, *arguments, code=1)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://"])
+def test_an_address_that_is_none_is_one_line(url: str) -> None:
+    assert f"url: got {url}, allowed http://" in failing("bench", url, "--model", "gpt", code=1)
+
+
+def test_nobody_there_is_one_line() -> None:
+    assert "refused" in failing("bench", "http://127.0.0.1:9", "--model", "gpt", code=1).lower()
+
+
+def test_a_model_without_ids_is_refused(model: Model) -> None:
+    stem = Model(**{**vars(model), "manifest": {"kind": "stem"}})
+    with pytest.raises(Invalid, match="model: got gpt, of stem, allowed a model of token ids"):
+        random_ids(stem, (1, 1))
+
+
+def test_the_address_may_have_a_path() -> None:
+    assert Target("http://host:81/below/", "a b").path("models", "a b", "embed") == "/below/models/a%20b/embed"
+
+
+def test_every_door_speaks_tls_with_whom_it_trusts(tiny_repository: Path, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    pair = authority.issue_cert("127.0.0.1")
+    certificate, key, trusted = (tmp_path / name for name in ("certificate.pem", "key.pem", "trusted.pem"))
+    pair.cert_chain_pems[0].write_to_path(str(certificate))
+    pair.private_key_pem.write_to_path(str(key))
+    authority.cert_pem.write_to_path(str(trusted))
+    with serving(tiny_repository, "--tls-certificate", str(certificate), "--tls-key", str(key)) as server:
+        command = ["bench", server.address, "--model", "gpt", "--grpc-port", server.grpc.rpartition(":")[2], *SHORT]
+        doors = [argument for door in ("npy", "grpc", "steps") for argument in ("--door", door)]
+        done = run(*command, *doors, "--shape", "1,1", "--json", SSL_CERT_FILE=str(trusted))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert [(found["errors"], found["requests"] > 0) for found in json.loads(done.stdout)] == [({}, True)] * 3
+        assert "certificate" in failing(*command, code=1).lower()

@@ -1,0 +1,379 @@
+"""The command line, as a user runs it."""
+
+import hashlib
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import preblock
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.runtime.session import why_no_cuda
+from tests.conftest import PREBLOCK, Server, serving
+from tests.support import commands
+
+
+def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `preblock` in a process that has most of what it imports already."""
+    return commands.run(commands.preblock, *arguments, environment=environment)
+
+
+def run_installed(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run `preblock` as a shell does."""
+    return subprocess.run([PREBLOCK, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def failing(*arguments: str | Path, code: int, **environment: str) -> str:
+    """Run what must fail with `code`, and return the one line that it says."""
+    done = run(*arguments, **environment)
+    assert (done.returncode, done.stdout) == (code, ""), done
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("preblock: ")
+    return line.removeprefix("preblock: ")
+
+
+@pytest.fixture
+def copy(tiny_repository: Path, tmp_path: Path) -> Path:
+    """The tiny repository, to break."""
+    return shutil.copytree(tiny_repository, tmp_path / "repository")
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("empty")
+
+
+def test_export_adds_a_version_and_says_how_it_was_proven(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    config = {"model_type": "gpt2", "vocab_size": 7, "n_embd": 4, "n_positions": 6}
+    (tmp_path / "source" / "config.json").write_text(json.dumps(config))
+    save_file({"wte.weight": torch.randn(7, 4), "wpe.weight": torch.randn(6, 4)}, tmp_path / "source/model.safetensors")
+    done = run_installed("export", tmp_path / "source", "--name", "tiny", "--repository", tmp_path / "made" / "here")
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "made" / "here" / "tiny" / "1"
+    assert re.fullmatch(
+        rf"{folder}: embeddings: \d+ cases bit for bit equal; .*\(CPUExecutionProvider\)\n", done.stdout
+    )
+    assert done.stderr.splitlines() == [
+        f"tiny: reading {tmp_path / 'source'}",
+        "tiny: writing the graph",
+        "tiny: proving it equal",
+    ]
+    assert (folder / "manifest.json").is_file()
+
+
+def test_a_stored_type_is_said_with_what_it_costs(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    config = {"model_type": "gpt2", "vocab_size": 7, "n_embd": 4, "n_positions": 6}
+    (tmp_path / "source" / "config.json").write_text(json.dumps(config))
+    save_file({"wte.weight": torch.eye(7, 4), "wpe.weight": torch.eye(6, 4)}, tmp_path / "source/model.safetensors")
+    options = ("--dtype", "int8", "--scale", "tensor")
+    done = run("export", tmp_path / "source", "--name", "tiny", "--repository", tmp_path, *options)
+    assert done.returncode == 0, done.stderr
+    # 1 is a step of a scale: nothing is lost. Each table has a scale of four bytes.
+    summary = (
+        "stored as int8 with a scale for each tensor: 2 tables, error at most 0, worst cosine 1.00000000, "
+        "60 bytes, 148 saved"
+    )
+    assert done.stdout.splitlines()[1] == f"{tmp_path / 'tiny' / '1'}: {summary}"
+    proven = run("verify", "tiny", "--repository", tmp_path).stdout.splitlines()
+    of_the_export = summary.partition(": ")[2] + ", as the export found: the tables in float32 are not in it"
+    assert proven[1] == f"{tmp_path / 'tiny' / '1'}: {of_the_export}"
+    shown = run("inspect", "tiny", "--repository", tmp_path).stdout.splitlines()
+    assert summary in shown
+    assert "  tokens.weight: 7 x 4, error at most 0, mean 0, worst cosine 1.00000000, 32 bytes, 80 saved" in shown
+
+
+def test_verify_proves_the_newest_version(tiny_repository: Path) -> None:
+    done = run("verify", "bert", "--repository", tiny_repository)
+    assert done.returncode == 0, done.stderr
+    folder = tiny_repository / "bert" / "2"
+    assert re.fullmatch(rf"{folder}: hashes agree, embeddings: \d+ cases .*\(CPUExecutionProvider\)\n", done.stdout)
+    assert done.stderr.splitlines() == ["bert: checking the hashes", "bert: proving it equal"]
+
+
+def test_inspect_shows_limits_parity_and_the_manifest(tiny_repository: Path) -> None:
+    done = run("inspect", "gpt", "--repository", tiny_repository)
+    assert (done.returncode, done.stderr) == (0, "")
+    limits, identity, *parity, manifest = done.stdout.split("\n", 5)
+    folder = tiny_repository / "gpt" / "1"
+    assert limits == f"{folder}: gpt2, ids 0 to 6, max_len 6, width 4"
+    canonical = json.dumps(json.loads(manifest), sort_keys=True, separators=(",", ":"))
+    assert identity == f"identity: {hashlib.sha256(canonical.encode()).hexdigest()}"
+    for line, output in zip(parity, ("embeddings", "embeddings in tiles", "token_embeddings"), strict=True):
+        assert re.fullmatch(rf"parity on CPUExecutionProvider, {output}: \d+ cases bit for bit equal", line)
+    assert Manifest.model_validate_json(manifest) == Manifest.model_validate_json(
+        (folder / "manifest.json").read_bytes()
+    )
+
+
+def test_check_opens_every_version(tiny_repository: Path) -> None:
+    done = run_installed("check", "--repository", tiny_repository, "--provider", "cpu")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "bert 1: runs on CPUExecutionProvider, bert, ids 0 to 10, token_type_ids 0 to 1, max_len 8, width 4",
+        "bert 2: runs on CPUExecutionProvider, bert, ids 0 to 10, token_type_ids 0 to 1, max_len 8, width 4",
+        "gpt 1: runs on CPUExecutionProvider, gpt2, ids 0 to 6, max_len 6, width 4",
+    ]
+
+
+def test_the_repository_may_be_a_variable(tiny_repository: Path) -> None:
+    done = run("check", PREBLOCK_REPOSITORY=str(tiny_repository))
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) == 3
+
+
+def test_an_option_comes_before_its_variable(tiny_repository: Path, empty: Path) -> None:
+    assert run("check", "--repository", tiny_repository, PREBLOCK_REPOSITORY=str(empty)).returncode == 0
+
+
+def test_help_names_every_command() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    for command in ("export", "verify", "inspect", "triton", "check", "serve", "bench"):
+        assert f"  {command} " in done.stdout
+
+
+def test_no_command_shows_the_help_and_is_wrong_use() -> None:
+    done = run_installed()
+    assert done.returncode == 2
+    assert done.stdout == run("--help").stdout
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert run_installed("--version").stdout.split()[-1] == preblock.__version__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nope"], "No such command 'nope'."),
+        (["--nope"], "No such option"),
+        (["export"], "Missing argument 'SOURCE'"),
+        (["export", "gpt2-small"], "Missing option '--name'"),
+        (["inspect", "a", "b"], "unexpected extra argument"),
+        (["check", "--provider", "tpu"], "'tpu' is not one of 'auto', 'cpu', 'cuda'"),
+        (["serve", "--port", "x"], "--port: got x, allowed a valid integer"),
+        (["serve", "--port", "65536"], "--port: got 65536, allowed less than or equal to 65535"),
+        (["serve", "--grpc-port", "0"], "--grpc-port: got 0, allowed greater than or equal to 1"),
+        (["serve", "--workers", "0"], "--workers: got 0, allowed greater than or equal to 1"),
+        (["check", "--repository", __file__], "is a file"),
+    ],
+)
+def test_wrong_use_is_said_in_one_line(arguments: list[str], message: str) -> None:
+    assert message in failing(*arguments, code=2)
+
+
+def test_an_unknown_source_fails_with_the_three_kinds(tmp_path: Path) -> None:
+    done = run("export", "nonsense", "--name", "m", "--repository", tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        "m: reading nonsense",
+        "preblock: SOURCE: got 'nonsense', allowed an existing folder, a preset (gpt2-small, transformer-base), "
+        "or hf:owner/name[@revision]",
+    ]
+
+
+def test_a_name_that_no_model_can_have_fails(tmp_path: Path) -> None:
+    message = failing("export", "gpt2-small", "--name", "../x", "--repository", tmp_path / "r", code=1)
+    assert message.startswith("--name: got '../x', allowed 1 to 128 letters")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["verify", "inspect"])
+def test_an_unknown_name_fails_with_the_known(tiny_repository: Path, command: str) -> None:
+    assert failing(command, "nope", "--repository", tiny_repository, code=1) == "NAME: got nope, allowed bert, gpt"
+
+
+COMMANDS = pytest.mark.parametrize("command", [["inspect", "m"], ["check"], ["serve", "--port", "0"]])
+
+
+@COMMANDS
+def test_a_missing_repository_fails(command: list[str], tmp_path: Path) -> None:
+    message = failing(*command, "--repository", tmp_path / "none", code=1)
+    assert message == f"repository: got {tmp_path / 'none'}, allowed an existing folder; `preblock export` makes one"
+
+
+@COMMANDS
+def test_an_empty_repository_fails(command: list[str], empty: Path) -> None:
+    message = failing(*command, "--repository", empty, code=1)
+    assert message == f"repository: got {empty}, without a model, allowed at least one; `preblock export` adds one"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "parity.json", "model.onnx"])
+def test_check_names_the_file_that_is_broken(copy: Path, name: str) -> None:
+    (copy / "bert" / "1" / name).write_text("garbage")
+    assert failing("check", "--repository", copy, code=1).startswith(f"bert/1/{name}")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "parity.json", "model.onnx", "model.onnx.data"])
+def test_check_names_the_file_that_is_missing(copy: Path, name: str) -> None:
+    (copy / "bert" / "1" / name).unlink()
+    message = failing("check", "--repository", copy, code=1)
+    assert message.startswith(f"bert/1/{name}")
+    assert "o such file" in message
+
+
+def test_check_finds_a_manifest_of_another_graph(copy: Path) -> None:
+    shutil.copyfile(copy / "gpt" / "1" / "manifest.json", copy / "bert" / "1" / "manifest.json")
+    message = failing("check", "--repository", copy, code=1)
+    assert message.startswith("bert/1/model.onnx: got sha256 ")
+
+
+def test_verify_names_the_file_that_differs(copy: Path) -> None:
+    with (copy / "bert" / "2" / "model.onnx").open("ab") as file:
+        file.write(b"\0")
+    done = run("verify", "bert", "--repository", copy)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("preblock: model.onnx: got sha256 ")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("PREBLOCK_PORT", "abc"), ("PREBLOCK_PORT", "70000"), ("PREBLOCK_PROVIDER", "tpu")]
+)
+def test_a_bad_variable_fails_and_is_named(tiny_repository: Path, variable: str, value: str) -> None:
+    message = failing("serve", "--repository", tiny_repository, code=1, **{variable: value})
+    assert message.startswith(f"{variable}: got {value}, allowed ")
+
+
+def test_settings_tells_each_with_its_value_and_origin(tmp_path: Path) -> None:
+    file = tmp_path / "preblock.toml"
+    file.write_text("workers = 3\n")
+    done = run("settings", "--config", file, "--threads", "2", PREBLOCK_GRPC_PORT="7")
+    assert (done.returncode, done.stderr) == (0, "")
+    told = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
+    assert told["workers"] == ["3", str(file)]
+    assert told["threads"] == ["2", "--threads"]
+    assert told["grpc_port"] == ["7", "PREBLOCK_GRPC_PORT"]
+    assert told["port"] == ["8000", "default"]
+
+
+@pytest.mark.parametrize("command", ["settings", "serve"])
+def test_a_bad_option_is_wrong_use(command: str) -> None:
+    message = failing(command, "--port", "x", code=2)
+    assert message == "--port: got x, allowed a valid integer, unable to parse string as an integer"
+
+
+@pytest.mark.parametrize("option", ["--port", "--grpc-port"])
+def test_a_port_in_use_fails(tiny_repository: Path, option: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        message = failing("serve", "--repository", tiny_repository, "--port", "0", option, str(port), code=1)
+    assert message.startswith(f"{option[2:]}: got 127.0.0.1:{port}, allowed an address to listen on (")
+    assert "Address already in use" in message
+
+
+def test_an_unknown_host_fails(tiny_repository: Path) -> None:
+    message = failing("serve", "--repository", tiny_repository, "--host", "256.0.0.1", "--port", "0", code=1)
+    assert "256.0.0.1" in message
+
+
+@pytest.mark.skipif(why_no_cuda() is None, reason="CUDA works here")
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_cuda_where_there_is_none_fails_and_says_why(tiny_repository: Path, command: str) -> None:
+    message = failing(command, "--repository", tiny_repository, "--provider", "cuda", code=1, PREBLOCK_PORT="0")
+    assert message == f"provider: got cuda, allowed auto or cpu, since {why_no_cuda()}"
+
+
+@pytest.mark.skipif(why_no_cuda() is None, reason="CUDA works here")
+def test_nothing_is_proven_on_cuda_where_there_is_none(tiny_repository: Path) -> None:
+    done = run("verify", "gpt", "--repository", tiny_repository, "--provider", "cuda")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"preblock: --provider: got cuda, allowed cpu, since {why_no_cuda()}\n"
+
+
+def test_a_terminal_shows_one_line_that_changes_and_a_file_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    from preblock import cli
+
+    def shown(terminal: bool) -> str:
+        stream, clock = StringIO(), iter([100.0, 101.0, 109.0, 111.0, 112.0])
+        monkeypatch.setattr(stream, "isatty", lambda: terminal)
+        monkeypatch.setattr("preblock.cli.time", SimpleNamespace(monotonic=lambda: next(clock)))
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stderr", stream)
+            with cli._Progress("m") as progress:
+                for step in ("reading", "writing", "writing: 8 GB, 1 GB/s", "writing: 9 GB, 1 GB/s", "proving"):
+                    progress(step)
+        return stream.getvalue()
+
+    assert shown(terminal=False).splitlines() == ["m: reading", "m: writing", "m: writing: 9 GB, 1 GB/s", "m: proving"]
+    lines = shown(terminal=True).split("\r\033[K")
+    assert lines[3:] == ["m: writing: 8 GB, 1 GB/s", "m: writing: 9 GB, 1 GB/s", "m: proving", ""]
+
+
+def test_debug_shows_the_traceback(empty: Path) -> None:
+    done = run_installed("--debug", "check", "--repository", empty)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback (most recent call last):")
+    assert "find_artifacts" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def two_workers(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+    """A server with two workers, and the folder of its temporary files; it ends well at SIGTERM."""
+    temporary = tmp_path_factory.mktemp("temporary")
+    with serving(tiny_repository, "--workers", "2", TMPDIR=str(temporary)) as server:
+        yield server, temporary
+    assert list(temporary.iterdir()) == []
+
+
+def test_both_workers_answer_and_their_metrics_are_summed(two_workers: tuple[Server, Path]) -> None:
+    server, temporary = two_workers
+
+    # A connection for each request, which either worker may accept; one that started later comes later.
+    limits, sent, deadline = httpx.Limits(max_keepalive_connections=0), 0, time.monotonic() + 100
+    with httpx.Client(base_url=server.address, limits=limits, timeout=60) as client, ThreadPoolExecutor(8) as pool:
+
+        def embed(_: int) -> str:
+            answer = client.post("/models/gpt/embed", json={"input_ids": [[1, 2, 3]]}).raise_for_status()
+            return answer.headers["X-Request-Id"].partition("-")[0]  # which process it was
+
+        seen: set[str] = set()
+        while len(seen) < 2:
+            assert time.monotonic() < deadline
+            seen |= set(pool.map(embed, range(40)))
+            sent += 40
+        assert len(list(temporary.glob("*/metrics/counter_*.db"))) == 2
+        told = (
+            f'preblock_requests_total{{door="native",model="gpt",outcome="ok"}} {sent}.0',
+            f'preblock_tokens_total{{model="gpt"}} {3 * sent}.0',
+        )
+        while not all(line in client.get("/metrics").text for line in told):  # each worker tells it a moment later
+            assert time.monotonic() < deadline
+
+
+def test_a_server_is_ready_once_it_says_its_address(server: Server, tiny_server: Server) -> None:
+    for running in (server, tiny_server):
+        assert httpx.get(running.address + "/readyz", timeout=60).status_code == 200
+
+
+def test_the_banner_holds_address_and_limits(tiny_server: Server) -> None:
+    lines = tiny_server.banner.splitlines()
+    assert lines[0] == f"Preblock serves on {tiny_server.address} (documentation: {tiny_server.address}/docs)"
+    assert lines[1].startswith("  bert: bert, ids 0 to 10, token_type_ids 0 to 1, max_len 8, width 4, ")
+    assert lines[2].startswith("  gpt: gpt2, ids 0 to 6, max_len 6, width 4, ")
+    assert lines[3] == f"gRPC on {tiny_server.grpc}"
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
+def test_the_line_of_the_banner_works_in_a_shell(tiny_server: Server) -> None:
+    line = tiny_server.banner.splitlines()[-1]
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=True)
+    expected = httpx.post(
+        tiny_server.address + "/models/bert/embed", json={"input_ids": [[1, 2, 3]], "encoding": "float"}, timeout=60
+    )
+    assert done.stdout == expected.text
+    assert expected.json()["shape"] == [1, 3, 4]

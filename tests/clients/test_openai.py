@@ -1,0 +1,282 @@
+"""The door of the OpenAI API, through OpenAI's own client. Oracles: transformers, and the native door."""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import AutoTokenizer, BertModel
+
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.builders import bert_embedding
+from preblock.service.artifacts.manifest import Source
+from preblock.service.codecs.openai import AT_ONCE
+from tests.conftest import Server, serving
+from tests.support.protocols import Clients, native_bytes
+
+TEXTS = ["Hello, world!", "Ünïcödé 😀 naïve café", "the quick brown fox " * 30]
+IDS = [[101, 7592, 102], [101, 2088, 999, 2003, 102]]
+
+
+def connected(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with connected(server) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def tiny_client(tiny_server: Server) -> Iterator[openai.OpenAI]:
+    with connected(tiny_server) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoint: Path) -> Any:
+    return AutoTokenizer.from_pretrained(checkpoint)
+
+
+def vectors_of(response: openai.types.CreateEmbeddingResponse) -> NDArray[np.float32]:
+    assert [item.index for item in response.data] == list(range(len(response.data)))
+    return np.array([item.embedding for item in response.data], np.float32)
+
+
+def means(clients: Clients, model: str, rows: list[list[int]]) -> NDArray[np.float32]:
+    """Return the mean of the native door's vectors, row by row."""
+    found = [native_bytes(clients, model, {"input_ids": [row]}) for row in rows]
+    return np.stack([vectors.astype(np.float64).sum(0) / len(vectors) for vectors in found]).astype(np.float32)
+
+
+def test_texts_are_the_means_of_their_tokens(client: openai.OpenAI, clients: Clients, tokenizer: Any) -> None:
+    response = client.embeddings.create(model="minilm", input=TEXTS)
+    rows = tokenizer(TEXTS, truncation=False)["input_ids"]
+    assert vectors_of(response).tobytes() == means(clients, "minilm", rows).tobytes()
+    assert (response.object, response.model) == ("list", "minilm")
+    assert response.usage.prompt_tokens == response.usage.total_tokens == sum(map(len, rows))
+
+
+def test_a_text_is_the_mean_of_what_enters_block_0_of_transformers(
+    client: openai.OpenAI, tokenizer: Any, checkpoint: Path
+) -> None:
+    bert: Any = BertModel.from_pretrained(checkpoint, add_pooling_layer=False)
+    with torch.inference_mode():
+        oracle = bert.eval().embeddings(tokenizer(TEXTS[0], return_tensors="pt")["input_ids"])[0].mean(0).numpy()
+    assert np.abs(vectors_of(client.embeddings.create(model="minilm", input=TEXTS[0]))[0] - oracle).max() <= 2e-6
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_both_encodings_hold_the_bits_of_the_default(client: openai.OpenAI, encoding: Any) -> None:
+    default = vectors_of(client.embeddings.create(model="minilm", input=TEXTS))
+    asked = client.embeddings.create(model="minilm", input=TEXTS, encoding_format=encoding)
+    if encoding == "base64":  # the client decodes it only where nobody asked for it
+        for item in asked.data:
+            item.embedding = np.frombuffer(base64.b64decode(str(item.embedding)), "<f4").tolist()
+    assert vectors_of(asked).tobytes() == default.tobytes()
+
+
+def test_without_a_format_the_answer_holds_numbers(tiny: httpx.Client) -> None:
+    answer = tiny.post("/v1/embeddings", json={"model": "gpt", "input": [1, 2]}).json()
+    assert [type(value) for value in answer["data"][0]["embedding"]] == [float] * 4
+    assert answer["version"] == 1
+
+
+def test_ids_and_lists_of_ids_are_inputs(client: openai.OpenAI, clients: Clients) -> None:
+    for model in ("minilm", "gpt2-small"):
+        rows = vectors_of(client.embeddings.create(model=model, input=IDS))
+        assert rows.tobytes() == means(clients, model, IDS).tobytes()
+        one = client.embeddings.create(model=model, input=IDS[1])
+        assert vectors_of(one).tobytes() == rows[1].tobytes()
+        assert one.usage.prompt_tokens == 5
+
+
+def test_a_vector_does_not_depend_on_its_company(client: openai.OpenAI) -> None:
+    together = vectors_of(client.embeddings.create(model="minilm", input=TEXTS * 20))
+    alone = [vectors_of(client.embeddings.create(model="minilm", input=text))[0] for text in TEXTS]
+    assert together.tobytes() == np.stack(alone * 20).tobytes()
+
+
+def test_what_openai_knows_and_this_does_not_need_is_accepted(client: openai.OpenAI) -> None:
+    plain = client.embeddings.create(model="minilm", input=IDS)
+    assert client.embeddings.create(model="minilm", input=IDS, dimensions=384, user="me").data == plain.data
+
+
+@pytest.mark.parametrize(("pooling", "index"), [("first", 0), ("last", -1)])
+def test_one_token_may_stand_for_all(client: openai.OpenAI, clients: Clients, pooling: str, index: int) -> None:
+    response = client.embeddings.create(model="minilm", input=IDS, extra_body={"pooling": pooling})
+    expected = [native_bytes(clients, "minilm", {"input_ids": [row]})[index] for row in IDS]
+    assert vectors_of(response).tobytes() == np.stack(expected).tobytes()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "none"])
+def test_many_numbers_are_written_as_they_are_sent(http: httpx.Client, pooling: str) -> None:
+    rows = [row for number in range(1, 360) for row in ([number], [number, 2, 3], [7] * 4)]
+    rows += [[*range(400)]]
+    fields = {"model": "minilm", "input": rows, "pooling": pooling}
+    texts = http.post("/v1/embeddings", json=fields | {"encoding_format": "float"})
+    codes = http.post("/v1/embeddings", json=fields | {"encoding_format": "base64"}).json()["data"]
+    assert texts.headers["Transfer-Encoding"] == "chunked"
+    assert len(rows) * 384 > AT_ONCE
+    for text, code in zip(texts.json()["data"], codes, strict=True):
+        assert np.array(text["embedding"], "<f4").tobytes() == base64.b64decode(code.pop("embedding"))
+        assert text == code | {"embedding": text["embedding"]}
+
+
+@pytest.mark.parametrize("rows", [IDS, [IDS[0]] * 2])
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_without_pooling_each_token_has_a_vector(
+    http: httpx.Client, clients: Clients, rows: list[list[int]], encoding: str
+) -> None:
+    fields = {"model": "minilm", "input": rows, "pooling": "none", "encoding_format": encoding}
+    answer = http.post("/v1/embeddings", json=fields).json()
+    for row, item in zip(rows, answer["data"], strict=True):
+        assert item["shape"] == [len(row), 384]
+        data = item["embedding"]
+        found = np.array(data, "<f4") if encoding == "float" else np.frombuffer(base64.b64decode(data), "<f4")
+        assert found.tobytes() == native_bytes(clients, "minilm", {"input_ids": [row]}).tobytes()
+        assert encoding == "base64" or found.shape == (len(row), 384)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_cut_is_reported(client: openai.OpenAI, tokenizer: Any, side: str) -> None:
+    texts = ["one two three " * 200, "short"]
+    response = client.embeddings.create(model="minilm", input=texts, extra_body={"truncate": side})
+    tokenizer.truncation_side = side
+    rows = tokenizer(texts, truncation=True, max_length=512)["input_ids"]
+    assert response.model_extra == {"version": 1, "truncated": [602 - 512, 0]}
+    assert vectors_of(response).tobytes() == vectors_of(client.embeddings.create(model="minilm", input=rows)).tobytes()
+    assert response.usage.prompt_tokens == sum(map(len, rows))
+
+
+def test_models_are_listed_and_found(tiny_client: openai.OpenAI, tiny_repository: Path) -> None:
+    models = list(tiny_client.models.list())
+    assert [model.id for model in models] == ["bert", "gpt"]
+    assert models[0] == tiny_client.models.retrieve("bert")
+    written = (tiny_repository / "bert" / "2" / "manifest.json").stat().st_mtime
+    assert (models[0].object, models[0].owned_by, models[0].created) == ("model", "preblock", int(written))
+
+
+def test_a_version_can_be_named(tiny_client: openai.OpenAI) -> None:
+    found = {name: tiny_client.embeddings.create(model=name, input="a") for name in ("bert", "bert:1", "bert:2")}
+    assert [(response.model_extra or {})["version"] for response in found.values()] == [2, 1, 2]
+    assert found["bert"].data == found["bert:2"].data != found["bert:1"].data
+    assert tiny_client.models.retrieve("bert:1").id == "bert:1"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "param", "message"),
+    [
+        (openai.NotFoundError, {"model": "nope"}, "model", "got nope, allowed bert, gpt"),
+        (openai.NotFoundError, {"model": "bert:3"}, "version", "got 3, allowed 1, 2"),
+        (openai.NotFoundError, {"model": "bert:"}, "version", "got bert:, allowed 1, 2"),
+        (openai.NotFoundError, {"model": "bert:01"}, "version", "got 01, allowed 1, 2"),
+        (openai.UnprocessableEntityError, {"model": 3}, "model", "got 3, allowed the name of a model"),
+        (openai.UnprocessableEntityError, {"model": None}, "model", "got nothing, allowed the name of a model"),
+        (openai.UnprocessableEntityError, {"input": None}, "input", "got nothing, allowed a string, a list of strings"),
+        (openai.UnprocessableEntityError, {"input": ""}, "input", "got '', allowed a text of at least one character"),
+        (openai.UnprocessableEntityError, {"input": ["a", ""]}, "input[1]", "got '', allowed a text of at least one"),
+        (openai.UnprocessableEntityError, {"input": []}, "input", "got [], allowed at least one row"),
+        (openai.UnprocessableEntityError, {"input": 3}, "input", "got 3, allowed a string, a list of strings"),
+        (openai.UnprocessableEntityError, {"input": ["a", 3]}, "input[1]", "got 3, allowed a text"),
+        (openai.UnprocessableEntityError, {"input": [3, "a"]}, "input[1]", "got 'a', allowed a 64-bit integer"),
+        (openai.UnprocessableEntityError, {"input": [[3], "a"]}, "input[1]", "got 'a', allowed a row of"),
+        (openai.UnprocessableEntityError, {"input": [[3], []]}, "input[1]", "got [], allowed a row of"),
+        (openai.UnprocessableEntityError, {"input": [1.5]}, "input[0]", "got 1.5, allowed a 64-bit integer"),
+        (openai.UnprocessableEntityError, {"input": [[1, 11]]}, "input[0][1]", "got 11, allowed 0 to 10"),
+        (openai.UnprocessableEntityError, {"input": [1] * 9}, "input[0]", "got 0 + 9 = 9, allowed at most 8, the max"),
+        (openai.UnprocessableEntityError, {"input": "a b c d e f g"}, "input[0]", "got 0 + 9 = 9, allowed at most 8"),
+        (
+            openai.UnprocessableEntityError,
+            {"model": "gpt", "input": "a"},
+            "input",
+            "got 'a', allowed token ids, since this model has no tokenizer",
+        ),
+        (openai.UnprocessableEntityError, {"dimensions": 3}, "dimensions", "got 3, allowed 4, the width of this model"),
+        (openai.UnprocessableEntityError, {"dimensions": 4.0}, "dimensions", "got 4.0, allowed 4"),
+        (openai.UnprocessableEntityError, {"dimensions": True}, "dimensions", "got True, allowed 4"),
+        (openai.UnprocessableEntityError, {"encoding_format": "hex"}, "encoding_format", "got hex, allowed float, bas"),
+        (openai.UnprocessableEntityError, {"encoding_format": [1]}, "encoding_format", "got [1], allowed float, base"),
+        (openai.UnprocessableEntityError, {"user": 3}, "user", "got 3, allowed a string"),
+        (openai.UnprocessableEntityError, {"pooling": "max"}, "pooling", "got max, allowed none, mean, first, last"),
+        (openai.UnprocessableEntityError, {"pooling": 1}, "pooling", "got 1, allowed none, mean, first, last"),
+        (openai.UnprocessableEntityError, {"truncate": "end"}, "truncate", "got end, allowed left, right"),
+        (openai.UnprocessableEntityError, {"input_ids": [1]}, "field", "got input_ids, allowed model, input, "),
+        (
+            openai.APIStatusError,
+            {"input": [[1]] * 65537},
+            "input",
+            "got 65537 tokens, allowed at most 65536 tokens in a request",
+        ),
+    ],
+)
+def test_a_bad_request_is_the_clients_exception_and_names_the_field(
+    tiny_client: openai.OpenAI, kind: type[openai.APIStatusError], fields: dict[str, Any], param: str, message: str
+) -> None:
+    with pytest.raises(kind) as raised:
+        tiny_client.embeddings.create(model="bert", input="a", extra_body=fields)
+    error = raised.value
+    assert error.param == param
+    assert isinstance(error.body, dict)
+    assert error.body["message"].startswith(f"{param}: {message}")
+    assert error.type == "invalid_request_error"
+    assert error.code == {404: "NotFound", 413: "TooLarge", 422: "Invalid"}[error.status_code]
+
+
+def test_no_json_is_a_bad_request(tiny: httpx.Client) -> None:
+    response = tiny.post("/v1/embeddings", content=b"{", headers={"Content-Type": "application/json"})
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "Malformed")
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-npy"])
+def test_another_content_type_is_refused(tiny: httpx.Client, kind: str) -> None:
+    response = tiny.post("/v1/embeddings", content=b"{}", headers={"Content-Type": kind})
+    assert (response.status_code, response.json()["error"]["code"]) == (415, "UnsupportedFormat")
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/nope", 404), ("GET", "/v1/embeddings", 405)])
+def test_an_unknown_route_is_an_error_of_the_api(tiny: httpx.Client, method: str, path: str, status: int) -> None:
+    response = tiny.request(method, path)
+    assert response.status_code == status
+    error = {"type": "invalid_request_error", "param": None, "code": None}
+    assert response.json()["error"].items() >= error.items()
+    assert response.json()["error"]["message"].startswith(f"{method} {path}: ")
+
+
+def test_an_unknown_model_is_not_found(tiny_client: openai.OpenAI) -> None:
+    for name in ("nope", "bert:3", "bert:x"):
+        with pytest.raises(openai.NotFoundError) as raised:
+            tiny_client.models.retrieve(name)
+        assert raised.value.code == "NotFound"
+
+
+def test_requests_are_counted(tiny_client: openai.OpenAI, tiny: httpx.Client) -> None:
+    tiny_client.embeddings.create(model="gpt", input=[1])
+    with pytest.raises(openai.UnprocessableEntityError):
+        tiny_client.embeddings.create(model="gpt", input=[1], dimensions=1)
+    metrics = tiny.get("/metrics").text
+    assert 'preblock_requests_total{door="openai",model="gpt",outcome="ok"}' in metrics
+    assert 'preblock_requests_total{door="openai",model="gpt",outcome="Invalid"}' in metrics
+
+
+def test_a_broken_tokenizer_is_the_servers_fault(tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_text("{}")
+    source = LoadedSource(bert_embedding(11, 4, 8), Source(kind="module"), tmp_path / "broken.json")
+    export_loaded(source, "broken", tmp_path / "repository")
+    with serving(tmp_path / "repository") as running, connected(running) as client:
+        with pytest.raises(openai.InternalServerError) as raised:
+            client.embeddings.create(model="broken", input="a")
+        assert (raised.value.type, raised.value.code, raised.value.param) == (
+            "server_error",
+            "ArtifactError",
+            "tokenizer.json",
+        )
+        assert len(client.embeddings.create(model="broken", input=[1]).data) == 1

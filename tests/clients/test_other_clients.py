@@ -1,0 +1,46 @@
+"""Clients whose requirements collide with ours, each in an environment of its own: `make clients` makes them."""
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT, Server
+from tests.support.protocols import Clients, native_bytes
+
+FIELDS = {"input_ids": [[1, 2, 3], [4, 5, 6]]}
+
+
+def ask(environment: str, judge: str, *addresses: str) -> Any:
+    """Return what a judge says that runs in an environment of its own."""
+    python = ROOT / ".venv" / environment / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"there is no environment with {environment}; `make clients` makes it")
+    script = ROOT / "tests/clients/judges" / judge
+    done = subprocess.run([python, script, *addresses], capture_output=True, text=True, env={}, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_kserve(tiny_server: Server, tiny_clients: Clients) -> None:
+    found = ask("kserve", "kserve_client.py", tiny_server.address, tiny_server.grpc)
+    expected = native_bytes(tiny_clients, "gpt", FIELDS)
+    assert found["http"] == [True, True, True, False]
+    assert found["grpc"] == [True, True, True]
+    assert found["answers"] == [["7", "embeddings", "FP32", expected.tobytes().hex()]] * 6
+    assert found["half"] == ["7", "embeddings", "FP16", expected.astype("<f2").tobytes().hex()]
+    assert found["refused"].startswith("model: got nope, allowed bert, gpt")
+
+
+def test_mlserver(tiny_server: Server, tiny_clients: Clients) -> None:
+    found = ask("mlserver", "mlserver_types.py", tiny_server.address, tiny_server.grpc)
+    vectors = native_bytes(tiny_clients, "gpt", FIELDS).tobytes().hex()
+    for door in (found, found["grpc"]):
+        assert door["server"] == "preblock"
+        assert door["inputs"] == ["input_ids", "attention_mask", "position_ids", "offset"]
+        assert door["index"] == [["bert", "1", "READY"], ["bert", "2", "READY"], ["gpt", "1", "READY"]]
+    assert (found["id"], found["vectors"]) == ("7", vectors)
+    assert found["grpc"]["ready"] == [True, True]
+    assert found["grpc"]["answers"] == [["7", vectors]] * 2
+    assert found["grpc"]["refused"] == ["NOT_FOUND", "model: got nope, allowed bert, gpt"]

@@ -1,0 +1,129 @@
+"""`preblock triton`, read with the schema of Triton's own client; and what its settings mean to onnxruntime."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from google.protobuf import text_format
+from numpy.typing import NDArray
+from tritonclient.grpc import model_config_pb2 as triton
+
+from preblock.export.errors import ExportError
+from preblock.export.exporter import export, export_loaded
+from preblock.export.source import LoadedSource
+from preblock.export.triton import write_config
+from preblock.models.builders import gpt2_embedding
+from preblock.models.modules.initialisers import seeded_
+from preblock.models.modules.stems import AudioConfig, AudioStem
+from preblock.service.artifacts.manifest import Source
+from preblock.service.runtime.repository import find_artifacts
+from preblock.service.runtime.session import Session
+from tests.families.published import save
+from tests.support import commands
+
+
+def read(file: Path) -> triton.ModelConfig:
+    """Parse every field, or raise."""
+    return text_format.Parse(file.read_text(encoding="utf-8"), triton.ModelConfig())
+
+
+@pytest.fixture
+def repository(tiny_repository: Path, tmp_path: Path) -> Path:
+    """Two versions of `bert`, and one of `gpt`."""
+    return shutil.copytree(tiny_repository, tmp_path / "repository")
+
+
+def test_every_field_is_triton_s(repository: Path) -> None:
+    done = commands.run(commands.preblock, "triton", "bert", "--repository", repository)
+    file = repository / "bert" / "config.pbtxt"
+    assert (done.stdout, done.stderr) == (f"{file}\n", "")
+    tokens = {"data_type": triton.TYPE_INT64, "dims": [-1, -1]}
+    parameters = {"family": "bert", "vocab_size": "11", "max_len": "8", "token_type_ids": "2"}
+    assert read(file) == triton.ModelConfig(
+        name="bert",
+        platform="onnxruntime_onnx",
+        default_model_filename="model.onnx",
+        max_batch_size=0,
+        version_policy=triton.ModelVersionPolicy(specific=triton.ModelVersionPolicy.Specific(versions=[1, 2])),
+        input=[
+            triton.ModelInput(name="input_ids", **tokens),
+            triton.ModelInput(name="offset", data_type=triton.TYPE_INT64, dims=[-1]),
+            triton.ModelInput(name="token_type_ids", **tokens),
+        ],
+        output=[triton.ModelOutput(name="embeddings", data_type=triton.TYPE_FP32, dims=[-1, -1, 4])],
+        optimization=triton.ModelOptimizationPolicy(graph=triton.ModelOptimizationPolicy.Graph(level=-1)),
+        parameters={name: triton.ModelParameter(string_value=value) for name, value in parameters.items()},
+    )
+    # What serves the folder otherwise is not disturbed, and neither is the next export.
+    assert [found[:2] for found in find_artifacts(repository)] == [("bert", 1), ("bert", 2), ("gpt", 1)]
+    assert sorted(entry.name for entry in (repository / "bert").iterdir()) == ["1", "2", "config.pbtxt"]
+
+
+def test_only_versions_that_take_and_give_the_same_are_named(repository: Path) -> None:
+    for longer, frontend in ((3, gpt2_embedding(7, 4, 6)), (4, gpt2_embedding(7, 4, 9))):
+        seeded_(frontend, longer)
+        export_loaded(LoadedSource(frontend, Source(kind="module")), "bert", repository)
+        config = read(write_config(repository / "bert"))
+        assert list(config.version_policy.specific.versions) == [longer]
+        assert [tensor.name for tensor in config.input] == ["input_ids", "offset"]
+    (repository / "bert" / ".tmp-draft").mkdir()
+    shutil.copytree(repository / "bert" / "3", repository / "bert" / "5")
+    assert list(read(write_config(repository / "bert")).version_policy.specific.versions) == [3, 5]
+
+
+def test_rotary_outputs_and_stems_are_described_too(tmp_path: Path) -> None:
+    save("llama", tmp_path / "llama")
+    export(str(tmp_path / "llama"), "llama", tmp_path / "repository")
+    config = read(write_config(tmp_path / "repository" / "llama"))
+    outputs = [(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in config.output]
+    assert outputs == [
+        ("embeddings", triton.TYPE_FP32, [-1, -1, 32]),
+        ("rotary_cos", triton.TYPE_FP32, [-1, -1, 8]),
+        ("rotary_sin", triton.TYPE_FP32, [-1, -1, 8]),
+    ]
+    stem = AudioStem(AudioConfig(family="whisper/encoder", width=8, channels=5, positions=6))
+    export_loaded(LoadedSource(stem, Source(kind="module")), "whisper", tmp_path / "repository")
+    config = read(write_config(tmp_path / "repository" / "whisper"))
+    (taken,) = config.input
+    assert (taken.name, taken.data_type, list(taken.dims)) == ("input_features", triton.TYPE_FP32, [-1, 5, 12])
+    assert {name: value.string_value for name, value in config.parameters.items()} == {"family": "whisper/encoder"}
+
+
+def test_every_shape_is_that_which_onnxruntime_tells_triton(repository: Path) -> None:
+    for name in ("bert", "gpt"):
+        config = read(write_config(repository / name))
+        version = max(config.version_policy.specific.versions)
+        session = onnxruntime.InferenceSession(repository / name / str(version) / config.default_model_filename)
+        types = {"tensor(int64)": triton.TYPE_INT64, "tensor(float)": triton.TYPE_FP32}
+        for described, nodes in ((config.input, session.get_inputs()), (config.output, session.get_outputs())):
+            assert [(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in described] == [
+                (node.name, types[node.type], [size if isinstance(size, int) else -1 for size in node.shape])
+                for node in nodes
+            ]
+
+
+def test_its_level_of_optimisation_gives_the_bits_that_were_proven(tmp_path: Path) -> None:
+    save("nomic_bert", tmp_path / "nomic_bert")
+    folder = export(str(tmp_path / "nomic_bert"), "nomic_bert", tmp_path / "repository").folder
+    ids = np.random.default_rng(0).integers(3, 90, (8, 32))
+    feeds = {"input_ids": ids, "offset": np.arange(8), "token_type_ids": ids * 0}
+
+    def run(level: onnxruntime.GraphOptimizationLevel) -> NDArray[np.float32]:
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = level
+        session = onnxruntime.InferenceSession(folder / "model.onnx", options, providers=["CPUExecutionProvider"])
+        found: NDArray[np.float32] = session.run(None, feeds)[0]
+        return found
+
+    proven = Session(folder).run(feeds)["embeddings"]
+    assert np.array_equal(run(onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC), proven)  # what -1 means
+    assert not np.array_equal(run(onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL), proven)
+
+
+def test_a_model_that_is_not_there_fails(repository: Path, tmp_path: Path) -> None:
+    done = commands.run(commands.preblock, "triton", "nope", "--repository", repository)
+    assert (done.returncode, done.stderr) == (1, "preblock: NAME: got nope, allowed bert, gpt\n")
+    with pytest.raises(ExportError, match="got no version, allowed at least one"):
+        write_config(tmp_path / "none")

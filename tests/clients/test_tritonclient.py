@@ -1,0 +1,334 @@
+"""The four clients of tritonclient, unmodified, against one server. Oracles: the native door, and each other."""
+
+import asyncio
+import gc
+import queue
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import ml_dtypes
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.grpc.aio
+import tritonclient.http
+import tritonclient.http.aio
+from tritonclient.utils import InferenceServerException
+
+from tests.conftest import Server, serving
+from tests.support.protocols import Clients, connect, native_bytes
+
+IDS = [[1, 2, 3], [4, 5, 6]]
+FIELDS = {"input_ids": IDS, "offset": [1, 2], "token_type_ids": [[0, 1, 0], [1, 0, 1]]}
+
+
+class Client:
+    """A client of tritonclient, whose methods may be coroutines."""
+
+    def __init__(self, module: ModuleType, address: str) -> None:
+        self.module, self._address = module, address
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        """Return a method that makes a client, calls it and closes it again."""
+
+        async def call_aio(*args: Any, **options: Any) -> Any:
+            async with self.module.InferenceServerClient(self._address) as client:
+                return await getattr(client, method)(*args, **options)
+
+        def call(*args: Any, **options: Any) -> Any:
+            if self.module is tritonclient.http.aio:
+                # It leaves bodies unread where the status is all it asks for: aiohttp warns when they are collected.
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "Unclosed connection", ResourceWarning)
+                    answer = asyncio.run(call_aio(*args, **options))
+                    gc.collect()
+                return answer
+            if self.module.__name__.endswith("aio"):
+                return asyncio.run(call_aio(*args, **options))
+            with self.module.InferenceServerClient(self._address) as client:
+                return getattr(client, method)(*args, **options)
+
+        return call
+
+    @property
+    def http(self) -> bool:
+        return "http" in self.module.__name__
+
+    def inputs(self, **fields: Any) -> list[Any]:
+        tensors = []
+        for name, value in fields.items():
+            array = np.array(value, np.int64)
+            tensors.append(self.module.InferInput(name, list(array.shape), "INT64"))
+            tensors[-1].set_data_from_numpy(array)
+        return tensors
+
+    def document(self, method: str, *args: Any, **options: Any) -> Any:
+        """Return what `method` answers as a document, numbers of 64 bits as numbers."""
+        found = getattr(self, method)(*args, **options | ({} if self.http else {"as_json": True}))
+        return found if self.http else numbers(found)
+
+
+def numbers(value: Any) -> Any:
+    """Return a document of protobuf's JSON, which writes 64-bit numbers as strings, with numbers."""
+    if isinstance(value, dict):
+        keep = ("name", "version", "versions")
+        return {key: child if key in keep else numbers(child) for key, child in value.items()}
+    if isinstance(value, list):
+        return [numbers(child) for child in value]
+    return int(value) if isinstance(value, str) and value.lstrip("-").isdigit() else value
+
+
+@pytest.fixture(
+    params=[tritonclient.http, tritonclient.http.aio, tritonclient.grpc, tritonclient.grpc.aio],
+    ids=lambda module: module.__name__,
+)
+def client(request: pytest.FixtureRequest, tiny_server: Server, tiny_clients: Clients) -> Client:  # noqa: ARG001 - ready
+    address = tiny_server.address.removeprefix("http://") if "http" in request.param.__name__ else tiny_server.grpc
+    return Client(request.param, address)
+
+
+def test_infer_gives_the_bits_of_the_native_door(client: Client, tiny_clients: Clients) -> None:
+    expected = native_bytes(tiny_clients, "bert", FIELDS).tobytes()
+    for compression in (None, "gzip", "deflate"):
+        options: dict[str, Any] = {"request_compression_algorithm": compression} if client.http else {}
+        if client.http:
+            options["response_compression_algorithm"] = compression
+        else:
+            options["compression_algorithm"] = compression
+        result = client.infer("bert", client.inputs(**FIELDS), request_id="7", priority=1, timeout=10**6, **options)
+        assert result.as_numpy("embeddings").tobytes() == expected
+        answer = result.get_response() if client.http else result.get_response(as_json=True)
+        assert (answer["id"], answer["model_version"]) == ("7", "2")
+
+
+@pytest.mark.parametrize(("datatype", "dtype"), [("FP16", np.float16), ("BF16", ml_dtypes.bfloat16)])
+def test_a_narrow_type_is_rounded_as_at_the_native_door(
+    client: Client, tiny_clients: Clients, datatype: str, dtype: Any
+) -> None:
+    result = client.infer("gpt", client.inputs(input_ids=IDS), parameters={"dtype": datatype})
+    answer = tiny_clients.http.post(
+        "/models/gpt/embed",
+        json={"input_ids": IDS, "dtype": "float16" if datatype == "FP16" else "bfloat16"},
+        headers={"Accept": "application/octet-stream"},
+    )
+    output = result.get_output("embeddings")
+    assert (output["datatype"] if client.http else output.datatype) == datatype
+    assert result.as_numpy("embeddings").dtype == dtype
+    assert result.as_numpy("embeddings").tobytes() == answer.content
+
+
+def test_an_offset_may_be_a_parameter(client: Client, tiny_clients: Clients) -> None:
+    result = client.infer("gpt", client.inputs(input_ids=IDS), parameters={"offset": 2})
+    expected = native_bytes(tiny_clients, "gpt", {"input_ids": IDS, "offset": 2})
+    assert result.as_numpy("embeddings").tobytes() == expected.tobytes()
+
+
+def test_an_error_is_told(client: Client) -> None:
+    with pytest.raises(InferenceServerException) as raised:
+        client.infer("gpt", client.inputs(input_ids=[[7]]))
+    assert raised.value.message() == "input_ids[0][0]: got 7, allowed 0 to 6"
+    assert raised.value.status() == ("422" if client.http else "StatusCode.INVALID_ARGUMENT")
+
+
+def test_what_is_not_understood_is_refused(client: Client) -> None:
+    with pytest.raises(InferenceServerException, match="parameters: got max_tokens, allowed "):
+        client.infer("gpt", client.inputs(input_ids=IDS), parameters={"max_tokens": 5})
+
+
+def test_metadata_and_health(client: Client) -> None:
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("bert", "1")
+    assert client.document("get_server_metadata")["extensions"][0] == "binary_tensor_data"
+    metadata = client.document("get_model_metadata", "bert")
+    assert metadata["versions"] == ["1", "2"]
+    assert metadata["inputs"][0] == {"name": "input_ids", "datatype": "INT64", "shape": [-1, -1]}
+
+
+def test_the_configuration_says_which_inputs_may_be_left_out(client: Client) -> None:
+    config = client.document("get_model_config", "bert", "1")
+    config = config if client.http else config["config"]
+    assert (config["name"], config["backend"], config.get("max_batch_size", 0)) == ("bert", "onnxruntime", 0)
+    described = {tensor["name"]: tensor for tensor in config["input"]}
+    assert described["input_ids"] | {"optional": False} == {
+        "name": "input_ids",
+        "data_type": "TYPE_INT64",
+        "dims": [-1, -1],
+        "optional": False,
+    }
+    assert [name for name, tensor in described.items() if not tensor.get("optional")] == ["input_ids"]
+    assert config["output"][0] == {"name": "embeddings", "data_type": "TYPE_FP32", "dims": [-1, -1, 4]}
+    assert config["instance_group"][0]["kind"] == "KIND_CPU"
+
+
+def test_the_index_of_the_repository_names_every_version(client: Client) -> None:
+    index = client.document("get_model_repository_index")
+    index = index if client.http else index["models"]
+    found = [(model["name"], model["version"], model["state"]) for model in index]
+    assert found == [("bert", "1", "READY"), ("bert", "2", "READY"), ("gpt", "1", "READY")]
+
+
+@pytest.mark.parametrize("method", ["load_model", "unload_model"])
+def test_models_cannot_be_changed_where_the_settings_do_not_allow_it(client: Client, method: str) -> None:
+    with pytest.raises(InferenceServerException) as raised:
+        getattr(client, method)("bert")
+    allowed = "changes by request with model_control explicit; it is none"
+    assert raised.value.message() == f"model: got bert, allowed {allowed}"
+    assert raised.value.status() == ("403" if client.http else "StatusCode.PERMISSION_DENIED")
+
+
+def test_models_are_unloaded_and_loaded_where_the_settings_allow_it(tiny_repository: Path) -> None:
+    with serving(tiny_repository, "--model-control", "explicit") as server, connect(server):
+        for module, address in (
+            (tritonclient.http, server.address.removeprefix("http://")),
+            (tritonclient.grpc, server.grpc),
+        ):
+            client = Client(module, address)
+            client.unload_model("gpt")
+            with pytest.raises(InferenceServerException, match="model: got gpt, allowed bert"):
+                client.infer("gpt", client.inputs(input_ids=IDS))
+            index = client.document("get_model_repository_index")
+            states = [(model["name"], model["state"]) for model in (index if client.http else index["models"])]
+            assert states == [("bert", "READY"), ("bert", "READY"), ("gpt", "UNAVAILABLE")]
+            client.load_model("gpt")
+            assert client.infer("gpt", client.inputs(input_ids=IDS)).as_numpy("embeddings").shape == (2, 3, 4)
+            with pytest.raises(InferenceServerException, match="parameters: got config, allowed nothing"):
+                client.load_model("gpt", config="{}")
+        ready = httpx.post(f"{server.address}/v2/repository/index", json={"ready": True}, timeout=60).json()
+        assert len(ready) == 3
+        httpx.post(f"{server.address}/v2/repository/models/gpt/unload", timeout=60).raise_for_status()
+        ready = httpx.post(f"{server.address}/v2/repository/index", json={"ready": True}, timeout=60).json()
+        assert [model["name"] for model in ready] == ["bert", "bert"]
+
+
+def test_statistics_count_what_was_asked(client: Client) -> None:
+    def read() -> dict[str, Any]:
+        (model,) = client.document("get_inference_statistics", "gpt", "1")["model_stats"]
+        assert (model["name"], model["version"]) == ("gpt", "1")
+        return model  # type: ignore[no-any-return]
+
+    def batch_of_3(model: dict[str, Any]) -> int:
+        counts = {b["batch_size"]: b["compute_infer"]["count"] for b in model.get("batch_stats", ())}
+        return int(counts.get(3, 0))
+
+    client.infer("gpt", client.inputs(input_ids=IDS))
+    with pytest.raises(InferenceServerException):
+        client.infer("gpt", client.inputs(input_ids=[[7]]))
+    before = read()
+    for _ in range(3):
+        client.infer("gpt", client.inputs(input_ids=[[1], [2], [3]]))
+    with pytest.raises(InferenceServerException):
+        client.infer("gpt", client.inputs(input_ids=[[7]]))
+    after = read()
+
+    def grew(*path: str) -> int:
+        old, new = before, after
+        for key in path:
+            old, new = old[key], new[key]
+        return int(new) - int(old)  # type: ignore[call-overload, no-any-return]
+
+    assert (grew("inference_count"), grew("execution_count")) == (9, 3)
+    assert (grew("inference_stats", "success", "count"), grew("inference_stats", "fail", "count")) == (3, 1)
+    assert batch_of_3(after) - batch_of_3(before) == 3
+    phases = ("queue", "compute_input", "compute_infer", "compute_output")
+    assert all(grew("inference_stats", phase, "count") == 3 for phase in phases)
+    assert all(grew("inference_stats", phase, "ns") > 0 for phase in phases)
+    assert sum(grew("inference_stats", phase, "ns") for phase in phases) <= grew("inference_stats", "success", "ns")
+    assert after["last_inference"] > before["last_inference"] > 1.7e12
+
+
+def test_statistics_of_every_model(client: Client) -> None:
+    models = client.document("get_inference_statistics")["model_stats"]
+    assert [(m["name"], m["version"]) for m in models] == [("bert", "1"), ("bert", "2"), ("gpt", "1")]
+
+
+def test_async_infer_over_http(tiny_server: Server, tiny_clients: Clients) -> None:
+    client = Client(tritonclient.http, "")
+    with tritonclient.http.InferenceServerClient(tiny_server.address.removeprefix("http://"), concurrency=4) as http:
+        asked = [http.async_infer("bert", client.inputs(**FIELDS)) for _ in range(8)]
+        answers = {request.get_result().as_numpy("embeddings").tobytes() for request in asked}
+    assert answers == {native_bytes(tiny_clients, "bert", FIELDS).tobytes()}
+
+
+def test_async_infer_over_grpc(tiny_clients: Clients) -> None:
+    found: queue.Queue[Any] = queue.Queue()
+    client = Client(tritonclient.grpc, "")
+    for _ in range(8):
+        tiny_clients.grpc.async_infer("bert", client.inputs(**FIELDS), lambda result, error: found.put((result, error)))
+    answers = [found.get(timeout=30) for _ in range(8)]
+    assert [error for _, error in answers] == [None] * 8
+    expected = native_bytes(tiny_clients, "bert", FIELDS).tobytes()
+    assert {result.as_numpy("embeddings").tobytes() for result, _ in answers} == {expected}
+
+
+STEPS: list[tuple[list[list[int]], int, str | None]] = [
+    ([[1, 2]], 0, None),
+    ([[7]], 2, "input_ids[0][0]: got 7, allowed 0 to 6"),
+    ([[3]], 2, None),
+    ([[4]], 6, "offset[0] + tokens: got 6 + 1 = 7, allowed at most 6, the max_len of this model"),
+    ([[4], [5]], 3, None),
+]
+
+
+def test_a_stream_answers_in_turn_and_outlives_its_errors(tiny_server: Server, tiny_clients: Clients) -> None:
+    found: queue.Queue[Any] = queue.Queue()
+    client = Client(tritonclient.grpc, "")
+    with tritonclient.grpc.InferenceServerClient(tiny_server.grpc) as streaming:
+        streaming.start_stream(lambda result, error: found.put((result, error)), compression_algorithm="gzip")
+        for number, (ids, offset, _) in enumerate(STEPS):
+            inputs = client.inputs(input_ids=ids, offset=[offset])
+            streaming.async_stream_infer("gpt", inputs, request_id=str(number), enable_empty_final_response=True)
+        streaming.async_stream_infer("nope", inputs)
+        answers = [found.get(timeout=30) for _ in range(len(STEPS) + 1)]
+        streaming.stop_stream()
+    check_steps(answers[:-1], tiny_clients)
+    assert answers[-1][1].message() == "model: got nope, allowed bert, gpt"
+    final = [result.get_response().parameters["triton_final_response"].bool_param for result, _ in answers if result]
+    assert final == [True] * 3
+
+
+def test_a_stream_of_the_asynchronous_client(tiny_server: Server, tiny_clients: Clients) -> None:
+    client = Client(tritonclient.grpc.aio, "")
+
+    async def requests() -> Any:
+        for number, (ids, offset, _) in enumerate(STEPS):
+            inputs = client.inputs(input_ids=ids, offset=[offset])
+            yield {"model_name": "gpt", "inputs": inputs, "request_id": str(number)}
+
+    async def run() -> list[Any]:
+        async with tritonclient.grpc.aio.InferenceServerClient(tiny_server.grpc) as streaming:
+            return [answer async for answer in streaming.stream_infer(requests())]
+
+    check_steps(asyncio.run(run()), tiny_clients)
+
+
+def check_steps(answers: list[Any], tiny_clients: Clients) -> None:
+    for number, ((ids, offset, refusal), (result, error)) in enumerate(zip(STEPS, answers, strict=True)):
+        if refusal is not None:
+            assert (result, error.message()) == (None, refusal)
+            continue
+        assert error is None
+        assert result.get_response().id == str(number)
+        expected = native_bytes(tiny_clients, "gpt", {"input_ids": ids, "offset": offset})
+        assert result.as_numpy("embeddings").tobytes() == expected.tobytes()
+
+
+@pytest.fixture(scope="module")
+def large(server: Server, clients: Clients) -> tuple[Server, Any, bytes]:
+    """A server, ids whose answer is some megabytes, and that answer."""
+    ids = np.random.default_rng(1).integers(0, 30000, (8, 256))
+    return server, ids, native_bytes(clients, "minilm", {"input_ids": ids.tolist()}).tobytes()
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_a_large_answer_is_compressed_where_tritonclient_asks(large: tuple[Server, Any, bytes], coding: str) -> None:
+    server, ids, expected = large
+    with tritonclient.http.InferenceServerClient(server.address.removeprefix("http://")) as client:
+        given = tritonclient.http.InferInput("input_ids", ids.shape, "INT64").set_data_from_numpy(ids)
+        options = {"request_compression_algorithm": coding, "response_compression_algorithm": coding}
+        result = client.infer("minilm", [given], **options)
+    assert result.as_numpy("embeddings").tobytes() == expected

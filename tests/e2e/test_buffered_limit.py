@@ -1,0 +1,231 @@
+"""Answers that are made whole have a limit; those that are sent in pieces have none. Oracle: the PyTorch module."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import numpy as np
+import orjson
+import pytest
+import torch
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException
+
+from preblock.client.errors import TooLarge
+from preblock.export.exporter import export_loaded
+from preblock.export.source import AnyFrontEnd, LoadedSource
+from preblock.models.builders import gpt2_embedding
+from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.modules.bias import AlibiConfig
+from preblock.models.modules.initialisers import seeded_
+from preblock.models.modules.rotary import RotaryConfig, RotaryOutput
+from preblock.models.modules.stems import PatchConfig, PatchStem
+from preblock.models.steps import Tokens
+from preblock.service.artifacts.manifest import Source
+from preblock.service.core.limits import FLOAT32_BYTES
+from preblock.service.core.settings import Settings
+from preblock.service.engine.chunking import WRITTEN_WHOLE
+from tests.conftest import serving
+from tests.support.protocols import (
+    Clients,
+    Door,
+    Refused,
+    connect,
+    decode_frame,
+    decode_json,
+    grpc_raw,
+    grpc_typed,
+    native_bytes,
+    native_float,
+    native_json,
+    native_npy,
+    native_raw,
+    native_safetensors,
+    open_inference_binary,
+    open_inference_json,
+    openai_base64,
+    openai_mean,
+    own_client,
+)
+
+MOST = 8 * 2**20
+V, D, LONGEST = 7, 256, 9000
+FITS = MOST // (4 * D)
+"""Tokens whose vectors are as large as an answer may be that is made whole."""
+IDS = np.random.default_rng(5).integers(0, V, LONGEST).tolist()
+WHOLE: tuple[Door, ...] = (grpc_raw, grpc_typed, decode_frame, decode_json, openai_base64)
+IN_PIECES: tuple[Door, ...] = (
+    *(native_json, native_float, native_bytes, native_npy, native_raw, native_safetensors, own_client, openai_mean),
+    *(open_inference_json, open_inference_binary),
+)
+GPT = gpt2_embedding(V, D, LONGEST)
+TOKENS = Tokens(rows=V, width=D)
+ANGLES = (RotaryOutput(config=RotaryConfig(dim=32)),)
+FRONTENDS: dict[str, AnyFrontEnd] = {
+    "gpt": GPT,
+    "rotary": FrontEnd(FrontEndConfig(family="rotary", steps=(TOKENS,), max_len=LONGEST, rotary=ANGLES)),
+    "alibi": FrontEnd(FrontEndConfig(family="alibi", steps=(TOKENS,), max_len=LONGEST, bias=AlibiConfig(heads=2))),
+    "vit": PatchStem(PatchConfig(family="vit", width=2048, channels=3, image_size=8, patch_size=4)),
+}
+
+
+@pytest.fixture(scope="module")
+def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
+    root: Path = tmp_path_factory.mktemp("whole")
+    for seed, (name, frontend) in enumerate(FRONTENDS.items()):
+        seeded_(frontend.eval(), seed)
+        export_loaded(LoadedSource(frontend, Source(kind="module")), name, root)
+    with serving(root, PREBLOCK_MAX_WHOLE_BYTES=str(MOST)) as server, connect(server) as connected:
+        yield connected
+
+
+def expected(tokens: int) -> bytes:
+    with torch.no_grad():
+        return bytes(GPT(torch.tensor([IDS[:tokens]])).numpy().tobytes())
+
+
+def message(tokens: int, width: int = D) -> str:
+    return f"got {4 * tokens * width} bytes of vectors, allowed at most {MOST} in an answer that is made whole"
+
+
+@pytest.mark.parametrize("door", WHOLE)
+def test_one_token_more_than_fits_is_refused_and_the_next_is_answered(clients: Clients, door: Door) -> None:
+    for _ in range(2):
+        with pytest.raises(Refused) as refused:
+            door(clients, "gpt", {"input_ids": [IDS[: FITS + 1]]})
+        assert message(FITS + 1) in refused.value.message
+        assert refused.value.status in (413, "StatusCode.RESOURCE_EXHAUSTED")
+        assert door(clients, "gpt", {"input_ids": [IDS[:FITS]]}).tobytes() == expected(FITS)
+
+
+@pytest.mark.parametrize("door", IN_PIECES)
+def test_what_is_sent_in_pieces_has_no_such_limit(clients: Clients, door: Door) -> None:
+    found = door(clients, "gpt", {"input_ids": [IDS]})
+    if door is openai_mean:
+        assert found.shape == (1, D)
+    else:
+        assert found.tobytes() == expected(LONGEST)
+
+
+def test_vectors_of_pooled_rows_are_limited(clients: Clients) -> None:
+    rows = [[token] for token in IDS[: FITS + 1]]
+    with pytest.raises(Refused) as refused:
+        openai_mean(clients, "gpt", {"input_ids": rows})
+    assert (refused.value.status, message(FITS + 1) in refused.value.message) == (413, True)
+    with torch.no_grad():
+        expected = GPT(torch.tensor(rows[:-1])).numpy()
+    assert openai_mean(clients, "gpt", {"input_ids": rows[:-1]}).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("fields", [{"encoding": "float"}, {}])
+def test_what_has_no_size_yet_is_made_whole_for_an_old_client(clients: Clients, fields: dict[str, str]) -> None:
+    url = clients.http.base_url
+    coding = {} if fields else {"Accept-Encoding": "gzip"}
+    for tokens, status in ((LONGEST, 413), (10, 200)):
+        body = orjson.dumps({"input_ids": [IDS[:tokens]]} | fields)
+        lines = {"Content-Type": "application/json", "Content-Length": str(len(body))} | coding
+        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        with socket.create_connection((url.host, url.port or 0)) as stream:
+            stream.sendall(f"POST /models/gpt/embed HTTP/1.0\r\n{head}\r\n".encode() + body)
+            answer = b"".join(iter(lambda: stream.recv(2**16), b""))
+        assert answer.startswith(b"HTTP/1.1 %d " % status)
+        if status == 413:
+            problem = orjson.loads(answer.partition(b"\r\n\r\n")[2])
+            assert problem["got"] == f"more than {MOST} bytes for HTTP/1.0"
+
+
+def test_a_stream_goes_on_where_it_was(clients: Clients) -> None:
+    with clients.own.decode("gpt") as stream:
+        begun = stream.step([IDS[:1]])
+        with pytest.raises(TooLarge, match="in an answer that is made whole"):
+            stream.step([IDS[1 : FITS + 2]])
+        rest = stream.step([IDS[1 : FITS + 1]])
+    assert begun.tobytes() + rest.tobytes() == expected(FITS + 1)
+
+
+@pytest.mark.parametrize("of_stream", [False, True])
+def test_a_sequence_goes_on_where_it_was(clients: Clients, of_stream: bool) -> None:
+    def ask(begin: int, end: int, start: bool = False) -> service_pb2.ModelInferRequest:
+        ids = np.array([IDS[begin:end]])
+        request = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[ids.tobytes()])
+        request.inputs.add(name="input_ids", datatype="INT64", shape=ids.shape)
+        request.parameters["sequence_id"].int64_param = 9
+        request.parameters["sequence_start"].bool_param = start
+        return request
+
+    asked = [ask(0, 1, start=True), ask(1, FITS + 2), ask(1, FITS + 1)]
+    found, errors = [], []
+    if of_stream:
+        for answer in clients.stub.ModelStreamInfer(iter(asked)):
+            errors += [answer.error_message] if answer.error_message else []
+            found += answer.infer_response.raw_output_contents
+    else:
+        for request in asked:
+            try:
+                found += clients.stub.ModelInfer(request).raw_output_contents
+            except grpc.RpcError as error:
+                errors.append(error.details())
+    assert b"".join(found) == expected(FITS + 1)
+    (said,) = errors
+    assert message(FITS + 1) in str(said)
+
+
+def test_text_beside_bytes_is_limited(clients: Clients) -> None:
+    inputs = tritonclient.http.InferInput("input_ids", [1, FITS + 1], "INT64")
+    inputs.set_data_from_numpy(np.array([IDS[: FITS + 1]]))
+    outputs = [
+        tritonclient.http.InferRequestedOutput(name, binary_data=binary)
+        for name, binary in (("embeddings", True), ("token_embeddings", False))
+    ]
+    with (
+        tritonclient.http.InferenceServerClient(str(clients.http.base_url.netloc, "ascii")) as client,
+        pytest.raises(InferenceServerException, match="in an answer that is made whole") as refused,
+    ):
+        client.infer("gpt", [inputs], outputs=outputs)
+    assert refused.value.status() == "413"
+
+
+def refused(answer: httpx.Response, field: str, size: int) -> bool:
+    problem = answer.json()
+    allowed = f"at most {MOST} in an answer that is made whole"
+    found = (answer.status_code, problem["field"], problem["got"], problem["allowed"])
+    return bool(found == (413, field, f"{size} bytes of vectors", allowed))
+
+
+def test_angles_are_limited_with_what_comes_beside_them(clients: Clients) -> None:
+    width = D + 32 + 32
+    most = MOST // (4 * width)
+    fields = {"output": ["embeddings", "rotary_cos", "rotary_sin"]}
+    assert clients.http.post("/models/rotary/embed", json={"input_ids": [IDS[:most]]} | fields).status_code == 200
+    answer = clients.http.post("/models/rotary/embed", json={"input_ids": [IDS[: most + 1]]} | fields)
+    assert refused(answer, "input_ids", 4 * (most + 1) * width)
+    assert clients.http.post("/models/rotary/embed", json={"input_ids": [IDS]}).status_code == 200
+
+
+def test_a_bias_is_limited(clients: Clients) -> None:
+    lengths = {"query_length": 1024, "key_length": 1024}
+    assert clients.http.post("/models/alibi/bias", json=lengths).status_code == 200
+    answer = clients.http.post("/models/alibi/bias", json=lengths | {"key_length": 1025})
+    assert refused(answer, "query_length and key_length", 4 * 2 * 1024 * 1025)
+
+
+def test_vectors_of_images_are_limited(clients: Clients) -> None:
+    most = MOST // (4 * 2048 * 5)
+
+    def ask(images: int) -> int:
+        pixels = tritonclient.grpc.InferInput("pixel_values", [images, 3, 8, 8], "FP32")
+        pixels.set_data_from_numpy(np.zeros((images, 3, 8, 8), np.float32))
+        return len(clients.grpc.infer("vit", [pixels]).as_numpy("embeddings"))
+
+    assert ask(most) == most
+    with pytest.raises(InferenceServerException, match=r"pixel_values: got .*, allowed at most 8388608 in an answer"):
+        ask(most + 1)
+
+
+def test_what_is_computed_at_once_fits_in_any_case() -> None:
+    (least,) = [bound.ge for bound in Settings.model_fields["max_whole_bytes"].metadata]
+    assert least >= FLOAT32_BYTES * WRITTEN_WHOLE

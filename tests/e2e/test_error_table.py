@@ -1,0 +1,334 @@
+"""The table of errors in `docs/http.md`, row by row: each kind is provoked at each door that it names."""
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from tritonclient.grpc import service_pb2
+
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.builders import bert_embedding
+from preblock.service.api.http.errors import STATUS
+from preblock.service.artifacts.manifest import GRAPH, Source
+from tests.conftest import ROOT, Server, serving
+from tests.support.protocols import (
+    Clients,
+    Door,
+    Fields,
+    Refused,
+    call_grpc,
+    connect,
+    grpc_raw,
+    grpc_typed,
+    native_json,
+    open_inference_json,
+    openai_base64,
+)
+
+KEY = "a key of the test"
+SECONDS = 60
+"""For which something is tried that is all but sure to happen at once."""
+DOORS = ("native", "/v2", "/v1", "gRPC")
+INSIDE = re.compile(r"onnxruntime|onnx\.|Traceback|preblock\.|\.py\b|Error\b|Exception|/tmp|/home|0x[0-9a-f]{6}")
+"""What no message may say."""
+
+
+def table() -> dict[str, dict[str, str]]:
+    """Return the codes of the document, by kind and door."""
+    text = (ROOT / "docs/http.md").read_text()
+    rows = re.findall(r"^\| `([A-Z]\w+)` \|(.*)\|$", text.partition("## Errors")[2].partition("\n## ")[0], re.M)
+    found = {}
+    for kind, rest in rows:
+        _, *codes = (cell.strip() for cell in rest.split("|"))
+        found[kind] = dict(zip(DOORS, codes, strict=True))
+    return found
+
+
+@dataclass(frozen=True)
+class Place:
+    """A server whose limits are near, one where `KEY` is the only key, for `bert`, and one that answers seldom."""
+
+    clients: Clients
+    server: Server
+    guarded: Clients
+    sparing: Clients
+
+
+@pytest.fixture(scope="module")
+def place(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    root = shutil.copytree(tiny_repository, tmp_path_factory.mktemp("errors") / "repository")
+    broken = root.parent / "tokenizer.json"
+    broken.write_text("{}")
+    export_loaded(LoadedSource(bert_embedding(11, 4, 8), Source(kind="module"), broken), "broken", root)
+    options = ("--model-control", "explicit")
+    keys = root.parent / "keys.toml"
+    keys.write_text(f'[[keys]]\nname = "bert"\nsha256 = "{sha256(KEY.encode()).hexdigest()}"\nmodels = ["bert"]\n')
+    with (
+        serving(root, *options, PREBLOCK_MAX_WAITING="1") as server,
+        connect(server) as clients,
+        serving(tiny_repository, "--api-keys", str(keys)) as asking,
+        connect(asking) as guarded,
+        serving(tiny_repository, PREBLOCK_MAX_REQUESTS_PER_SECOND="0.01") as seldom,
+        connect(seldom) as sparing,
+    ):
+        # A version that comes later, and cannot be opened.
+        shutil.copytree(root / "gpt/1", root / "gpt/2")
+        (root / "gpt/2" / GRAPH).unlink()
+        (root / "gpt/2" / GRAPH).write_bytes(b"no graph")
+        yield Place(clients, server, guarded, sparing)
+
+
+def refused(response: httpx.Response) -> Refused:
+    """Return an answer of HTTP as an error, and prove its form."""
+    document = response.json()
+    if response.request.url.path.startswith("/v2"):
+        assert set(document) == {"error"}
+        return Refused(response.status_code, document["error"])
+    if response.request.url.path.startswith("/v1"):
+        error = document["error"]
+        assert error["type"] == ("server_error" if response.status_code >= 500 else "invalid_request_error")
+        return Refused(response.status_code, f"{error['code']} {error['message']}")
+    assert response.headers["Content-Type"] == "application/problem+json"
+    assert document["type"] == f"urn:preblock:error:{document['title']}"
+    assert document["detail"] == f"{document['field']}: got {document['got']}, allowed {document['allowed']}"
+    assert document["status"] == response.status_code
+    return Refused(response.status_code, f"{document['title']} {document['detail']}")
+
+
+Provoke = Callable[[Place], Refused]
+
+
+def post(path: str, content: Any = b"", kind: str = "application/json", **headers: str) -> Provoke:
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+
+    def provoke(place: Place) -> Refused:
+        return refused(place.clients.http.post(path, content=body, headers={"Content-Type": kind, **headers}))
+
+    return provoke
+
+
+def call(method: str, **fields: Any) -> Provoke:
+    def provoke(place: Place) -> Refused:
+        message = getattr(service_pb2, f"{method}Request")(**fields)
+        with pytest.raises(Refused) as raised:
+            call_grpc(place.clients, method, message)
+        return raised.value
+
+    return provoke
+
+
+def ask(door: Door, model: str, fields: Fields) -> Provoke:
+    def provoke(place: Place) -> Refused:
+        with pytest.raises(Refused) as raised:
+            door(place.clients, model, fields)
+        return raised.value
+
+    return provoke
+
+
+def with_key(path: str, content: Any, key: str) -> Provoke:
+    def provoke(place: Place) -> Refused:
+        return refused(place.guarded.http.post(path, json=content, headers={"Authorization": f"Bearer {key}"}))
+
+    return provoke
+
+
+def call_with_key(key: str) -> Provoke:
+    def provoke(place: Place) -> Refused:
+        message = service_pb2.ModelMetadataRequest(name="gpt")
+        with pytest.raises(grpc.RpcError) as raised:
+            place.guarded.stub.ModelMetadata(message, metadata=[("authorization", f"Bearer {key}")])
+        error: Any = raised.value
+        return Refused(str(error.code()), error.details())
+
+    return provoke
+
+
+def at_each_door(key: str) -> dict[str, Provoke]:
+    """Ask for `gpt` with a key."""
+    return {
+        "native": with_key(EMBED, {}, key),
+        "/v2": with_key(INFER, {}, key),
+        "/v1": with_key(EMBEDDINGS, {"model": "gpt", "input": [1]}, key),
+        "gRPC": call_with_key(key),
+    }
+
+
+def bytes_over_grpc(place: Place) -> Refused:
+    with grpc.insecure_channel(place.server.grpc) as channel, pytest.raises(grpc.RpcError) as raised:
+        channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(b"\xff\xff\xff")
+    error: Any = raised.value
+    return Refused(str(error.code()), error.details())
+
+
+def step_of_a_stream(place: Place) -> Refused:
+    """Send a step whose offset is not that of its stream."""
+    lines = b'{"input_ids": [1]}\n{"input_ids": [2], "offset": 5}\n'
+    answer = place.clients.http.post(
+        "/models/gpt/decode", content=lines, headers={"Content-Type": "application/x-ndjson"}
+    )
+    problem = json.loads(answer.text.splitlines()[1])["error"]
+    return Refused(problem["status"], f"{problem['title']} {problem['detail']}")
+
+
+def request_of_a_sequence(door: Callable[[Clients, dict[str, Any]], Any]) -> Provoke:
+    """Go on with a sequence where it is not."""
+
+    def provoke(place: Place) -> Refused:
+        door(place.clients, {"sequence_id": 5, "sequence_start": True})
+        with pytest.raises(Refused) as raised:
+            door(place.clients, {"sequence_id": 5, "offset": 3})
+        return raised.value
+
+    return provoke
+
+
+def infer(clients: Clients, parameters: dict[str, Any]) -> None:
+    tensor = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
+    answer = clients.http.post(INFER, json={"inputs": [tensor], "parameters": parameters})
+    if answer.status_code != 200:
+        raise refused(answer)
+
+
+def infer_over_grpc(clients: Clients, parameters: dict[str, Any]) -> None:
+    message = service_pb2.ModelInferRequest(model_name="gpt")
+    message.inputs.add(name="input_ids", datatype="INT64", shape=[1, 1]).contents.int64_contents.append(1)
+    for name, value in parameters.items():
+        setattr(message.parameters[name], "bool_param" if value is True else "int64_param", value)
+    call_grpc(clients, "ModelInfer", message)
+
+
+def too_many(door: Door) -> Provoke:
+    """Ask twice."""
+
+    def provoke(place: Place) -> Refused:
+        try:
+            for _ in range(2):
+                door(place.sparing, "gpt", {"input_ids": [[1]]})
+        except Refused as error:
+            return error
+        raise AssertionError("nothing was refused")
+
+    return provoke
+
+
+def too_busy(door: Door, rows: int = 5000) -> Provoke:
+    """Ask while others ask for more than may wait; what is small does not wait."""
+    # Read for long, and refused at the end: a client that reads a large answer asks for nothing meanwhile.
+    body = json.dumps({"input_ids": [*([[1] * 6] * 10000), [7]]}).encode()
+
+    def provoke(place: Place) -> Refused:
+        done = Event()
+
+        def load() -> None:
+            while not done.is_set():
+                place.clients.http.post(EMBED, content=body)
+
+        with ThreadPoolExecutor(8) as threads:
+            for _ in range(8):
+                threads.submit(load)
+            until = time.monotonic() + SECONDS
+            try:
+                while time.monotonic() < until:
+                    try:
+                        door(place.clients, "gpt", {"input_ids": [[1, 1]] * rows})
+                    except Refused as error:
+                        return error
+            finally:
+                done.set()
+        raise AssertionError("nothing was refused")
+
+    return provoke
+
+
+def everywhere(model: str, fields: Fields) -> dict[str, Provoke]:
+    doors = (native_json, open_inference_json, openai_base64, grpc_typed)
+    return {name: ask(door, model, fields) for name, door in zip(DOORS, doors, strict=True)}
+
+
+EMBED, INFER, EMBEDDINGS = "/models/gpt/embed", "/v2/models/gpt/infer", "/v1/embeddings"
+LOAD = "/v2/repository/models/gpt/load"
+PROVOKE: dict[str, dict[str, Provoke]] = {
+    "Malformed": {
+        "native": post(EMBED, b"{"),
+        "/v2": post(INFER, b"{"),
+        "/v1": post(EMBEDDINGS, b"{"),
+        "gRPC": bytes_over_grpc,
+    },
+    "Unauthenticated": at_each_door("another"),
+    "Forbidden": at_each_door(KEY),
+    "NotFound": everywhere("nope", {"input_ids": [[1]]}),
+    "NotAcceptable": {"native": post(EMBED, {"input_ids": [1]}, Accept="text/plain")},
+    "Conflict": {
+        "native": step_of_a_stream,
+        "/v2": request_of_a_sequence(infer),
+        "gRPC": request_of_a_sequence(infer_over_grpc),
+    },
+    "TooLarge": everywhere("gpt", {"input_ids": [[1]] * 65537}),
+    "TooMany": {
+        name: too_many(door)
+        for name, door in zip(DOORS, (native_json, open_inference_json, openai_base64, grpc_raw), strict=True)
+    },
+    "UnsupportedFormat": {
+        name: post(path, {}, kind="text/plain")
+        for name, path in (("native", EMBED), ("/v2", INFER), ("/v1", EMBEDDINGS))
+    },
+    "Invalid": everywhere("gpt", {"input_ids": [[7]]}),
+    "ArtifactError": {
+        "native": post("/models/broken/embed", {"text": "a"}),
+        "/v2": post(LOAD),
+        "/v1": post(EMBEDDINGS, {"model": "broken", "input": "a"}),
+        "gRPC": call("RepositoryModelLoad", model_name="gpt"),
+    },
+    "ProviderError": {},
+    "Unavailable": {
+        "native": too_busy(native_json),
+        "/v2": too_busy(open_inference_json),
+        "/v1": too_busy(openai_base64),
+        "gRPC": too_busy(grpc_typed, 20000),
+    },
+}
+
+
+def test_the_table_has_every_kind_and_no_door_too_many() -> None:
+    assert set(table()) == {kind.__name__ for kind in STATUS}
+    assert {kind: {door for door, code in codes.items() if code} for kind, codes in table().items()} == {
+        kind: set(doors) for kind, doors in PROVOKE.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "door", "provoke"),
+    [
+        pytest.param(kind, door, provoke, id=f"{kind}-{door}")
+        for kind, doors in PROVOKE.items()
+        for door, provoke in doors.items()
+    ],
+)
+def test_each_kind_has_the_code_of_the_table_at_each_door(place: Place, kind: str, door: str, provoke: Provoke) -> None:
+    error = provoke(place)
+    assert str(error.status).removeprefix("StatusCode.") == table()[kind][door]
+    told, _, message = error.message.partition(" ")
+    message = message if told == kind else error.message
+    assert ": got " in message
+    assert ", allowed " in message
+    assert not INSIDE.search(message)
+
+
+def test_the_index_says_why_a_version_is_not_served_and_nothing_of_the_inside(place: Place) -> None:
+    place.clients.http.post(LOAD)
+    (reason,) = (state["reason"] for state in place.clients.http.post("/v2/repository/index").json() if state["reason"])
+    assert reason.startswith("gpt/2/")
+    assert not INSIDE.search(reason)

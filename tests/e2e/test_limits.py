@@ -1,0 +1,423 @@
+"""How much may be asked at once, and how often: each limit at a real server, by real clients."""
+
+import asyncio
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2
+from websockets import InvalidStatus
+from websockets.sync.client import connect as connect_socket
+
+import preblock
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.builders import gpt2_embedding
+from preblock.service.artifacts.manifest import Source
+from preblock.service.core.auth import Access, new_key
+from preblock.service.core.errors import TooMany, Unavailable
+from preblock.service.core.limits import Limits
+from preblock.service.engine.scheduler import Scheduler
+from preblock.service.runtime.session import INLINE_MAX_VALUES
+from tests.conftest import Server, serving
+from tests.service.core.test_auth import ENTRY
+from tests.support.protocols import (
+    Clients,
+    Door,
+    Refused,
+    connect,
+    grpc_raw,
+    native_json,
+    open_inference_json,
+    openai_base64,
+    step_frame,
+)
+
+DOORS = (native_json, open_inference_json, openai_base64, grpc_raw)
+ONE = {"input_ids": [[1]]}
+LINES, JSON = ({"Content-Type": f"application/{kind}"} for kind in ("x-ndjson", "json"))
+
+
+@pytest.fixture(scope="module")
+def strict(tiny_repository: Path) -> Iterator[Server]:
+    """A server whose limits are near."""
+    limits = {"PREBLOCK_MAX_ROWS": "3", "PREBLOCK_MAX_REQUESTS": "1", "PREBLOCK_MAX_STREAMS": "2"}
+    with serving(tiny_repository, **limits) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def clients(strict: Server) -> Iterator[Clients]:
+    with connect(strict) as connected:
+        yield connected
+
+
+def wait(server: Server, sample: str) -> None:
+    """Wait until the metrics say so: the end of a connection is learnt of a little later."""
+    deadline = time.monotonic() + 30
+    while sample not in httpx.get(f"{server.address}/metrics", timeout=60).text.splitlines():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_rows_are_limited(clients: Clients, door: Door) -> None:
+    assert len(door(clients, "gpt", {"input_ids": [[1]] * 3})) == 3
+    with pytest.raises(Refused, match="got 4 rows, allowed at most 3 rows in a request") as refused:
+        door(clients, "gpt", {"input_ids": [[1]] * 4})
+    assert refused.value.status in (413, "StatusCode.RESOURCE_EXHAUSTED")
+
+
+def test_rows_of_text_and_of_streams_are_limited(clients: Clients) -> None:
+    text = clients.http.post("/models/bert/embed", json={"text": ["a"] * 4})
+    assert (text.status_code, text.json()["field"]) == (413, "text")
+    stream = clients.http.post("/models/gpt/decode?rows=4", content=b"", headers=LINES)
+    assert (stream.status_code, stream.json()["field"]) == (413, "rows")
+
+
+@contextmanager
+def half_a_request(server: Server, clients: Clients) -> Iterator[httpx.Response]:
+    """Send half a request, beside which there may be none, and yield what another is answered.
+
+    Where the other was there first, the half is refused, and another half is sent.
+    """
+    address, deadline = urlsplit(server.address), time.monotonic() + 60
+    while True:
+        with socket.create_connection((str(address.hostname), int(address.port or 0))) as half:
+            half.sendall(b"POST /models/gpt/embed HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n")
+            time.sleep(0.1)
+            answer = clients.http.post("/models/gpt/embed", json=ONE)
+            if answer.status_code != 200:
+                yield answer
+                return
+        assert time.monotonic() < deadline
+
+
+def test_requests_at_a_time_are_limited_and_the_next_is_answered(strict: Server, clients: Clients) -> None:
+    with half_a_request(strict, clients) as refused:
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+        assert refused.json()["detail"] == "requests: got one more than 1, allowed 1 at a time; try again later"
+        with pytest.raises(grpc.RpcError) as raised:
+            clients.stub.ModelInfer(service_pb2.ModelInferRequest(model_name="gpt"))
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert dict(raised.value.trailing_metadata())["retry-after"] == "1"
+        assert clients.http.get("/models").status_code == 200
+    with preblock.connect(strict.address) as client:  # is refused until the half request is gone, and asks again
+        assert client.embed([1], model="gpt").vectors.shape == (1, 1, 4)
+
+
+def test_a_small_body_that_is_awaited_holds_nobody_up(strict: Server, clients: Clients) -> None:
+    address = urlsplit(strict.address)
+    head = b"POST /models/gpt/embed HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 20\r\n\r\n"
+    with socket.create_connection((str(address.hostname), int(address.port or 0))) as half:
+        half.sendall(head + b"{")
+        time.sleep(0.1)
+        assert clients.http.post("/models/gpt/embed", json=ONE).status_code == 200
+        half.sendall(b'"input_ids": [[1]]}')
+        assert half.recv(12) == b"HTTP/1.1 200"
+
+
+def test_streams_are_limited_at_every_door(strict: Server, clients: Clients) -> None:
+    address = f"{strict.socket}/models/gpt/decode"
+    wait(strict, "preblock_streams_open 0.0")
+    with ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(connect_socket(address))
+        with pytest.raises(InvalidStatus) as refused, connect_socket(address):
+            pass
+        answer = refused.value.response
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+        assert json.loads(answer.body or b"")["got"] == "one more than 2"
+        for body, headers in ((b"", LINES), (b'{"input_ids": [1]}', {"Content-Type": "application/json"})):
+            accept = {"Accept": "application/x-ndjson" if headers is LINES else "text/event-stream"}
+            http = clients.http.post("/models/gpt/decode", content=body, headers=headers | accept)
+            assert (http.status_code, http.headers.get("Retry-After")) == (503, "1")
+        with pytest.raises(grpc.RpcError) as raised:
+            list(clients.stub.ModelStreamInfer(iter(())))
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert dict(raised.value.trailing_metadata())["retry-after"] == "1"
+    wait(strict, "preblock_streams_open 0.0")
+    with connect_socket(address) as stream:
+        stream.send('{"input_ids": [1]}')
+        assert json.loads(stream.recv())["next_offset"] == [1]
+
+
+@pytest.mark.parametrize("keys", [False, True], ids=["addresses", "keys"])
+def test_the_rate_of_a_caller_is_limited_at_every_door_together(
+    tiny_repository: Path, tmp_path: Path, keys: bool
+) -> None:
+    environment, headers = {"PREBLOCK_MAX_REQUESTS_PER_SECOND": "0.05"}, {}
+    if keys:
+        (tmp_path / "keys.toml").write_text(ENTRY)
+        environment["PREBLOCK_API_KEYS"] = str(tmp_path / "keys.toml")
+        headers = {"authorization": "Bearer key"}
+    request = service_pb2.ModelInferRequest(model_name="gpt")
+    with serving(tiny_repository, **environment) as server, connect(server) as clients:
+        clients.http.headers.update(headers)
+        assert clients.http.post("/models/gpt/embed", json=ONE).status_code == 200
+        refused = clients.http.post("/models/gpt/embed", json=ONE)
+        assert refused.status_code == 429
+        assert 1 <= int(refused.headers["Retry-After"]) <= 20
+        assert refused.json()["allowed"] == "at most 0.05 a second"
+        assert clients.http.post("/v1/embeddings", json={"model": "gpt", "input": [1]}).status_code == 429
+        with pytest.raises(grpc.RpcError) as raised:
+            clients.stub.ModelInfer(request, metadata=[*headers.items()])
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert 1 <= int(dict(raised.value.trailing_metadata())["retry-after"]) <= 20
+        with (
+            pytest.raises(InvalidStatus) as denied,
+            connect_socket(f"{server.socket}/models/gpt/decode", additional_headers=headers),
+        ):
+            pass
+        assert denied.value.response.status_code == 429
+        assert "Retry-After" in denied.value.response.headers
+        assert clients.http.get("/models").status_code == 200
+
+
+@pytest.mark.parametrize("keys", [False, True], ids=["addresses", "keys"])
+def test_requests_that_are_alike_count_for_their_caller(tiny_repository: Path, tmp_path: Path, keys: bool) -> None:
+    """They are answered in the connection, by the form of the first."""
+    environment = {"PREBLOCK_MAX_REQUESTS_PER_SECOND": "5"}
+    headers = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
+    if keys:
+        made = [new_key(name, (), admin=False) for name in ("one", "another")]
+        (tmp_path / "keys.toml").write_text("".join(entry for _, entry in made))
+        environment["PREBLOCK_API_KEYS"] = str(tmp_path / "keys.toml")
+
+    def caller(number: int) -> httpx.Client:
+        """One of two, told apart by their keys or by their addresses."""
+        own = {"Authorization": f"Bearer {made[number][0]}"} if keys else {}
+        address = "127.0.0.1" if keys else f"127.0.0.{2 + number}"
+        return httpx.Client(
+            base_url=server.address, headers=headers | own, transport=httpx.HTTPTransport(local_address=address)
+        )
+
+    with serving(tiny_repository, **environment) as server, caller(0) as one, caller(1) as another:
+        ids = np.array([[1, 2]]).tobytes()
+        seen = [one.post("/models/gpt/embed?shape=1,2", content=ids) for _ in range(20)]
+        assert [answer.status_code for answer in seen[:5]] == [200] * 5
+        assert {answer.status_code for answer in seen[5:]} >= {429}
+        assert another.post("/models/gpt/embed?shape=1,2", content=ids).content == seen[0].content
+
+
+def test_a_step_counts_for_who_opened_the_stream(tiny_repository: Path) -> None:
+    with (
+        serving(tiny_repository, PREBLOCK_MAX_REQUESTS_PER_SECOND="0.05") as server,
+        connect_socket(f"{server.socket}/models/gpt/decode") as stream,
+    ):
+        stream.send(step_frame([1]))
+        answer = stream.recv()
+        assert isinstance(answer, bytes)
+        told = [json.loads(answer[answer.index(b"{") :])]
+        stream.send('{"input_ids": [1]}')
+        told.append(json.loads(stream.recv())["error"])
+        for error in told:
+            assert (error["title"], error["status"]) == ("TooMany", 429)
+            assert 1 <= error["retry_after"] <= 20
+
+
+def test_a_step_has_the_limits_of_any_request(tiny_repository: Path) -> None:
+    """Plain steps are answered in the connection, others are not."""
+    with (
+        serving(tiny_repository, "--max-tokens", "4", "--max-rows", "2") as server,
+        connect_socket(f"{server.socket}/models/gpt/decode") as stream,
+    ):
+        for whole in (step_frame([1, 2, 3, 4, 5]), [step_frame([1, 2, 3, 4, 5])[:9], step_frame([1, 2, 3, 4, 5])[9:]]):
+            stream.send(whole)
+            answer = stream.recv()
+            assert isinstance(answer, bytes)
+            assert b"at most 4 tokens" in answer
+        stream.send('{"append": [0]}')
+        assert json.loads(stream.recv())["next_offset"] == [0, 0]
+        stream.send('{"append": [0]}')
+        assert json.loads(stream.recv())["error"]["allowed"] == "at most 2 rows in a request"
+        stream.send(step_frame([1, 2, 3, 4]))  # of one row, which there are two of
+        answer = stream.recv()
+        assert isinstance(answer, bytes)
+        assert b"2 rows" in answer
+
+
+def test_who_is_refused_for_others_has_not_asked() -> None:
+    limits = Limits(requests=1, per_second=10)
+    with limits:
+        for _ in range(50):
+            with pytest.raises(Unavailable):
+                limits.__enter__()
+    for _ in range(9):
+        with limits:
+            pass
+
+
+def times(per_second: float, moments: list[float]) -> list[int | None]:
+    """Return what a caller who asks at these moments is told: None, or when to come again."""
+    limits, found = Limits(per_second=per_second), list[int | None]()
+    for moment in moments:
+        try:
+            limits._count("one", per_second, 1000 + moment)
+            found.append(None)
+        except TooMany as error:
+            found.append(error.retry_after)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("per_second", "moments", "told"),
+    [
+        (1, [0, 0, 0.9, 1, 1.5, 5, 5], [None, 1, 1, None, 1, None, 1]),
+        (10, [0] * 11, [None] * 10 + [1]),
+        (10, [0] * 10 + [0.1, 0.1, 0.2], [None] * 11 + [1, None]),
+        (0.5, [0, 0, 1.5, 2], [None, 2, 1, None]),
+        (1.5, [0, 0, 0.4, 0.7], [None, 1, None, 1]),
+    ],
+)
+def test_a_second_holds_what_it_may(per_second: float, moments: list[float], told: list[int | None]) -> None:
+    assert times(per_second, moments) == told
+
+
+def test_callers_are_counted_apart_and_forgotten() -> None:
+    limits, access = Limits(per_second=1), Access(by_address=True)
+
+    def ask(address: str) -> None:
+        access.came_from(address)
+        with limits:
+            pass
+
+    for number in range(1000):
+        copy_context().run(ask, f"10.0.0.{number}")  # a context of its own, as each request has one
+    with pytest.raises(TooMany):
+        copy_context().run(ask, "10.0.0.999")
+    limits._count("late", 1, time.monotonic() + 60)
+    assert list(limits._spent) == ["late"]
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of one thread, which some clients keep busy for longer than others may wait for it."""
+    root = tmp_path_factory.mktemp("busy")
+    export_loaded(LoadedSource(gpt2_embedding(7, 768, 1024), Source(kind="module")), "gpt", root)
+    large, over = {"model": "gpt", "input": [[0] * 1024] * 64, "encoding_format": "base64"}, threading.Event()
+
+    def ask() -> None:
+        with httpx.Client(base_url=server.address, timeout=60) as http:
+            while not over.is_set():
+                assert http.post("/v1/embeddings", json=large).status_code in (200, 503)
+
+    before = os.sched_getaffinity(0)
+    with ExitStack() as stack:
+        try:
+            os.sched_setaffinity(0, {min(before)})
+            server = stack.enter_context(serving(root, "--max-wait-seconds", "0.02"))
+        finally:
+            os.sched_setaffinity(0, before)
+        assert httpx.get(f"{server.address}/readyz", timeout=60).status_code == 200
+        with ThreadPoolExecutor() as threads:
+            asking = [threads.submit(ask) for _ in range(3)]
+            try:
+                yield server
+            finally:
+                over.set()
+        for each in asking:
+            each.result()
+        assert httpx.post(f"{server.address}/models/gpt/embed", json=ONE).status_code == 200
+
+
+WAITED = "queue: got more than 0.02 s in it, allowed at most 0.02 s; try again later"
+LONG_JSON = b" " * 2**15
+"""Before a document: so many bytes are read in a thread."""
+TENSOR = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
+Told = tuple[object, object, object]
+
+
+def over_http(path: str, document: dict[str, Any], *places: str) -> Callable[[Clients], Told]:
+    """Return what asks one door, and returns status, `Retry-After`, and what stands in its own place."""
+
+    def ask(clients: Clients) -> Told:
+        answer = clients.http.post(path, content=LONG_JSON + json.dumps(document).encode(), headers=JSON)
+        found = answer.json()
+        for place in places if answer.status_code != 200 else ():
+            found = found[place]
+        return answer.status_code, answer.headers.get("Retry-After"), found
+
+    return ask
+
+
+def over_a_socket(clients: Clients) -> Told:
+    with connect_socket(f"{clients.socket}/models/gpt/decode") as stream:
+        stream.send(LONG_JSON.decode() + json.dumps({"input_ids": [1]}))
+        error = json.loads(stream.recv()).get("error", {})
+    return error.get("status", 200), error.get("retry_after"), error.get("detail")
+
+
+def over_grpc(clients: Clients) -> Told:
+    message = service_pb2.ModelInferRequest(model_name="gpt", id="x" * 2**20)
+    try:
+        clients.stub.ModelInfer(message)
+    except grpc.RpcError as error:
+        return error.code(), dict(error.trailing_metadata()).get("retry-after"), error.details()
+    raise AssertionError("it has no inputs")
+
+
+def over_a_stream_of_grpc(clients: Clients) -> Told:
+    message = service_pb2.ModelInferRequest(model_name="gpt", id="x" * 2**20)
+    (answer,) = clients.stub.ModelStreamInfer(iter([message]))
+    return None, None, answer.error_message
+
+
+@pytest.mark.parametrize(
+    ("door", "expected"),
+    [
+        (over_http("/models/gpt/embed", ONE, "detail"), (503, "1", WAITED)),
+        (over_http("/v2/models/gpt/infer", {"inputs": [TENSOR]}, "error"), (503, "1", WAITED)),
+        (over_http("/v1/embeddings", {"model": "gpt", "input": [1]}, "error", "message"), (503, "1", WAITED)),
+        (over_a_socket, (503, 1, WAITED)),
+        (over_grpc, (grpc.StatusCode.UNAVAILABLE, "1", WAITED)),
+        (over_a_stream_of_grpc, (None, None, WAITED)),
+    ],
+    ids=["native", "open-inference", "openai", "socket", "grpc", "grpc-stream"],
+)
+def test_a_request_that_waits_too_long_for_a_thread_is_told_to_come_again(
+    busy: Server, door: Callable[[Clients], Told], expected: Told
+) -> None:
+    deadline = time.monotonic() + 30
+    with connect(busy) as clients:
+        while (told := door(clients)) != expected:  # a thread may just have been free
+            assert time.monotonic() < deadline, told
+
+
+def test_work_that_has_waited_too_long_is_dropped_and_never_runs() -> None:
+    gate, ran = threading.Event(), list[int]()
+
+    async def scenario() -> None:
+        scheduler = Scheduler(1, 8, max_seconds=0.1)
+        first = asyncio.create_task(scheduler.run(INLINE_MAX_VALUES + 1, gate.wait))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match=r"queue: got more than 0\.1 s in it, allowed at most 0\.1 s") as refused:
+            await scheduler.run(INLINE_MAX_VALUES + 1, lambda: ran.append(1))
+        assert refused.value.retry_after == 1
+        left = asyncio.create_task(scheduler.run(INLINE_MAX_VALUES + 1, lambda: ran.append(2)))
+        await asyncio.sleep(0)
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        await asyncio.sleep(0.2)  # what runs may take as long as it needs
+        gate.set()
+        assert await first is True
+        result: Any = await scheduler.run(INLINE_MAX_VALUES + 1, lambda: 3)
+        assert result == 3
+        scheduler.close()
+
+    asyncio.run(scenario())
+    assert ran == []

@@ -1,0 +1,126 @@
+"""One request, one answer, bit for bit, whichever door, worker, address and company: 200 random requests, checked
+against the raw tables.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.conftest import serving
+from tests.support.protocols import (
+    NATIVE,
+    OWN,
+    TENSORS,
+    Clients,
+    Door,
+    Fields,
+    connect,
+    decode_frame,
+    decode_json,
+    native_bytes,
+    native_json,
+    native_npy,
+    openai_base64,
+    openai_mean,
+)
+from tests.support.random_requests import positions_of, random_request, random_rows
+
+
+def lookup(tables: dict[str, NDArray[np.float32]], fields: Fields) -> NDArray[np.float32]:
+    """Return GPT-2's front-end: a row of one table plus a row of the other."""
+    ids, positions = np.concatenate(fields["input_ids"]), np.concatenate(positions_of(fields))
+    vectors: NDArray[np.float32] = tables["tokens"][ids] + tables["positions"][positions]
+    return vectors
+
+
+def doors_for(fields: Fields) -> list[Door]:
+    """Return the doors that can express a request."""
+    doors = [*NATIVE, *OWN]
+    if len({len(row) for row in fields["input_ids"]}) == 1:
+        doors += [native_npy, *TENSORS]
+    if set(fields) == {"input_ids"}:
+        doors.append(openai_base64)
+    if len(fields["input_ids"]) == 1 and not isinstance(fields.get("offset"), list):
+        if set(fields) <= {"input_ids", "offset", "token_type_ids"}:
+            doors.append(decode_json)
+        if set(fields) <= {"input_ids", "offset"}:
+            doors.append(decode_frame)
+    return doors
+
+
+@pytest.fixture(scope="module")
+def anywhere(tiny_clients: Clients, tiny_repository: Path) -> Iterator[list[Clients]]:
+    """Clients of a server of one worker, and clients of one of two, over connections that either may have accepted."""
+    with serving(tiny_repository, "--workers", "2") as two, ExitStack() as stack:
+        yield [tiny_clients, *(stack.enter_context(connect(two)) for _ in range(3))]
+
+
+def row_of(fields: Fields, index: int) -> Fields:
+    """Return the request for one row alone."""
+    return {name: [value[index]] if isinstance(value, list) else value for name, value in fields.items()}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("model", "version"), [("bert", 2), ("gpt", 1)])
+def test_every_way_gives_the_same_bits_for_random_requests(
+    anywhere: list[Clients], tables: dict[str, NDArray[np.float32]], model: str, version: int, seed: int
+) -> None:
+    random = np.random.default_rng([seed, len(model)])
+    for _ in range(25):
+        fields = random_request(random, model)
+
+        def ask(door: Door, asked: Fields) -> Any:
+            """Ask any worker of any server, by any address of the model."""
+            address = model if random.random() < 0.5 else f"{model}/versions/{version}"
+            return door(anywhere[random.integers(len(anywhere))], address, asked)
+
+        whole = native_json(anywhere[0], model, fields)
+        if model == "gpt":
+            assert lookup(tables, fields).tobytes() == whole.tobytes(), fields
+        for door in doors_for(fields):
+            assert ask(door, fields).tobytes() == whole.tobytes(), (door.__name__, fields)
+        rows = [row_of(fields, index) for index in range(len(fields["input_ids"]))]
+        alone = [ask(doors[random.integers(len(doors))], row) for row in rows for doors in [doors_for(row)]]
+        assert np.concatenate(alone).tobytes() == whole.tobytes(), fields
+        if set(fields) == {"input_ids"}:
+            means = [row.astype(np.float64).sum(0) / len(row) for row in alone]
+            assert ask(openai_mean, fields).tobytes() == np.stack(means).astype(np.float32).tobytes(), fields
+
+
+def test_another_version_gives_other_bits(tiny_clients: Clients) -> None:
+    fields = {"input_ids": [[1, 2, 3]]}
+    for door in doors_for(fields):
+        found = {address: door(tiny_clients, address, fields).tobytes() for address in ("bert", "bert/versions/1")}
+        assert len(set(found.values())) == 2, door.__name__
+
+
+@pytest.mark.parametrize("model", ["minilm", "gpt2-small", "transformer-base"])
+def test_a_batch_of_random_rows_is_bit_equal_to_each_row_alone(clients: Clients, model: str) -> None:
+    random = np.random.default_rng(3)
+    lengths = [1, 17, 64, 5, 33]
+    rows, offset = random_rows(random, lengths, 30000), random.integers(0, 400, 5).tolist()
+    alone = [
+        native_bytes(clients, model, {"input_ids": [row], "offset": o}) for row, o in zip(rows, offset, strict=True)
+    ]
+    assert (
+        native_bytes(clients, model, {"input_ids": rows, "offset": offset}).tobytes() == np.concatenate(alone).tobytes()
+    )
+
+
+@pytest.mark.parametrize("model", ["minilm", "gpt2-small", "transformer-base"])
+def test_equal_rows_as_one_rectangle_are_bit_equal_to_each_row_alone(clients: Clients, model: str) -> None:
+    rows = random_rows(np.random.default_rng(4), [48] * 6, 30000)
+    alone = [native_bytes(clients, model, {"input_ids": [row], "offset": 9}) for row in rows]
+    assert native_bytes(clients, model, {"input_ids": rows, "offset": 9}).tobytes() == np.concatenate(alone).tobytes()
+
+
+@pytest.mark.parametrize("model", ["minilm", "gpt2-small"])
+def test_the_doors_give_the_same_bits_for_a_real_model(clients: Clients, model: str) -> None:
+    fields: dict[str, Any] = {"input_ids": random_rows(np.random.default_rng(5), [7], 30000), "offset": 3}
+    expected = native_json(clients, model, fields).tobytes()
+    assert {door.__name__ for door in doors_for(fields) if door(clients, model, fields).tobytes() != expected} == set()

@@ -1,0 +1,349 @@
+"""Sequences at every door that has them, asked by tritonclient, unmodified. Oracle: the native door with offsets."""
+
+import asyncio
+import json
+import queue
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.grpc.aio
+import tritonclient.http
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException
+
+from tests.clients.test_tritonclient import Client, client
+from tests.conftest import Server, serving
+from tests.service.api.http.routes.test_decode import wait_for_streams
+from tests.support.protocols import Clients, Refused, call_grpc, connect, native_bytes
+
+__all__ = ["client"]
+
+STEPS: list[tuple[list[list[int]], dict[str, Any], int | str]] = [
+    ([[1, 2]], {"sequence_start": True}, 0),
+    ([[3]], {}, 2),
+    ([[7]], {}, "input_ids[0][0]: got 7, allowed 0 to 6"),
+    ([[4]], {"parameters": {"offset": 2}}, "offset[0]: got 2, allowed 3, where this row is"),
+    ([[4], [4]], {}, "input_ids: got 2 rows, allowed one row, as are running"),
+    ([[4, 5, 6, 1]], {}, "offset[0] + tokens: got 3 + 4 = 7, allowed at most 6, the max_len of this model"),
+    ([[4, 5, 6]], {"parameters": {"offset": 3}}, 3),
+    ([[1]], {}, "offset[0] + tokens: got 6 + 1 = 7, allowed at most 6, the max_len of this model"),
+    ([[1]], {"sequence_start": True, "parameters": {"offset": 4}}, 4),
+    ([[2]], {"sequence_end": True}, 5),
+    (
+        [[2]],
+        {},
+        "parameters.sequence_id: got ID, allowed a sequence that runs on gpt version 1: its first request has ",
+    ),
+]
+"""Ids, what is said of the sequence, and where the row is, or why it is refused."""
+
+
+def check(answers: list[bytes | str], id_: int | str, clients: Clients) -> None:
+    """Compare the vectors, or the error, of each of STEPS."""
+    for (ids, _, expected), found in zip(STEPS, answers, strict=True):
+        if isinstance(expected, str):
+            assert isinstance(found, str)
+            assert found.startswith(expected.replace("ID", repr(id_)))
+        else:
+            assert found == native_bytes(clients, "gpt", {"input_ids": ids, "offset": expected}).tobytes()
+
+
+def sequences_open(http: httpx.Client) -> int:
+    return int(float(http.get("/metrics").text.partition("\npreblock_sequences_open ")[2].partition("\n")[0]))
+
+
+def wait_for_sequences(http: httpx.Client, count: int, seconds: float = 5) -> None:
+    end = time.monotonic() + seconds
+    while (found := sequences_open(http)) != count:
+        assert time.monotonic() < end, f"{found} sequences are open, not {count}"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("id_", [5, "a sequence"])
+def test_requests_one_by_one_go_on_with_their_sequence(client: Client, tiny_clients: Clients, id_: int | str) -> None:
+    answers: list[bytes | str] = []
+    for ids, told, _ in STEPS:
+        try:
+            result = client.infer("gpt", client.inputs(input_ids=ids), sequence_id=id_, **told)
+            answers.append(result.as_numpy("embeddings").tobytes())
+        except InferenceServerException as error:
+            answers.append(str(error.message()))
+    check(answers, id_, tiny_clients)
+    assert sequences_open(tiny_clients.http) == 0
+
+
+def test_json_goes_on_with_the_sequence_that_bytes_began(tiny_clients: Clients) -> None:
+    def infer(http: httpx.Client, **told: Any) -> list[float]:
+        tensor = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
+        body = {"inputs": [tensor], "parameters": {"sequence_id": 2**64 - 1, **told}}
+        answer = http.post("/v2/models/gpt/infer", json=body)
+        answer.raise_for_status()
+        return answer.json()["outputs"][0]["data"]  # type: ignore[no-any-return]
+
+    message = request([[1, 2]], 0, sequence_start=True)
+    message.parameters["sequence_id"].uint64_param = 2**64 - 1
+    call_grpc(tiny_clients, "ModelInfer", message)
+    found = np.array([infer(tiny_clients.http), infer(tiny_clients.http, sequence_end=True)], np.float32)
+    expected = native_bytes(tiny_clients, "gpt", {"input_ids": [[1, 1]], "offset": 2})
+    assert found.tobytes() == expected.tobytes()
+
+
+class Stream:
+    """A stream of the synchronous client, with its answers."""
+
+    def __init__(self, server: Server) -> None:
+        self._answers: queue.Queue[Any] = queue.Queue()
+        self.client = tritonclient.grpc.InferenceServerClient(server.grpc)
+        self.client.start_stream(lambda result, error: self._answers.put((result, error)))
+
+    def send(self, ids: Any, id_: int | str, model: str = "gpt", **told: Any) -> None:
+        inputs = Client(tritonclient.grpc, "").inputs(input_ids=ids)
+        self.client.async_stream_infer(model, inputs, sequence_id=id_, **told)
+
+    def recv(self) -> bytes | str:
+        result, error = self._answers.get(timeout=30)
+        return str(error.message()) if error else result.as_numpy("embeddings").tobytes()
+
+    def ask(self, *args: Any, **told: Any) -> bytes | str:
+        self.send(*args, **told)
+        return self.recv()
+
+
+@contextmanager
+def streaming(server: Server) -> Iterator[Stream]:
+    stream = Stream(server)
+    try:
+        yield stream
+    finally:
+        stream.client.stop_stream()
+        stream.client.close()
+
+
+@pytest.mark.parametrize("id_", [5, "a sequence"])
+def test_a_stream_has_sequences_of_its_own(tiny_server: Server, tiny_clients: Clients, id_: int | str) -> None:
+    with streaming(tiny_server) as stream, streaming(tiny_server) as other:
+        for ids, told, _ in STEPS:  # without waiting: answers keep the order of requests
+            stream.send(ids, id_, **told)
+        check([stream.recv() for _ in STEPS], id_, tiny_clients)
+        first = stream.ask([[1]], id_, sequence_start=True)
+        assert str(other.ask([[1]], id_)).startswith("parameters.sequence_id: got ")
+        assert other.ask([[1]], id_, sequence_start=True) == first
+        assert sequences_open(tiny_clients.http) == 2
+    wait_for_sequences(tiny_clients.http, 0)
+
+
+def test_a_stream_of_the_asynchronous_client_has_sequences(tiny_server: Server, tiny_clients: Clients) -> None:
+    asked = Client(tritonclient.grpc.aio, "")
+
+    async def requests() -> Any:
+        for ids, told, _ in STEPS:
+            yield {"model_name": "gpt", "inputs": asked.inputs(input_ids=ids), "sequence_id": 5, **told}
+
+    async def run() -> list[bytes | str]:
+        async with tritonclient.grpc.aio.InferenceServerClient(tiny_server.grpc) as streaming:
+            return [
+                str(error.message()) if error else result.as_numpy("embeddings").tobytes()
+                async for result, error in streaming.stream_infer(requests())
+            ]
+
+    check(asyncio.run(run()), 5, tiny_clients)
+
+
+def test_ids_of_a_stream_are_those_of_a_version(tiny_server: Server, tiny_clients: Clients) -> None:
+    with streaming(tiny_server) as stream:
+        versions = [{"model_version": "1"}, {"model_version": "2"}, {}]
+        for rows, told in enumerate(versions[:2], 1):
+            stream.ask([[1] * rows], 5, "bert", sequence_start=True, **told)
+        for offset, told in ((1, versions[0]), (2, versions[2]), (3, versions[1])):
+            version = told.get("model_version", "2")
+            expected = native_bytes(tiny_clients, f"bert/versions/{version}", {"input_ids": [[3]], "offset": offset})
+            assert stream.ask([[3]], 5, "bert", **told) == expected.tobytes()
+
+
+def test_statistics_count_the_requests_of_sequences(tiny_server: Server, tiny_clients: Clients) -> None:
+    def counts() -> tuple[int, int, int]:
+        (model,) = tiny_clients.http.get("/v2/models/gpt/stats").json()["model_stats"]
+        stats = model["inference_stats"]
+        return model["inference_count"], stats["success"]["count"], stats["fail"]["count"]
+
+    before = counts()
+    with streaming(tiny_server) as stream:
+        stream.ask([[1], [2]], 5, sequence_start=True)
+        stream.ask([[1], [2]], 5)
+        stream.ask([[7], [2]], 5)
+    assert tuple(np.subtract(counts(), before)) == (4, 2, 1)
+
+
+def test_a_model_of_other_tensors_has_no_sequences_in_its_configuration(tiny_clients: Clients) -> None:
+    assert "sequence_batching" not in tiny_clients.http.get("/v2/models/gpt/config").json()
+
+
+def request(ids: Any, id_: int, **told: bool) -> Any:
+    """Return a request of `gpt` or `gpt2-small` as a message."""
+    array = np.array(ids, np.int64)
+    message = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[array.tobytes()])
+    message.inputs.add(name="input_ids", datatype="INT64", shape=array.shape)
+    if id_:
+        message.parameters["sequence_id"].int64_param = id_
+    for name, value in told.items():
+        message.parameters[name].bool_param = value
+    return message
+
+
+@pytest.mark.parametrize("leave", ["cancel", "disconnect"])
+def test_a_client_that_leaves_releases_its_sequences_at_once(
+    tiny_clients: Clients, tiny_server: Server, leave: str
+) -> None:
+    wait_for_sequences(tiny_clients.http, 0)
+    channel = grpc.insecure_channel(tiny_server.grpc, options=[("grpc.use_local_subchannel_pool", 1)])
+    waiting: queue.Queue[Any] = queue.Queue()
+    for id_ in (5, 6):
+        waiting.put(request([[1]], id_, sequence_start=True))
+    method = channel.stream_stream(
+        "/inference.GRPCInferenceService/ModelStreamInfer",
+        request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+        response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+    )
+    answers: Any = method(iter(waiting.get, None))
+    assert [next(answers).error_message for _ in range(2)] == ["", ""]
+    assert sequences_open(tiny_clients.http) == 2
+    if leave == "cancel":
+        answers.cancel()
+    channel.close()
+    wait_for_sequences(tiny_clients.http, 0)
+    waiting.put(None)
+
+
+@pytest.fixture(scope="module")
+def strict(tiny_repository: Path) -> Iterator[tuple[Server, Clients]]:
+    """A server of short patience and little room."""
+    limits = {"PREBLOCK_STREAM_IDLE_SECONDS": "1", "PREBLOCK_MAX_SEQUENCE_ROWS": "3"}
+    with serving(tiny_repository, "--max-stream-sequence-rows", "2", **limits) as server, connect(server) as clients:
+        yield server, clients
+
+
+def test_over_its_limits_a_server_is_busy(strict: tuple[Server, Clients]) -> None:
+    server, clients = strict
+    with streaming(server) as stream:
+        for id_ in (1, 2):
+            assert isinstance(stream.ask([[1]], id_, sequence_start=True), bytes)
+        assert stream.ask([[1]], 3, sequence_start=True) == (
+            "input_ids: got 1 rows beside 2 that run, allowed at most 2 rows of sequences"
+        )
+        call_grpc(clients, "ModelInfer", request([[1]], 1, sequence_start=True))
+        with pytest.raises(Refused) as refused:
+            call_grpc(clients, "ModelInfer", request([[1]], 2, sequence_start=True))
+        assert refused.value.status == "StatusCode.UNAVAILABLE"
+        tensor = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
+        told = {"sequence_id": "x", "sequence_start": True}
+        answer = clients.http.post("/v2/models/gpt/infer", json={"inputs": [tensor], "parameters": told})
+        assert answer.status_code == 503
+        assert answer.json()["error"].startswith("input_ids: got 1 rows beside 3 that run, allowed at most 3 rows")
+    wait_for_sequences(clients.http, 0)
+
+
+def test_sequences_that_wait_too_long_are_forgotten(strict: tuple[Server, Clients]) -> None:
+    server, clients = strict
+    call_grpc(clients, "ModelInfer", request([[1]], 9, sequence_start=True))
+    with streaming(server) as stream:
+        stream.ask([[1]], 1, sequence_start=True)
+        for _ in range(5):
+            time.sleep(0.4)
+            assert isinstance(stream.ask([[2]], 2, sequence_start=True), bytes)  # the stream is not idle
+        assert sequences_open(clients.http) == 1
+        assert str(stream.ask([[1]], 1)).startswith("parameters.sequence_id: got 1, allowed a sequence that runs on ")
+        with pytest.raises(Refused, match=r"parameters\.sequence_id: got 9, allowed a sequence that runs on gpt"):
+            call_grpc(clients, "ModelInfer", request([[1]], 9))
+        assert str(stream.recv()).startswith("stream: got nothing from its client for too long, allowed a new stream")
+        with pytest.raises(InferenceServerException, match="no longer in valid state"):
+            stream.send([[1]], 1)
+    wait_for_streams(clients.http, 0)
+
+
+def test_a_client_that_does_not_read_is_held_back_and_its_sequences_end(repository: Path) -> None:
+    message = request([[1] * 1000], 5, sequence_start=True)
+    message.model_name = "gpt2-small"
+
+    def flood() -> Iterator[Any]:
+        for _ in range(100):  # each is answered with 3 MB
+            yield message.SerializeToString()
+        time.sleep(2)
+
+    with serving(repository, PREBLOCK_STREAM_IDLE_SECONDS="1") as server, connect(server) as clients:
+        status = Path(f"/proc/{server.process.pid}/status")
+
+        def memory() -> int:
+            return 1024 * int(status.read_text().partition("VmRSS:")[2].split()[0])
+
+        with grpc.insecure_channel(server.grpc, options=[("grpc.max_receive_message_length", -1)]) as channel:
+            before = memory()
+            answers: Any = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(flood())
+            next(answers)
+            wait_for_sequences(clients.http, 1)
+            wait_for_sequences(clients.http, 0)
+            assert memory() - before < 64 * 2**20
+            answers.cancel()
+        wait_for_streams(clients.http, 0)
+
+
+def test_a_server_that_stops_tells_where_sequences_are(tiny_repository: Path) -> None:
+    with serving(tiny_repository) as server, connect(server), streaming(server) as stream, streaming(server) as other:
+        stream.ask([[1], [2]], "a", sequence_start=True)
+        stream.ask([[1, 2]], 5, "bert", sequence_start=True, model_version="1")
+        other.ask([[1]], 0)
+        begin = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert json.loads(stream.recv()) == {
+            "closing": "shutdown",
+            "sequences": [
+                {"model_name": "gpt", "model_version": "1", "sequence_id": "a", "next_offset": [1, 1]},
+                {"model_name": "bert", "model_version": "1", "sequence_id": 5, "next_offset": [2]},
+            ],
+        }
+        for end in (stream.recv(), other.recv()):
+            assert str(end).startswith("stream: got the end of the server while it waited, allowed a new stream")
+        server.process.wait(20)
+        assert time.monotonic() - begin < 9  # less than the grace of requests in flight
+
+
+def test_with_several_workers_requests_state_their_offset(tiny_repository: Path) -> None:
+    with serving(tiny_repository, "--workers", "2") as server, connect(server) as clients:
+        allowed = "allowed none, since any of 2 workers may get the next request: state its offset instead"
+        for module, address in (
+            (tritonclient.http, clients.http.base_url.netloc.decode()),
+            (tritonclient.grpc, server.grpc),
+        ):
+            asked = Client(module, address)
+            with pytest.raises(InferenceServerException, match=f"parameters.sequence_id: got 5, {allowed}"):
+                asked.infer("gpt", asked.inputs(input_ids=[[1]]), sequence_id=5, sequence_start=True)
+        with streaming(server) as stream:
+            for ids, told, _ in STEPS:
+                stream.send(ids, 5, **told)
+            check([stream.recv() for _ in STEPS], 5, clients)
+
+
+def test_one_request_a_sequence_and_the_stateless_form_have_the_same_bits(server: Server, clients: Clients) -> None:
+    ids = np.random.default_rng(6).integers(0, 30000, 40)
+    whole = native_bytes(clients, "gpt2-small", {"input_ids": [ids.tolist()]})
+    parts = np.split(ids, [1, 2, 9, 10, 30])
+    asked = Client(tritonclient.grpc, server.grpc)
+    offsets = np.cumsum([0, *map(len, parts)])
+    stated = [
+        asked.infer("gpt2-small", asked.inputs(input_ids=[part], offset=[offset])).as_numpy("embeddings")
+        for part, offset in zip(parts, offsets, strict=False)
+    ]
+    with streaming(server) as stream:
+        for index, part in enumerate(parts):
+            stream.send([part], "x", "gpt2-small", sequence_start=not index, sequence_end=index == len(parts) - 1)
+        found = [stream.recv() for _ in parts]
+    assert b"".join(vectors.tobytes() for vectors in stated) == whole.tobytes()
+    assert b"".join(bytes(part) for part in found if isinstance(part, bytes)) == whole.tobytes()

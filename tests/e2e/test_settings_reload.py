@@ -1,0 +1,375 @@
+"""The file of settings, changed while a real server runs."""
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from websockets import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection
+from websockets.sync.client import connect as connect_socket
+
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.builders import gpt2_embedding
+from preblock.service.artifacts.manifest import Source
+from preblock.service.core.settings import FOLLOWED, load
+from tests.conftest import PREBLOCK, ROOT, free_port, said_at_the_start
+from tests.service.server.test_websocket import step
+from tests.support.processes import workers as workers_of
+
+SECONDS = 30.0
+ONE = {"input_ids": [[1]]}
+BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
+LARGE = {"input_ids": [[1] * 8] * 2000, "encoding": "float"}
+"""A request whose answer is written by a thread."""
+
+
+class Served:
+    """A server, its file of settings, and what it logs."""
+
+    def __init__(self, address: str, calls: str, pid: int, file: Path, log: Path) -> None:
+        self.address, self.calls, self.pid, self._file, self._log = address, calls, pid, file, log
+
+    def set(self, text: str) -> None:
+        """Write the file anew, as a whole."""
+        draft = self._file.with_suffix(".new")
+        draft.write_text(text)
+        draft.rename(self._file)
+
+    def ask(self, body: dict[str, Any]) -> tuple[int, str]:
+        answer = httpx.post(f"{self.address}/models/gpt/embed", json=body, timeout=SECONDS)
+        return answer.status_code, answer.text
+
+    def refused(self, body: dict[str, Any], status: int, message: str) -> bool:
+        found = self.ask(body)
+        assert found[0] in (200, status)
+        return found[0] == status and message in found[1]
+
+    def said(self) -> str:
+        return self._log.read_text()
+
+
+@contextmanager
+def served(models: Path, folder: Path, *options: str) -> Iterator[Served]:
+    file, log, port = folder / "preblock.toml", folder / "log", free_port()
+    file.write_text("")
+    arguments = ["--repository", str(models), "--port", "0", "--grpc-port", str(port), "--config", str(file), *options]
+    with (
+        log.open("w") as errors,
+        subprocess.Popen([PREBLOCK, "serve", *arguments], stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        try:
+            yield Served(said_at_the_start(process)[1], f"127.0.0.1:{port}", process.pid, file, log)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(SECONDS) == 0
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.fixture(scope="module")
+def server(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("followed")
+    models = shutil.copytree(tiny_repository, folder / "models")
+    export_loaded(LoadedSource(gpt2_embedding(7, 256, 6), Source(kind="module")), "wide", models)
+    with served(models, folder) as running:
+        yield running
+
+
+def until(seen: Callable[[], bool]) -> None:
+    """Wait until something is seen."""
+    deadline = time.monotonic() + SECONDS
+    while not seen():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def stream(server: Served) -> ClientConnection:
+    return connect_socket(f"{server.address.replace('http', 'ws', 1)}/models/gpt/decode")
+
+
+def too_many_tokens(server: Served) -> bool:
+    return server.refused({"input_ids": [[1, 2, 3]]}, 413, "at most 2 tokens in a request")
+
+
+def too_many_rows(server: Served) -> bool:
+    return server.refused({"input_ids": [[1], [2]]}, 413, "at most 1 rows in a request")
+
+
+def too_large(server: Served) -> bool:
+    """Ask for 9 MB of vectors in one message of gRPC."""
+    request = service_pb2.ModelInferRequest(model_name="wide", raw_input_contents=[bytes(8 * 9000)])
+    request.inputs.add(name="input_ids", datatype="INT64", shape=[9000, 1])
+    with grpc.insecure_channel(server.calls, [("grpc.max_receive_message_length", -1)]) as channel:
+        try:
+            answer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=SECONDS)
+        except grpc.RpcError as error:
+            return "at most 8388608 in an answer that is made whole" in str(error.details())
+    assert len(answer.raw_output_contents[0]) == 4 * 256 * 9000
+    return False
+
+
+def too_often(server: Served) -> bool:
+    return any(server.refused(ONE, 429, "at most 2 a second") for _ in range(4))
+
+
+def too_many_requests(server: Served) -> bool:
+    address = urlsplit(server.address)
+    head = b"POST /models/gpt/embed HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection((address.hostname, address.port or 0), SECONDS) as half:
+        half.sendall(head + b"1\r\n{\r\n")
+        time.sleep(0.1)
+        return server.refused(ONE, 503, "1 at a time")
+
+
+def crowd(server: Served) -> list[str]:
+    """Return what many answers say that are written by threads at a time."""
+    with ThreadPoolExecutor(24) as pool:
+        url = f"{server.address}/models/gpt/embed"
+        return list(pool.map(lambda _: httpx.post(url, json=LARGE, timeout=SECONDS).text[:300], range(24)))
+
+
+def too_many_waiting(server: Served) -> bool:
+    return any("at most 1 waiting" in text for text in crowd(server))
+
+
+def waits_too_long(server: Served) -> bool:
+    return any("at most 0.0001 s" in text for text in crowd(server))
+
+
+def too_many_streams(server: Served) -> bool:
+    with stream(server):
+        try:
+            with stream(server):
+                return False
+        except InvalidStatus as refused:
+            return refused.response.status_code == 503
+
+
+def stays_too_long(server: Served) -> bool:
+    with stream(server) as opened:
+        try:
+            opened.recv(1.5)
+        except TimeoutError:
+            return False
+        except ConnectionClosed as closed:
+            return closed.rcvd is not None and '"time"' in closed.rcvd.reason
+        return False
+
+
+def sequence(server: Served, rows: int) -> str:
+    """Return what a request is told that begins a sequence of so many rows, in a stream of gRPC."""
+    request = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(8 * rows)])
+    request.inputs.add(name="input_ids", datatype="INT64", shape=[rows, 1])
+    request.parameters["sequence_id"].int64_param = 7
+    request.parameters["sequence_start"].bool_param = True
+    with grpc.insecure_channel(server.calls) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        (answer,) = stub.ModelStreamInfer(iter([request]), timeout=SECONDS)
+        return str(answer.error_message)
+
+
+def too_many_rows_of_sequences(server: Served) -> bool:
+    return "at most 1 rows of sequences" in sequence(server, 2)
+
+
+def a_page_may_ask(server: Served) -> bool:
+    origin = {"Origin": "https://pages.example"}
+    answer = httpx.get(f"{server.address}/models", headers=origin, timeout=SECONDS)
+    return bool(answer.headers.get("Access-Control-Allow-Origin") == origin["Origin"])
+
+
+def a_line_for_each_request(server: Served) -> bool:
+    server.ask(ONE)
+    return "native gpt ok" in server.said()
+
+
+def a_line_with_ids(server: Served) -> bool:
+    server.ask(ONE)
+    return " ms [[" in server.said()
+
+
+def says_more(server: Served) -> bool:
+    return "INFO preblock.service.core.settings_reload: settings: log_level = info" in server.said()
+
+
+SEEN: dict[str, tuple[str, Callable[[Served], bool]]] = {
+    "max_tokens": ("2", too_many_tokens),
+    "max_rows": ("1", too_many_rows),
+    "max_whole_bytes": ("8388608", too_large),
+    "max_requests": ("1", too_many_requests),
+    "max_requests_per_second": ("2", too_often),
+    "max_waiting": ("1", too_many_waiting),
+    "max_wait_seconds": ("0.0001", waits_too_long),
+    "max_streams": ("1", too_many_streams),
+    "stream_seconds": ("1", stays_too_long),
+    "max_sequence_rows": ("1", too_many_rows_of_sequences),
+    "max_stream_sequence_rows": ("1", too_many_rows_of_sequences),
+    "cors_origins": ('"https://pages.example"', a_page_may_ask),
+    "log_sample": ("1.0", a_line_for_each_request),
+    "log_token_ids": ("1", a_line_with_ids),
+    "log_level": ('"info"', says_more),
+}
+"""A value for each setting that is followed, and what shows that it holds."""
+TOGETHER = (
+    ("max_tokens", "max_rows", "max_stream_sequence_rows", "cors_origins", "log_sample", "log_token_ids"),
+    ("max_requests", "max_sequence_rows", "max_streams", "log_level"),
+    ("max_wait_seconds", "stream_seconds"),
+    ("max_waiting", "max_whole_bytes"),
+    ("max_requests_per_second",),
+)
+"""Those that can be seen beside one another."""
+
+
+def test_those_are_all_that_are_followed() -> None:
+    assert set(SEEN) == {name for names in TOGETHER for name in names} == FOLLOWED
+
+
+def test_the_documentation_lists_them() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text().partition("## What is followed")[2]
+    (row,) = [line for line in text.splitlines() if line.startswith("| of the file `config`")]
+    assert set(re.findall(r"`(\w+)`", row)) - {"config"} == FOLLOWED
+
+
+@pytest.mark.parametrize("names", TOGETHER)
+def test_a_setting_holds_soon_after_it_is_written(server: Served, names: tuple[str, ...]) -> None:
+    assert not any(SEEN[name][1](server) for name in names)
+    server.set("".join(f"{name} = {SEEN[name][0]}\n" for name in names))
+    for name in names:
+        until(lambda: SEEN[name][1](server))  # noqa: B023 - it is called at once
+    server.set("")  # the defaults again
+    for name in names:
+        if not name.startswith("log_"):  # what was logged stays
+            until(lambda: not SEEN[name][1](server))  # noqa: B023
+
+
+def test_a_request_like_one_that_was_answered_is_refused(server: Served) -> None:
+    """Those are answered by what was kept of the first, limits included. No connection is dropped."""
+
+    def ask() -> int:
+        connection.request("POST", "/models/gpt/embed?shape=1,3", np.array([1, 2, 3]).tobytes(), BYTES)
+        answer = connection.getresponse()
+        answer.read()
+        assert connection.sock.getsockname() == mine
+        return answer.status
+
+    with (
+        closing(http.client.HTTPConnection(urlsplit(server.address).netloc, timeout=SECONDS)) as connection,
+        stream(server) as opened,
+    ):
+        connection.connect()
+        mine = connection.sock.getsockname()
+        assert [ask() for _ in range(3)] == [200] * 3
+        server.set("max_tokens = 2\n")
+        until(lambda: ask() == 413)
+        opened.send('{"input_ids": [1, 2, 3]}')  # the stream was opened before
+        assert json.loads(opened.recv(SECONDS))["error"]["status"] == 413
+        server.set("")
+        until(lambda: ask() == 200)
+        opened.send('{"input_ids": [1, 2, 3]}')
+        assert json.loads(opened.recv(SECONDS))["next_offset"] == [3]
+
+
+def test_a_step_of_more_rows_than_are_allowed_by_now_is_refused(server: Served) -> None:
+    with connect_socket(f"{server.address.replace('http', 'ws', 1)}/models/gpt/decode?rows=3") as opened:
+
+        def answered() -> bool:
+            opened.send(step([[1], [2], [3]]))
+            told = opened.recv(SECONDS)
+            assert isinstance(told, bytes)
+            return b"at most 2 rows" not in told
+
+        assert answered()
+        server.set("max_rows = 2\n")
+        until(lambda: server.refused({"input_ids": [[1]] * 3}, 413, "at most 2 rows"))
+        assert not answered()
+        server.set("")
+
+
+def test_who_asked_too_often_may_ask_again_where_more_is_allowed(server: Served) -> None:
+    server.set("max_requests_per_second = 0.001\n")
+    until(lambda: server.refused(ONE, 429, "at most 0.001 a second"))
+    server.set("max_requests_per_second = 1000\n")
+    until(lambda: server.ask(ONE)[0] == 200)
+    server.set("")
+
+
+def test_a_file_that_cannot_be_used_changes_nothing(server: Served) -> None:
+    server.set("max_tokens = 2\n")
+    until(lambda: too_many_tokens(server))
+    for number, (text, message) in enumerate(
+        [
+            ("max_tokens = 0\n", "max_tokens in "),
+            ("max_tokens = \n", "allowed a TOML file"),
+            ("max_toknes = 2\n", "got max_toknes, allowed max_tokens"),
+            (f"x = {'[' * 10_000}", "allowed a TOML file"),
+        ]
+    ):
+        server.set(text)
+        until(lambda: server.said().count("the settings stay as they were") == number + 1)  # noqa: B023
+        assert message in server.said().splitlines()[-1]
+        assert too_many_tokens(server)
+    server.set("")
+    until(lambda: not too_many_tokens(server))
+
+
+def test_what_needs_a_restart_says_so(server: Served) -> None:
+    server.set("port = 1\nmax_tokens = 2\nworkers = 3\nthreads = 3\n")  # the port is that of an option
+    until(lambda: too_many_tokens(server))
+    assert " workers, threads: another value in " in server.said()
+    server.set("")
+    until(lambda: not too_many_tokens(server))
+
+
+def test_an_option_still_wins(tiny_repository: Path, tmp_path: Path) -> None:
+    with served(tiny_repository, tmp_path, "--max-tokens", "3") as server:
+        server.set("max_tokens = 2\nmax_rows = 1\n")
+        until(lambda: too_many_rows(server))
+        assert server.ask({"input_ids": [[1, 2, 3]]})[0] == 200
+
+
+def test_each_worker_follows_and_so_does_one_that_starts_later(tiny_repository: Path, tmp_path: Path) -> None:
+    with served(tiny_repository, tmp_path, "--workers", "2") as server:
+        server.set("max_tokens = 2\n")
+        until(lambda: too_many_tokens(server))
+        time.sleep(2)  # the parent and the other worker have looked by now
+
+        def statuses() -> set[int]:
+            """Ask often enough that every worker was asked."""
+            return {server.ask({"input_ids": [[1, 2, 3]]})[0] for _ in range(20)}
+
+        assert statuses() == {413}
+        server.set("max_tokens = 0\n")
+        time.sleep(3)
+        assert server.said().count("the settings stay as they were") == 1
+        server.set("max_tokens = 2\n")
+        for worker in workers_of(server.pid):
+            before = set(workers_of(server.pid))
+            os.kill(worker, signal.SIGKILL)
+            until(lambda: len(workers_of(server.pid)) == 2 and set(workers_of(server.pid)) != before)  # noqa: B023
+        assert statuses() == {413}
+
+
+def test_a_change_between_the_reading_and_the_first_look_is_seen(tmp_path: Path) -> None:
+    file = tmp_path / "preblock.toml"
+    file.write_text("max_rows = 5\n")
+    settings = load({"config": str(file), "port": "1"}).settings
+    file.write_text("max_rows = 6\n")
+    assert (settings.again().max_rows, settings.again().port) == (6, 1)
+    assert settings.max_rows == 5

@@ -1,0 +1,270 @@
+"""Servers with other settings than the shared ones, and several workers."""
+
+import json
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import tritonclient.grpc
+from prometheus_client.parser import text_string_to_metric_families
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from websockets.sync.client import connect as connect_socket
+
+from preblock.service.core.errors import Invalid
+from preblock.service.observability.metrics import TELL_SECONDS
+from preblock.service.server.supervisor import listen
+from tests.conftest import ROOT, Server, serving
+from tests.support.processes import fork_servers, workers
+from tests.support.protocols import Clients, Refused, connect, grpc_raw, native_bytes, native_json
+
+
+@pytest.fixture(scope="module")
+def limited(tiny_repository: Path) -> Iterator[Clients]:
+    """A server whose limits are set by the environment."""
+    with (
+        serving(tiny_repository, PREBLOCK_MAX_TOKENS="4", PREBLOCK_MAX_BODY_BYTES="200") as server,
+        connect(server) as clients,
+    ):
+        yield clients
+
+
+@pytest.fixture(scope="module")
+def two(tiny_repository: Path) -> Iterator[Server]:
+    """A server of two workers."""
+    with serving(tiny_repository, "--workers", "2") as server:
+        yield server
+
+
+def test_the_environment_limits_tokens(limited: Clients) -> None:
+    assert native_bytes(limited, "gpt", {"input_ids": [[1, 2], [3, 4]]}).shape == (4, 4)
+    for door in (native_json, grpc_raw):
+        with pytest.raises(Refused, match="got 5 tokens, allowed at most 4 tokens in a request"):
+            door(limited, "gpt", {"input_ids": [[1, 2, 3, 4, 5]]})
+    assert limited.http.get("/models/gpt").json()["max_tokens"] == 4
+
+
+@pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer"])
+def test_the_environment_limits_bodies(limited: Clients, path: str) -> None:
+    response = limited.http.post(path, content=bytes(201))
+    assert response.status_code == 413
+    assert "body: got 201 bytes, allowed at most 200 bytes" in response.text
+
+
+def test_the_environment_limits_messages(limited: Clients) -> None:
+    with pytest.raises(Refused, match="RESOURCE_EXHAUSTED"):
+        grpc_raw(limited, "gpt", {"input_ids": [[1] * 30]})
+
+
+def test_workers_give_the_same_bits_and_their_counters_are_summed(two: Server) -> None:
+    answers = set()
+    for _ in range(20):  # a connection each, so that both workers are asked
+        answers.add(httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [1, 2, 3]}, timeout=60).text)
+        httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [11]}, timeout=60)
+    assert len(answers) == 1
+    time.sleep(2 * TELL_SECONDS)
+    text = httpx.get(f"{two.address}/metrics", timeout=60).text
+    samples = {(s.name, *s.labels.values()): s.value for f in text_string_to_metric_families(text) for s in f.samples}
+    assert samples["preblock_requests_total", "native", "bert", "ok"] == 20
+    assert samples["preblock_requests_total", "native", "bert", "Invalid"] == 20
+    assert samples["preblock_tokens_total", "bert"] == 60
+    assert samples["preblock_request_seconds_count", "native"] == 40
+
+
+def test_the_gauge_of_streams_is_summed_over_workers(two: Server) -> None:
+    address = f"{two.socket}/models/gpt/decode"
+    with connect_socket(address) as one, connect_socket(address) as other, connect_socket(address) as third:
+        for stream in (one, other, third):
+            stream.send('{"input_ids": [1]}')
+            assert json.loads(stream.recv())["next_offset"] == [1]
+        for _ in range(6):  # whoever answers
+            assert "preblock_streams_open 3.0" in httpx.get(f"{two.address}/metrics", timeout=60).text
+
+
+def test_the_statistics_of_a_model_are_summed_over_workers(two: Server) -> None:
+    def read() -> tuple[int, int, int]:
+        (model,) = httpx.get(f"{two.address}/v2/models/bert/versions/2/stats", timeout=60).json()["model_stats"]
+        sizes = {batch["batch_size"]: batch["compute_infer"]["count"] for batch in model["batch_stats"]}
+        return model["inference_count"], model["inference_stats"]["success"]["count"], sizes.get(2, 0)
+
+    httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [1]}, timeout=60)
+    time.sleep(2 * TELL_SECONDS)
+    before = read()
+    for _ in range(20):  # a connection each, so that both workers are asked
+        httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [[1], [2]]}, timeout=60)
+    time.sleep(2 * TELL_SECONDS)
+    found = {read() for _ in range(6)}  # whoever answers
+    assert found == {(before[0] + 40, before[1] + 20, before[2] + 20)}
+
+
+def accepted(parent: int) -> list[int]:
+    """Return how many sockets each worker of a server has open."""
+    found = []
+    for worker in workers(parent):
+        with suppress(FileNotFoundError):  # descriptors come and go
+            found.append(sum("socket:" in str(link.readlink()) for link in Path(f"/proc/{worker}/fd").iterdir()))
+    return found
+
+
+def kilobytes(pid: int, field: str) -> int:
+    """Return a figure of the memory of a process."""
+    return int(Path(f"/proc/{pid}/smaps_rollup").read_text().partition(f"\n{field}:")[2].split()[0])
+
+
+def test_workers_share_what_is_imported(two: Server) -> None:
+    (server,) = fork_servers(two.process.pid)
+    both = workers(two.process.pid)
+    assert len(both) == 2
+    for worker in both:
+        httpx.get(f"{two.address}/readyz", timeout=60)
+        assert kilobytes(worker, "Shared_Dirty") > 20_000  # of spawned processes, nothing is
+    # What is forked has no thread but its first.
+    assert "Threads:\t1\n" in Path(f"/proc/{server}/status").read_text()
+
+
+def test_the_parent_lets_go_of_the_models_that_its_workers_serve(repository: Path) -> None:
+    """It would keep open what is replaced, and on a GPU take the memory of a worker."""
+    with serving(repository, "--workers", "2") as server:
+
+        def mapped(pid: int) -> bool:
+            return "model.onnx.data" in Path(f"/proc/{pid}/maps").read_text()
+
+        assert all(map(mapped, workers(server.process.pid)))
+        deadline = time.monotonic() + 20
+        while mapped(server.process.pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_ids_of_requests_are_of_their_worker(two: Server) -> None:
+    asked = [httpx.get(f"{two.address}/readyz", timeout=60).headers["X-Request-Id"] for _ in range(40)]
+    assert len(set(asked)) == len(asked)
+    assert len({name.partition("-")[0] for name in asked}) == 2
+
+
+def test_temporary_files_may_lie_where_no_socket_has_an_address(tiny_repository: Path, tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    with serving(tiny_repository, "--workers", "2", TMPDIR=str(folder)) as server:
+        assert httpx.get(f"{server.address}/readyz", timeout=60).status_code == 200
+        assert len(list(folder.iterdir())) == 1  # everything else
+    assert list(folder.iterdir()) == []
+
+
+def test_a_change_is_answered_when_all_workers_have_followed_it(tiny_repository: Path, tmp_path: Path) -> None:
+    root, later = shutil.copytree(tiny_repository, tmp_path / "repository"), tmp_path / "2"
+    (root / "bert/2").rename(later)
+    with serving(root, "--workers", "2", "--model-control", "explicit") as server, ExitStack() as stack:
+        httpx.get(f"{server.address}/readyz", timeout=60)
+        while len(before := accepted(server.process.pid)) < 2:
+            time.sleep(0.05)
+        deadline = time.monotonic() + 150
+        clients: list[httpx.Client] = []
+        while True:  # until each worker has some of the connections, which stay
+            for _ in range(4):
+                clients.append(stack.enter_context(httpx.Client(base_url=server.address, timeout=60)))
+                assert clients[-1].get("/readyz").status_code == 200
+            now = accepted(server.process.pid)
+            if len(now) == len(before) == 2 and all(new - old >= 3 for new, old in zip(now, before, strict=True)):
+                break
+            assert time.monotonic() < deadline, (before, now)
+
+        def ask(model: str = "bert") -> set[tuple[int, Any]]:
+            """Ask over every connection once, for a row, and return status and version."""
+            found = [client.post(f"/models/{model}/embed", json={"input_ids": [1]}) for client in clients]
+            return {(answer.status_code, answer.json().get("version")) for answer in found}
+
+        def change(verb: str) -> None:
+            clients[0].post(f"/v2/repository/models/bert/{verb}").raise_for_status()
+
+        def index() -> set[tuple[tuple[str, str, str], ...]]:
+            """Return what the workers say of the repository."""
+            answers = [client.post("/v2/repository/index").json() for client in clients]
+            return {tuple((m["name"], m["version"], m["state"]) for m in answer) for answer in answers}
+
+        gpt = ("gpt", "1", "READY")
+        assert ask() == {(200, 1)}
+        later.rename(root / "bert/2")
+        change("load")
+        assert ask() == {(200, 2)}
+        assert index() == {(("bert", "1", "READY"), ("bert", "2", "READY"), gpt)}
+        change("unload")
+        assert ask() == {(404, None)}
+        assert index() == {(("bert", "1", "UNAVAILABLE"), ("bert", "2", "UNAVAILABLE"), gpt)}
+        assert ask("gpt") == {(200, 1)}
+        with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+            client.load_model("bert")
+        assert ask() == {(200, 2)}
+        assert index() == {(("bert", "1", "READY"), ("bert", "2", "READY"), gpt)}
+        time.sleep(2 * TELL_SECONDS)
+        counted = {
+            tuple(
+                (m["version"], m["inference_count"]) for m in client.get("/v2/models/bert/stats").json()["model_stats"]
+            )
+            for client in clients
+        }
+        assert counted == {(("1", len(clients)), ("2", 2 * len(clients)))}
+
+
+def test_every_worker_answers_grpc(two: Server) -> None:
+    httpx.get(f"{two.address}/readyz", timeout=60)
+    answers = set()
+    for _ in range(10):  # a connection each
+        with grpc.insecure_channel(two.grpc, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            answers.add(stub.ModelMetadata(service_pb2.ModelMetadataRequest(name="bert")).SerializeToString())
+    assert len(answers) == 1
+
+
+def test_an_address_in_use_is_refused_by_name() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Invalid, match=f"^grpc-port: got 127.0.0.1:{port}, allowed an address to listen on"):
+            listen("grpc-port", "127.0.0.1", port)
+
+
+def test_a_host_that_is_none_is_refused_by_name() -> None:
+    with pytest.raises(Invalid, match=r"^port: got no\.such\.host\.invalid:0, allowed an address to listen on"):
+        listen("port", "no.such.host.invalid", 0)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_host_may_be_of_either_family(tiny_repository: Path, host: str) -> None:
+    with serving(tiny_repository, "--host", host) as server:
+        written = f"[{host}]" if ":" in host else host
+        assert server.address.startswith(f"http://{written}:")
+        assert httpx.get(f"{server.address}/readyz", timeout=60).status_code == 200
+        with grpc.insecure_channel(f"{written}:{server.grpc.rpartition(':')[2]}") as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            assert stub.ServerReady(service_pb2.ServerReadyRequest()).ready
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_signal_on_the_banner_is_obeyed(tiny_repository: Path, tmp_path: Path, workers: str) -> None:
+    for _ in range(2):
+        with serving(tiny_repository, "--workers", workers, TMPDIR=str(tmp_path)):
+            pass  # the end of `serving` sends the signal, and asks for exit code 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_workers_hold_and_carry_is_summed(two: Server) -> None:
+    """The same names as with one process, and the memory of both."""
+    body = b'{"input_ids": [1]}'
+    for _ in range(6):
+        httpx.post(f"{two.address}/models/gpt/embed", content=body)
+    time.sleep(2 * TELL_SECONDS)
+    families = list(text_string_to_metric_families(httpx.get(f"{two.address}/metrics").text))
+    found = {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+    assert found["preblock_received_bytes_total", "native"] >= 6 * len(body)
+    assert len([name for name, *_ in found if name == "preblock_provider_info"]) == 1
+    resident = [Path(f"/proc/{worker}/status").read_text() for worker in workers(two.process.pid)]
+    largest = max(1024 * int(status.partition("RssAnon:")[2].split()[0]) for status in resident)
+    assert found["preblock_resident_memory_bytes", "anonymous"] > 1.5 * largest
+    text = (ROOT / "docs" / "operations.md").read_text()
+    assert all(f"`{f.name}" in text for f in families)

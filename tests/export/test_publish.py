@@ -1,0 +1,287 @@
+"""How artifacts enter a repository: drafts, versions, and what an export that dies leaves behind."""
+
+import itertools
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from preblock.export import publish as publishing
+from preblock.export.errors import ExportError
+from preblock.export.exporter import export
+from preblock.export.publish import DRAFT, check_name, draft, publish, sweep, versions
+from preblock.service.runtime.repository import find_artifacts
+from tests.support import commands
+
+
+def add(repository: Path, name: str, content: str = "") -> int:
+    """Publish an artifact of one file."""
+    with draft(repository, name) as folder:
+        (folder / "file").write_text(content)
+        return publish(folder)
+
+
+def test_versions_count_from_1_for_each_name(tmp_path: Path) -> None:
+    assert [add(tmp_path, name) for name in ("a", "a", "b", "a")] == [1, 2, 1, 3]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["1", "2", "3"]
+
+
+def test_a_version_follows_the_highest_not_the_count(tmp_path: Path) -> None:
+    for version in ("2", "9", "10"):
+        (tmp_path / "m" / version).mkdir(parents=True)
+    assert versions(tmp_path / "m") == [2, 9, 10]
+    assert add(tmp_path, "m") == 11
+
+
+def test_a_published_version_is_whole_and_readable_by_others(tmp_path: Path) -> None:
+    add(tmp_path, "m", "content")
+    folder = tmp_path / "m" / "1"
+    assert (folder / "file").read_text() == "content"
+    assert folder.stat().st_mode & 0o777 == 0o755
+    assert (folder / "file").stat().st_mode & 0o777 == 0o644
+
+
+def test_an_export_that_fails_leaves_no_trace(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), draft(tmp_path, "m") as folder:
+        shutil.copyfile(tmp_path / "missing", folder / "file")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_that_fails_leaves_earlier_versions(tmp_path: Path) -> None:
+    add(tmp_path, "m")
+    with pytest.raises(RuntimeError), draft(tmp_path, "m"):
+        raise RuntimeError
+    assert [path.name for path in (tmp_path / "m").iterdir()] == ["1"]
+
+
+def test_a_draft_is_no_artifact(tmp_path: Path) -> None:
+    add(tmp_path, "other")
+    with draft(tmp_path, "m"):
+        assert [name for name, *_ in find_artifacts(tmp_path)] == ["other"]
+
+
+def test_a_draft_of_this_process_is_not_swept(tmp_path: Path) -> None:
+    with draft(tmp_path, "m") as first, draft(tmp_path, "m") as second:
+        sweep(tmp_path / "m")
+        assert first.is_dir()
+        assert second.is_dir()
+
+
+DRAFT_AND_WAIT = """
+import sys
+from pathlib import Path
+from preblock.export.publish import draft
+with draft(Path(sys.argv[1]), "m") as folder:
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_draft_of_another_process_is_swept_once_that_process_is_dead(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", DRAFT_AND_WAIT, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        assert add(tmp_path, "m") == 1
+        assert folder.is_dir()
+        process.kill()
+        process.wait()
+    assert folder.is_dir()
+    assert add(tmp_path, "m") == 2
+    assert not folder.exists()
+
+
+MOMENTS = {
+    "the draft": ("", "float32"),
+    "the middle of the table": ("model.onnx.data", "float32"),
+    "the middle of the rounded table": ("model.onnx.data.new", "float16"),
+    "the proof": ("manifest.json", "float32"),
+}
+"""What an export is about once which file of its draft is there, and the type that it stores."""
+
+
+def end_in_the_middle(
+    source: Path, repository: Path, number: signal.Signals, moment: str = "the middle of the table"
+) -> tuple[int, str]:
+    """Send a signal to an export at a moment; return its exit code and standard error."""
+    file, dtype = MOMENTS[moment]
+    options = ("--name", "m", "--repository", repository, "--dtype", dtype)
+    with commands.running(commands.preblock, "export", source, *options) as started:
+        while not any(there(folder / file) for folder in (repository / "m").glob(f"{DRAFT}*")):
+            assert started.process.is_alive(), started.wait()
+            time.sleep(0.005)
+        os.kill(started.process.pid or 0, number)
+        done = started.wait()
+        return done.returncode, done.stderr
+
+
+def there(path: Path) -> bool:
+    """Whether a folder is there, or a file with some content."""
+    with suppress(FileNotFoundError):  # replaced in between
+        return path.stat().st_size > 0
+    return False
+
+
+@pytest.mark.parametrize("moment", ["the middle of the table", "the proof"])
+def test_an_export_that_is_killed_shows_nothing_and_the_next_sweeps(
+    tiny_checkpoint: Path, large_checkpoint: Path, tmp_path: Path, moment: str
+) -> None:
+    add(tmp_path, "other")
+    code, _ = end_in_the_middle(large_checkpoint, tmp_path, signal.SIGKILL, moment)
+    assert code == -signal.SIGKILL
+    assert [path.name[:5] for path in (tmp_path / "m").iterdir()] == [DRAFT]
+    assert [name for name, *_ in find_artifacts(tmp_path)] == ["other"]
+    assert export(str(tiny_checkpoint), "m", tmp_path).folder == tmp_path / "m" / "1"
+    assert [path.name for path in (tmp_path / "m").iterdir()] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said", "moment"),
+    [
+        (signal.SIGINT, 130, "interrupted", "the draft"),
+        (signal.SIGINT, 130, "interrupted", "the middle of the rounded table"),
+        (signal.SIGTERM, 143, "terminated", "the middle of the table"),
+    ],
+)
+def test_an_export_that_is_interrupted_leaves_no_trace(
+    large_checkpoint: Path, tmp_path: Path, number: signal.Signals, code: int, said: str, moment: str
+) -> None:
+    found, errors = end_in_the_middle(large_checkpoint, tmp_path, number, moment)
+    assert found == code
+    assert errors.splitlines()[-1] == f"preblock: {said}"
+    assert "Traceback" not in errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_draft_interrupted_at_any_line_of_its_making_leaves_no_trace(tmp_path: Path) -> None:
+    """Stops `draft` before each line that it runs, in turn, until one of them is in the `with` block."""
+
+    def stop_at(line: int) -> bool:
+        lines = itertools.count()
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            if frame.f_code.co_filename != publishing.__file__:
+                return None
+            if event == "line" and next(lines) == line:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            with draft(tmp_path / "repository", "m"):
+                sys.settrace(before)
+                return False
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+
+    stopped = 0
+    while stop_at(stopped):
+        stopped += 1
+        assert not list((tmp_path / "repository").glob("**/*"))
+    assert stopped > 10
+
+
+def test_a_draft_that_others_take_away_at_any_line_of_its_making_is_made(tmp_path: Path) -> None:
+    """Sweeps and removes the name, as another export does, before each line that `draft` and pathlib run, in turn."""
+    files = {publishing.__file__, pathlib.__file__}
+
+    def take_away_at(line: int) -> bool:
+        lines = itertools.count()
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            if frame.f_code.co_filename not in files:
+                return None
+            if event == "line" and next(lines) == line:
+                sys.settrace(None)
+                sweep(tmp_path / "m")
+                with suppress(OSError):
+                    (tmp_path / "m").rmdir()
+            return trace
+
+        (tmp_path / "m").mkdir()  # left by one who fails just now
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            with draft(tmp_path, "m") as folder:
+                sys.settrace(before)
+                assert folder.is_dir()
+                sweep(tmp_path / "m")
+                assert folder.is_dir()
+        finally:
+            sys.settrace(before)
+        assert list(tmp_path.iterdir()) == []
+        return next(lines) > line
+
+    taken = 0
+    while take_away_at(taken):
+        taken += 1
+    assert taken > 50
+
+
+def test_two_exports_at_once_give_two_versions(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    command = (commands.preblock, "export", tiny_checkpoint, "--name", "m", "--repository", tmp_path)
+    with commands.running(*command) as first, commands.running(*command) as second:
+        done = [first.wait(), second.wait()]
+    assert [(each.returncode, each.stderr.count("Traceback")) for each in done] == [(0, 0), (0, 0)]
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["1", "2"]
+    assert sorted(each.stdout.split(":")[0] for each in done) == [str(tmp_path / "m" / version) for version in "12"]
+
+
+def test_many_exports_at_once_give_as_many_versions(tmp_path: Path) -> None:
+    count, begin = 8, threading.Barrier(8)
+
+    def run(number: int) -> list[int]:
+        begin.wait()
+        return [add(tmp_path, "m", f"{number}.{repeat}") for repeat in range(10)]
+
+    with ThreadPoolExecutor(count) as pool:
+        found = [version for each in pool.map(run, range(count)) for version in each]
+    assert sorted(found) == list(range(1, 81))
+    contents = {(tmp_path / "m" / str(version) / "file").read_text() for version in found}
+    assert len(contents) == 80
+    assert len(list((tmp_path / "m").iterdir())) == 80
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", ".x", "-x", "a b", "a\n", "ä", "x" * 129, "a\0"])
+def test_a_name_that_is_no_part_of_a_path_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ExportError, match="--name: got "), draft(tmp_path / "r", name):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a", "0", "gpt2-small", "all-MiniLM-L6-v2.1_x", "x" * 128])
+def test_an_ordinary_name_is_allowed(name: str) -> None:
+    check_name(name)
+
+
+def test_a_repository_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ExportError, match="file/m: Not a directory"), draft(tmp_path / "file", "m"):
+        pass
+
+
+def test_a_name_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "m").touch()
+    with pytest.raises(ExportError, match="m: File exists"), draft(tmp_path, "m"):
+        pass
+
+
+def test_a_repository_that_cannot_be_written_is_refused() -> None:
+    with pytest.raises(ExportError, match="/proc/m: "), draft(Path("/proc"), "m"):
+        pass

@@ -1,0 +1,471 @@
+"""Artifacts whose tables are not in float32. Oracles: transformers' tables, rounded by numpy; a bare onnxruntime."""
+
+import asyncio
+import base64
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from preblock.export.errors import ExportError, ParityError
+from preblock.export.exporter import Exported, export, export_loaded, verify
+from preblock.export.parity import prove_lookup
+from preblock.export.quantization import build_narrow, compare_tables
+from preblock.export.source import LoadedSource, load_source
+from preblock.export.table_formats import find_format
+from preblock.models.builders import gpt2_embedding
+from preblock.models.custom import CustomFrontEnd
+from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.modules.sinusoids import sinusoid
+from preblock.models.steps import Norm, Positions, Project, Segments, Tokens
+from preblock.service.artifacts.manifest import (
+    DATA,
+    EMBEDDINGS,
+    GRAPH,
+    MANIFEST,
+    PARITY,
+    Manifest,
+    ParityReport,
+    Source,
+    describe,
+    read,
+)
+from preblock.service.core.errors import ArtifactError
+from preblock.service.core.types import Request, Rows
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.scheduler import Scheduler
+from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.session import CPU, Session
+from tests.clients.standard import check_standard
+from tests.conftest import serving
+from tests.families import biased, published
+
+V, D, M = 90, 40, 24
+"""The width is no multiple of a block."""
+WAYS: dict[str, dict[str, Any]] = {
+    "float16": {"dtype": "float16"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "int8"},
+    "int8-tensor": {"dtype": "int8", "scale": "tensor"},
+    "int4": {"dtype": "int4"},
+}
+ALL = pytest.mark.parametrize("way", WAYS)
+
+Array = NDArray[Any]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a random GPT-2 in float32."""
+    torch.manual_seed(4)
+    config = transformers.GPT2Config(vocab_size=V, n_embd=D, n_positions=M, n_layer=1, n_head=2)
+    folder = tmp_path_factory.mktemp("checkpoint") / "gpt2"
+    transformers.GPT2Model(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def repository(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That GPT-2, stored in every way."""
+    root = tmp_path_factory.mktemp("repository")
+    for way, options in WAYS.items():
+        export(str(source), way, root, **options)
+    return root
+
+
+@pytest.fixture(scope="module")
+def tables(source: Path) -> tuple[Array, Array]:
+    """Its tables of tokens and positions, as transformers has them."""
+    model = transformers.GPT2Model.from_pretrained(source)
+    return model.wte.weight.detach().numpy(), model.wpe.weight.detach().numpy()
+
+
+@pytest.fixture
+def copy(repository: Path, tmp_path: Path) -> Path:
+    """The repository, to break."""
+    return shutil.copytree(repository, tmp_path / "copy")
+
+
+def steps(values: Array, levels: int) -> Array:
+    """Round all of `values` to whole steps of which the largest has `levels`."""
+    step = np.abs(values).max() / np.float32(levels)
+    whole: Array = np.rint(values / step) * step
+    return whole
+
+
+def rounded(table: Array, way: str) -> Array:
+    """Return what `table` is worth as it is stored."""
+    if way == "int8":
+        return np.stack([steps(row, 127) for row in table])
+    if way == "int8-tensor":
+        return steps(table, 127)
+    if way == "int4":
+        blocks = range(0, table.shape[1], 32)
+        return np.stack([np.concatenate([steps(row[at : at + 32], 7) for at in blocks]) for row in table])
+    short: Array = table.astype(getattr(ml_dtypes, way, np.float16)).astype(np.float32)
+    return short
+
+
+def run(folder: Path, feeds: dict[str, Array], graph: str = GRAPH) -> Array:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    session = ort.InferenceSession(folder / graph, options, providers=["CPUExecutionProvider"])
+    found: Array = session.run(None, feeds)[0]
+    return found
+
+
+def seal(folder: Path, **values: Any) -> None:
+    """Give the manifest the hashes of the files as they are now, and other values."""
+    manifest = json.loads((folder / MANIFEST).read_text()) | values
+    manifest["files"] = {name: describe(folder / name).model_dump() for name in manifest["files"]}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+def tiny(*further: Any) -> FrontEnd:
+    torch.manual_seed(0)
+    steps_ = (Tokens(rows=30, width=8), *further)
+    return FrontEnd(FrontEndConfig(family="tiny", steps=steps_, max_len=20))
+
+
+def put(frontend: FrontEnd, root: Path, dtype: str) -> Exported:
+    return export_loaded(LoadedSource(frontend, Source(kind="module")), "m", root, format_=find_format(dtype))
+
+
+@ALL
+@pytest.mark.parametrize(
+    ("batch", "length", "offset"), [(1, 1, [0]), (3, 5, [2]), (2, M, [0]), (2, 3, [1, 20]), (0, 2, [0])]
+)
+def test_bare_onnxruntime_gives_the_sum_of_rows_rounded_by_numpy(
+    repository: Path, tables: tuple[Array, Array], way: str, batch: int, length: int, offset: list[int]
+) -> None:
+    tokens, positions = (rounded(table, way) for table in tables)
+    ids = np.random.default_rng(1).integers(0, V, (batch, length))
+    expected = tokens[ids] + positions[np.arange(length) + np.array(offset)[:, None]]
+    found = run(repository / way / "1", {"input_ids": ids, "offset": np.array(offset)})
+    assert found.dtype == np.float32
+    assert np.array_equal(found, expected)
+    assert np.array_equal(run(repository / way / "1", {"input_ids": ids}, "token.onnx"), tokens[ids])
+
+
+@ALL
+def test_it_is_what_the_standard_says(repository: Path, way: str) -> None:
+    check_standard(repository / way / "1")
+
+
+@pytest.mark.parametrize(("dtype", "arithmetic"), [("float16", "source"), ("bfloat16", "float32")])
+def test_a_source_in_its_own_type_keeps_every_bit(tmp_path: Path, source: Path, dtype: str, arithmetic: Any) -> None:
+    model = transformers.GPT2Model.from_pretrained(source, dtype=getattr(torch, dtype))
+    model.save_pretrained(tmp_path / "source")
+    folders = [
+        export(str(tmp_path / "source"), "m", tmp_path, dtype=stored, arithmetic=arithmetic).folder
+        for stored in ("float32", dtype)
+    ]
+    ids = np.arange(V - V % M).reshape(-1, M) % V
+    wide, narrow = (run(folder, {"input_ids": ids, "offset": np.array([0])}) for folder in folders)
+    assert wide.tobytes() == narrow.tobytes()
+    sizes = [(folder / DATA).stat().st_size for folder in folders]
+    assert 0 <= 2 * sizes[1] - sizes[0] < 2 * 64
+    assert all(table["max_abs"] == 0 for table in json.loads((folders[1] / PARITY).read_text())["storage"].values())
+
+
+@ALL
+def test_the_manifest_and_the_data_file_are_of_that_type(repository: Path, way: str) -> None:
+    folder = repository / way / "1"
+    manifest = json.loads((folder / MANIFEST).read_text())
+    scale = {"int8": "row", "int8-tensor": "tensor", "int4": "block"}.get(way)
+    block = 32 if way == "int4" else None
+    assert (manifest["dtype"], manifest["scale"], manifest["block"]) == (WAYS[way]["dtype"], scale, block)
+    assert {t["dtype"] for graph in manifest["graphs"].values() for t in graph["outputs"]} == {"float32"}
+    rows = V + M
+    needed = {"float16": 2 * D, "bfloat16": 2 * D, "int8": D + 4, "int8-tensor": D, "int4": 2 * (16 + 4)}[way] * rows
+    assert 0 <= (folder / DATA).stat().st_size - needed < 4 * 64  # each part begins at a multiple of 64
+    tiles = [] if way == "int8-tensor" else ["tiles.onnx"]
+    assert sorted(path.name for path in folder.iterdir()) == [MANIFEST, GRAPH, DATA, PARITY, *tiles, "token.onnx"]
+
+
+@ALL
+def test_no_table_is_widened_as_a_whole_also_not_by_onnxruntime(repository: Path, way: str, tmp_path: Path) -> None:
+    for graph in (GRAPH, "token.onnx"):
+        options = ort.SessionOptions()
+        options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+        options.log_severity_level = 3
+        ort.InferenceSession(repository / way / "1" / graph, options, providers=["CPUExecutionProvider"])
+        for file in (repository / way / "1" / graph, tmp_path / "optimised.onnx"):
+            model = onnx.load(file, load_external_data=False).graph
+            assert {node.op_type for node in model.node if node.input and "weight" in node.input[0]} == {"Gather"}
+            floats = [tensor for tensor in model.initializer if tensor.data_type == onnx.TensorProto.FLOAT]
+            assert all(np.prod(tensor.dims) <= 2 * V for tensor in floats)
+            domains = {node.domain for node in model.node}
+            assert file.name == "optimised.onnx" or domains <= {""}
+
+
+@ALL
+def test_the_report_compares_the_tables_with_those_in_float32(
+    repository: Path, tables: tuple[Array, Array], way: str
+) -> None:
+    folder = repository / way / "1"
+    found = json.loads((folder / PARITY).read_text())["storage"]
+    assert list(found) == ["tokens.weight", "positions.weight"]
+    for table, told in zip(tables, found.values(), strict=True):
+        exact, stored = table.astype(np.float64), rounded(table, way).astype(np.float64)
+        error = np.abs(stored - exact)
+        cosines = (exact * stored).sum(1) / np.linalg.norm(exact, axis=1) / np.linalg.norm(stored, axis=1)
+        assert (told["rows"], told["width"]) == table.shape
+        assert told["max_abs"] == error.max() > 0
+        assert told["mean_abs"] == pytest.approx(error.mean(), rel=1e-9)
+        assert told["min_cosine"] == pytest.approx(cosines.min(), rel=1e-12)
+        assert told["bytes"] + told["saved"] == table.nbytes
+    assert sum(told["bytes"] for told in found.values()) <= (folder / DATA).stat().st_size + 16
+
+
+@ALL
+def test_verify_builds_it_again_from_the_artifact_and_proves_it(repository: Path, way: str) -> None:
+    proven = verify(repository / way / "1").providers
+    assert proven == read(ParityReport, repository / way / "1" / PARITY).providers
+    assert all(output.max_abs == 0 for parity in proven.values() for output in parity.outputs.values())
+
+
+@pytest.mark.parametrize("way", ["float16", "int8", "int4"])
+@pytest.mark.parametrize("ending", ["", ".scale"])
+def test_tables_that_are_stored_otherwise_than_they_are_rounded_are_found(
+    copy: Path, source: Path, way: str, ending: str
+) -> None:
+    folder, frontend = copy / way / "1", load_source(str(source)).frontend
+    format_ = find_format(**WAYS[way])
+    assert isinstance(frontend, FrontEnd)
+    assert format_ is not None
+    told = read(ParityReport, folder / PARITY).storage
+    assert compare_tables(frontend, format_, folder) == told
+    tensors = {tensor.name: tensor for tensor in onnx.load(folder / GRAPH, load_external_data=False).graph.initializer}
+    tensor = tensors.get(f"frontend.tokens.weight{ending}")
+    if tensor is None:  # a float16 needs no scale
+        return
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    content = np.memmap(folder / DATA, np.uint8, "r+", int(place["offset"]), (int(place["length"]),))
+    content[-2] ^= 1
+    content.flush()
+    with pytest.raises(ExportError, match=r"model\.onnx\.data: holds something else than tokens\.weight rounded to "):
+        compare_tables(frontend, format_, folder)
+
+
+def test_a_narrow_table_gives_every_row_that_numpy_rounds_in_any_shape(
+    repository: Path, tables: tuple[Array, Array]
+) -> None:
+    for way in WAYS:
+        manifest = read(Manifest, repository / way / "1" / MANIFEST)
+        assert manifest.front_end is not None
+        config, format_ = FrontEndConfig.from_document(manifest.front_end), find_format(**WAYS[way])
+        assert format_ is not None
+        frontend = build_narrow(config, {}, format_, repository / way / "1")
+        assert "tokens.weight" not in frontend.state_dict()  # no float32 table is in memory
+        expected = rounded(tables[0], way)
+        assert np.array_equal(frontend.look_up(torch.arange(V)[None]).detach()[0], expected)
+        assert frontend.look_up(torch.zeros((2, 0), dtype=torch.int64)).shape == (2, 0, D)
+
+
+def test_of_a_lookup_alone_every_id_is_compared(tmp_path: Path) -> None:
+    exported = put(tiny(), tmp_path, "int8")
+    output = exported.parity.providers[CPU].outputs[EMBEDDINGS]
+    assert output.cases[-1].arguments == {"from_id": 0, "to_id": 29}
+    content = bytearray((exported.folder / DATA).read_bytes())
+    frontend, format_ = tiny(), find_format("int8")
+    assert format_ is not None
+    narrow = build_narrow(frontend.config, {}, format_, exported.folder)
+    content[17 * 8] ^= 1  # a code of an id that no case of the grid need take
+    shutil.copytree(exported.folder, tmp_path / "copy")
+    (tmp_path / "copy" / DATA).write_bytes(content)
+    with pytest.raises(ParityError, match="at from_id 0, to_id 29"):
+        prove_lookup(narrow, Session(tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("way", ["int4", "int8"])
+def test_verify_finds_a_graph_that_widens_otherwise(copy: Path, way: str) -> None:
+    folder = copy / way / "1"
+    model = onnx.load(folder / GRAPH, load_external_data=False)
+    if way == "int4":
+        middle = next(node for node in model.graph.node if node.output[0].endswith(".middle"))
+        middle.attribute[0].t.int32_data[0] = 7
+    else:
+        next(node for node in model.graph.node if node.op_type == "Mul").op_type = "Add"
+    onnx.save(model, folder / GRAPH)
+    seal(folder)
+    with pytest.raises(ExportError, match="embeddings of the graph differs from its PyTorch module"):
+        verify(folder)
+
+
+@pytest.mark.parametrize(
+    ("way", "values", "field"),
+    [
+        ("int8", {"scale": "tensor"}, "scale"),
+        ("int8-tensor", {"scale": "row"}, "scale"),
+        ("int4", {"block": 16}, "block"),
+    ],
+)
+def test_verify_finds_a_manifest_that_says_something_else(copy: Path, way: str, values: Any, field: str) -> None:
+    seal(copy / way / "1", **values)
+    with pytest.raises(ExportError, match=rf"manifest\.json: {field} is "):
+        verify(copy / way / "1")
+
+
+@ALL
+def test_a_manifest_of_another_type_is_refused_by_all(copy: Path, way: str) -> None:
+    seal(copy / way / "1", dtype="float32")
+    stored = {"int8-tensor": "int8", "int4": "uint8"}.get(way, way)
+    message = rf"dtype: got float32, allowed that of model\.onnx frontend\.tokens\.weight, {stored}"
+    with pytest.raises(ArtifactError, match=message):
+        Repository(copy, CPU, 1)
+    with pytest.raises(ExportError, match=message):
+        verify(copy / way / "1")
+
+
+@pytest.mark.parametrize("way", ["int8", "int4"])
+def test_the_same_source_gives_the_same_bytes(repository: Path, source: Path, way: str, tmp_path: Path) -> None:
+    again = export(str(source), "again", tmp_path, **WAYS[way]).folder
+    for name in (GRAPH, "token.onnx", DATA, MANIFEST):
+        assert (again / name).read_bytes() == (repository / way / "1" / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("float16", 65520), ("bfloat16", 3.4e38), ("int8", np.inf), ("int4", np.nan), ("float16", -7e4)],
+)
+def test_a_value_that_does_not_fit_is_named_and_nothing_is_left(tmp_path: Path, dtype: str, value: float) -> None:
+    frontend = tiny(Positions(rows=20))
+    with torch.no_grad():
+        frontend.get_parameter("positions.weight")[3, 2] = value
+    with pytest.raises(ExportError) as refused:
+        put(frontend, tmp_path, dtype)
+    told = f"{np.float32(value):g}"
+    assert str(refused.value) == f"--dtype: got {dtype}, allowed a type that holds {told}, a value of positions.weight"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_largest_float16_fits(tmp_path: Path) -> None:
+    frontend = tiny()
+    with torch.no_grad():
+        frontend.tokens.weight[3, 2] = 65519  # halfway to what would be the next begins at 65520
+    exported = put(frontend, tmp_path, "float16")
+    assert run(exported.folder, {"input_ids": np.array([[3]]), "offset": np.array([0])})[0, 0, 2] == 65504
+
+
+def test_norms_and_projections_stay_in_float32_and_equal_tables_are_all_kept(tmp_path: Path) -> None:
+    frontend = tiny(
+        Segments(rows=30), Segments(rows=2, input="kinds"), Positions(rows=20), Norm(eps=1e-5), Project(width=12)
+    )
+    with torch.no_grad():
+        frontend.get_parameter("segments.weight").copy_(frontend.tokens.weight)
+        frontend.get_parameter("norm.weight").fill_(1.1)
+    before = {name: weight.clone() for name, weight in frontend.state_dict().items()}
+    exported = put(frontend, tmp_path, "int4")
+    assert all(torch.equal(weight, before[name]) for name, weight in frontend.state_dict().items())
+    assert set(exported.parity.storage) == {name for name in before if "norm" not in name and "project" not in name}
+    types = {t.name: t.data_type for t in onnx.load(exported.folder / GRAPH).graph.initializer}
+    for name in before:
+        kept = name.startswith(("norm", "project"))
+        found = types.get(f"frontend.{name}", types.get(f"frontend.{name}.transposed"))
+        assert found == (onnx.TensorProto.FLOAT if kept else onnx.TensorProto.UINT8), name
+    assert verify(exported.folder).providers[CPU].outputs["embeddings"].max_ulp <= 8
+    check_standard(exported.folder)
+
+
+def test_a_hybrid_table_is_rounded_and_the_sinusoids_beyond_are_not(tmp_path: Path) -> None:
+    frontend = FrontEnd(
+        FrontEndConfig(
+            family="hybrid",
+            steps=(Tokens(rows=30, width=8), Positions(rows=20, table="hybrid")),
+            max_len=2**31,
+        )
+    )
+    exported = put(frontend, tmp_path, "int8")
+    assert set(exported.parity.storage) == {"tokens.weight", "positions.weight"}
+    feeds = {"input_ids": np.array([[5]]), "offset": np.array([1000])}
+    beyond = run(exported.folder, feeds) - rounded(frontend.tokens.weight.detach().numpy(), "int8")[5]
+    with torch.no_grad():
+        exact = sinusoid(torch.tensor([[1000]]), 8).numpy()
+    assert np.abs(beyond - exact).max() < 1e-6
+    assert verify(exported.folder).providers == exported.parity.providers
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama", {"dtype": "int8"}),
+        ("ctrl", {"dtype": "int8", "scale": "tensor", "segments": True}),
+        ("gpt2", {"dtype": "int4", "max_len": 64, "resizing": "interpolate"}),
+        ("gpt2", {"dtype": "bfloat16", "max_len": 99, "resizing": "hybrid", "arithmetic": "source"}),
+        ("bloom", {"dtype": "int4"}),
+    ],
+)
+def test_every_other_option_goes_with_it(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+    if name in biased.BIASED:
+        biased.save(name, tmp_path / "source")
+    else:
+        published.save(name, tmp_path / "source", torch.bfloat16 if "arithmetic" in options else torch.float32)
+    exported = export(str(tmp_path / "source"), "m", tmp_path, **options)
+    assert isinstance(exported.manifest, Manifest)
+    assert exported.manifest.dtype == options["dtype"]
+    assert ("embeddings.onnx" in exported.manifest.files) == (name == "llama")
+    assert ("bias.onnx" in exported.manifest.files) == (name in biased.BIASED)
+    assert verify(exported.folder).providers == exported.parity.providers
+    assert Repository(tmp_path, CPU, 1).get("m").manifest == exported.manifest
+    check_standard(exported.folder, exported.manifest.indices)
+
+
+def test_a_stem_is_refused_by_name(tmp_path: Path) -> None:
+    config = transformers.ViTConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8, patch_size=4
+    )
+    transformers.ViTModel(config).save_pretrained(tmp_path / "vit")
+    with pytest.raises(ExportError, match="--dtype: got 'int8', allowed only float32 for a stem"):
+        export(str(tmp_path / "vit"), "m", tmp_path / "root", dtype="int8")
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_module_of_ones_own_is_refused_by_name(tmp_path: Path) -> None:
+    custom = CustomFrontEnd(gpt2_embedding(7, 4, 6), vocab_size=7, max_len=6)
+    loaded = LoadedSource(custom, Source(kind="module"))
+    with pytest.raises(ExportError, match="--dtype: got 'int4', allowed only float32 for a module of one's own"):
+        export_loaded(loaded, "m", tmp_path, format_=find_format("int4"))
+
+
+def test_a_type_that_is_refused_costs_no_reading(tmp_path: Path) -> None:
+    told: list[str] = []
+    with pytest.raises(ExportError, match="--scale: got 'row', allowed only with --dtype int8"):
+        export("gpt2-small", "m", tmp_path, told.append, dtype="int4", scale="row")
+    assert told == []
+
+
+@ALL
+def test_the_engine_serves_it_with_rows_of_any_length(repository: Path, tables: tuple[Array, Array], way: str) -> None:
+    engine = Engine(Repository(repository, CPU, 1), Scheduler(1, 1), Metrics(), 100)
+    rows, offsets = [[5, 6, 7, 8], [9], [89, 0]], [0, 23, 4]
+    ids = Rows(np.array([id_ for row in rows for id_ in row]), np.array([len(row) for row in rows]))
+    request = Request(input_ids=ids, offset=np.array(offsets))
+    answer = asyncio.run(engine.embed(engine.repository.get(way), request))
+    tokens, positions = (rounded(table, way) for table in tables)
+    expected = [tokens[row] + positions[at : at + len(row)] for row, at in zip(rows, offsets, strict=True)]
+    assert np.array_equal(answer.arrays["embeddings"], np.concatenate(expected))
+
+
+def test_a_server_answers_in_the_type_that_was_asked_for(repository: Path, tables: tuple[Array, Array]) -> None:
+    with serving(repository) as server:
+        for way in WAYS:
+            fields = {"input_ids": [[5, 6, 7]], "offset": 2, "dtype": "float16"}
+            answer = httpx.post(f"{server.address}/models/{way}/embed", json=fields, timeout=60).json()
+            tokens, positions = (rounded(table, way) for table in tables)
+            expected = (tokens[[5, 6, 7]] + positions[2:5]).astype(np.float16)
+            assert base64.b64decode(answer["embeddings"]) == expected.tobytes()
+        shown = httpx.get(f"{server.address}/models/int4", timeout=60).json()
+        assert shown["manifest"]["dtype"] == "int4"
+        assert set(shown["parity"]["storage"]) == {"tokens.weight", "positions.weight"}

@@ -1,0 +1,269 @@
+"""The Open Inference Protocol over gRPC. Oracles: tritonclient, and the native door.
+
+Both our generated messages and tritonclient's register the same names, and one process can hold only one of them: tests
+hold tritonclient's, and what needs ours runs in a process of its own.
+"""
+
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from tritonclient.grpc import service_pb2
+
+from tests.conftest import Server
+from tests.support.protocols import Clients, Refused, call_grpc, native_bytes
+
+FIELDS = {
+    "input_ids": [[1, 2, 3], [4, 5, 6]],
+    "offset": [1, 2],
+    "token_type_ids": [[0, 1, 0], [1, 0, 1]],
+    "attention_mask": [[0, 1, 1], [1, 1, 0]],
+}
+IDS = np.array([[1, 2]])
+BAD_OFFSET = {"offset": service_pb2.InferParameter(int64_param=5)}
+
+
+def request(**more: Any) -> Any:
+    """Return a good request for `gpt`, with typed contents, changed by `more`."""
+    message = service_pb2.ModelInferRequest(model_name="gpt")
+    tensor = message.inputs.add(name="input_ids", datatype="INT64", shape=[1, 2])
+    tensor.contents.int64_contents.extend([1, 2])
+    message.MergeFrom(service_pb2.ModelInferRequest(**more))
+    return message
+
+
+def raw_request(array: Any, *data: bytes, **more: Any) -> Any:
+    """Return a request for `gpt` with raw contents."""
+    message = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=data)
+    message.inputs.add(**({"name": "input_ids", "datatype": "INT64", "shape": np.shape(array)} | more))
+    return message
+
+
+def refusal(clients: Clients, message: Any, method: str = "ModelInfer") -> tuple[str, str]:
+    with pytest.raises(Refused) as refused:
+        call_grpc(clients, method, message)
+    return str(refused.value.status), refused.value.message
+
+
+def test_live_and_ready(tiny_clients: Clients) -> None:
+    assert tiny_clients.grpc.is_server_live()
+    assert tiny_clients.grpc.is_server_ready()
+
+
+@pytest.mark.parametrize(("model", "version"), [("bert", ""), ("bert", "1"), ("bert", "2"), ("gpt", "1")])
+def test_a_model_that_is_served_is_ready(tiny_clients: Clients, model: str, version: str) -> None:
+    assert tiny_clients.grpc.is_model_ready(model, version)
+
+
+@pytest.mark.parametrize("method", ["ModelReady", "ModelMetadata"])
+@pytest.mark.parametrize(("name", "version"), [("nope", ""), ("bert", "3"), ("", ""), ("bert", "0")])
+def test_what_is_not_served_is_not_found(tiny_clients: Clients, method: str, name: str, version: str) -> None:
+    message = getattr(service_pb2, f"{method}Request")(name=name, version=version)
+    assert refusal(tiny_clients, message, method)[0] == "StatusCode.NOT_FOUND"
+
+
+def test_server_metadata_names_the_server(tiny_clients: Clients) -> None:
+    metadata = tiny_clients.grpc.get_server_metadata(as_json=True)
+    assert metadata["name"] == "preblock"
+    assert metadata["version"] == tiny_clients.http.get("/v2").json()["version"]
+
+
+@pytest.mark.parametrize(("model", "version"), [("bert", ""), ("bert", "1"), ("gpt", "")])
+def test_model_metadata_is_that_of_http(tiny_clients: Clients, model: str, version: str) -> None:
+    path = f"/v2/models/{model}" + (f"/versions/{version}" if version else "")
+    http = tiny_clients.http.get(path).json()
+    metadata = tiny_clients.grpc.get_model_metadata(model, version)
+    described = [
+        [{"name": t.name, "datatype": t.datatype, "shape": list(t.shape)} for t in tensors]
+        for tensors in (metadata.inputs, metadata.outputs)
+    ]
+    assert described == [http["inputs"], http["outputs"]]
+    assert (metadata.name, list(metadata.versions), metadata.platform) == (model, http["versions"], http["platform"])
+
+
+@pytest.mark.parametrize("version", ["", "1", "2"])
+def test_tritonclient_gets_the_bits_of_the_native_door(tiny_clients: Clients, version: str) -> None:
+    inputs = []
+    for name, data in FIELDS.items():
+        array = np.array(data)
+        inputs.append(tritonclient.grpc.InferInput(name, list(array.shape), "INT64"))
+        inputs[-1].set_data_from_numpy(array)
+    result = tiny_clients.grpc.infer("bert", inputs, model_version=version, request_id="é\0")
+    assert result.get_response().model_version == (version or "2")
+    assert result.get_response().id == "é\0"
+    assert result.as_numpy("embeddings").shape == (2, 3, 4)
+    same = result.as_numpy("embeddings").tobytes() == native_bytes(tiny_clients, "bert", FIELDS).tobytes()
+    assert same == (version != "1")
+
+
+def test_the_answer_is_one_raw_tensor(tiny_clients: Clients) -> None:
+    answer = call_grpc(tiny_clients, "ModelInfer", request(id="7"))
+    assert (answer.model_name, answer.model_version, answer.id) == ("gpt", "1", "7")
+    assert [(t.name, t.datatype, list(t.shape)) for t in answer.outputs] == [("embeddings", "FP32", [1, 2, 4])]
+    assert [len(data) for data in answer.raw_output_contents] == [32]
+    assert not answer.outputs[0].HasField("contents")
+
+
+def test_contents_that_hold_nothing_may_stand_beside_bytes(tiny_clients: Clients) -> None:
+    message = raw_request([[1, 2]], np.array([1, 2]).tobytes())
+    message.inputs[0].contents.SetInParent()
+    assert message.inputs[0].HasField("contents")
+    assert call_grpc(tiny_clients, "ModelInfer", message) == call_grpc(tiny_clients, "ModelInfer", request())
+
+
+def test_the_output_may_be_named(tiny_clients: Clients) -> None:
+    named = request(outputs=[{"name": "embeddings"}])
+    assert call_grpc(tiny_clients, "ModelInfer", named) == call_grpc(tiny_clients, "ModelInfer", request())
+
+
+BAD = [
+    (request(raw_input_contents=[bytes(16)]), "inputs[0]: got contents and raw_input_contents, allowed one of them"),
+    (request(raw_input_contents=[bytes(16)] * 2), "raw_input_contents: got 2 entries, allowed 1, one for each input"),
+    (raw_request(IDS, bytes(15)), "input_ids: got 15 bytes, allowed 16 bytes for shape [1, 2]"),
+    (raw_request(IDS, bytes(24)), "input_ids: got 24 bytes, allowed 16 bytes for shape [1, 2]"),
+    (raw_request(IDS, b""), "input_ids: got 0 bytes, allowed 16 bytes for shape [1, 2]"),
+    (raw_request(IDS), "input_ids.data: got 0 values, allowed 2 for shape [1, 2]"),
+    (raw_request(IDS, bytes(16), shape=[-1, -2]), "inputs[0].shape: got [-1, -2], allowed a list of sizes"),
+    (raw_request(IDS, bytes(16), shape=[2]), "input_ids.shape: got [2], allowed [batch, length]"),
+    (raw_request(IDS, bytes(16), shape=[]), "input_ids.shape: got [], allowed [batch, length]"),
+    (raw_request(IDS, b"", shape=[2**40, 0]), f"input_ids.shape: got [{2**40}, 0], allowed sizes of 1 or more"),
+    (
+        raw_request(IDS, bytes(16), shape=[2**32, 2**32]),
+        f"input_ids: got 16 bytes, allowed {2**67} bytes for shape [{2**32}, {2**32}]",
+    ),
+    (raw_request(IDS, bytes(16), datatype="INT32"), "input_ids.datatype: got INT32, allowed INT64"),
+    (raw_request(IDS, bytes(16), datatype=""), "input_ids.datatype: got , allowed INT64"),
+    (raw_request(IDS, bytes(16), name="ids"), "inputs.name: got ids, allowed input_ids, "),
+    (request(inputs=[request().inputs[0]]), "inputs.name: got input_ids twice, allowed each name once"),
+    (service_pb2.ModelInferRequest(model_name="gpt"), "inputs: got no input_ids, allowed a tensor input_ids"),
+    (request(outputs=[{"name": "x"}]), "outputs[0].name: got x, allowed embeddings, token_embeddings, each once"),
+    (
+        request(outputs=[{"name": "embeddings"}] * 2),
+        "outputs[1].name: got embeddings, allowed embeddings, token_embeddings, each once",
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "error"), BAD, ids=[str(index) for index in range(len(BAD))])
+def test_a_bad_message_is_refused_by_name(tiny_clients: Clients, message: Any, error: str) -> None:
+    status, text = refusal(tiny_clients, message)
+    assert status == "StatusCode.INVALID_ARGUMENT"
+    assert text.startswith(error)
+    assert call_grpc(tiny_clients, "ModelInfer", request()).outputs[0].shape == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    "field", ["int_contents", "uint_contents", "uint64_contents", "fp32_contents", "bool_contents"]
+)
+def test_contents_of_another_type_are_refused(tiny_clients: Clients, field: str) -> None:
+    message = raw_request(IDS)
+    getattr(message.inputs[0].contents, field).extend([1, 2])
+    status, text = refusal(tiny_clients, message)
+    assert (status, text) == (
+        "StatusCode.INVALID_ARGUMENT",
+        "input_ids.data: got 0 values, allowed 2 for shape [1, 2]",
+    )
+
+
+@pytest.mark.parametrize("name", ["\0é", "../gpt", "gpt/1", "a" * 10000], ids=range(4))
+def test_a_name_that_is_no_model_is_not_found(tiny_clients: Clients, name: str) -> None:
+    status, text = refusal(tiny_clients, request(model_name=name))
+    assert status == "StatusCode.NOT_FOUND"
+    assert text.startswith(f"model: got {name[:80]}")
+    assert len(text) < 200
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelMetadata", "ModelReady"])
+def test_bytes_that_are_no_message_are_refused_without_our_insides(tiny_server: Server, method: str) -> None:
+    with grpc.insecure_channel(tiny_server.grpc) as channel, pytest.raises(grpc.RpcError) as raised:
+        channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(b"\xff\xff\xff")
+    error: Any = raised.value
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details() == f"message: got 3 bytes, allowed a message inference.{method}Request"
+
+
+def test_a_message_over_the_limit_is_refused(tiny_clients: Clients) -> None:
+    status, text = refusal(tiny_clients, raw_request(IDS, bytes(16 * 2**20 + 1)))
+    assert status == "StatusCode.RESOURCE_EXHAUSTED"
+    assert "16777216" in text
+    assert call_grpc(tiny_clients, "ModelInfer", request()).outputs[0].shape == [1, 2, 4]
+
+
+def test_a_method_that_there_is_not_is_unimplemented(tiny_clients: Clients) -> None:
+    message = service_pb2.TraceSettingRequest()
+    assert refusal(tiny_clients, message, "TraceSetting")[0] == "StatusCode.UNIMPLEMENTED"
+
+
+def test_a_cancelled_call_hurts_no_other(tiny_clients: Clients) -> None:
+    message = raw_request(np.zeros((60000, 1)), bytes(8 * 60000))
+    for _ in range(20):
+        tiny_clients.stub.ModelInfer.future(message).cancel()
+    assert len(call_grpc(tiny_clients, "ModelInfer", message).raw_output_contents[0]) == 60000 * 16
+
+
+def test_a_large_answer_arrives_whole(clients: Clients) -> None:
+    ids = np.random.default_rng(0).integers(0, 30000, (32, 512))
+    data = tritonclient.grpc.InferInput("input_ids", list(ids.shape), "INT64")
+    data.set_data_from_numpy(ids)
+    vectors = clients.grpc.infer("minilm", [data]).as_numpy("embeddings")
+    assert vectors.tobytes() == native_bytes(clients, "minilm", {"input_ids": ids.tolist()}).tobytes()
+
+
+def test_health_is_that_of_the_standard_service(tiny_server: Server) -> None:
+    with grpc.insecure_channel(tiny_server.grpc) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for name in ("", "inference.GRPCInferenceService"):
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=name))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as raised:
+            stub.Check(health_pb2.HealthCheckRequest(service="nope"))
+    error: Any = raised.value
+    assert error.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_reflection_describes_every_method(tiny_server: Server) -> None:
+    with grpc.insecure_channel(tiny_server.grpc) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        assert set(database.get_services()) == {
+            "inference.GRPCInferenceService",
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1alpha.ServerReflection",
+        }
+        pool = DescriptorPool(database)
+        service = pool.FindServiceByName("inference.GRPCInferenceService")
+    assert service.methods_by_name["ModelStreamInfer"].output_type.name == "ModelStreamInferResponse"
+    assert len(service.methods) == 12
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_a_message_may_come_compressed_and_its_expanded_size_is_limited(
+    tiny_clients: Clients, compression: Any
+) -> None:
+    answer = tiny_clients.stub.ModelInfer(request(), compression=compression)
+    assert answer.raw_output_contents == call_grpc(tiny_clients, "ModelInfer", request()).raw_output_contents
+    bomb = raw_request(IDS, bytes(2**26))
+    with pytest.raises(grpc.RpcError) as raised:
+        tiny_clients.stub.ModelInfer(bomb, compression=compression)
+    error: Any = raised.value
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_bytes_that_are_no_message_do_not_end_a_stream(tiny_server: Server) -> None:
+    good = request(id="2").SerializeToString()
+    with grpc.insecure_channel(tiny_server.grpc) as channel:
+        stream = channel.stream_stream(
+            "/inference.GRPCInferenceService/ModelStreamInfer",
+            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+        )
+        bad, refused, right = stream(
+            iter([b"\xff\xff\xff", request(id="1", parameters=BAD_OFFSET).SerializeToString(), good])
+        )
+    assert bad.error_message == "message: got 3 bytes, allowed a message inference.ModelInferRequest"
+    assert refused.error_message.startswith("offset[0] + tokens: got 5 + 2 = 7")
+    assert (refused.infer_response.id, right.infer_response.id, right.error_message) == ("1", "2", "")
+    assert right.infer_response.outputs[0].shape == [1, 2, 4]

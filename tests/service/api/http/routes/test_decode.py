@@ -1,0 +1,392 @@
+"""The streaming door on a real server. Oracles: one call of the native door, the raw tables, the layout in words."""
+
+import asyncio
+import base64
+import json
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from websockets import ConnectionClosed, InvalidStatus
+from websockets.asyncio.client import connect as connect_async
+from websockets.sync.client import ClientConnection, connect
+
+from tests.support.protocols import ERROR, FRAME, STEP, VECTORS, Clients, Vectors, native_bytes, step_frame
+
+
+@contextmanager
+def stream_of(clients: Clients, model: str, query: str = "") -> Iterator[ClientConnection]:
+    with connect(f"{clients.socket}/models/{model}/decode{query}", max_size=None) as stream:
+        yield stream
+
+
+def send_text(stream: ClientConnection, **fields: Any) -> dict[str, Any]:
+    stream.send(json.dumps(fields))
+    answer = stream.recv()
+    assert isinstance(answer, str)
+    document: dict[str, Any] = json.loads(answer)
+    return document
+
+
+def send_frame(stream: ClientConnection, frame: bytes) -> bytes:
+    stream.send(frame)
+    answer = stream.recv()
+    assert isinstance(answer, bytes)
+    return answer
+
+
+def vectors_of(answer: bytes | dict[str, Any]) -> Vectors:
+    """Return the float32 vectors (T, D) of an answer of either kind."""
+    if isinstance(answer, bytes):
+        assert answer[5] == VECTORS, answer
+        return np.frombuffer(answer, "<f4", offset=FRAME.size + 12).reshape(-1, int.from_bytes(answer[21:24], "little"))
+    return np.frombuffer(base64.b64decode(answer["embeddings"]), "<f4").reshape(-1, answer["shape"][-1])
+
+
+def open_streams(http: httpx.Client) -> float:
+    """Return the gauge of open streams."""
+    for family in text_string_to_metric_families(http.get("/metrics").text):
+        if family.name == "preblock_streams_open":
+            return family.samples[0].value
+    raise AssertionError("no gauge")
+
+
+def wait_for_streams(http: httpx.Client, count: int) -> None:
+    """Wait until the server has noticed who came and left."""
+    for _ in range(500):
+        if open_streams(http) == count:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{open_streams(http)} streams are open, not {count}")
+
+
+@pytest.mark.parametrize("model", ["gpt2-small", "minilm", "transformer-base"])
+@pytest.mark.parametrize("kinds", ["text", "frame", "both"])
+def test_steps_equal_one_call_bit_for_bit(clients: Clients, model: str, kinds: str) -> None:
+    ids = np.random.default_rng(0).integers(0, 30000, 30).tolist()
+    parts, start = [], 0
+    with stream_of(clients, model) as stream:
+        for number, length in enumerate((1, 1, 5, 1, 20, 2)):
+            step = ids[start : start + length]
+            if kinds == "frame" or (kinds == "both" and number % 2):
+                parts.append(vectors_of(send_frame(stream, step_frame(step))))
+            else:
+                parts.append(vectors_of(send_text(stream, input_ids=step)))
+            start += length
+    assert np.concatenate(parts).tobytes() == native_bytes(clients, model, {"input_ids": ids}).tobytes()
+
+
+def test_a_text_answer_is_that_of_embed(tiny_clients: Clients) -> None:
+    with stream_of(tiny_clients, "gpt", "?offset=2") as stream:
+        answer = send_text(stream, input_ids=[1, 2, 3])
+    assert answer == tiny_clients.http.post("/models/gpt/embed", json={"input_ids": [1, 2, 3], "offset": 2}).json()
+
+
+def test_the_offset_advances_by_the_tokens_of_each_step(tiny_clients: Clients) -> None:
+    with stream_of(tiny_clients, "bert", "?offset=1") as stream:
+        assert send_text(stream, input_ids=[1])["next_offset"] == [2]
+        assert send_text(stream, input_ids=[[1, 2, 3]])["next_offset"] == [5]
+        assert np.frombuffer(send_frame(stream, step_frame([1, 2])), "<i8", 1, FRAME.size) == [7]
+        assert send_text(stream, input_ids=[1])["next_offset"] == [8]
+
+
+def test_a_vectors_frame_is_laid_out_as_documented(tiny_clients: Clients, tables: dict[str, Any]) -> None:
+    with stream_of(tiny_clients, "gpt", "?offset=3") as stream:
+        frame = send_frame(stream, step_frame([4, 5], number=0xFFFFFFFE))
+    expected = tables["tokens"][[4, 5]] + tables["positions"][[3, 4]]
+    assert frame == (
+        b"PRBK"  # magic
+        + bytes([1, 2, 0, 0])  # version 1, kind vectors, flags 0
+        + struct.pack("<III", 0xFFFFFFFE, 1, 2)  # step, rows, tokens
+        + bytes([1, 4, 0, 0])  # float32, width 4
+        + struct.pack("<q", 5)  # next offset
+        + struct.pack("<I", 2)  # length of the row
+        + expected.tobytes()
+    )
+
+
+@pytest.mark.parametrize(("dtype", "code"), [("float32", 1), ("float16", 2), ("bfloat16", 3)])
+def test_the_type_of_the_query_holds_for_both_kinds(tiny_clients: Clients, dtype: str, code: int) -> None:
+    content = tiny_clients.http.post(
+        "/models/gpt/embed", json={"input_ids": [1, 2], "dtype": dtype}, headers={"Accept": "application/octet-stream"}
+    ).content
+    with stream_of(tiny_clients, "gpt", f"?dtype={dtype}") as stream:
+        frame = send_frame(stream, step_frame([1, 2]))
+    with stream_of(tiny_clients, "gpt", f"?dtype={dtype}") as stream:
+        answer = send_text(stream, input_ids=[1, 2])
+    assert frame[20] == code
+    assert frame[FRAME.size + 12 :] == content
+    assert answer["dtype"] == dtype
+    assert base64.b64decode(answer["embeddings"]) == content
+
+
+def test_the_encoding_of_the_query_holds_for_text(tiny_clients: Clients) -> None:
+    with stream_of(tiny_clients, "gpt", "?encoding=float") as stream:
+        answer = send_text(stream, input_ids=[1, 2])
+    floats = np.array(answer["embeddings"], np.float32)
+    assert floats.tobytes() == native_bytes(tiny_clients, "gpt", {"input_ids": [1, 2]}).tobytes()
+
+
+def test_segments_are_of_each_step(tiny_clients: Clients) -> None:
+    with stream_of(tiny_clients, "bert") as stream:
+        first = vectors_of(send_text(stream, input_ids=[1, 2], token_type_ids=[0, 1]))
+        second = vectors_of(send_text(stream, input_ids=[3]))
+        third = vectors_of(send_text(stream, input_ids=[4], token_type_ids=[[1]]))
+    one = native_bytes(tiny_clients, "bert", {"input_ids": [1, 2, 3, 4], "token_type_ids": [0, 1, 0, 1]})
+    assert np.concatenate([first, second, third]).tobytes() == one.tobytes()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_version_can_be_named(tiny_clients: Clients, version: int) -> None:
+    with connect(f"{tiny_clients.socket}/models/bert/versions/{version}/decode") as stream:
+        assert send_text(stream, input_ids=[1])["version"] == version
+
+
+def test_streams_know_nothing_of_each_other(tiny_clients: Clients) -> None:
+    with stream_of(tiny_clients, "gpt") as one, stream_of(tiny_clients, "gpt", "?offset=3") as other:
+        assert send_text(one, input_ids=[1])["next_offset"] == [1]
+        assert send_text(other, input_ids=[1])["next_offset"] == [4]
+        assert send_text(one, input_ids=[1])["next_offset"] == [2]
+
+
+def test_a_broken_stream_resumes_elsewhere_with_its_offset(tiny_clients: Clients) -> None:
+    with stream_of(tiny_clients, "gpt") as stream:
+        first = send_text(stream, input_ids=[1, 2, 3])
+    with stream_of(tiny_clients, "gpt", f"?offset={first['next_offset'][0]}") as stream:
+        second = send_text(stream, input_ids=[4, 5])
+    one = native_bytes(tiny_clients, "gpt", {"input_ids": [1, 2, 3, 4, 5]})
+    assert np.concatenate([vectors_of(first), vectors_of(second)]).tobytes() == one.tobytes()
+
+
+def test_an_exact_fit_is_answered_and_the_next_step_refused_with_the_numbers(tiny_clients: Clients) -> None:
+    with stream_of(tiny_clients, "gpt", "?offset=4") as stream:
+        assert send_text(stream, input_ids=[1, 2, 3])["error"]["got"] == "4 + 3 = 7"
+        assert send_text(stream, input_ids=[1, 2])["next_offset"] == [6]
+        error = send_text(stream, input_ids=[1])["error"]
+        assert error["detail"] == "offset[0] + tokens: got 6 + 1 = 7, allowed at most 6, the max_len of this model"
+        frame = send_frame(stream, step_frame([1], number=9))
+        assert frame[: FRAME.size] == FRAME.pack(b"PRBK", 1, ERROR, 0, 9, 0, 0, 0, bytes(3))
+        assert json.loads(frame[FRAME.size :]) == error
+
+
+def test_a_stream_may_open_at_max_len_where_nothing_fits(tiny_clients: Clients) -> None:
+    with stream_of(tiny_clients, "gpt", "?offset=6") as stream:
+        assert send_text(stream, input_ids=[1])["error"]["got"] == "6 + 1 = 7"
+
+
+BAD_TEXT = [
+    ("", "body: got no JSON"),
+    ("x", "body: got no JSON"),
+    ("[1]", "body: got a JSON list, allowed a JSON object"),
+    ("[" * 100_000, "body: got no JSON: depth limit exceeded"),
+    ("{}", "input_ids: got None, allowed a list of integers"),
+    ('{"input_ids": []}', "input_ids: got [], allowed at least one row"),
+    ('{"input_ids": [[]]}', "input_ids[0]: got an empty row, allowed at least one id"),
+    ('{"input_ids": [[1], [2]]}', "input_ids: got 2 rows, allowed one row, as are running"),
+    ('{"input_ids": [1.0]}', "input_ids[0]: got 1.0, allowed a 64-bit integer"),
+    ('{"input_ids": [7]}', "input_ids[0]: got 7, allowed 0 to 6"),
+    ('{"input_ids": [-1]}', "input_ids[0]: got -1, allowed 0 to 6"),
+    ('{"input_ids": [1], "offset": 2}', "offset[0]: got 2, allowed 1, where this row is"),
+    ('{"input_ids": [1], "offset": [1, 1]}', "offset: got 2 values, allowed one value, or one for each of 1 rows"),
+    ('{"input_ids": [1], "attention_mask": [2]}', "attention_mask[0]: got 2, allowed 0 to 1"),
+    ('{"input_ids": [1], "text": "a"}', "field: got text, allowed input_ids, position_ids, attention_mask"),
+    ('{"input_ids": [1], "ping": true}', "field: got input_ids, allowed ping, step"),
+    ('{"input_ids": [1], "step": -1}', "step: got -1, allowed 0 to 4294967295"),
+    ('{"input_ids": [1], "step": 4294967296}', "step: got 4294967296, allowed 0 to 4294967295"),
+    ('{"input_ids": [1], "step": true}', "step: got True, allowed 0 to 4294967295"),
+    ('{"rewind": 2}', "rewind: got 2, allowed 0 to 1"),
+    ('{"rewind": -1}', "rewind: got -1, allowed 0 to 1"),
+    ('{"rewind": [0, 0]}', "rewind: got 2 values, allowed one value, or one for each of 1 rows"),
+    ('{"rewind": "0"}', "rewind: got '0', allowed a list of integers"),
+    ('{"rewind": [9223372036854775808]}', "rewind[0]: got 9223372036854775808, allowed a 64-bit integer"),
+    ('{"reorder": [1]}', "reorder[0]: got 1, allowed 0 to 0"),
+    ('{"reorder": [0, -1]}', "reorder[1]: got -1, allowed 0 to 0"),
+    ('{"reorder": 0}', "reorder: got 0, allowed a list of integers"),
+    ('{"append": [7]}', "append: got 7, allowed 0 to 6"),
+    ('{"append": [0, -1]}', "append[1]: got -1, allowed 0 to 6"),
+    ('{"drop": [1]}', "drop[0]: got 1, allowed 0 to 0"),
+    ('{"ping": 1}', "ping: got 1, allowed true"),
+    ('{"close": false}', "close: got False, allowed true"),
+    ('{"open": {}}', "open: got a message that opens, after others, allowed none"),
+    ('{"input_ids": [1], "token_type_ids": [0]}', "token_type_ids: got a value, allowed nothing"),
+    ('{"input_ids": [0, 0, 0, 0, 0, 0]}', "offset[0] + tokens: got 1 + 6 = 7, allowed at most 6"),
+]
+
+
+def header(
+    magic: bytes = b"PRBK",
+    version: int = 1,
+    kind: int = STEP,
+    flags: int = 0,
+    rows: int = 1,
+    tokens: int = 1,
+    dtype: int = 0,
+    width: bytes = bytes(3),
+) -> bytes:
+    return FRAME.pack(magic, version, kind, flags, 77, rows, tokens, dtype, width)
+
+
+BODY = np.array([1], "<i8").tobytes() + np.array([1], "<u4").tobytes()
+BAD_FRAMES = [
+    (header(magic=b"KBRP") + BODY, "frame: got magic b'KBRP', version 1, allowed magic b'PRBK', version 1"),
+    (header(version=3) + BODY, "frame: got magic b'PRBK', version 3, allowed magic b'PRBK', version 1 or 2"),
+    (header(kind=0) + BODY, "kind: got 0, allowed 1 (step)"),
+    (header(kind=VECTORS) + BODY, "kind: got 2, allowed 1 (step)"),
+    (header(kind=ERROR) + BODY, "kind: got 3, allowed 1 (step)"),
+    (header(kind=255) + BODY, "kind: got 255, allowed 1 (step)"),
+    (header(flags=1) + BODY, "flags, dtype and width: got 1, 0 and 000000, allowed 0 in a step"),
+    (header(flags=0x8000) + BODY, "flags, dtype and width: got 32768, 0 and 000000, allowed 0 in a step"),
+    (header(dtype=1) + BODY, "flags, dtype and width: got 0, 1 and 000000, allowed 0 in a step"),
+    (header(width=b"\0\0\1") + BODY, "flags, dtype and width: got 0, 0 and 000001, allowed 0 in a step"),
+    (header() + BODY[:-1], "frame: got 35 bytes, allowed 36 bytes for 1 tokens in 1 rows"),
+    (header() + BODY + b"\0", "frame: got 37 bytes, allowed 36 bytes for 1 tokens in 1 rows"),
+    (header(), "frame: got 24 bytes, allowed 36 bytes for 1 tokens in 1 rows"),
+    (header(tokens=2**32 - 1, rows=2**32 - 1) + BODY, "frame: got 36 bytes, allowed 51539607564 bytes"),
+    (header(tokens=0, rows=0), "input_ids: got 0 rows, allowed one row"),
+    (header(tokens=0) + bytes(4), "input_ids[0]: got an empty row, allowed at least one id"),
+    (header(rows=2, tokens=2) + bytes(16) + b"\1\0\0\0\1\0\0\0", "input_ids: got 2 rows, allowed one row"),
+    (header() + BODY[:8] + b"\2\0\0\0", "lengths: got 2 tokens in all, allowed 1, as the header says"),
+    (header() + BODY[:8] + b"\xff\xff\xff\xff", "lengths: got 4294967295 tokens in all, allowed 1"),
+    (header() + b"\xff" * 8 + BODY[8:], "input_ids[0][0]: got -1, allowed 0 to 6"),
+    (header() + b"\x07" + BODY[1:], "input_ids[0][0]: got 7, allowed 0 to 6"),
+    (header(tokens=6) + bytes(48) + b"\6\0\0\0", "offset[0] + tokens: got 1 + 6 = 7, allowed at most 6"),
+]
+
+
+@pytest.mark.parametrize(("text", "detail"), BAD_TEXT, ids=[str(index) for index in range(len(BAD_TEXT))])
+def test_a_bad_text_changes_nothing_and_the_stream_goes_on(tiny_clients: Clients, text: str, detail: str) -> None:
+    with stream_of(tiny_clients, "gpt") as stream:
+        first = send_text(stream, input_ids=[3])
+        stream.send(text)
+        error = json.loads(stream.recv())
+        second = send_text(stream, input_ids=[5])
+    assert list(error) == ["error"]
+    assert error["error"]["detail"].startswith(detail)
+    assert error["error"]["status"] in (400, 409, 422)
+    both = native_bytes(tiny_clients, "gpt", {"input_ids": [3, 5]})
+    assert np.concatenate([vectors_of(first), vectors_of(second)]).tobytes() == both.tobytes()
+
+
+@pytest.mark.parametrize(("frame", "detail"), BAD_FRAMES, ids=[str(index) for index in range(len(BAD_FRAMES))])
+def test_a_bad_frame_changes_nothing_and_the_stream_goes_on(tiny_clients: Clients, frame: bytes, detail: str) -> None:
+    with stream_of(tiny_clients, "gpt") as stream:
+        first = send_frame(stream, step_frame([3]))
+        answer = send_frame(stream, frame)
+        second = send_frame(stream, step_frame([5]))
+    assert answer[: FRAME.size] == FRAME.pack(b"PRBK", 1, ERROR, 0, 77, 0, 0, 0, bytes(3))
+    assert json.loads(answer[FRAME.size :])["detail"].startswith(detail)
+    both = native_bytes(tiny_clients, "gpt", {"input_ids": [3, 5]})
+    assert np.concatenate([vectors_of(first), vectors_of(second)]).tobytes() == both.tobytes()
+
+
+@pytest.mark.parametrize("length", [0, 1, 4, 23])
+def test_a_frame_without_a_whole_header_is_answered_with_step_0(tiny_clients: Clients, length: int) -> None:
+    with stream_of(tiny_clients, "gpt") as stream:
+        answer = send_frame(stream, header()[:length])
+        assert answer[: FRAME.size] == FRAME.pack(b"PRBK", 1, ERROR, 0, 0, 0, 0, 0, bytes(3))
+        assert json.loads(answer[FRAME.size :])["got"] == f"{length} bytes"
+        assert send_text(stream, input_ids=[1])["next_offset"] == [1]
+
+
+@pytest.mark.parametrize("number", [0, 1, 2**32 - 1])
+def test_the_step_number_is_echoed(tiny_clients: Clients, number: int) -> None:
+    with stream_of(tiny_clients, "gpt") as stream:
+        assert FRAME.unpack_from(send_frame(stream, step_frame([1], number)))[4] == number
+        assert FRAME.unpack_from(send_frame(stream, step_frame([7], number)))[4] == number
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "detail"),
+    [
+        ("nope/decode", 404, "model: got nope, allowed bert, gpt"),
+        ("bert/versions/3/decode", 404, "version: got 3, allowed 1, 2"),
+        ("gpt/decode?offset=7", 422, "offset: got 7, allowed 0 to 6"),
+        ("gpt/decode?offset=-1", 422, "offset: got -1, allowed 0 to 6"),
+        ("gpt/decode?offset=9223372036854775807", 422, "offset: got 9223372036854775807, allowed 0 to 6"),
+        ("gpt/decode?offset=1.0", 422, "offset: got 1.0, allowed a 64-bit integer"),
+        ("gpt/decode?offset=true", 422, "offset: got True, allowed a 64-bit integer"),
+        ("gpt/decode?offset=[]", 422, "offset: got [], allowed a 64-bit integer"),
+        ("gpt/decode?offset=[0,7]", 422, "offset[1]: got 7, allowed 0 to 6"),
+        ("gpt/decode?offset=[0,1]&rows=3", 422, "offset: got 2 values, allowed one value, or one for each of 3 rows"),
+        ("gpt/decode?rows=-1", 422, "rows: got -1, allowed a number of rows"),
+        ("gpt/decode?rows=1000000000000", 413, "rows: got 1000000000000 rows, allowed at most 65536 rows of a stream"),
+        ("gpt/decode?output=rotary_cos", 422, "output: got rotary_cos, allowed embeddings, token_embeddings"),
+        ("gpt/decode?output=embeddings,embeddings", 422, "output: got"),
+        ("gpt/decode?offset=x", 400, "offset: got x, allowed JSON"),
+        ("gpt/decode?offset=1&offset=2", 422, "offset: got 2 times in the query, allowed once"),
+        ("gpt/decode?dtype=int8", 422, "dtype: got int8, allowed float32, float16, bfloat16"),
+        ("gpt/decode?encoding=hex", 422, "encoding: got hex, allowed base64, float"),
+        ("gpt/decode?nope=1", 422, "field: got nope, allowed offset, rows, output, dtype, encoding"),
+    ],
+)
+def test_what_cannot_be_opened_is_refused_in_the_handshake(
+    tiny_clients: Clients, path: str, status: int, detail: str
+) -> None:
+    with pytest.raises(InvalidStatus) as refused, connect(f"{tiny_clients.socket}/models/{path}"):
+        pass
+    response = refused.value.response
+    assert response.status_code == status
+    assert response.headers["Content-Type"] == "application/problem+json"
+    assert json.loads(response.body or b"")["detail"].startswith(detail)
+
+
+def test_the_gauge_counts_open_streams(tiny_clients: Clients) -> None:
+    wait_for_streams(tiny_clients.http, 0)
+    with stream_of(tiny_clients, "gpt") as one, stream_of(tiny_clients, "gpt"):
+        send_text(one, input_ids=[1])
+        wait_for_streams(tiny_clients.http, 2)
+    wait_for_streams(tiny_clients.http, 0)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_an_abrupt_disconnect_leaves_the_server_healthy(clients: Clients, busy: bool) -> None:
+    async def leave_without_a_word() -> None:
+        async with connect_async(f"{clients.socket}/models/gpt2-small/decode") as stream:
+            await stream.send('{"input_ids": [1]}')
+            await stream.recv()
+            await asyncio.to_thread(wait_for_streams, clients.http, 1)
+            if busy:  # the server is about to answer
+                await stream.send(step_frame([0] * 1000))
+            stream.transport.abort()
+
+    wait_for_streams(clients.http, 0)
+    asyncio.run(leave_without_a_word())
+    wait_for_streams(clients.http, 0)
+    with stream_of(clients, "gpt2-small") as other:
+        assert send_text(other, input_ids=[1])["next_offset"] == [1]
+
+
+def test_a_message_that_declares_more_than_the_limit_ends_its_stream_alone(tiny_clients: Clients) -> None:
+    with stream_of(tiny_clients, "gpt") as other:
+        with stream_of(tiny_clients, "gpt") as stream:
+            # The first bytes of a masked binary message; the rest never comes (RFC 6455, section 5.2).
+            stream.socket.sendall(b"\x82\xff" + struct.pack(">Q", 16 * 2**20 + 1) + bytes(4))
+            with pytest.raises(ConnectionClosed) as closed:
+                stream.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1009
+        assert send_text(other, input_ids=[1])["next_offset"] == [1]
+
+
+def test_steps_are_counted_as_requests_of_this_door(tiny_clients: Clients) -> None:
+    def counts() -> tuple[float, float]:
+        families = text_string_to_metric_families(tiny_clients.http.get("/metrics").text)
+        found = {
+            tuple(s.labels.values()): s.value for f in families for s in f.samples if s.name.endswith("requests_total")
+        }
+        return found["decode", "gpt", "ok"], found["decode", "gpt", "Invalid"]
+
+    with stream_of(tiny_clients, "gpt") as stream:
+        send_text(stream, input_ids=[1])
+        send_text(stream, input_ids=[7])
+        ok, invalid = counts()
+        send_text(stream, input_ids=[1])
+        send_frame(stream, step_frame([1]))
+        send_frame(stream, step_frame([7]))
+        assert counts() == (ok + 2, invalid + 1)

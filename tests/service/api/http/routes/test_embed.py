@@ -1,0 +1,435 @@
+"""The native door on a real server. Oracles: transformers, torch, numpy's own .npy files, the raw tables."""
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import BertModel, GPT2Config, GPT2Model
+
+from preblock.models.frontend import FrontEnd
+from preblock.models.presets import build_preset
+from tests.support.protocols import Clients, Door, native_bytes, native_float, native_json
+
+TORCH_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+JSON, BYTES, NPY = "application/json", "application/octet-stream", "application/x-npy"
+SAFETENSORS = "application/x-safetensors"
+
+
+def embed(client: httpx.Client, model: str, **fields: Any) -> dict[str, Any]:
+    response = client.post(f"/models/{model}/embed", json=fields)
+    assert response.status_code == 200, response.text
+    assert response.headers["Content-Type"] == JSON
+    document: dict[str, Any] = response.json()
+    return document
+
+
+def ask_for(client: httpx.Client, accept: str, model: str = "gpt", **fields: Any) -> httpx.Response:
+    return client.post(f"/models/{model}/embed", json=fields, headers={"Accept": accept})
+
+
+def npy(array: NDArray[Any]) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def post_npy(client: httpx.Client, array: NDArray[Any], model: str = "gpt", **query: str) -> httpx.Response:
+    headers = {"Content-Type": NPY, "Accept": NPY}
+    return client.post(f"/models/{model}/embed", content=npy(array), params=query, headers=headers)
+
+
+@pytest.fixture(scope="module")
+def gpt2(tables: dict[str, NDArray[np.float32]]) -> Any:
+    """transformers' GPT-2 with the tables of the tiny `gpt`."""
+    config = GPT2Config(vocab_size=7, n_embd=4, n_positions=6, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
+    model: Any = GPT2Model(config)
+    model.eval()
+    model.wte.weight.data.copy_(torch.from_numpy(tables["tokens"]))
+    model.wpe.weight.data.copy_(torch.from_numpy(tables["positions"]))
+    return model
+
+
+@pytest.fixture(scope="module")
+def bert(checkpoint: Path) -> Any:
+    """transformers' BERT with the real checkpoint."""
+    model: Any = BertModel.from_pretrained(checkpoint, add_pooling_layer=False)
+    model.eval()
+    return model
+
+
+@pytest.fixture(scope="module")
+def preset() -> FrontEnd:
+    """The module that `gpt2-small` was exported from, built again."""
+    return build_preset("gpt2-small")
+
+
+def entering_block_0(gpt2: Any, input_ids: Any, position_ids: torch.Tensor) -> NDArray[np.float32]:
+    with torch.inference_mode():
+        states = gpt2(torch.tensor(input_ids), position_ids=position_ids, output_hidden_states=True).hidden_states
+    vectors: NDArray[np.float32] = states[0].numpy()
+    return vectors
+
+
+def positions_of_generate(attention_mask: Any) -> torch.Tensor:
+    """Return positions as transformers' `generate()` counts them."""
+    mask = torch.tensor(attention_mask)
+    return (mask.cumsum(-1) - 1).masked_fill(mask == 0, 0)
+
+
+def test_equal_rows_have_shape_B_L_D(tiny: httpx.Client) -> None:
+    answer = embed(tiny, "gpt", input_ids=[[1, 2, 3], [4, 5, 6]])
+    assert answer["shape"] == [2, 3, 4]
+    assert "lengths" not in answer
+    assert len(base64.b64decode(answer["embeddings"])) == 2 * 3 * 4 * 4
+
+
+def test_a_flat_list_is_one_row(tiny: httpx.Client) -> None:
+    flat, rows = embed(tiny, "gpt", input_ids=[1, 2, 3]), embed(tiny, "gpt", input_ids=[[1, 2, 3]])
+    assert flat["shape"] == [1, 3, 4]
+    assert flat == rows
+
+
+def test_unequal_rows_have_shape_T_D_and_lengths(tiny: httpx.Client) -> None:
+    answer = embed(tiny, "gpt", input_ids=[[1, 2, 3], [4], [5, 6]], encoding="float")
+    assert answer["shape"] == [6, 4]
+    assert answer["lengths"] == [3, 1, 2]
+    assert np.array(answer["embeddings"]).shape == (6, 4)
+    assert answer["next_offset"] == [3, 1, 2]
+
+
+def test_the_answer_names_model_version_type_and_encoding(tiny: httpx.Client) -> None:
+    answer = embed(tiny, "bert", input_ids=[1], dtype="float16", encoding="float")
+    assert list(answer) == ["model", "version", "dtype", "encoding", "shape", "embeddings", "next_offset"]
+    assert (answer["model"], answer["version"], answer["dtype"], answer["encoding"]) == ("bert", 2, "float16", "float")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_version_can_be_named(tiny: httpx.Client, version: int) -> None:
+    named = tiny.post(f"/models/bert/versions/{version}/embed", json={"input_ids": [1, 2]}).json()
+    newest = embed(tiny, "bert", input_ids=[1, 2])
+    assert named["version"] == version
+    assert newest["version"] == 2
+    assert (named["embeddings"] == newest["embeddings"]) == (version == 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_narrow_types_are_rounded_as_torch_rounds(clients: Clients, dtype: str) -> None:
+    fields = {"input_ids": [[1, 2, 50256], [7, 8, 9]], "offset": 5}
+    exact = native_bytes(clients, "gpt2-small", fields)
+    response = ask_for(clients.http, BYTES, "gpt2-small", dtype=dtype, **fields)
+    oracle = torch.tensor(exact).to(TORCH_TYPES[dtype])
+    assert response.content == oracle.view(torch.uint8).numpy().tobytes()
+    assert response.headers["Preblock-Dtype"] == dtype
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_base64_float_and_bytes_hold_the_same_bits(clients: Clients, dtype: str) -> None:
+    fields: dict[str, Any] = {"input_ids": [[101, 2023, 102], [101, 2003, 102]], "dtype": dtype}
+    content = ask_for(clients.http, BYTES, "minilm", **fields).content
+    assert base64.b64decode(embed(clients.http, "minilm", **fields)["embeddings"]) == content
+    floats = torch.tensor(embed(clients.http, "minilm", encoding="float", **fields)["embeddings"], dtype=torch.float32)
+    assert floats.to(TORCH_TYPES[dtype]).view(torch.uint8).numpy().tobytes() == content
+    assert floats.to(TORCH_TYPES[dtype]).to(torch.float32).equal(floats)  # the text holds the narrow value exactly
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_npy_holds_the_same_bits_as_bytes(clients: Clients, dtype: type[np.generic]) -> None:
+    fields: dict[str, Any] = {"input_ids": [[101, 2023], [101, 2003]], "dtype": dtype.__name__}
+    array = np.load(io.BytesIO(ask_for(clients.http, NPY, "minilm", **fields).content), allow_pickle=False)
+    assert array.dtype == dtype
+    assert array.shape == (2, 2, 384)
+    assert array.tobytes() == ask_for(clients.http, BYTES, "minilm", **fields).content
+
+
+def test_npy_refuses_bfloat16(tiny: httpx.Client) -> None:
+    response = ask_for(tiny, NPY, input_ids=[1], dtype="bfloat16")
+    assert response.status_code == 406
+    assert response.json()["detail"] == f"Accept: got {NPY}, allowed {JSON} or {BYTES} or {SAFETENSORS} for bfloat16"
+
+
+@pytest.mark.parametrize("accept", [BYTES, NPY])
+@pytest.mark.parametrize(("input_ids", "shape"), [([[1, 2, 3], [4, 5, 6]], "2,3,4"), ([[1], [2, 3]], "3,4")])
+def test_binary_answers_say_shape_type_and_model_in_headers(
+    tiny: httpx.Client, accept: str, input_ids: list[list[int]], shape: str
+) -> None:
+    response = ask_for(tiny, accept, input_ids=input_ids, dtype="float16")
+    assert response.headers["Content-Type"] == accept
+    assert response.headers["Preblock-Shape"] == shape
+    assert response.headers["Preblock-Dtype"] == "float16"
+    assert (response.headers["Preblock-Model"], response.headers["Preblock-Version"]) == ("gpt", "1")
+
+
+@pytest.mark.parametrize("offset", [0, 3, [3], [0, 3]])
+def test_offset_moves_the_positions(
+    tiny_clients: Clients, tables: dict[str, NDArray[np.float32]], offset: int | list[int]
+) -> None:
+    vectors = native_bytes(tiny_clients, "gpt", {"input_ids": [[1, 2, 3], [4, 5, 6]], "offset": offset})
+    start = np.broadcast_to(offset, 2)
+    positions = np.concatenate([np.arange(3) + start[0], np.arange(3) + start[1]])
+    assert vectors.tobytes() == (tables["tokens"][1:7] + tables["positions"][positions]).tobytes()
+
+
+@pytest.mark.parametrize("positions", [[5, 0, 5], [2, 1, 0], [0, 1, 2]])
+def test_position_ids_need_not_be_consecutive(tiny_clients: Clients, gpt2: Any, positions: list[int]) -> None:
+    vectors = native_bytes(tiny_clients, "gpt", {"input_ids": [[4, 5, 6]], "position_ids": [positions]})
+    oracle = entering_block_0(gpt2, [[4, 5, 6]], torch.tensor([positions]))  # oracle: transformers
+    assert vectors.tobytes() == oracle.tobytes()
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        pytest.param([[0, 0, 1, 1, 1], [0, 1, 1, 1, 1]], id="left"),
+        pytest.param([[1, 1, 1, 0, 0], [1, 0, 0, 0, 0]], id="right"),
+        pytest.param([[1, 0, 1, 0, 1], [0, 1, 0, 1, 0]], id="holes"),
+        pytest.param([[1, 1, 1, 1, 1], [0, 0, 0, 0, 0]], id="all-and-none"),
+    ],
+)
+def test_masked_gpt2_stands_where_generate_puts_it(tiny_clients: Clients, gpt2: Any, mask: list[list[int]]) -> None:
+    ids = [[1, 2, 3, 4, 5], [6, 5, 4, 3, 2]]
+    vectors = native_bytes(tiny_clients, "gpt", {"input_ids": ids, "attention_mask": mask})
+    assert vectors.tobytes() == entering_block_0(gpt2, ids, positions_of_generate(mask)).tobytes()  # transformers
+
+
+def test_a_mask_counts_real_tokens_from_the_offset_on(tiny_clients: Clients, gpt2: Any) -> None:
+    fields = {"input_ids": [[1, 2, 3, 4]], "attention_mask": [[0, 1, 0, 1]], "offset": 3}
+    oracle = entering_block_0(gpt2, fields["input_ids"], torch.tensor([[0, 3, 0, 4]]))  # oracle: transformers
+    assert native_bytes(tiny_clients, "gpt", fields).tobytes() == oracle.tobytes()
+
+
+def test_padding_is_no_token_of_the_limit(tiny: httpx.Client) -> None:
+    answer = embed(tiny, "gpt", input_ids=[[0] * 20 + [1, 2]], attention_mask=[[0] * 20 + [1, 1]], offset=4)
+    assert answer["shape"] == [1, 22, 4]
+    assert answer["next_offset"] == [6]
+
+
+@pytest.mark.parametrize(
+    ("fields", "next_offset"),
+    [
+        ({"input_ids": [1, 2]}, [2]),
+        ({"input_ids": [[1, 2], [3, 4]], "offset": 1}, [3, 3]),
+        ({"input_ids": [[1, 2], [3, 4]], "offset": [1, 4]}, [3, 6]),
+        ({"input_ids": [[1, 2], [3]], "offset": [1, 4]}, [3, 5]),
+        ({"input_ids": [[1, 2], [3, 4]], "attention_mask": [[0, 1], [1, 0]], "offset": 2}, [3, 3]),
+        ({"input_ids": [[1, 2], [3, 4]], "attention_mask": [[0, 0], [1, 1]], "offset": [4, 0]}, [4, 2]),
+        ({"input_ids": [[1, 2], [3]], "attention_mask": [[0, 1], [1]]}, [1, 1]),
+        ({"input_ids": [[1, 2, 3]], "position_ids": [[5, 0, 2]]}, [6]),
+        ({"input_ids": [[1, 2], [3]], "position_ids": [[0, 3], [2]]}, [4, 3]),
+        ({"input_ids": [[1, 2]], "position_ids": [[5, 1]], "attention_mask": [[0, 1]]}, [2]),
+        ({"input_ids": [[1, 2]], "position_ids": [[5, 1]], "attention_mask": [[0, 0]]}, [0]),
+    ],
+)
+def test_next_offset_continues_each_row(tiny: httpx.Client, fields: dict[str, Any], next_offset: list[int]) -> None:
+    assert embed(tiny, "gpt", **fields)["next_offset"] == next_offset
+
+
+@pytest.mark.parametrize("model", ["minilm", "gpt2-small", "transformer-base"])
+def test_feeding_on_from_next_offset_equals_one_pass_bit_for_bit(clients: Clients, model: str) -> None:
+    rows = np.random.default_rng(1).integers(0, 30000, (3, 40)).tolist()
+    parts, offset = [], [0, 0, 0]
+    for start, end in ((0, 1), (1, 8), (8, 39), (39, 40)):
+        fields = {"input_ids": [row[start:end] for row in rows], "offset": offset}
+        parts.append(native_bytes(clients, model, fields).reshape(3, end - start, -1))
+        offset = embed(clients.http, model, **fields)["next_offset"]
+    assert np.concatenate(parts, axis=1).tobytes() == native_bytes(clients, model, {"input_ids": rows}).tobytes()
+
+
+def test_token_type_ids_default_to_zero(tiny: httpx.Client) -> None:
+    plain = embed(tiny, "bert", input_ids=[[1, 2]])
+    assert embed(tiny, "bert", input_ids=[[1, 2]], token_type_ids=[[0, 0]]) == plain
+    assert embed(tiny, "bert", input_ids=[[1, 2]], token_type_ids=[[0, 1]])["embeddings"] != plain["embeddings"]
+
+
+def test_null_is_a_field_left_out(tiny: httpx.Client) -> None:
+    names = ("offset", "position_ids", "token_type_ids", "attention_mask")
+    assert embed(tiny, "bert", input_ids=[1], **dict.fromkeys(names)) == embed(tiny, "bert", input_ids=[1])
+
+
+def test_minilm_equals_transformers_on_the_real_checkpoint(clients: Clients, bert: Any) -> None:
+    random = np.random.default_rng(2)
+    ids, segments = random.integers(0, 30522, (4, 128)), random.integers(0, 2, (4, 128))
+    fields = {"input_ids": ids.tolist(), "token_type_ids": segments.tolist()}
+    with torch.inference_mode():
+        oracle = bert.embeddings(torch.from_numpy(ids), torch.from_numpy(segments)).numpy()
+    assert np.abs(native_json(clients, "minilm", fields) - oracle.reshape(-1, 384)).max() <= 2e-6
+
+
+def test_minilm_equals_transformers_at_the_last_position(clients: Clients, bert: Any) -> None:
+    with torch.inference_mode():
+        oracle = bert.embeddings(torch.tensor([[30521, 0]]), position_ids=torch.tensor([[510, 511]])).numpy()
+    vectors = native_json(clients, "minilm", {"input_ids": [[30521, 0]], "offset": 510})
+    assert np.abs(vectors - oracle[0]).max() <= 2e-6
+
+
+@pytest.mark.parametrize("mask", [[[0, 0, 1, 1], [0, 1, 1, 1]], [[1, 1, 0, 0], [1, 1, 1, 0]]])
+def test_masked_minilm_equals_transformers(clients: Clients, bert: Any, mask: list[list[int]]) -> None:
+    ids = [[101, 2023, 2003, 102], [101, 7592, 2088, 102]]
+    with torch.inference_mode():
+        oracle = bert.embeddings(torch.tensor(ids), position_ids=positions_of_generate(mask)).numpy()
+    vectors = native_json(clients, "minilm", {"input_ids": ids, "attention_mask": mask})
+    assert np.abs(vectors - oracle.reshape(-1, 384)).max() <= 2e-6
+
+
+@pytest.mark.parametrize("door", [native_json, native_float, native_bytes])
+def test_gpt2_small_equals_torch_bit_for_bit(clients: Clients, preset: FrontEnd, door: Door) -> None:
+    ids = torch.from_numpy(np.random.default_rng(3).integers(0, 50257, (2, 24)))
+    positions = torch.arange(1000, 1024)
+    with torch.inference_mode():
+        oracle = (
+            torch.nn.functional.embedding(ids, preset.tokens.weight)
+            + preset.get_parameter("positions.weight")[positions]
+        )
+    vectors = door(clients, "gpt2-small", {"input_ids": ids.tolist(), "offset": 1000})
+    assert vectors.tobytes() == oracle.numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    "dtype", ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64", ">i8", ">i4"]
+)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_npy_of_any_integer_type_and_order_is_read(tiny_clients: Clients, dtype: str, order: Any) -> None:
+    rows = [[1, 2, 3], [4, 5, 6]]
+    response = post_npy(tiny_clients.http, np.array(rows, dtype, order=order))
+    assert (
+        np.load(io.BytesIO(response.content)).tobytes()
+        == native_bytes(tiny_clients, "gpt", {"input_ids": rows}).tobytes()
+    )
+
+
+def test_npy_of_one_dimension_is_one_row(tiny: httpx.Client) -> None:
+    assert post_npy(tiny, np.array([1, 2, 3])).headers["Preblock-Shape"] == "1,3,4"
+
+
+def test_npy_of_version_2_is_read(tiny: httpx.Client) -> None:
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.array([[1, 2]]), version=(2, 0))
+    response = tiny.post("/models/gpt/embed", content=stream.getvalue(), headers={"Content-Type": NPY})
+    assert response.json() == embed(tiny, "gpt", input_ids=[[1, 2]])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"offset": 3},
+        {"offset": [1, 2]},
+        {"dtype": "float16"},
+        {"dtype": "bfloat16", "encoding": "float"},
+        {"token_type_ids": [[0, 1], [1, 0]]},
+        {"attention_mask": [[0, 1], [1, 1]]},
+        {"position_ids": [[7, 1], [0, 0]]},
+    ],
+)
+def test_beside_npy_the_other_fields_are_query_parameters(tiny: httpx.Client, fields: dict[str, Any]) -> None:
+    query = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
+    response = tiny.post(
+        "/models/bert/embed", content=npy(np.array([[1, 2], [3, 4]])), params=query, headers={"Content-Type": NPY}
+    )
+    assert response.json() == embed(tiny, "bert", input_ids=[[1, 2], [3, 4]], **fields)
+
+
+def test_json_may_leave_fields_to_the_query(tiny: httpx.Client) -> None:
+    response = tiny.post("/models/gpt/embed?offset=3&encoding=float", json={"input_ids": [1]})
+    assert response.json() == embed(tiny, "gpt", input_ids=[1], offset=3, encoding="float")
+
+
+@pytest.mark.parametrize(
+    ("query", "detail"),
+    [
+        ("offset=1&offset=2", "offset: got 2 times in the query, allowed once"),
+        ("offset=x", "offset: got x, allowed JSON"),
+        ("offset=", "offset: got , allowed JSON"),
+        ("nope=1", "field: got nope, allowed input_ids, "),
+        ("input_ids=[1]", "input_ids: got one in the query and one in the body, allowed one of them"),
+    ],
+)
+@pytest.mark.parametrize("kind", [JSON, NPY])
+def test_a_bad_query_is_refused(tiny: httpx.Client, query: str, detail: str, kind: str) -> None:
+    body = npy(np.array([1])) if kind == NPY else b'{"input_ids": [1]}'
+    response = tiny.post(f"/models/gpt/embed?{query}", content=body, headers={"Content-Type": kind})
+    assert response.status_code in (400, 422)
+    assert response.json()["detail"].startswith(detail)
+
+
+@pytest.mark.parametrize(
+    ("accept", "answer"),
+    [
+        ("", JSON),
+        ("*/*", JSON),
+        ("application/*", JSON),
+        (JSON, JSON),
+        (BYTES, BYTES),
+        (NPY, NPY),
+        ("APPLICATION/X-NPY", NPY),
+        (f"text/html, {BYTES}", BYTES),
+        (f"{JSON};q=0.5, {NPY}", NPY),
+        (f"{JSON};q=0.5, {NPY};q=0.4, {BYTES};q=0.6", BYTES),
+        (f"{JSON};q=0, */*", BYTES),
+        (f"{JSON};q=0, {BYTES};q=0, */*;q=0.001", NPY),
+        (f"*/*;q=0.9, {NPY}", NPY),
+        (f"application/*;q=0.1, {NPY};q=0.2", NPY),
+        (f"{JSON}; charset=utf-8", JSON),
+        (f"{BYTES} ; q=1.0 , {NPY}\t;\tq=0.9", BYTES),
+        ("*/*, text/html", JSON),
+        (SAFETENSORS, SAFETENSORS),
+        (f"{JSON};q=0.5, {SAFETENSORS}", SAFETENSORS),
+        (f"{JSON};q=0, {BYTES};q=0, {NPY};q=0, */*", SAFETENSORS),
+    ],
+)
+def test_the_answer_follows_accept(tiny: httpx.Client, accept: str, answer: str) -> None:
+    assert ask_for(tiny, accept, input_ids=[1]).headers["Content-Type"] == answer
+
+
+def test_several_accept_headers_are_one_list(tiny: httpx.Client) -> None:
+    headers = [("Accept", "text/html"), ("Accept", NPY)]
+    response = tiny.post("/models/gpt/embed", json={"input_ids": [1]}, headers=headers)
+    assert response.headers["Content-Type"] == NPY
+
+
+@pytest.mark.parametrize(
+    "accept",
+    ["text/html", f"{JSON};q=0", "*/*;q=0", "image/*", f"{JSON};q=x", f"{JSON};q=nan", f"{JSON};q=2", f"{JSON};q=-1"],
+)
+def test_what_is_not_acceptable_is_406(tiny: httpx.Client, accept: str) -> None:
+    response = ask_for(tiny, accept, input_ids=[1])
+    assert response.status_code == 406
+    assert response.json()["title"] == "NotAcceptable"
+    assert response.json()["got"] == accept
+
+
+@pytest.mark.parametrize("kind", [JSON, "application/json; charset=utf-8", "Application/JSON", None])
+def test_json_is_read_with_its_parameters_and_as_the_default(tiny: httpx.Client, kind: str | None) -> None:
+    headers = {} if kind is None else {"Content-Type": kind}
+    assert tiny.post("/models/gpt/embed", content=b'{"input_ids": [1]}', headers=headers).status_code == 200
+
+
+def test_a_problem_names_field_value_and_allowed(tiny: httpx.Client) -> None:
+    answer = tiny.post("/models/gpt/embed", json={"input_ids": [[0], [1, 7]]}, headers={"X-Request-Id": "mine"})
+    assert answer.json() == {
+        "type": "urn:preblock:error:Invalid",
+        "title": "Invalid",
+        "status": 422,
+        "detail": "input_ids[1][1]: got 7, allowed 0 to 6",
+        "field": "input_ids[1][1]",
+        "got": "7",
+        "allowed": "0 to 6",
+        "request_id": "mine",
+    }
+
+
+def test_a_flat_list_is_named_by_one_index(tiny: httpx.Client) -> None:
+    assert tiny.post("/models/gpt/embed", json={"input_ids": [0, 7]}).json()["field"] == "input_ids[1]"
+
+
+def test_a_large_request_is_answered_with_the_right_bits(clients: Clients) -> None:
+    # Reading, running and writing each are too large for the event loop here, and go through the pool.
+    rows = np.random.default_rng(6).integers(0, 30000, (64, 500)).tolist()
+    vectors = native_bytes(clients, "gpt2-small", {"input_ids": rows}).reshape(64, 500, 768)
+    for index in (0, 31, 63):
+        assert vectors[index].tobytes() == native_bytes(clients, "gpt2-small", {"input_ids": [rows[index]]}).tobytes()

@@ -1,0 +1,95 @@
+"""Which outputs are given: the model's own lookup beside, or in place of, what enters block 0."""
+
+import base64
+import json
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc
+from numpy.typing import NDArray
+
+from tests.support.protocols import Clients
+
+IDS = [[1, 2, 3], [4, 5, 6]]
+BOTH = ["token_embeddings", "embeddings"]
+Tables = dict[str, NDArray[np.float32]]
+
+
+def expected(tables: Tables) -> dict[str, NDArray[np.float32]]:
+    """Return both outputs for IDS, from the raw tables of `gpt`."""
+    tokens = tables["tokens"][np.array(IDS)]
+    return {"embeddings": tokens + tables["positions"][:3], "token_embeddings": tokens}
+
+
+def decoded(text: str, shape: list[int]) -> NDArray[np.float32]:
+    return np.frombuffer(base64.b64decode(text), "<f4").reshape(shape)
+
+
+@pytest.mark.parametrize("output", BOTH)
+def test_one_output_stands_under_its_name(tiny: httpx.Client, tables: Tables, output: str) -> None:
+    answer = tiny.post("/models/gpt/embed", json={"input_ids": IDS, "output": output}).json()
+    assert decoded(answer[output], answer["shape"]).tobytes() == expected(tables)[output].tobytes()
+    assert "outputs" not in answer
+    headers = {"Accept": "application/octet-stream"}
+    answer = tiny.post("/models/gpt/embed", json={"input_ids": IDS, "output": output}, headers=headers)
+    assert answer.headers["Preblock-Output"] == output
+    assert answer.content == expected(tables)[output].tobytes()
+
+
+def test_several_outputs_stand_side_by_side(tiny: httpx.Client, tables: Tables) -> None:
+    answer = tiny.post("/models/gpt/embed", json={"input_ids": IDS, "output": BOTH}).json()
+    assert list(answer["outputs"]) == BOTH
+    for name, output in answer["outputs"].items():
+        assert decoded(output["data"], output["shape"]).tobytes() == expected(tables)[name].tobytes()
+
+
+def test_rows_of_several_lengths_have_every_output(tiny: httpx.Client, tables: Tables) -> None:
+    answer = tiny.post("/models/gpt/embed", json={"input_ids": [[1], [2, 3]], "output": BOTH}).json()
+    assert answer["lengths"] == [1, 2]
+    found = answer["outputs"]["token_embeddings"]
+    assert decoded(found["data"], found["shape"]).tobytes() == tables["tokens"][[1, 2, 3]].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("x", "output: got x, allowed embeddings, token_embeddings"),
+        (1, "output: got 1, allowed the name of an output, or a list of names"),
+        ([], "output: got [], allowed the name of an output, or a list of names"),
+        (["embeddings", "embeddings"], "output: got ['embeddings', 'embeddings'], allowed each name once"),
+        ("rotary_cos", "output: got rotary_cos, allowed embeddings, token_embeddings"),
+    ],
+)
+def test_an_output_that_is_not_there_is_refused_by_name(tiny: httpx.Client, output: Any, message: str) -> None:
+    answer = tiny.post("/models/gpt/embed", json={"input_ids": IDS, "output": output})
+    assert (answer.status_code, answer.json()["detail"]) == (422, message)
+
+
+@pytest.mark.parametrize("media", ["application/octet-stream", "application/x-npy"])
+def test_a_format_of_one_tensor_refuses_two(tiny: httpx.Client, media: str) -> None:
+    answer = tiny.post("/models/gpt/embed", json={"input_ids": IDS, "output": BOTH}, headers={"Accept": media})
+    assert answer.status_code == 406
+    allowed = "application/json or application/x-safetensors for several outputs"
+    assert answer.json()["detail"] == f"Accept: got {media}, allowed {allowed}"
+
+
+def test_open_inference_gives_the_outputs_asked_for_in_their_order(tiny: httpx.Client, tables: Tables) -> None:
+    ids = {"name": "input_ids", "datatype": "INT64", "shape": [2, 3], "data": IDS}
+    outputs = [{"name": BOTH[0], "parameters": {"binary_data": True}}, {"name": BOTH[1]}]
+    answer = tiny.post("/v2/models/gpt/infer", json={"inputs": [ids], "outputs": outputs})
+    length = int(answer.headers["Inference-Header-Content-Length"])
+    lookup, embeddings = json.loads(answer.content[:length])["outputs"]
+    assert (lookup["name"], lookup["shape"], embeddings["name"]) == ("token_embeddings", [2, 3, 4], "embeddings")
+    assert answer.content[length:] == expected(tables)["token_embeddings"].tobytes()
+    assert np.array(embeddings["data"], np.float32).tobytes() == expected(tables)["embeddings"].tobytes()
+
+
+def test_grpc_gives_the_outputs_asked_for(tiny_clients: Clients, tables: Tables) -> None:
+    ids = tritonclient.grpc.InferInput("input_ids", [2, 3], "INT64")
+    ids.set_data_from_numpy(np.array(IDS))
+    outputs = [tritonclient.grpc.InferRequestedOutput(name) for name in BOTH]
+    answer = tiny_clients.grpc.infer("gpt", [ids], outputs=outputs)
+    for name in BOTH:
+        assert answer.as_numpy(name).tobytes() == expected(tables)[name].tobytes()

@@ -1,0 +1,176 @@
+"""Text at the native door, on a real server. Oracles: transformers' tokenizer, and the same door given ids."""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from tests.support.protocols import Clients
+
+TEXTS = ["Hello, world!", "Ünïcödé 😀 naïve café", "the quick brown fox " * 60]
+
+
+@pytest.fixture(scope="module")
+def oracle(checkpoint: Path) -> Any:
+    return AutoTokenizer.from_pretrained(checkpoint)
+
+
+def embed(client: httpx.Client, model: str, **fields: Any) -> dict[str, Any]:
+    response = client.post(f"/models/{model}/embed", json=fields)
+    assert response.status_code == 200, response.text
+    document: dict[str, Any] = response.json()
+    return document
+
+
+def refusal(client: httpx.Client, model: str, accept: str = "*/*", **fields: Any) -> tuple[int, str]:
+    response = client.post(f"/models/{model}/embed", json=fields, headers={"Accept": accept})
+    return response.status_code, response.json()["detail"]
+
+
+@pytest.mark.parametrize("text", [*TEXTS, TEXTS])
+def test_text_is_the_ids_that_transformers_makes_of_it(http: httpx.Client, oracle: Any, text: Any) -> None:
+    ids = oracle(text, truncation=False)["input_ids"]
+    assert embed(http, "minilm", text=text) == embed(http, "minilm", input_ids=ids)
+
+
+def test_the_answer_says_the_tokens_and_their_characters(http: httpx.Client, oracle: Any) -> None:
+    answer = embed(http, "minilm", text=TEXTS, return_tokens=True)
+    expected = oracle(TEXTS, truncation=False, return_offsets_mapping=True)
+    assert answer["input_ids"] == expected["input_ids"]
+    assert answer["spans"] == [[list(span) for span in row] for row in expected["offset_mapping"]]
+    first, end = answer["spans"][1][3]
+    assert TEXTS[1][first:end] == "naïve"
+    assert "input_ids" not in embed(http, "minilm", text=TEXTS)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_cut_text_is_the_one_that_transformers_cuts(http: httpx.Client, oracle: Any, side: str) -> None:
+    texts = [" ".join(str(number) for number in range(2000, 2800)), "short"]
+    oracle.truncation_side = side
+    expected = oracle(texts, truncation=True, max_length=512)["input_ids"]
+    whole = oracle(texts, truncation=False)["input_ids"]
+    assert len(whole[0]) > 600
+    answer = embed(http, "minilm", text=texts, truncate=side, return_tokens=True)
+    assert answer["input_ids"] == expected
+    assert answer["truncated"] == [len(whole[0]) - 512, 0]
+    assert answer["embeddings"] == embed(http, "minilm", input_ids=expected)["embeddings"]
+
+
+def test_text_that_is_too_long_is_refused_with_the_numbers(http: httpx.Client) -> None:
+    status, detail = refusal(http, "minilm", text="word " * 600)
+    assert (status, detail) == (
+        422,
+        "offset[0] + tokens: got 0 + 602 = 602, allowed at most 512, the max_len of this model",
+    )
+
+
+def test_text_has_an_offset(tiny: httpx.Client) -> None:
+    assert embed(tiny, "bert", text="a b", offset=3) == embed(tiny, "bert", input_ids=[[1, 4, 5, 2]], offset=3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept", "truncated"),
+    [
+        ({"input_ids": [[0, 1, 2, 3, 4, 5, 6, 0], [1]], "truncate": "right"}, [[0, 1, 2, 3, 4, 5], [1]], [2, 0]),
+        ({"input_ids": [[0, 1, 2, 3, 4, 5, 6, 0], [1]], "truncate": "left"}, [[2, 3, 4, 5, 6, 0], [1]], [2, 0]),
+        ({"input_ids": [[1, 2, 3], [4, 5, 6]], "truncate": "left", "offset": [5, 3]}, [[3], [4, 5, 6]], [2, 0]),
+        ({"input_ids": [1, 2], "truncate": "left"}, [[1, 2]], [0]),
+    ],
+)
+def test_ids_are_cut_where_the_caller_says(
+    tiny: httpx.Client, fields: dict[str, Any], kept: list[list[int]], truncated: list[int]
+) -> None:
+    answer = embed(tiny, "gpt", **fields)
+    assert answer.pop("truncated") == truncated
+    assert answer == embed(tiny, "gpt", input_ids=kept, offset=fields.get("offset", 0))
+
+
+def test_a_cut_counts_real_tokens(tiny: httpx.Client) -> None:
+    fields = {"input_ids": [[9, 1, 2, 3, 4]], "attention_mask": [[0, 1, 1, 0, 1]], "offset": 6}
+    answer = embed(tiny, "bert", **fields, truncate="right")
+    assert answer.pop("truncated") == [1]
+    assert answer == embed(tiny, "bert", input_ids=[[9, 1, 2, 3]], attention_mask=[[0, 1, 1, 0]], offset=6)
+
+
+def test_truncate_may_stand_in_the_query(tiny: httpx.Client) -> None:
+    response = tiny.post("/models/gpt/embed?truncate=left", json={"input_ids": [1] * 8})
+    assert response.json()["truncated"] == [2]
+
+
+def test_the_vectors_of_text_are_those_of_the_front_end(clients: Clients, oracle: Any) -> None:
+    answer = embed(clients.http, "minilm", text="Hello", dtype="float16")
+    half = np.frombuffer(base64.b64decode(answer["embeddings"]), np.float16).reshape(answer["shape"])
+    assert half.shape == (1, len(oracle("Hello")["input_ids"]), 384)
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "detail"),
+    [
+        ("gpt", {"text": "a"}, "text: got 'a', allowed token ids, since this model has no tokenizer"),
+        ("bert", {"text": ""}, "text: got '', allowed a text of at least one character"),
+        ("bert", {"text": ["a", ""]}, "text[1]: got '', allowed a text of at least one character"),
+        ("bert", {"text": []}, "text: got [], allowed at least one text"),
+        ("bert", {"text": 3}, "text: got 3, allowed a text"),
+        ("bert", {"text": ["a", 3]}, "text[1]: got 3, allowed a text"),
+        ("bert", {"text": [["a"]]}, "text[0]: got ['a'], allowed a text"),
+        ("bert", {"text": {}}, "text: got {}, allowed a text"),
+        ("bert", {"text": "a", "input_ids": [[1]]}, "input_ids: got text and input_ids, allowed one of them"),
+        ("bert", {"text": "a", "position_ids": [[1]]}, "position_ids: got text and position_ids, allowed one of them"),
+        (
+            "bert",
+            {"text": "a", "attention_mask": [[1]]},
+            "attention_mask: got text and attention_mask, allowed one of them",
+        ),
+        ("bert", {"text": "a", "token_type_ids": [[1]]}, "token_type_ids: got text and token_type_ids, allowed one"),
+        ("bert", {"text": "a", "return_tokens": 1}, "return_tokens: got 1, allowed true or false, beside text"),
+        ("bert", {"text": "a", "return_tokens": None}, "return_tokens: got None, allowed true or false, beside text"),
+        ("bert", {"input_ids": [1], "return_tokens": True}, "return_tokens: got True, allowed true or false, beside"),
+        ("bert", {"text": "a", "truncate": "middle"}, "truncate: got middle, allowed left, right"),
+        ("bert", {"text": "a", "truncate": True}, "truncate: got True, allowed left, right"),
+        ("bert", {"text": "a", "truncate": ["left"]}, "truncate: got ['left'], allowed left, right"),
+        ("bert", {"input_ids": [1], "truncate": "middle"}, "truncate: got middle, allowed left, right"),
+        (
+            "bert",
+            {"input_ids": [1], "position_ids": [0], "truncate": "left"},
+            "truncate: got truncate and position_ids, allowed one of them",
+        ),
+        ("bert", {"input_ids": [1], "offset": 8, "truncate": "left"}, "offset[0] + tokens: got 8 + 1 = 9, allowed at"),
+        ("bert", {"text": "a", "offset": 6, "truncate": "left"}, "offset[0] + tokens: got 6 + 3 = 9, allowed at"),
+        ("bert", {"text": "a", "offset": [0, 0]}, "offset: got 2 values, allowed one value, or one for each of 1 rows"),
+        ("bert", {"text": "a b c d e f g"}, "offset[0] + tokens: got 0 + 9 = 9, allowed at most 8"),
+    ],
+)
+def test_bad_text_and_bad_cuts_are_refused_by_name(
+    tiny: httpx.Client, model: str, fields: dict[str, Any], detail: str
+) -> None:
+    status, found = refusal(tiny, model, **fields)
+    assert status == 422
+    assert found.startswith(detail)
+
+
+@pytest.mark.parametrize("accept", ["application/octet-stream", "application/x-npy"])
+@pytest.mark.parametrize("fields", [{"text": "a"}, {"input_ids": [1], "truncate": "left"}])
+def test_a_format_of_one_tensor_could_not_say_the_lengths(
+    tiny: httpx.Client, accept: str, fields: dict[str, Any]
+) -> None:
+    status, detail = refusal(tiny, "bert", accept, **fields)
+    assert status == 406
+    allowed = "application/json or application/x-safetensors with text or truncate, to say how long the rows are"
+    assert detail == f"Accept: got {accept}, allowed {allowed}"
+
+
+def test_half_a_character_is_no_text(tiny: httpx.Client) -> None:
+    response = tiny.post("/models/bert/embed", content=b'{"text": "\\ud800"}')
+    assert response.status_code == 400
+
+
+def test_too_many_characters_are_refused(tiny: httpx.Client) -> None:
+    status, detail = refusal(tiny, "bert", text="a" * (2**20 + 1))
+    assert (status, detail) == (
+        413,
+        "text: got 1048577 characters, allowed at most 1048576 characters in a request",
+    )

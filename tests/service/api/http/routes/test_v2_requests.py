@@ -1,0 +1,297 @@
+"""Requests beyond plain tensors: raw bodies, parameters, narrow types. Oracles: the native door, and gRPC beside HTTP.
+
+The same mistake is made over HTTP and over gRPC, and has to be told in the same words and as the same kind of error.
+"""
+
+import json
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2
+
+from preblock.service.api.http.errors import STATUS
+from preblock.service.core import errors
+from tests.service.api.http.routes.test_v2 import (
+    HEADER_LENGTH,
+    IDS,
+    declared,
+    error_of,
+    infer,
+    infer_binary,
+    raw,
+    tensor,
+    vectors_of,
+)
+from tests.support.protocols import Clients, Refused, call_grpc, native_bytes
+
+GRPC_STATUS: dict[type[errors.PreblockError], str] = {
+    errors.Invalid: "StatusCode.INVALID_ARGUMENT",
+    errors.Malformed: "StatusCode.INVALID_ARGUMENT",
+    errors.NotFound: "StatusCode.NOT_FOUND",
+    errors.Forbidden: "StatusCode.PERMISSION_DENIED",
+}
+
+
+def infer_raw(client: httpx.Client, body: bytes, model: str = "gpt") -> httpx.Response:
+    headers = {HEADER_LENGTH: "0", "Content-Type": "application/octet-stream"}
+    return client.post(f"/v2/models/{model}/infer", content=body, headers=headers)
+
+
+def test_a_raw_body_is_one_row_of_ids_and_its_answer_is_bytes(tiny: httpx.Client, tiny_clients: Clients) -> None:
+    answer = infer_raw(tiny, raw([1, 2, 3]))
+    assert vectors_of(answer).tobytes() == native_bytes(tiny_clients, "gpt", {"input_ids": [[1, 2, 3]]}).tobytes()
+    document = json.loads(answer.content[: int(answer.headers[HEADER_LENGTH])])
+    assert document["outputs"][0]["shape"] == [1, 3, 4]
+    assert "id" not in document
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 9, 23])
+def test_a_raw_body_of_no_whole_ids_is_refused(tiny: httpx.Client, size: int) -> None:
+    error = error_of(infer_raw(tiny, bytes(size)))
+    assert error == f"body: got {size} bytes, allowed input_ids of shape [1, -1]: 8 bytes for each"
+
+
+def test_a_raw_body_is_checked_like_any_other(tiny: httpx.Client) -> None:
+    assert error_of(infer_raw(tiny, raw([1, 7]))) == "input_ids[0][1]: got 7, allowed 0 to 6"
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16", "float16", "bfloat16"])
+@pytest.mark.parametrize("own", [False, True])
+def test_the_type_of_the_answer_may_be_named(tiny: httpx.Client, datatype: str, own: bool) -> None:
+    half = datatype in ("FP16", "float16")
+    expected = tiny.post(
+        "/models/gpt/embed",
+        json={"input_ids": IDS, "dtype": "float16" if half else "bfloat16"},
+        headers={"Accept": "application/octet-stream"},
+    ).content
+    more: dict[str, Any] = {"parameters": {"dtype": datatype, "binary_data_output": True}}
+    if own:
+        more = {"outputs": [{"name": "embeddings", "parameters": {"dtype": datatype, "binary_data": True}}]}
+    answer = infer(tiny, tensor(), **more)
+    length = int(answer.headers[HEADER_LENGTH])
+    (output,) = json.loads(answer.content[:length])["outputs"]
+    assert (output["datatype"], output["parameters"]["binary_data_size"]) == ("FP16" if half else "BF16", len(expected))
+    assert answer.content[length:] == expected
+
+
+def test_the_type_of_an_output_overrides_that_of_the_request(tiny: httpx.Client) -> None:
+    outputs = [{"name": "embeddings", "parameters": {"dtype": "FP32"}}]
+    answer = infer(tiny, tensor(), parameters={"dtype": "FP16"}, outputs=outputs)
+    assert answer.json()["outputs"][0]["datatype"] == "FP32"
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+def test_narrow_types_have_no_form_in_json(tiny: httpx.Client, datatype: str) -> None:
+    error = error_of(infer(tiny, tensor(), parameters={"dtype": datatype}))
+    allowed = f"allowed binary_data, since {datatype} has no form in JSON"
+    assert error == f"outputs embeddings: got {datatype} as JSON, {allowed}"
+
+
+def test_several_outputs_share_a_type(tiny: httpx.Client) -> None:
+    outputs = [{"name": "embeddings", "parameters": {"dtype": "FP16"}}, {"name": "token_embeddings"}]
+    error = error_of(infer(tiny, tensor(), outputs=outputs, parameters={"binary_data_output": True}))
+    assert error == "outputs[1].parameters.dtype: got FP32, allowed FP16, as outputs[0] has: one type for all"
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"offset": 2}, {"offset": 2, "priority": 3, "timeout": 5, "content_type": "np"}]
+)
+def test_an_offset_may_be_a_parameter(tiny: httpx.Client, tiny_clients: Clients, parameters: dict[str, Any]) -> None:
+    expected = native_bytes(tiny_clients, "gpt", {"input_ids": IDS, "offset": 2})
+    assert vectors_of(infer(tiny, tensor(), parameters=parameters)).tobytes() == expected.tobytes()
+
+
+def test_an_unknown_field_is_refused_since_it_might_change_what_is_meant(tiny: httpx.Client) -> None:
+    error = error_of(infer(tiny, tensor(), offset=2))
+    assert error == "field: got offset, allowed id, parameters, inputs, outputs, model_name"
+    assert infer(tiny, tensor(), model_name="gpt").status_code == 200
+
+
+REQUEST = (
+    "offset, dtype, binary_data_output, content_type, sequence_id, sequence_start, sequence_end, priority, timeout, "
+    "triton_enable_empty_final_response"
+)
+DTYPES = "FP32, FP16, BF16, float32, float16, bfloat16"
+INTEGER = "an integer, 0 or more"
+PARAMETERS: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": 5}, f"parameters: got max_tokens, allowed {REQUEST}"),
+    ({"": 5}, f"parameters: got , allowed {REQUEST}"),
+    ({"shared_memory_region": "x"}, f"parameters: got shared_memory_region, allowed {REQUEST}"),
+    ({"sequence_id": True}, "parameters.sequence_id: got True, allowed an integer of 64 bits, or a text"),
+    (
+        {"sequence_id": 2**64 - 1},
+        f"parameters.sequence_id: got {2**64 - 1}, allowed a sequence that runs on gpt version 1: "
+        "its first request has sequence_start",
+    ),
+    ({"dtype": "FP64"}, f"parameters.dtype: got FP64, allowed {DTYPES}"),
+    ({"dtype": 16}, f"parameters.dtype: got 16, allowed {DTYPES}"),
+    ({"offset": -1}, "offset[0]: got -1, allowed 0 or more"),
+    ({"offset": 5}, "offset[0] + tokens: got 5 + 2 = 7, allowed at most 6, the max_len of this model"),
+    ({"offset": 2**63}, f"parameters.offset: got {2**63}, allowed a 64-bit integer"),
+    ({"offset": 1.5}, "parameters.offset: got 1.5, allowed a 64-bit integer"),
+    ({"offset": True}, "parameters.offset: got True, allowed a 64-bit integer"),
+    ({"offset": "1"}, "parameters.offset: got '1', allowed a 64-bit integer"),
+    ({"binary_data_output": 1}, "parameters.binary_data_output: got 1, allowed true or false"),
+    ({"content_type": "str"}, "parameters.content_type: got str, allowed np, a tensor as it is"),
+    ({"priority": -1}, f"parameters.priority: got -1, allowed {INTEGER}"),
+    ({"timeout": "1"}, f"parameters.timeout: got 1, allowed {INTEGER}"),
+]
+OUTPUTS: list[tuple[dict[str, Any], str]] = [
+    ({"classification": 3}, "outputs[0].parameters: got classification, allowed dtype, binary_data, content_type"),
+    (
+        {"shared_memory_region": "x"},
+        "outputs[0].parameters: got shared_memory_region, allowed dtype, binary_data, content_type",
+    ),
+    ({"dtype": "INT64"}, f"outputs[0].parameters.dtype: got INT64, allowed {DTYPES}"),
+    ({"binary_data": "yes"}, "outputs[0].parameters.binary_data: got yes, allowed true or false"),
+]
+INPUTS: list[tuple[dict[str, Any], str]] = [
+    ({"scale": 2.5}, "inputs[0].parameters: got scale, allowed binary_data_size, content_type"),
+    ({"content_type": "base64"}, "inputs[0].parameters.content_type: got base64, allowed np, a tensor as it is"),
+]
+
+
+def set_all(parameters: Any, values: dict[str, Any]) -> None:
+    """Write values into a map of protobuf."""
+    for name, value in values.items():
+        kinds = {bool: "bool_param", str: "string_param", float: "double_param", int: "int64_param"}
+        kind = "uint64_param" if type(value) is int and value >= 2**63 else kinds[type(value)]
+        setattr(parameters[name], kind, value)
+
+
+@pytest.mark.parametrize(
+    ("place", "values", "error"),
+    [
+        *(("request", *case) for case in PARAMETERS),
+        *(("output", *case) for case in OUTPUTS),
+        *(("input", *case) for case in INPUTS),
+    ],
+    ids=lambda value: value if isinstance(value, str) and len(value) < 10 else None,
+)
+def test_a_bad_parameter_is_the_same_error_over_http_and_grpc(
+    tiny_clients: Clients, place: str, values: dict[str, Any], error: str
+) -> None:
+    given = tensor(data=[[1, 2]]) | ({"parameters": values} if place == "input" else {})
+    outputs = [{"name": "embeddings"} | ({"parameters": values} if place == "output" else {})]
+    parameters: dict[str, Any] = {"parameters": values} if place == "request" else {}
+    response = infer(tiny_clients.http, given, outputs=outputs, **parameters)
+    assert (response.status_code, error_of(response)) == (422, error)
+    message = service_pb2.ModelInferRequest(model_name="gpt")
+    sent = message.inputs.add(name="input_ids", datatype="INT64", shape=[1, 2])
+    sent.contents.int64_contents.extend([1, 2])
+    output = message.outputs.add(name="embeddings")
+    set_all({"request": message, "input": sent, "output": output}[place].parameters, values)
+    with pytest.raises(Refused) as refused:
+        call_grpc(tiny_clients, "ModelInfer", message)
+    assert (refused.value.status, refused.value.message) == ("StatusCode.INVALID_ARGUMENT", error)
+
+
+def test_an_offset_is_given_once(tiny: httpx.Client) -> None:
+    error = error_of(infer(tiny, tensor(), tensor("offset", [1]), parameters={"offset": 1}))
+    assert error == "parameters.offset: got an offset and an input offset, allowed one of them"
+    error = error_of(infer(tiny, tensor(), tensor("position_ids", [[0, 1, 2]] * 2), parameters={"offset": 1}))
+    assert error.startswith("offset: got offset and position_ids, allowed one of them")
+
+
+def test_a_parameter_without_a_value_is_refused_over_grpc(tiny_clients: Clients) -> None:
+    message = service_pb2.ModelInferRequest(model_name="gpt")
+    message.parameters["offset"].SetInParent()
+    message.inputs.add(name="input_ids", datatype="INT64", shape=[1, 2]).contents.int64_contents.extend([1, 2])
+    with pytest.raises(Refused, match=r"parameters\.offset: got None, allowed a 64-bit integer"):
+        call_grpc(tiny_clients, "ModelInfer", message)
+
+
+@pytest.mark.parametrize("size", [8, 24])
+def test_a_size_that_differs_from_the_bytes_is_refused_over_grpc(tiny_clients: Clients, size: int) -> None:
+    message = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(16)])
+    sent = message.inputs.add(name="input_ids", datatype="INT64", shape=[1, 2])
+    sent.parameters["binary_data_size"].int64_param = size
+    with pytest.raises(Refused, match=rf"binary_data_size: got {size}, allowed 16, the bytes of its"):
+        call_grpc(tiny_clients, "ModelInfer", message)
+    sent.parameters["binary_data_size"].int64_param = 16
+    assert call_grpc(tiny_clients, "ModelInfer", message).outputs[0].shape == [1, 2, 4]
+
+
+QUESTIONS: list[tuple[str, str, str, dict[str, str], type[errors.PreblockError]]] = [
+    ("get", "/v2/models/nope/config", "ModelConfig", {"name": "nope"}, errors.NotFound),
+    ("get", "/v2/models/bert/versions/3/config", "ModelConfig", {"name": "bert", "version": "3"}, errors.NotFound),
+    ("get", "/v2/models/nope/stats", "ModelStatistics", {"name": "nope"}, errors.NotFound),
+    ("get", "/v2/models/bert/versions/x/stats", "ModelStatistics", {"name": "bert", "version": "x"}, errors.NotFound),
+    ("post", "/v2/repository/models/bert/load", "RepositoryModelLoad", {"model_name": "bert"}, errors.Forbidden),
+    ("post", "/v2/repository/models/gpt/unload", "RepositoryModelUnload", {"model_name": "gpt"}, errors.Forbidden),
+]
+
+
+@pytest.mark.parametrize(("verb", "path", "method", "fields", "kind"), QUESTIONS, ids=[q[1] for q in QUESTIONS])
+def test_a_refusal_is_the_same_over_http_and_grpc(
+    tiny_clients: Clients, verb: str, path: str, method: str, fields: dict[str, str], kind: type[errors.PreblockError]
+) -> None:
+    response = tiny_clients.http.request(verb, path)
+    with pytest.raises(Refused) as refused:
+        call_grpc(tiny_clients, method, getattr(service_pb2, f"{method}Request")(**fields))
+    assert (response.status_code, refused.value.status) == (STATUS[kind], GRPC_STATUS[kind])
+    assert error_of(response) == refused.value.message
+
+
+@pytest.mark.parametrize("path", ["/v2/models/bert/config", "/v2/models/bert/versions/2/config"])
+def test_the_configuration_is_the_same_over_http_and_grpc(tiny_clients: Clients, path: str) -> None:
+    http = tiny_clients.http.get(path).json()
+    config = tiny_clients.grpc.get_model_config("bert", "2").config
+    assert [(t.name, list(t.dims), t.optional) for t in config.input] == [
+        (t["name"], t["dims"], t["optional"]) for t in http["input"]
+    ]
+    assert [(t.name, list(t.dims)) for t in config.output] == [(t["name"], t["dims"]) for t in http["output"]]
+    assert config.version_policy.WhichOneof("policy_choice") == next(iter(http["version_policy"])) == "all"
+    assert (config.max_batch_size, config.platform) == (http["max_batch_size"], http["platform"])
+
+
+def test_the_index_can_leave_out_what_is_not_ready(tiny: httpx.Client) -> None:
+    whole = tiny.post("/v2/repository/index").json()
+    assert whole[0] == {"name": "bert", "version": "1", "state": "READY", "reason": ""}
+    assert tiny.post("/v2/repository/index", json={"ready": True}).json() == whole
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ({"ready": 1}, "ready: got 1, allowed true or false"),
+        ({"name": "x"}, "field: got name, allowed ready"),
+    ],
+)
+def test_a_bad_index_request_is_refused_by_name(tiny: httpx.Client, body: dict[str, Any], error: str) -> None:
+    assert error_of(tiny.post("/v2/repository/index", json=body)) == error
+
+
+def test_statistics_list_batches_up_to_64_rows(tiny: httpx.Client) -> None:
+    for rows in (64, 65, 70):
+        tiny.post("/models/gpt/embed", json={"input_ids": [[1]] * rows})
+    (stats,) = tiny.get("/v2/models/gpt/stats").json()["model_stats"]
+    sizes = {batch["batch_size"]: batch["compute_infer"]["count"] for batch in stats["batch_stats"]}
+    assert 64 in sizes
+    assert max(sizes) == 64
+    assert stats["execution_count"] >= sum(sizes.values()) + 2
+
+
+def test_a_binary_header_may_be_mixed_with_a_narrow_answer(tiny: httpx.Client) -> None:
+    parameters = {"dtype": "FP16", "binary_data_output": True}
+    answer = infer_binary(tiny, {"inputs": [declared(IDS)], "parameters": parameters}, raw(IDS))
+    length = int(answer.headers[HEADER_LENGTH])
+    assert np.frombuffer(answer.content[length:], np.float16).shape == (24,)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"inputs": [tensor("input_ids", [[1]]) | {"dtype": "x"}]}, "inputs[0]: got dtype, allowed name, datatype, "),
+        (
+            {"inputs": [tensor("input_ids", [[1]])], "outputs": [{"name": "embeddings", "binary_data": True}]},
+            "outputs[0]: got binary_data, allowed name, parameters",
+        ),
+    ],
+)
+def test_an_unknown_name_in_a_tensor_is_refused(tiny: httpx.Client, document: Any, message: str) -> None:
+    response = tiny.post("/v2/models/gpt/infer", json=document)
+    assert response.status_code == 422
+    assert response.json()["error"].startswith(message)

@@ -1,0 +1,211 @@
+"""Decoding over plain HTTP: lines up and down at once, and events. Oracle: one call of the native door."""
+
+import asyncio
+import base64
+import json
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import aiohttp
+import httpx
+import numpy as np
+import pytest
+
+from tests.support.protocols import Clients, native_bytes
+
+NDJSON = {"Content-Type": "application/x-ndjson"}
+EVENTS = {"Accept": "text/event-stream"}
+
+
+@contextmanager
+def lines_of(clients: Clients, path: str) -> Iterator[tuple[socket.socket, Any]]:
+    """Begin a request by hand, and read the head of its answer before anything of its body is sent."""
+    url = httpx.URL(clients.http.base_url)
+    assert url.port is not None
+    with socket.create_connection((url.host, url.port), timeout=20) as connection, connection.makefile("rb") as answer:
+        head = f"POST /models/{path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\n"
+        connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        assert answer.readline() == b"HTTP/1.1 200 OK\r\n"
+        headers = dict(line.decode().lower().rstrip().split(": ", 1) for line in iter(answer.readline, b"\r\n"))
+        assert headers["content-type"] == "application/x-ndjson"
+        assert headers["x-accel-buffering"] == "no"
+        assert headers["cache-control"] == "no-store"
+        yield connection, answer
+
+
+def send(connection: socket.socket, text: str) -> None:
+    connection.sendall(b"%x\r\n%b\r\n" % (len(text), text.encode()))
+
+
+def receive(answer: Any) -> Any:
+    """Read one chunk, which is one line."""
+    content = answer.read(int(answer.readline(), 16))
+    assert answer.read(2) == b"\r\n"
+    assert content.count(b"\n") == (1 if content else 0)
+    return json.loads(content) if content else None
+
+
+def vectors_of(document: Any) -> bytes:
+    return base64.b64decode(document["embeddings"])
+
+
+def test_every_line_is_answered_before_the_next_is_sent(tiny_clients: Clients) -> None:
+    with lines_of(tiny_clients, "bert/decode?offset=[1,0]") as (connection, answer):
+        send(connection, '{"input_ids": [[1, 2], [3]]}\n')
+        first = receive(answer)
+        assert first["next_offset"] == [3, 1]
+        send(connection, '{"reorder": [1, 0], "step": 4}\n')
+        assert receive(answer) == {"next_offset": [1, 3], "step": 4}
+        send(connection, '{"input_ids": [[4]')  # a line in parts, and two in one
+        send(connection, ', [5]]}\n\n{"input_ids": [[11], [1]]}\n{"pi')
+        second = receive(answer)
+        assert receive(answer)["error"]["title"] == "Invalid"
+        send(connection, 'ng": true}')
+        connection.sendall(b"0\r\n\r\n")
+        assert receive(answer) == {"next_offset": [2, 4]}
+        assert receive(answer) is None
+    for document, fields in (
+        (first, {"input_ids": [[1, 2], [3]], "offset": [1, 0]}),
+        (second, {"input_ids": [[4], [5]], "offset": [1, 3]}),
+    ):
+        assert vectors_of(document) == native_bytes(tiny_clients, "bert", fields).tobytes()
+
+
+def test_an_ordinary_client_reads_while_it_writes(tiny_clients: Clients) -> None:
+    """The next line is sent only when the answer to the one before has come."""
+
+    async def talk() -> list[Any]:
+        answered: asyncio.Queue[Any] = asyncio.Queue()
+        documents = []
+
+        async def write() -> AsyncIterator[bytes]:
+            for ids in ([1, 2], [3], [4, 5]):
+                yield json.dumps({"input_ids": ids}).encode() + b"\n"
+                documents.append(await answered.get())
+            yield b'{"close": true}\n'
+
+        url = f"{tiny_clients.http.base_url}/models/gpt/decode"
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(url, data=write(), headers=NDJSON, timeout=aiohttp.ClientTimeout(20)) as answer,
+        ):
+            async for line in answer.content:
+                answered.put_nowait(json.loads(line))
+        documents.append(answered.get_nowait())
+        return documents
+
+    *steps, closing = asyncio.run(talk())
+    whole = native_bytes(tiny_clients, "gpt", {"input_ids": [1, 2, 3, 4, 5]})
+    assert b"".join(map(vectors_of, steps)) == whole.tobytes()
+    assert closing == {"closing": "close", "next_offset": [5]}
+
+
+def test_a_first_line_can_open(tiny_clients: Clients) -> None:
+    lines = '{"open": {"offset": [2], "encoding": "float"}}\n{"input_ids": [1]}\n'
+    answer = tiny_clients.http.post("/models/gpt/versions/1/decode", content=lines, headers=NDJSON)
+    opened, step = map(json.loads, answer.text.splitlines())
+    assert opened["next_offset"] == [2]
+    floats = np.array(step["embeddings"], np.float32)
+    assert floats.tobytes() == native_bytes(tiny_clients, "gpt", {"input_ids": [1], "offset": 2}).tobytes()
+
+
+def test_a_line_that_is_too_long_ends_the_answer(tiny_clients: Clients) -> None:
+    content = b'{"ping": true}\n' + b" " * (16 * 2**20 + 1)
+    answer = tiny_clients.http.post("/models/gpt/decode", content=content, headers=NDJSON)
+    state, error = map(json.loads, answer.text.splitlines())
+    assert state == {"next_offset": [0]}
+    assert (error["error"]["status"], error["error"]["field"]) == (413, "line")
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status", "detail"),
+    [
+        ("nope/decode", NDJSON, 404, "model: got nope, allowed bert, gpt"),
+        ("gpt/decode?offset=7", NDJSON, 422, "offset: got 7, allowed 0 to 6"),
+        ("gpt/decode?nope=7", NDJSON, 422, "field: got nope, allowed offset, rows, output, dtype, encoding"),
+        ("gpt/decode", {"Content-Type": "text/plain"}, 415, "Content-Type: got text/plain, allowed application/x-ndj"),
+        ("gpt/decode", NDJSON | {"Content-Encoding": "gzip"}, 415, "Content-Encoding: got gzip, allowed identity"),
+        ("gpt/decode", {"Accept": "application/json"}, 406, "Accept: got application/json, allowed application/x-ndj"),
+        ("gpt/decode", EVENTS | NDJSON, 415, "Content-Type: got application/x-ndjson, allowed application/json"),
+        ("gpt/decode", EVENTS, 400, "body: got no JSON"),
+    ],
+)
+def test_what_cannot_be_opened_is_refused_with_a_status(
+    tiny_clients: Clients, path: str, headers: dict[str, str], status: int, detail: str
+) -> None:
+    answer = tiny_clients.http.post(f"/models/{path}", content=b"", headers=headers)
+    assert (answer.status_code, answer.headers["Content-Type"]) == (status, "application/problem+json")
+    assert answer.json()["detail"].startswith(detail)
+
+
+def events_of(clients: Clients, model: str, **fields: Any) -> list[tuple[str, str, Any]]:
+    """Return name, id and data of every event (WHATWG HTML, section 9.2)."""
+    answer = clients.http.post(f"/models/{model}/decode", json=fields, headers=EVENTS)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["Content-Type"].startswith("text/event-stream")
+    assert answer.headers["X-Accel-Buffering"] == "no"
+    *blocks, end = answer.text.split("\n\n")
+    assert end == ""
+    found = []
+    for block in blocks:
+        parts = dict(line.split(": ", 1) for line in block.split("\n"))
+        found.append((parts.get("event", "message"), parts.get("id", ""), json.loads(parts["data"])))
+    return found
+
+
+@pytest.mark.parametrize(("chunk", "ids"), [(1, ["1", "2", "3", "4", "5"]), (2, ["2", "4", "5"]), (9, ["5"])])
+def test_a_list_of_ids_is_answered_chunk_by_chunk(tiny_clients: Clients, chunk: int, ids: list[str]) -> None:
+    *events, end = events_of(tiny_clients, "gpt", input_ids=[1, 2, 3, 4, 5], offset=1, chunk=chunk)
+    assert [(name, number) for name, number, _ in events] == [("message", number) for number in ids]
+    whole = native_bytes(tiny_clients, "gpt", {"input_ids": [1, 2, 3, 4, 5], "offset": 1})
+    assert b"".join(vectors_of(data) for _, _, data in events) == whole.tobytes()
+    assert [data["next_offset"] for _, _, data in events] == [[1 + int(number)] for number in ids]
+    assert end == ("end", "", {"next_offset": [6]})
+
+
+def test_rows_of_unequal_length_end_when_they_end(tiny_clients: Clients) -> None:
+    fields = {"input_ids": [[1, 2, 3], [4], [5, 6]], "token_type_ids": [[0, 1, 0], [1], [1, 1]]}
+    *events, end = events_of(tiny_clients, "bert", **fields, offset=[0, 2, 4])
+    assert [data.get("lengths") for _, _, data in events] == [None, [1, 0, 1], [1, 0, 0]]
+    order = [0, 3, 4, 1, 5, 2]  # where the tokens of the events stand in the rows one after another
+    whole = native_bytes(tiny_clients, "bert", {**fields, "offset": [0, 2, 4]})
+    assert b"".join(vectors_of(data) for _, _, data in events) == whole[order].tobytes()
+    assert end[2] == {"next_offset": [3, 3, 6]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "detail"),
+    [
+        ({"input_ids": [7]}, 422, "input_ids[0]: got 7, allowed 0 to 6"),
+        ({"input_ids": []}, 422, "input_ids: got [], allowed at least one row"),
+        ({"input_ids": [[]]}, 422, "input_ids[0]: got an empty row"),
+        ({"input_ids": [1], "chunk": 0}, 422, "chunk: got 0, allowed 1 or more"),
+        ({"input_ids": [1], "rows": 2}, 422, "input_ids: got 1 rows, allowed 2 rows"),
+        ({"input_ids": [1], "offset": 6}, 422, "offset[0] + tokens: got 6 + 1 = 7"),
+        ({"input_ids": [1, 2], "attention_mask": [1]}, 422, "attention_mask[0]: got 1 values, allowed 2 values"),
+        ({"input_ids": [1], "nope": 1}, 422, "field: got nope"),
+    ],
+)
+def test_an_error_before_the_first_event_has_a_status(
+    tiny_clients: Clients, fields: dict[str, Any], status: int, detail: str
+) -> None:
+    answer = tiny_clients.http.post("/models/gpt/decode", json=fields, headers=EVENTS)
+    assert (answer.status_code, answer.headers["Content-Type"]) == (status, "application/problem+json")
+    assert answer.json()["detail"].startswith(detail)
+
+
+def test_an_error_after_the_first_event_is_an_event_with_the_same_problem(tiny_clients: Clients) -> None:
+    events = events_of(tiny_clients, "gpt", input_ids=[1, 2, 3], offset=4)
+    assert [name for name, _, _ in events] == ["message", "message", "error"]
+    problem = tiny_clients.http.post("/models/gpt/embed", json={"input_ids": [3], "offset": 6}).json()
+    del problem["request_id"]  # the stream is another request, which its head names
+    assert events[-1][2] == {"error": problem}
+
+
+def test_fields_stand_in_the_query_or_in_the_body(tiny_clients: Clients) -> None:
+    answer = tiny_clients.http.post("/models/gpt/decode?chunk=2", json={"input_ids": [1, 2]}, headers=EVENTS)
+    assert answer.text.count("\ndata: ") == 2
+    answer = tiny_clients.http.post("/models/gpt/decode?chunk=2", json={"input_ids": [1], "chunk": 1}, headers=EVENTS)
+    assert answer.json()["detail"] == "chunk: got one in the query and one in the body, allowed one of them"

@@ -1,0 +1,263 @@
+"""What ends a stream that is not its client: limits of time, the end of the server; and clients that do not read."""
+
+import json
+import signal
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from websockets import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from tests.conftest import Server, serving
+from tests.service.api.http.routes.test_decode import wait_for_streams
+from tests.support.protocols import FRAME, step_frame
+
+PING = FRAME.pack(b"PRBK", 2, 8, 0, 0, 0, 0, 0, bytes(3))
+CLOSING = 11
+
+
+@pytest.fixture(scope="module")
+def impatient(repository: Path) -> Iterator[Server]:
+    """A server that waits one second for a client, and serves a stream for two."""
+    limits = {"PREBLOCK_STREAM_IDLE_SECONDS": "1", "PREBLOCK_STREAM_SECONDS": "2"}
+    with serving(repository, **limits) as running, httpx.Client(base_url=running.address) as http:
+        assert http.get("/readyz").status_code == 200
+        yield running
+
+
+def open_stream(server: Server, query: str = "?offset=[4,2]") -> ClientConnection:
+    return connect(f"{server.socket}/models/gpt2-small/decode{query}")
+
+
+def last_words(stream: ClientConnection) -> tuple[Any, int, Any]:
+    """Return the last message before the stream was closed, the code and the reason."""
+    last: Any = None
+    with suppress(ConnectionClosed):
+        for message in stream:
+            last = message
+    assert stream.close_code is not None
+    assert stream.close_reason is not None
+    return last, stream.close_code, json.loads(stream.close_reason)
+
+
+def test_a_stream_whose_client_says_nothing_is_closed_and_told_where_it_is(impatient: Server) -> None:
+    with open_stream(impatient) as stream:
+        begin = time.monotonic()
+        assert last_words(stream) == (None, 1008, {"closing": "idle", "next_offset": [4, 2]})
+        assert 0.9 < time.monotonic() - begin < 3
+
+
+def test_last_words_are_of_the_kind_that_the_client_speaks(impatient: Server) -> None:
+    body = np.array([1, 2], "<i8").tobytes() + np.array([1, 1], "<u4").tobytes()
+    with ExitStack() as stack:
+        streams = [stack.enter_context(open_stream(impatient)) for _ in range(3)]
+        streams[0].send('{"input_ids": [[1], [2]]}')
+        streams[1].send(PING)
+        streams[2].send(FRAME.pack(b"PRBK", 1, 1, 0, 9, 2, 2, 0, bytes(3)) + body)
+        found = [last_words(stream) for stream in streams]
+    assert [code for _, code, _ in found] == [1008] * 3
+    assert json.loads(found[0][0]) == {"closing": "idle", "next_offset": [5, 3]} == found[0][2]
+    header = FRAME.pack(b"PRBK", 2, CLOSING, 0, 0, 2, 0, 0, bytes(3))
+    assert found[1][0] == header + struct.pack("<2q", 4, 2) + b"idle"
+    assert found[2][0][4:6] == bytes([1, 2])  # version 1 has no last words: its last frame is the answer
+    assert found[2][2]["next_offset"] == [5, 3]
+
+
+@pytest.mark.parametrize("message", ['{"ping": true}', PING])
+def test_a_busy_stream_is_closed_when_its_time_is_over(impatient: Server, message: str | bytes) -> None:
+    begin = time.monotonic()
+    with open_stream(impatient) as stream:
+        try:
+            while True:
+                stream.send(message)
+                stream.recv(timeout=20)
+        except ConnectionClosed:
+            pass
+        assert last_words(stream)[1:] == (1008, {"closing": "time", "next_offset": [4, 2]})
+        assert 1.9 < time.monotonic() - begin < 6
+
+
+def test_lines_end_with_where_they_are(impatient: Server) -> None:
+    with httpx.Client(base_url=impatient.address, timeout=20) as http:
+
+        def silent() -> Iterator[bytes]:
+            yield b'{"input_ids": [1]}\n'
+            time.sleep(2)
+            yield b"{}"
+
+        headers = {"Content-Type": "application/x-ndjson"}
+        answer = http.post("/models/gpt2-small/decode?offset=3", content=silent(), headers=headers)
+    assert json.loads(answer.text.splitlines()[-1]) == {"closing": "idle", "next_offset": [4]}
+
+
+def memory_of(server: Server) -> int:
+    """Return the resident bytes of the server."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return 1024 * int(status.partition("VmRSS:")[2].split()[0])
+
+
+def floods() -> dict[str, tuple[bytes, bytes]]:
+    """Return how each door is asked for what nobody reads: what is sent once, and again and again."""
+    ids = [1] * 1000
+    host = b"Host: x\r\n"
+    upgrade = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    upgrade += b"Sec-WebSocket-Key: " + b"A" * 22 + b"==\r\n\r\n"
+    step = step_frame(ids)
+    rewind = FRAME.pack(b"PRBK", 2, 4, 0, 0, 1, 0, 0, bytes(3)) + bytes(8)
+    framed = b"\x82\xfe" + struct.pack(">H", len(step)) + bytes(4) + step
+    framed += b"\x82" + bytes([0x80 | len(rewind)]) + bytes(4) + rewind
+    line = json.dumps({"input_ids": ids}).encode() + b'\n{"rewind": 0}\n'
+    events = json.dumps({"input_ids": [[1] * 1000] * 60, "chunk": 10, "encoding": "float"}).encode()
+    post = b"POST /models/gpt2-small/decode HTTP/1.1\r\n" + host
+    return {
+        "socket": (b"GET /models/gpt2-small/decode HTTP/1.1\r\n" + host + upgrade, framed),
+        "lines": (
+            post + b"Content-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n",
+            b"%x\r\n%b\r\n" % (len(line), line),
+        ),
+        "events": (post + b"Accept: text/event-stream\r\nContent-Length: %d\r\n\r\n%b" % (len(events), events), b""),
+    }
+
+
+@pytest.mark.parametrize("door", ["socket", "lines", "events"])
+def test_who_does_not_read_is_held_back_and_then_dropped(impatient: Server, door: str) -> None:
+    """Each step is answered with 3 MB: a hundred of them would show."""
+    first, again = floods()[door]
+    url = httpx.URL(impatient.address)
+    assert url.port is not None
+    with httpx.Client(base_url=impatient.address, timeout=20) as http:
+        wait_for_streams(http, 0)
+        before = memory_of(impatient)
+        with socket.create_connection((url.host, url.port)) as deaf:
+            deaf.sendall(first)
+            wait_for_streams(http, 1)
+            deaf.settimeout(0.3)
+            sent = 0
+            try:
+                while again and sent < 100:
+                    deaf.sendall(again)
+                    sent += 1
+            except TimeoutError:
+                assert sent > 0
+            except ConnectionError:  # it took so long that it was dropped already
+                pass
+            assert http.get("/livez").status_code == 200
+            assert memory_of(impatient) - before < 64 * 2**20
+            wait_for_streams(http, 0)
+
+
+def test_a_client_that_leaves_frees_everything_at_once(impatient: Server) -> None:
+    url = httpx.URL(impatient.address)
+    assert url.port is not None
+    with httpx.Client(base_url=impatient.address, timeout=20) as http:
+        for door, (first, again) in floods().items():
+            with socket.create_connection((url.host, url.port)) as client:
+                client.sendall(first + again)
+                client.recv(1)
+                wait_for_streams(http, 1)
+            begin = time.monotonic()
+            wait_for_streams(http, 0)
+            assert time.monotonic() - begin < 0.9, door
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_server_that_stops_tells_every_stream_where_to_go_on(tiny_repository: Path, workers: int) -> None:
+    with serving(tiny_repository, "--workers", str(workers)) as server:
+        path = "models/gpt/decode?offset=[1,2]"
+        with httpx.Client(base_url=server.address, timeout=20) as http:
+            assert http.get("/readyz").status_code == 200
+        with connect(f"{server.socket}/{path}") as text, connect(f"{server.socket}/{path}") as frame:
+            text.send('{"input_ids": [[1], []]}')
+            text.recv()
+            frame.send(PING)
+            frame.recv()
+            url = httpx.URL(server.address)
+            assert url.port is not None
+            with socket.create_connection((url.host, url.port), timeout=20) as lines, lines.makefile("rb") as answer:
+                head = f"POST /{path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\n"
+                lines.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+                assert answer.readline() == b"HTTP/1.1 200 OK\r\n"
+                begin = time.monotonic()
+                server.process.send_signal(signal.SIGTERM)
+                assert last_words(text) == (
+                    '{"closing":"shutdown","next_offset":[2,2]}',
+                    1012,
+                    {"closing": "shutdown", "next_offset": [2, 2]},
+                )
+                header = FRAME.pack(b"PRBK", 2, CLOSING, 0, 0, 2, 0, 0, bytes(3))
+                closing = {"closing": "shutdown", "next_offset": [1, 2]}
+                assert last_words(frame) == (header + struct.pack("<2q", 1, 2) + b"shutdown", 1012, closing)
+                assert b'{"closing":"shutdown","next_offset":[1,2]}\n' in answer.read()
+        server.process.wait(20)
+        assert time.monotonic() - begin < 15
+
+
+def test_an_answer_that_was_not_sent_was_not_fed_when_the_server_stops(repository: Path) -> None:
+    """Each client reads nothing until the server is told to stop, so that an answer waits to be sent."""
+
+    def read(connection: socket.socket) -> list[Any]:
+        """Return what was answered as documents, without the heads of HTTP and of its chunks."""
+        with connection.makefile("rb") as answer:
+            lines = [line.removeprefix(b"data: ") for line in answer]
+        return [json.loads(line) for line in lines if line.startswith(b"{")]
+
+    step, back = json.dumps({"input_ids": [1] * 1000}), '{"rewind": 0}'
+    events = json.dumps({"input_ids": [[1] * 1000] * 60, "chunk": 10}).encode()
+    head = b"POST /models/gpt2-small/decode HTTP/1.1\r\nHost: x\r\n"
+    body = f"{step}\n{back}\n".encode() * 5
+    asked = [
+        head
+        + b"Content-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(body), body),
+        head + b"Accept: text/event-stream\r\nContent-Length: %d\r\n\r\n%b" % (len(events), events),
+    ]
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(repository))
+        http = stack.enter_context(httpx.Client(base_url=server.address, timeout=20))
+        address = (http.base_url.host, http.base_url.port)
+
+        def narrow() -> socket.socket:
+            """Return a connection that holds little, so that what waits is read quickly."""
+            connection = stack.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
+            connection.settimeout(20)
+            connection.connect(address)
+            return connection
+
+        path = f"{server.socket}/models/gpt2-small/decode"
+        web = stack.enter_context(connect(path, sock=narrow(), max_queue=1, max_size=None))
+        for message in (step, back) * 5:
+            web.send(message)
+        deaf = [narrow() for _ in asked]
+        for connection, content in zip(deaf, asked, strict=True):
+            connection.sendall(content)
+        wait_for_streams(http, 3)
+        time.sleep(1)
+        server.process.send_signal(signal.SIGTERM)
+        threads = stack.enter_context(ThreadPoolExecutor())
+        found = [*threads.map(read, deaf), []]
+        with suppress(ConnectionClosed):
+            for text in web:
+                found[-1].append(json.loads(text))
+        server.process.wait(30)
+    for *_, last, closing in found:
+        assert closing == {"closing": "shutdown", "next_offset": last["next_offset"]}
+
+
+def test_a_reason_that_is_too_long_for_its_frame_is_cut_to_one_word(impatient: Server) -> None:
+    with open_stream(impatient, "?rows=60") as stream:
+        stream.send('{"ping": true}')
+        words = stream.recv(), stream.recv()
+        with pytest.raises(ConnectionClosed) as closed:
+            stream.recv()
+    assert json.loads(words[1])["next_offset"] == [0] * 60
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.reason == "idle"

@@ -1,0 +1,143 @@
+"""Bodies that come compressed, and answers that go so, at every HTTP door. Oracle: Python's gzip and zlib."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from preblock.service.api.http.compression import LEAST, expand, wanted
+from preblock.service.core.errors import Malformed, TooLarge
+from tests.conftest import Server, serving
+from tests.support.protocols import Clients
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
+ROWS = np.random.default_rng(2).integers(0, 30000, (4, 128)).tolist()
+TENSOR = {"name": "input_ids", "datatype": "INT64", "shape": [4, 128], "data": ROWS}
+DOORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "native": ("/models/minilm/embed", {"input_ids": ROWS, "encoding": "float"}),
+    "openai": ("/v1/embeddings", {"model": "minilm", "input": ROWS, "pooling": "none"}),
+    "open-inference": ("/v2/models/minilm/infer", {"inputs": [TENSOR]}),
+}
+doors = pytest.mark.parametrize(("path", "document"), DOORS.values(), ids=DOORS)
+
+
+def raw(server: Server, path: str, content: bytes, **headers: str) -> tuple[bytes, httpx.Headers]:
+    """Return the bytes of an answer as they came, and its headers."""
+    given = {"Content-Type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    with httpx.stream("POST", server.address + path, content=content, headers=given) as response:
+        body = b"".join(response.iter_raw())
+    assert response.status_code == 200, body
+    return body, response.headers
+
+
+@doors
+@pytest.mark.parametrize("coding", COMPRESS)
+def test_a_compressed_body_and_a_compressed_answer_are_those_of_the_plain_ones(
+    server: Server, clients: Clients, path: str, document: dict[str, Any], coding: str
+) -> None:
+    assert clients.http.get("/readyz").status_code == 200
+    body = json.dumps(document).encode()
+    plain, headers = raw(server, path, body, Accept_Encoding="identity")
+    assert "Content-Encoding" not in headers
+    packed, headers = raw(
+        server, path, COMPRESS[coding](body), Content_Encoding=coding, Accept_Encoding=f"{coding}, br;q=0.5"
+    )
+    assert headers["Content-Encoding"] == coding
+    assert headers.get("Content-Length", str(len(packed))) == str(len(packed))  # large ones are sent in parts
+    assert len(packed) < len(plain) * 0.6
+    assert (gzip if coding == "gzip" else zlib).decompress(packed) == plain
+
+
+def test_bytes_are_compressed_only_where_one_coding_is_named_alone(server: Server) -> None:
+    path, document = DOORS["native"]
+    body = json.dumps(document).encode()
+    plain, headers = raw(server, path, body, Accept="application/octet-stream", Accept_Encoding="gzip, deflate, br")
+    assert "Content-Encoding" not in headers
+    packed, headers = raw(server, path, body, Accept="application/octet-stream", Accept_Encoding="gzip")
+    assert headers["Content-Encoding"] == "gzip"
+    assert gzip.decompress(packed) == plain
+
+
+def test_a_tiny_answer_is_left_alone(server: Server) -> None:
+    body, headers = raw(server, "/v1/embeddings", b'{"model": "minilm", "input": [1], "encoding_format": "base64"}')
+    assert len(body) > LEAST
+    assert "Content-Encoding" not in headers
+    body, headers = raw(server, "/models/minilm/embed", b'{"input_ids": [1]}', Accept_Encoding="gzip")
+    assert headers["Content-Encoding"] == "gzip"
+
+
+@pytest.mark.parametrize(
+    ("accept", "text", "numbers"),
+    [
+        ("gzip", "gzip", "gzip"),
+        ("deflate", "deflate", "deflate"),
+        ("GZIP", "gzip", "gzip"),
+        ("gzip, deflate, br, zstd", "gzip", None),
+        ("deflate;q=0.9, gzip;q=0.1", "deflate", None),
+        ("gzip;q=0", None, None),
+        ("gzip;q=0.000, deflate", "deflate", None),
+        ("identity", None, None),
+        ("identity, gzip;q=0.5", None, None),
+        ("br", None, None),
+        ("*", None, None),
+        ("gzip;q=x", None, None),
+        ("gzip ; q=1", "gzip", "gzip"),
+        ("", None, None),
+    ],
+)
+def test_which_coding_is_wanted(accept: str, text: str | None, numbers: str | None) -> None:
+    assert (wanted(accept, text=True), wanted(accept, text=False)) == (text, numbers)
+
+
+@pytest.mark.parametrize("coding", COMPRESS)
+def test_expansion_stops_at_the_limit(coding: str) -> None:
+    content = bytes(range(256)) * 4
+    assert expand(COMPRESS[coding](content), coding, len(content)) == content
+    for limit in (0, len(content) - 1):
+        with pytest.raises(TooLarge, match=f"^body: got more than {limit} bytes once it is expanded"):
+            expand(COMPRESS[coding](content), coding, limit)
+
+
+@pytest.mark.parametrize("coding", COMPRESS)
+def test_what_is_not_of_its_coding_is_refused(coding: str) -> None:
+    whole = COMPRESS[coding](b"{}" * 100)
+    other = COMPRESS["gzip" if coding == "deflate" else "deflate"](b"{}")
+    changed = whole[:-1] + bytes([whole[-1] ^ 1])
+    for body in (b"", b"{}", whole[:-1], whole + b"x", whole + whole, other, changed):
+        with pytest.raises(Malformed, match=f"allowed a body that is compressed as {coding}"):
+            expand(body, coding, 10**6)
+
+
+@pytest.mark.parametrize("coding", ["br", "zstd", "compress", "gzip, gzip", "x"])
+def test_another_coding_is_refused_by_name(tiny: httpx.Client, coding: str) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": coding}
+    answer = tiny.post("/models/gpt/embed", content=b"{}", headers=headers)
+    assert answer.status_code == 415
+    assert answer.json()["detail"] == f"Content-Encoding: got {coding}, allowed identity, gzip, deflate"
+
+
+def test_a_bomb_is_refused_without_being_expanded(tiny_repository: Path) -> None:
+    bomb = zlib.compress(bytes(2**28), 1)  # a megabyte
+    headers = {"Content-Type": "application/json", "Content-Encoding": "deflate"}
+    with serving(tiny_repository) as server:
+        for path in ("/models/gpt/embed", "/models/gpt/bias", "/v1/embeddings", "/v2/models/gpt/infer"):
+            small = httpx.post(server.address + path, content=zlib.compress(b"{}"), headers=headers)
+            assert small.status_code == 422
+        before = peak(server)
+        for path in ("/models/gpt/embed", "/models/gpt/bias", "/v1/embeddings", "/v2/models/gpt/infer"):
+            answer = httpx.post(server.address + path, content=bomb, headers=headers)
+            assert answer.status_code == 413
+            assert "body: got more than 16777216 bytes once it is expanded" in answer.text
+        assert peak(server) - before < 2**27
+
+
+def peak(server: Server) -> int:
+    """Return the most memory that the server has held, in bytes."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024

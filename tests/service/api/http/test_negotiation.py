@@ -1,0 +1,293 @@
+"""Formats of the native door on a real server. Oracles: the safetensors library, numpy, torch, the door in JSON."""
+
+import asyncio
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+from transformers import AutoTokenizer, BertModel
+
+from preblock.service.api.http.response import Reply
+from preblock.service.codecs.chunks import PACKET, Base64
+from tests.support.protocols import Clients, native_raw, native_safetensors
+
+JSON, BYTES, NPY = "application/json", "application/octet-stream", "application/x-npy"
+SAFETENSORS = "application/x-safetensors"
+IDS = [[1, 2, 3], [4, 5, 6]]
+RAGGED = [[1, 2, 3], [4], [5, 6]]
+TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def post(client: httpx.Client, model: str, kind: str, body: bytes, accept: str = "*/*", **query: str) -> httpx.Response:
+    headers = {"Content-Type": kind, "Accept": accept}
+    return client.post(f"/models/{model}/embed", content=body, params=query, headers=headers)
+
+
+def ask(client: httpx.Client, model: str, accept: str = JSON, **fields: Any) -> httpx.Response:
+    response = client.post(f"/models/{model}/embed", json=fields, headers={"Accept": accept})
+    assert response.status_code == 200, response.text
+    assert response.headers["Content-Type"] == accept
+    return response
+
+
+def ask_tensors(client: httpx.Client, model: str, **fields: Any) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load(ask(client, model, SAFETENSORS, **fields).content)
+
+
+def octets(tensor: torch.Tensor) -> bytes:
+    return tensor.view(torch.uint8).numpy().tobytes()
+
+
+def refusal(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["detail"]
+
+
+@pytest.mark.parametrize(("shape", "rows"), [(None, [[1, 2, 3, 4, 5, 6]]), ("6", [[1, 2, 3, 4, 5, 6]]), ("2,3", IDS)])
+def test_raw_ids_are_one_row_or_have_a_shape(tiny: httpx.Client, shape: str | None, rows: list[list[int]]) -> None:
+    query = {} if shape is None else {"shape": shape}
+    answer = post(tiny, "gpt", BYTES, np.arange(1, 7).astype("<i8").tobytes(), **query)
+    assert answer.json() == ask(tiny, "gpt", input_ids=rows).json()
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "query", "status", "detail"),
+    [
+        (BYTES, bytes(9), {}, 400, "body: got 9 bytes, allowed int64 values of 8 bytes each"),
+        (BYTES, b"", {}, 422, "input_ids shape: got (0,), allowed at least one row of at least one integer"),
+        (BYTES, bytes(48), {"shape": "2,2"}, 400, "body: got 6 values, allowed 4, as the shape 2,2 declares"),
+        (BYTES, bytes(8), {"input_ids": "[1]"}, 422, "input_ids: got one in the query and one in the body, allowed"),
+        (BYTES, bytes(8), {"text": '"a"'}, 422, "input_ids: got text and input_ids, allowed one of them"),
+        (JSON, b'{"input_ids": [1]}', {"shape": "1"}, 422, "field: got shape, allowed input_ids, "),
+        (JSON, b'{"input_ids": [1]}', {"lengths": "[1]"}, 422, "field: got lengths, allowed input_ids, "),
+        (SAFETENSORS, bytes(8), {}, 400, "body: got no safetensors: a header that is no JSON object, allowed integer"),
+        (SAFETENSORS, b"\xff" * 20, {}, 400, "body: got no safetensors: a header of 18446744073709551615 bytes in 20"),
+    ],
+)
+def test_a_body_that_lies_is_refused(
+    tiny: httpx.Client, kind: str, body: bytes, query: dict[str, str], status: int, detail: str
+) -> None:
+    found = refusal(post(tiny, "bert", kind, body, **query))
+    assert (found[0], found[1][: len(detail)]) == (status, detail)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "detail"),
+    [
+        ({"offset": [1]}, "input_ids: got nothing, allowed rows of token ids, or text"),
+        ({"input_ids": [1.0]}, "input_ids dtype: got float64, allowed an integer type"),
+        ({"input_ids": [True]}, "input_ids dtype: got bool, allowed an integer type"),
+        ({"input_ids": [[[1]]]}, "input_ids shape: got (1, 1, 1), allowed (length,) or (batch, length)"),
+        ({"input_ids": 1}, "input_ids shape: got (), allowed (length,) or (batch, length)"),
+        ({"input_ids": [1], "dtype": [1]}, "dtype: got a tensor, allowed a query parameter"),
+        ({"input_ids": [1], "nope": [1]}, "field: got nope, allowed input_ids, "),
+        ({"input_ids": [1], "offset": [[1]]}, "offset shape: got (1, 1), allowed one dimension"),
+        ({"input_ids": [1, 2], "lengths": [1, 2]}, "lengths: got 3 tokens in all, allowed 2, as many as input_ids has"),
+        ({"input_ids": [1, 7, 11], "lengths": [2, 1]}, "input_ids[1][0]: got 11, allowed 0 to 10"),
+    ],
+)
+def test_tensors_that_are_not_allowed_are_refused_by_name(tiny: httpx.Client, tensors: Any, detail: str) -> None:
+    body = safetensors.numpy.save({name: np.array(value) for name, value in tensors.items()})
+    status, found = refusal(post(tiny, "bert", SAFETENSORS, body))
+    assert (status, found[: len(detail)]) == (422, detail)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input_ids": IDS, "offset": 2},
+        {"input_ids": IDS, "offset": [2, 0]},
+        {"input_ids": IDS, "position_ids": [[0, 2, 1], [7, 7, 7]], "token_type_ids": [[0, 1, 1], [1, 0, 0]]},
+        {"input_ids": RAGGED, "attention_mask": [[0, 1, 1], [1], [1, 0]], "token_type_ids": [[1, 1, 0], [0], [0, 1]]},
+    ],
+)
+def test_every_field_may_be_a_tensor_or_a_query_parameter(tiny_clients: Clients, fields: dict[str, Any]) -> None:
+    expected = ask(tiny_clients.http, "bert", BYTES, **fields).content
+    assert native_safetensors(tiny_clients, "bert", fields).tobytes() == expected
+    assert native_raw(tiny_clients, "bert", fields).tobytes() == expected
+
+
+def test_options_stand_in_the_query_beside_tensors(tiny: httpx.Client) -> None:
+    body = safetensors.numpy.save({"input_ids": np.array([1] * 8)})
+    answer = post(tiny, "gpt", SAFETENSORS, body, dtype="float16", truncate="left", output="token_embeddings")
+    options = {"dtype": "float16", "truncate": "left", "output": "token_embeddings"}
+    assert answer.json() == ask(tiny, "gpt", input_ids=[1] * 8, **options).json()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("rows", [IDS, RAGGED])
+def test_tensors_hold_the_same_bits_as_bytes(tiny: httpx.Client, rows: list[list[int]], dtype: str) -> None:
+    raw = ask(tiny, "gpt", BYTES, input_ids=rows, dtype=dtype, offset=1)
+    found = ask_tensors(tiny, "gpt", input_ids=rows, dtype=dtype, offset=1)
+    assert found.keys() == {"embeddings", "next_offset", "lengths"}
+    assert found["embeddings"].dtype == TYPES[dtype]
+    assert ",".join(map(str, found["embeddings"].shape)) == raw.headers["Preblock-Shape"]
+    assert octets(found["embeddings"]) == raw.content
+    assert found["lengths"].tolist() == [len(row) for row in rows]
+    assert found["next_offset"].tolist() == [len(row) + 1 for row in rows]
+
+
+def test_tensors_name_the_model_and_its_version(tiny: httpx.Client, tmp_path: Path) -> None:
+    file = tmp_path / "answer.safetensors"
+    file.write_bytes(ask(tiny, "bert", SAFETENSORS, input_ids=[1]).content)
+    with safetensors.safe_open(file, "np") as answer:
+        assert answer.metadata() == {"model": "bert", "version": "2"}
+
+
+def test_several_outputs_are_several_tensors(tiny: httpx.Client) -> None:
+    names = ["embeddings", "token_embeddings"]
+    found = ask_tensors(tiny, "gpt", input_ids=RAGGED, output=names, dtype="bfloat16")
+    assert found.keys() == {*names, "next_offset", "lengths"}
+    for name in names:
+        alone = ask(tiny, "gpt", BYTES, input_ids=RAGGED, output=name, dtype="bfloat16").content
+        assert octets(found[name]) == alone
+
+
+def test_several_outputs_are_named_with_commas_in_the_query(tiny: httpx.Client) -> None:
+    body = safetensors.numpy.save({"input_ids": np.array(IDS)})
+    found = post(tiny, "gpt", SAFETENSORS, body, SAFETENSORS, output="token_embeddings,embeddings").content
+    assert found == ask(tiny, "gpt", SAFETENSORS, input_ids=IDS, output=["token_embeddings", "embeddings"]).content
+
+
+def test_tensors_tell_the_rows_of_text_and_may_be_sent_back(tiny: httpx.Client) -> None:
+    fields: dict[str, Any] = {"text": ["a b c d e f g", "a"], "truncate": "right", "return_tokens": True}
+    told, found = ask(tiny, "bert", **fields).json(), ask_tensors(tiny, "bert", **fields)
+    assert octets(found["embeddings"]) == base64.b64decode(told["embeddings"])
+    assert found["lengths"].tolist() == told["lengths"] == [8, 3]
+    assert found["truncated"].tolist() == told["truncated"] == [1, 0]
+    assert found["input_ids"].tolist() == [token for row in told["input_ids"] for token in row]
+    assert found["spans"].tolist() == [span for row in told["spans"] for span in row]
+    body = safetensors.torch.save({name: found[name] for name in ("input_ids", "lengths")})
+    again = post(tiny, "bert", SAFETENSORS, body, SAFETENSORS)
+    assert octets(safetensors.torch.load(again.content)["embeddings"]) == octets(found["embeddings"])
+
+
+@pytest.mark.parametrize(
+    ("accept", "fields", "media"),
+    [
+        (f"{NPY}, {BYTES};q=0.5", {"dtype": "bfloat16"}, BYTES),
+        (f"{NPY}, */*;q=0.1", {"output": ["embeddings", "token_embeddings"]}, JSON),
+        (f"{BYTES}, {SAFETENSORS};q=0.1", {"output": ["embeddings", "token_embeddings"]}, SAFETENSORS),
+        (f"{BYTES}, {SAFETENSORS};q=0.1", {"truncate": "left"}, SAFETENSORS),
+        (f"{NPY}, {SAFETENSORS};q=0.1", {"dtype": "float16"}, NPY),
+    ],
+)
+def test_the_answer_has_the_best_type_that_can_hold_it(
+    tiny: httpx.Client, accept: str, fields: dict[str, Any], media: str
+) -> None:
+    response = tiny.post("/models/gpt/embed", json={"input_ids": IDS, **fields}, headers={"Accept": accept})
+    assert (response.status_code, response.headers["Content-Type"]) == (200, media)
+
+
+@pytest.fixture(scope="module")
+def bert(checkpoint: Path) -> Any:
+    """transformers' BERT with the real checkpoint."""
+    model: Any = BertModel.from_pretrained(checkpoint, add_pooling_layer=False)
+    return model.eval()
+
+
+def prompt_of(text: str) -> torch.Tensor:
+    """Load a prompt as vLLM does."""
+    tensor = torch.load(io.BytesIO(base64.b64decode(text, validate=True)), weights_only=True, map_location="cpu")
+    assert isinstance(tensor, torch.Tensor)
+    return tensor
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_prompt_is_the_lookup_of_transformers_in_a_file_of_torch(
+    http: httpx.Client, bert: Any, checkpoint: Path, dtype: str
+) -> None:
+    answer = ask(http, "minilm", text="Hello, world!", encoding="prompt_embeds", dtype=dtype).json()
+    assert (answer["encoding"], answer["dtype"]) == ("prompt_embeds", dtype)
+    ids = AutoTokenizer.from_pretrained(checkpoint)("Hello, world!", return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        expected = bert.get_input_embeddings()(ids)[0].to(TYPES[dtype])
+    found = prompt_of(answer["token_embeddings"])
+    assert (found.dtype, list(found.shape)) == (TYPES[dtype], answer["shape"][1:])
+    assert torch.equal(found, expected)
+
+
+def test_several_prompts_are_a_list(http: httpx.Client, bert: Any) -> None:
+    rows = [[101, 7592, 102], [101, 102], [7592]]
+    answer = ask(http, "minilm", input_ids=rows, encoding="prompt_embeds", output="token_embeddings").json()
+    assert answer["lengths"] == [3, 2, 1]
+    table = bert.get_input_embeddings().weight
+    for text, row in zip(answer["token_embeddings"], rows, strict=True):
+        assert torch.equal(prompt_of(text), table[row])
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "accept", "status", "detail"),
+    [
+        (
+            "transformer-base",
+            {},
+            JSON,
+            422,
+            "encoding: got prompt_embeds, allowed base64, float, since it is not known what",
+        ),
+        (
+            "minilm",
+            {"output": "embeddings"},
+            JSON,
+            422,
+            "output: got ['embeddings'], allowed token_embeddings with the",
+        ),
+        ("minilm", {"output": ["token_embeddings", "embeddings"]}, JSON, 422, "output: got ['token_embeddings', 'embe"),
+        ("minilm", {"attention_mask": [[1]]}, JSON, 422, "attention_mask: got a value, allowed nothing with the encod"),
+        ("minilm", {}, BYTES, 406, f"Accept: got {BYTES}, allowed {JSON} with the encoding prompt_embeds"),
+        ("minilm", {}, SAFETENSORS, 406, f"Accept: got {SAFETENSORS}, allowed {JSON} with the encoding prompt_embeds"),
+    ],
+)
+def test_what_could_mislead_a_consumer_is_refused(
+    http: httpx.Client, model: str, fields: dict[str, Any], accept: str, status: int, detail: str
+) -> None:
+    fields = {"input_ids": [[101]], "encoding": "prompt_embeds", **fields}
+    response = http.post(f"/models/{model}/embed", json=fields, headers={"Accept": accept})
+    found = refusal(response)
+    assert (found[0], found[1][: len(detail)]) == (status, detail)
+
+
+def test_large_answers_are_whole_in_every_format(http: httpx.Client) -> None:
+    rows = np.random.default_rng(0).integers(0, 30522, (7, 300)).tolist()
+    fields: dict[str, Any] = {"input_ids": rows, "output": "token_embeddings"}
+    raw = ask(http, "minilm", BYTES, **fields)
+    assert len(raw.content) == 7 * 300 * 384 * 4 > 3 * PACKET
+    npy, tensors = ask(http, "minilm", NPY, **fields), ask(http, "minilm", SAFETENSORS, **fields)
+    encoded, prompts = ask(http, "minilm", **fields), ask(http, "minilm", encoding="prompt_embeds", **fields)
+    floats = ask(http, "minilm", encoding="float", **fields)
+    assert floats.headers["Content-Encoding"] == "gzip"  # numbers as text are, for a client that takes it
+    for response in (raw, npy, tensors, encoded, prompts):
+        assert int(response.headers["Content-Length"]) == len(response.content)
+        assert "Transfer-Encoding" not in response.headers
+    assert np.load(io.BytesIO(npy.content)).tobytes() == raw.content
+    assert octets(safetensors.torch.load(tensors.content)["token_embeddings"]) == raw.content
+    assert base64.b64decode(encoded.json()["token_embeddings"], validate=True) == raw.content
+    assert b"".join(octets(prompt_of(text)) for text in prompts.json()["token_embeddings"]) == raw.content
+    assert np.array(floats.json()["token_embeddings"], np.float32).tobytes() == raw.content
+
+
+def test_a_client_that_leaves_stops_its_answer() -> None:
+    sent: list[int] = []
+    left = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def take(message: Any) -> None:
+        sent.append(len(message.get("body", b"")))
+        if len(sent) == 3:
+            left.set()
+        await asyncio.sleep(0)
+
+    response = Reply([b"x", Base64((bytes(100 * PACKET),))], JSON)
+    scope = {"type": "http", "asgi": {"spec_version": "2.3"}}
+    asyncio.run(response(scope, receive, take))
+    assert 0 < sum(sent) < 10 * PACKET

@@ -1,0 +1,258 @@
+"""What is remembered of files, and that whatever is wrong with it costs only time. Oracle: Python's hashlib."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from io import BufferedReader
+from pathlib import Path
+
+import pytest
+
+from preblock.service.artifacts import checksums, manifest
+from preblock.service.artifacts.checksums import FILE, Checksums
+from preblock.service.artifacts.manifest import DATA, MANIFEST
+from preblock.service.core.files import open_file, stamp_of
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.session import CPU
+from tests.support import commands
+
+FALSE = "f" * 64
+
+
+def sum_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def ask(known: Checksums, file: Path) -> str:
+    with open_file(file) as stream:
+        return known.sha256(stream)
+
+
+def key_of(file: Path) -> str:
+    return ":".join(map(str, stamp_of(file.stat())))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "file").write_bytes(b"content")
+    return tmp_path / "file"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "a" / "cache"
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what was written just now be old."""
+    now = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now() + 10**10)
+
+
+def plant(folder: Path, content: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FILE).write_text(content)
+    (folder / FILE).chmod(0o600)
+
+
+@pytest.mark.usefixtures("later")
+def test_a_file_is_remembered_by_what_the_file_system_says_of_it(folder: Path, file: Path) -> None:
+    known = Checksums(folder)
+    assert ask(known, file) == sum_of(b"content")
+    known.save()
+    assert json.loads((folder / FILE).read_text()) == {key_of(file): sum_of(b"content")}
+    assert (folder.stat().st_mode & 0o777, (folder / FILE).stat().st_mode & 0o777) == (0o700, 0o600)
+    assert list(folder.iterdir()) == [folder / FILE]
+
+
+def test_what_is_remembered_is_not_read_again(folder: Path, file: Path) -> None:
+    plant(folder, json.dumps({key_of(file): FALSE}))
+    assert ask(Checksums(folder), file) == FALSE
+
+
+@pytest.mark.usefixtures("later")
+def test_a_change_that_keeps_size_and_time_is_seen(folder: Path, file: Path) -> None:
+    known = Checksums(folder)
+    ask(known, file)
+    before = file.stat()
+    time.sleep(0.02)  # ticks of a coarse clock
+    file.write_bytes(b"CONTENT")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file.stat().st_mtime_ns == before.st_mtime_ns
+    assert ask(known, file) == sum_of(b"CONTENT")
+
+
+def test_a_file_that_changed_just_now_is_not_remembered(folder: Path, file: Path) -> None:
+    known = Checksums(folder)
+    assert ask(known, file) == sum_of(b"content")
+    known.save()
+    assert not folder.exists()
+
+
+@pytest.mark.usefixtures("later")
+def test_a_file_that_changes_while_it_is_read_is_not_remembered(
+    folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Checksums(folder)
+
+    def sha256(_: BufferedReader) -> str:
+        file.write_bytes(b"longer content")
+        return FALSE
+
+    monkeypatch.setattr(manifest, "sha256", sha256)
+    assert ask(known, file) == FALSE
+    monkeypatch.setattr(manifest, "sha256", lambda _: "hashed again")
+    assert ask(known, file) == "hashed again"
+
+
+@pytest.mark.usefixtures("later")
+def test_without_a_folder_nothing_is_remembered(file: Path) -> None:
+    known = Checksums(None)
+    ask(known, file)
+    known.save()
+
+
+@pytest.mark.usefixtures("later")
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "null", "[" * 10**5, '{"a": 1}', '{"1:2": "x"}', f'{{"x": "{FALSE}"}}', "9" * 5000, " " * 2**21],
+    ids=range(10),
+)
+def test_what_cannot_be_understood_is_replaced(folder: Path, file: Path, content: str) -> None:
+    plant(folder, content)
+    known = Checksums(folder)
+    assert ask(known, file) == sum_of(b"content")
+    known.save()
+    assert json.loads((folder / FILE).read_text()) == {key_of(file): sum_of(b"content")}
+
+
+@pytest.mark.usefixtures("later")
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_what_others_may_write_is_not_believed(folder: Path, file: Path, mode: int) -> None:
+    plant(folder, json.dumps({key_of(file): FALSE}))
+    (folder / FILE).chmod(mode)
+    assert ask(Checksums(folder), file) == sum_of(b"content")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_what_another_user_owns_is_not_believed(folder: Path, file: Path) -> None:
+    plant(folder, json.dumps({key_of(file): FALSE}))
+    os.chown(folder / FILE, 12345, 12345)
+    assert ask(Checksums(folder), file) == sum_of(b"content")
+
+
+def test_a_link_is_not_believed(folder: Path, file: Path, tmp_path: Path) -> None:
+    plant(folder, json.dumps({key_of(file): FALSE}))
+    (folder / FILE).rename(tmp_path / "elsewhere")
+    (folder / FILE).symlink_to(tmp_path / "elsewhere")
+    assert ask(Checksums(folder), file) == sum_of(b"content")
+
+
+@pytest.mark.usefixtures("later")
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/nowhere", "/dev/null"])
+def test_where_nothing_can_be_written_files_are_hashed_each_time(file: Path, tmp_path: Path, place: str) -> None:
+    for _ in range(2):
+        known = Checksums(tmp_path / place)
+        assert ask(known, file) == sum_of(b"content")
+        known.save()
+    assert file.read_bytes() == b"content"
+
+
+@pytest.mark.usefixtures("later")
+def test_a_folder_in_its_place_is_left_alone(folder: Path, file: Path) -> None:
+    (folder / FILE / "kept").mkdir(parents=True)
+    known = Checksums(folder)
+    assert ask(known, file) == sum_of(b"content")
+    known.save()
+    assert [path.name for path in folder.iterdir()] == [FILE]
+
+
+@pytest.mark.usefixtures("later")
+def test_a_user_without_a_home_has_every_file_hashed(file: Path) -> None:
+    known = Checksums(Path("~no-such-user/cache"))
+    assert ask(known, file) == sum_of(b"content")
+    known.save()
+
+
+@pytest.mark.usefixtures("later")
+def test_the_home_is_found(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    known = Checksums(Path("~/.cache/preblock"))
+    ask(known, file)
+    known.save()
+    assert (tmp_path / ".cache/preblock" / FILE).is_file()
+
+
+@pytest.mark.usefixtures("later")
+def test_only_so_many_are_remembered_and_those_met_last(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checksums, "MOST", 3)
+    files = [tmp_path / str(number) for number in range(5)]
+    for file in files:
+        file.write_text(file.name)
+        known = Checksums(folder)
+        ask(known, files[0])
+        ask(known, file)
+        known.save()
+    assert set(json.loads((folder / FILE).read_text())) == {key_of(files[number]) for number in (0, 3, 4)}
+
+
+@pytest.mark.usefixtures("later")
+def test_many_at_once_leave_a_file_that_can_be_read(folder: Path, tmp_path: Path) -> None:
+    files = [tmp_path / str(number) for number in range(40)]
+    for file in files:
+        file.write_text(file.name)
+
+    def check(file: Path) -> None:
+        known = Checksums(folder)
+        assert ask(known, file) == sum_of(file.name.encode())
+        known.save()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(check, files))
+    found = json.loads((folder / FILE).read_text())
+    assert found.items() <= {key_of(file): sum_of(file.name.encode()) for file in files}.items()
+    assert found
+    assert list(folder.iterdir()) == [folder / FILE]
+
+
+@pytest.mark.usefixtures("later")
+def test_a_repository_is_hashed_once(
+    weighty_repository: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = shutil.copytree(weighty_repository, tmp_path / "root")
+    hashed: list[int] = []
+
+    def sha256(stream: BufferedReader) -> str:
+        hashed.append(os.fstat(stream.fileno()).st_size)
+        return sum_of(stream.read())
+
+    monkeypatch.setattr(manifest, "sha256", sha256)
+    files = json.loads((root / "gpt/1" / MANIFEST).read_text())["files"]
+    Repository(root, CPU, 1, folder)
+    assert sorted(hashed) == sorted(file["bytes"] for file in files.values())
+    Repository(root, CPU, 1, folder)
+    assert len(hashed) == len(files)
+    data = root / "gpt/1" / DATA
+    data.write_bytes(data.read_bytes())
+    Repository(root, CPU, 1, folder)
+    assert hashed[len(files) :] == [data.stat().st_size]
+
+
+def test_the_command_line_remembers_and_verify_does_not_ask(tiny_repository: Path, tmp_path: Path) -> None:
+    file = tiny_repository / "gpt/1" / DATA
+    plant(tmp_path / "cache", json.dumps({key_of(file): FALSE}))
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        arguments += ("--repository", str(tiny_repository))
+        return commands.run(commands.preblock, *arguments, environment={"PREBLOCK_CACHE": str(tmp_path / "cache")})
+
+    refused, verified = run("check"), run("verify", "gpt")
+    assert refused.stderr.startswith(f"preblock: gpt/1/{DATA}: got sha256 {FALSE[:12]}…")
+    assert verified.returncode == 0, verified.stderr

@@ -1,0 +1,121 @@
+"""Open Inference messages, where no server is needed. The door itself is tested in `api/test_open_inference.py`."""
+
+import json
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from preblock.service.codecs.chunks import joined, size_of
+from preblock.service.codecs.v2.infer import Infer, places, read_infer, write_infer
+from preblock.service.core.errors import Invalid
+from preblock.service.core.types import Request, TokenAnswer, Turn
+from tests.support.manifests import tiny_manifest
+
+
+def body(padding: int = 0) -> tuple[bytes, str]:
+    """Return a request of six ids, whose bytes follow `padding` spaces, and the length of its JSON."""
+    tensor = {"name": "input_ids", "datatype": "INT64", "shape": [2, 3], "parameters": {"binary_data_size": 48}}
+    header = json.dumps({"inputs": [tensor]}).encode() + b" " * padding
+    return header + np.arange(6, dtype="<i8").tobytes(), str(len(header))
+
+
+def answer(value: float = 0.5) -> TokenAnswer:
+    return TokenAnswer(
+        model="m",
+        version=2,
+        dtype="float32",
+        tensors={"embeddings": np.array([[[value, 1]]], np.float32)},
+        lengths=np.array([1]),
+        next_offset=np.array([1]),
+    )
+
+
+def infer(binary: bool) -> Infer:
+    return Infer(read_infer(*body(), tiny_manifest()).request, None, {"embeddings": binary})
+
+
+@pytest.mark.parametrize("padding", range(16))
+def test_ids_are_aligned_wherever_their_bytes_begin(padding: int) -> None:
+    request = read_infer(*body(padding), tiny_manifest()).request
+    assert isinstance(request, Request)
+    ids = request.input_ids
+    assert ids.values.tolist() == [0, 1, 2, 3, 4, 5]
+    assert ids.lengths.tolist() == [3, 3]
+    assert ids.values.flags.aligned
+
+
+@pytest.mark.parametrize(("padding", "found"), [(0, {"input_ids"}), (3000, None)])
+def test_what_a_long_header_says_is_not_remembered(padding: int, found: set[str] | None) -> None:
+    content, length = body(padding)
+    assert length is not None
+    at = places(content, length, tiny_manifest())
+    assert (None if at is None else set(at)) == found
+
+
+def test_a_binary_answer_is_the_array_itself() -> None:
+    written = answer()
+    (header, data), length = write_infer(written, infer(binary=True))
+    assert length == size_of([header])
+    assert json.loads(joined([header])) == {
+        "model_name": "m",
+        "model_version": "2",
+        "outputs": [
+            {"name": "embeddings", "datatype": "FP32", "shape": [1, 1, 2], "parameters": {"binary_data_size": 8}}
+        ],
+    }
+    assert isinstance(data, memoryview)
+    assert np.shares_memory(np.frombuffer(data, np.uint8), written.arrays["embeddings"])
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_json_refuses_what_it_cannot_hold_and_bytes_do_not(value: float) -> None:
+    with pytest.raises(Invalid, match="outputs embeddings: got JSON, allowed binary_data"):
+        write_infer(answer(value), infer(binary=False))
+    (_, data), _ = write_infer(answer(value), infer(binary=True))
+    assert joined([data]) == np.array([value, 1], np.float32).tobytes()
+
+
+def sequence_of(**parameters: Any) -> Turn | None:
+    ids = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
+    request = read_infer(orjson.dumps({"inputs": [ids], "parameters": parameters}), None, tiny_manifest()).request
+    assert isinstance(request, Request)
+    return request.sequence
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [(5, 5), ("5", "5"), ("é" * 64, "é" * 64), (2**64 - 1, 2**64 - 1), (-1, 2**64 - 1), (-(2**63), 2**63)],
+)
+def test_a_sequence_is_named_by_a_number_or_a_text(given: int | str, read: int | str) -> None:
+    assert sequence_of(sequence_id=given) == Turn(read)
+    assert sequence_of(sequence_id=given, sequence_start=True, sequence_end=False) == Turn(read, start=True)
+    assert sequence_of(sequence_id=given, sequence_end=True) == Turn(read, end=True)
+
+
+@pytest.mark.parametrize("parameters", [{}, {"sequence_id": 0}, {"sequence_id": "", "sequence_start": False}])
+def test_no_id_is_no_sequence(parameters: dict[str, Any]) -> None:
+    assert sequence_of(**parameters) is None
+
+
+ID = "parameters.sequence_id: got "
+NO_ID = ", allowed the id of a sequence, since the request starts or ends one"
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"sequence_id": "é" * 65}, ID + "130 bytes, allowed at most 128 bytes of text"),
+    ({"sequence_id": True}, f"{ID}True, allowed an integer of 64 bits, or a text"),
+    ({"sequence_id": None}, f"{ID}None, allowed an integer of 64 bits, or a text"),
+    ({"sequence_id": 5.0}, f"{ID}5.0, allowed an integer of 64 bits, or a text"),
+    ({"sequence_id": [5]}, f"{ID}[5], allowed an integer of 64 bits, or a text"),
+    ({"sequence_start": True}, f"{ID}0{NO_ID}"),
+    ({"sequence_id": "", "sequence_end": True}, f"{ID}''{NO_ID}"),
+    ({"sequence_id": 5, "sequence_start": 1}, "parameters.sequence_start: got 1, allowed true or false"),
+    ({"sequence_id": 5, "sequence_end": "true"}, "parameters.sequence_end: got true, allowed true or false"),
+]
+
+
+@pytest.mark.parametrize(("parameters", "error"), BAD, ids=range(len(BAD)))
+def test_what_names_no_sequence_is_refused(parameters: dict[str, Any], error: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        sequence_of(**parameters)
+    assert str(refused.value) == error

@@ -1,0 +1,285 @@
+"""The path from request to answer. Oracles: positions counted one by one, torch's rounding, a call of the session."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.builders import gpt2_embedding
+from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.steps import Positions, Project, Tokens
+from preblock.service.artifacts.manifest import Manifest, Source
+from preblock.service.codecs.native_json import read_embed
+from preblock.service.core.errors import Invalid, TooLarge
+from preblock.service.core.types import Request, TokenAnswer
+from preblock.service.engine.casting import cast
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.planning import Call, plan
+from preblock.service.engine.scheduler import Scheduler
+from preblock.service.observability.metrics import Metrics
+from preblock.service.observability.timing import INFER
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.session import CPU
+from tests.support.protocols import Fields
+from tests.support.random_requests import positions_of, random_request
+
+TORCH_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_repository: Path) -> Iterator[Engine]:
+    scheduler = Scheduler(1, 8)
+    yield Engine(Repository(tiny_repository, CPU, 1), scheduler, Metrics(), 65536)
+    scheduler.close()
+
+
+@pytest.fixture(scope="module")
+def bert(engine: Engine) -> Manifest:
+    return engine.repository.get("bert").manifest
+
+
+@pytest.fixture(scope="module")
+def gpt(engine: Engine) -> Manifest:
+    return engine.repository.get("gpt").manifest
+
+
+def planned(fields: Fields, manifest: Manifest) -> Call:
+    request = read_embed(fields).request
+    assert isinstance(request, Request)
+    return plan(request, manifest)
+
+
+def feeds_of(manifest: Manifest, **fields: Any) -> dict[str, Any]:
+    return planned(fields, manifest).feeds
+
+
+def test_equal_rows_run_as_one_rectangle_with_one_offset(bert: Manifest) -> None:
+    feeds = feeds_of(bert, input_ids=[[1, 2], [3, 4]], offset=5)
+    assert feeds["input_ids"].tolist() == [[1, 2], [3, 4]]
+    assert feeds["offset"].tolist() == [5]
+    assert feeds["token_type_ids"].tolist() == [[0, 0], [0, 0]]
+
+
+def test_equal_rows_with_an_offset_each_run_as_one_rectangle(bert: Manifest) -> None:
+    feeds = feeds_of(bert, input_ids=[[1, 2], [3, 4]], offset=[5, 0])
+    assert (feeds["input_ids"].shape, feeds["offset"].tolist()) == ((2, 2), [5, 0])
+
+
+def test_a_mask_of_ones_is_no_mask(bert: Manifest) -> None:
+    assert feeds_of(bert, input_ids=[[1, 2]], attention_mask=[[1, 1]])["input_ids"].shape == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "positions"),
+    [
+        ({"input_ids": [[1, 2], [3]], "offset": [5, 0]}, [5, 6, 0]),
+        ({"input_ids": [[1, 2], [3]], "offset": 2}, [2, 3, 2]),
+        ({"input_ids": [[1, 2, 3]], "attention_mask": [[0, 1, 1]], "offset": 4}, [0, 4, 5]),
+        ({"input_ids": [[1, 2], [3, 4]], "attention_mask": [[1, 1], [0, 1]], "offset": [4, 1]}, [4, 5, 0, 1]),
+        ({"input_ids": [[1, 2]], "position_ids": [[7, 3]]}, [7, 3]),
+        ({"input_ids": [[1, 2]], "position_ids": [[7, 3]], "attention_mask": [[0, 1]]}, [7, 3]),
+    ],
+)
+def test_the_rest_runs_as_rows_of_one_token_at_their_positions(
+    bert: Manifest, fields: dict[str, Any], positions: list[int]
+) -> None:
+    feeds = feeds_of(bert, **fields)
+    assert feeds["input_ids"].tolist() == [[id_] for row in fields["input_ids"] for id_ in row]
+    assert feeds["offset"].tolist() == positions
+
+
+def test_positions_of_random_requests_are_those_counted_one_by_one(bert: Manifest) -> None:
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        fields = random_request(random, "bert")
+        call = planned(fields, bert)
+        shape = call.feeds["input_ids"].shape
+        found = np.broadcast_to(call.feeds["offset"][:, None], shape) + np.arange(shape[1])
+        assert found.ravel().tolist() == np.concatenate(positions_of(fields)).tolist(), fields
+
+
+def test_next_offset_of_random_requests_counts_real_tokens(gpt: Manifest) -> None:
+    random = np.random.default_rng(1)
+    for _ in range(300):
+        fields = random_request(random, "gpt")
+        positions = positions_of(fields)
+        starts = np.broadcast_to(fields.get("offset", 0), len(positions)).tolist()
+        expected = []
+        for index, row in enumerate(positions):
+            mask = fields["attention_mask"][index] if "attention_mask" in fields else [1] * len(row)
+            after = [position + 1 for position, real in zip(row, mask, strict=True) if real]
+            expected.append(max(after, default=starts[index]))
+        assert planned(fields, gpt).next_offset.tolist() == expected, fields
+
+
+def test_a_graph_without_segments_gets_none(gpt: Manifest) -> None:
+    assert "token_type_ids" not in feeds_of(gpt, input_ids=[1])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_cast_rounds_every_kind_of_value_as_torch_does(dtype: str) -> None:
+    # Random bits: every exponent, subnormals, and ties, whose lower half is 0x8000 or 0x1000.
+    bits = np.random.default_rng(0).integers(0, 2**32, 200_000, np.uint32)
+    ties = np.concatenate([bits, bits & 0xFFFF8000 | 0x8000, bits & 0xFFFFE000 | 0x1000])
+    vectors = ties.view(np.float32)
+    oracle = torch.tensor(vectors).to(TORCH_TYPES[dtype])
+    fits = torch.isfinite(oracle).numpy()
+    found = cast(vectors[fits].reshape(1, -1), dtype)
+    assert found.tobytes() == oracle[torch.from_numpy(fits)].view(torch.uint8).numpy().tobytes()
+
+
+def test_float32_is_not_copied() -> None:
+    vectors = np.ones((1, 2), np.float32)
+    assert cast(vectors, "float32") is vectors
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("float16", 65520.0), ("float16", -7e4), ("bfloat16", 3.4e38)])
+def test_a_value_that_does_not_fit_is_refused(dtype: str, value: float) -> None:
+    with pytest.raises(Invalid, match=f"dtype: got {dtype}, allowed float32, since a value of"):
+        cast(np.array([[1, value]], np.float32), dtype)
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("float16", 65504.0), ("float16", np.inf), ("float16", np.nan)])
+def test_the_largest_value_and_what_was_infinite_before_are_kept(dtype: str, value: float) -> None:
+    found = cast(np.array([[value]], np.float32), dtype)
+    assert np.array_equal(found.astype(np.float32), [[value]], equal_nan=True)
+
+
+def test_an_answer_is_what_the_session_gives(engine: Engine) -> None:
+    model = engine.repository.get("gpt")
+    answer = asyncio.run(engine.embed(model, read_embed({"input_ids": [[1, 2], [3, 4]], "offset": [1, 3]}).request))
+    feeds = {"input_ids": np.array([[1, 2], [3, 4]]), "offset": np.array([1, 3])}
+    oracle = model.sessions["model.onnx"].run(feeds)["embeddings"]
+    assert answer.arrays["embeddings"].tobytes() == oracle.tobytes()
+    assert answer.tensors["embeddings"].shape == (2, 2, 4)
+    assert (answer.model, answer.version, answer.dtype) == ("gpt", 1, "float32")
+    assert answer.next_offset.tolist() == [3, 5]
+
+
+def test_a_request_is_checked_before_it_runs(engine: Engine) -> None:
+    model = engine.repository.get("gpt")
+    with pytest.raises(Invalid, match=r"input_ids\[0\]: got -1"):
+        asyncio.run(engine.embed(model, read_embed({"input_ids": [-1]}).request))
+    with pytest.raises(TooLarge):
+        asyncio.run(engine.embed(model, read_embed({"input_ids": [[0]] * 65537}).request))
+
+
+def test_requests_of_many_tasks_do_not_mix(engine: Engine) -> None:
+    model = engine.repository.get("bert")
+    requests = [read_embed({"input_ids": [[i % 11] * (i % 8 + 1)]}).request for i in range(50)]
+
+    async def all_at_once() -> list[Any]:
+        return await asyncio.gather(*(engine.embed(model, request) for request in requests))
+
+    together = [answer.tensors["embeddings"].tobytes() for answer in asyncio.run(all_at_once())]
+    assert together == [asyncio.run(engine.embed(model, r)).arrays["embeddings"].tobytes() for r in requests]
+
+
+def executions(engine: Engine, model: str) -> tuple[int, int, dict[int | None, int]]:
+    """Return how many rows of a model were answered, by how many runs, and how many runs had how many rows."""
+    found = engine.metrics.statistics()[model, max(engine.repository.versions(model))]
+    batches = {rows: duration.count for (rows, phase), duration in found.phases.items() if phase == INFER}
+    assert found.joined[INFER].count + sum(batches.values()) == found.outcomes["success"].count
+    return found.rows, sum(batches.values()), batches
+
+
+def answers_together(engine: Engine, asked: list[tuple[str, str | None, Request]]) -> list[TokenAnswer]:
+    async def together() -> list[TokenAnswer]:
+        models = [engine.repository.get(name, version) for name, version, _ in asked]
+        return await asyncio.gather(*(engine.embed(m, r) for m, (_, _, r) in zip(models, asked, strict=True)))
+
+    return asyncio.run(together())
+
+
+def bits(answer: TokenAnswer) -> list[object]:
+    arrays = {"next": answer.next_offset, "lengths": answer.lengths, **answer.arrays}
+    return [answer.version, answer.dtype, *((name, array.shape, array.tobytes()) for name, array in arrays.items())]
+
+
+def test_two_requests_of_different_length_and_offset_share_one_run(tiny_repository: Path) -> None:
+    scheduler = Scheduler(1, 8)
+    engine = Engine(Repository(tiny_repository, CPU, 1), scheduler, Metrics(), 65536)
+    first, second = (read_embed(f).request for f in ({"input_ids": [1, 2, 3]}, {"input_ids": [[4], [5]], "offset": 5}))
+    assert isinstance(first, Request)
+    assert isinstance(second, Request)
+    together = answers_together(engine, [("gpt", None, first), ("gpt", None, second)])
+    assert executions(engine, "gpt") == (3, 1, {3: 1})
+    alone = [asyncio.run(engine.embed(engine.repository.get("gpt"), request)) for request in (first, second)]
+    assert executions(engine, "gpt") == (6, 3, {3: 1, 1: 1, 2: 1})
+    assert [bits(answer) for answer in together] == [bits(answer) for answer in alone]
+    scheduler.close()
+
+
+def test_requests_that_share_runs_get_the_bits_that_they_get_alone(tiny_repository: Path) -> None:
+    """Both versions of one model and another, every output, type and pooling, random company."""
+    scheduler = Scheduler(1, 8)
+    engine = Engine(Repository(tiny_repository, CPU, 1), scheduler, Metrics(), 65536)
+    random, asked = np.random.default_rng(5), []
+    for _ in range(300):
+        name, version = [("bert", "1"), ("bert", "2"), ("gpt", None)][random.integers(3)]
+        options = {
+            "output": [["embeddings"], ["token_embeddings"], ["embeddings", "token_embeddings"]][random.integers(3)],
+            "dtype": ["float32", "float16", "bfloat16"][random.integers(3)],
+        }
+        fields = random_request(random, name)
+        request = read_embed(fields | options).request
+        assert isinstance(request, Request)
+        pooled = "attention_mask" not in fields and random.integers(4) == 0
+        asked.append((name, version, replace(request, pooling="mean") if pooled else request))
+    together = answers_together(engine, asked)
+    assert sum(executions(engine, name)[1] for name in ("bert", "gpt")) < 20
+    for answer, (name, version, request) in zip(together, asked, strict=True):
+        alone = asyncio.run(engine.embed(engine.repository.get(name, version), request))
+        assert bits(answer) == bits(alone)
+    scheduler.close()
+
+
+def test_what_is_refused_fails_alone_and_never_joins(engine: Engine) -> None:
+    model = engine.repository.get("gpt")
+    good, bad = (read_embed({"input_ids": [identifier]}).request for identifier in (3, 7))
+
+    async def scenario() -> list[TokenAnswer | BaseException]:
+        return await asyncio.gather(*(engine.embed(model, r) for r in (good, bad, good)), return_exceptions=True)
+
+    first, refused, second = asyncio.run(scenario())
+    assert isinstance(refused, Invalid)
+    assert isinstance(first, TokenAnswer)
+    assert isinstance(second, TokenAnswer)
+    assert bits(first) == bits(second) == bits(asyncio.run(engine.embed(model, good)))
+
+
+def test_a_type_that_is_too_narrow_fails_alone(tmp_path: Path) -> None:
+    frontend = gpt2_embedding(7, 4, 6)
+    with torch.no_grad():
+        frontend.tokens.weight[3] = 1e6
+    export_loaded(LoadedSource(frontend, Source(kind="module")), "gpt", tmp_path)
+    scheduler = Scheduler(1, 8)
+    engine = Engine(Repository(tmp_path, CPU, 1), scheduler, Metrics(), 65536)
+    requests = [read_embed({"input_ids": [identifier], "dtype": "float16"}).request for identifier in (1, 3, 2)]
+    model = engine.repository.get("gpt")
+
+    async def scenario() -> list[TokenAnswer | BaseException]:
+        return await asyncio.gather(*(engine.embed(model, r) for r in requests), return_exceptions=True)
+
+    assert [type(answer) for answer in asyncio.run(scenario())] == [TokenAnswer, Invalid, TokenAnswer]
+    scheduler.close()
+
+
+def test_products_are_not_shared_since_their_bits_depend_on_the_shape(tmp_path: Path) -> None:
+    steps = (Tokens(rows=7, width=4), Positions(rows=6), Project(width=3))
+    frontend = FrontEnd(FrontEndConfig(family="projected", steps=steps, max_len=6))
+    export_loaded(LoadedSource(frontend, Source(kind="module")), "projected", tmp_path)
+    scheduler = Scheduler(1, 8)
+    engine = Engine(Repository(tmp_path, CPU, 1), scheduler, Metrics(), 65536)
+    request = read_embed({"input_ids": [1]}).request
+    assert isinstance(request, Request)
+    answers_together(engine, [("projected", None, request)] * 3)
+    assert executions(engine, "projected") == (3, 3, {1: 3})
+    scheduler.close()

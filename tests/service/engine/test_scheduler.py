@@ -1,0 +1,249 @@
+"""The scheduler: small work at once, large work in a bounded pool, and nobody hurt by another."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from preblock.service.api.http import errors
+from preblock.service.api.http.routes import embed, v2
+from preblock.service.codecs.native_json import read_embed
+from preblock.service.core.errors import Unavailable
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.scheduler import Scheduler
+from preblock.service.engine.sequences import Sequences
+from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.session import CPU, INLINE_MAX_VALUES
+
+LARGE = INLINE_MAX_VALUES + 1
+
+
+@pytest.fixture
+def scheduler() -> Iterator[Scheduler]:
+    """One thread, and one piece that may wait for it."""
+    running = Scheduler(1, 1)
+    yield running
+    running.close()
+
+
+async def occupy(scheduler: Scheduler, gate: threading.Event) -> list[asyncio.Task[bool]]:
+    """Fill the thread and the queue until `gate` is set."""
+    tasks = [asyncio.create_task(scheduler.run(LARGE, gate.wait)) for _ in range(2)]
+    await asyncio.sleep(0)
+    return tasks
+
+
+@pytest.mark.parametrize(("size", "elsewhere"), [(0, False), (INLINE_MAX_VALUES, False), (LARGE, True)])
+def test_only_large_work_leaves_the_event_loop(scheduler: Scheduler, size: int, elsewhere: bool) -> None:
+    thread = asyncio.run(scheduler.run(size, threading.current_thread))
+    assert (thread is not threading.current_thread()) == elsewhere
+
+
+def test_one_piece_more_than_may_wait_is_refused_and_taken_later(scheduler: Scheduler) -> None:
+    async def scenario() -> None:
+        gate = threading.Event()
+        waiting = await occupy(scheduler, gate)
+        with pytest.raises(Unavailable, match="queue: got a request more than 1 waiting, allowed at most 1 waiting"):
+            await scheduler.run(LARGE, lambda: 1)
+        assert await scheduler.run(INLINE_MAX_VALUES, lambda: 2) == 2
+        gate.set()
+        assert await asyncio.gather(*waiting) == [True, True]
+        assert await scheduler.run(LARGE, lambda: 3) == 3
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("size", [INLINE_MAX_VALUES, LARGE])
+def test_an_exception_reaches_its_own_caller_alone(scheduler: Scheduler, size: int) -> None:
+    async def scenario() -> None:
+        for _ in range(5):  # more often than pieces may wait
+            with pytest.raises(ZeroDivisionError):
+                await scheduler.run(size, lambda: 1 / 0)
+            assert await scheduler.run(size, lambda: 1) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_piece_leaves_its_place(scheduler: Scheduler) -> None:
+    async def scenario() -> None:
+        gate, ran = threading.Event(), threading.Event()
+        first, second = await occupy(scheduler, gate)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        third = asyncio.create_task(scheduler.run(LARGE, ran.set))
+        await asyncio.sleep(0)
+        assert not ran.is_set()
+        gate.set()
+        assert await first is True
+        await third
+        assert ran.is_set()
+
+    asyncio.run(scenario())
+
+
+def test_close_finishes_what_runs() -> None:
+    async def scenario() -> bool:
+        scheduler, gate = Scheduler(1, 1), threading.Event()
+        task = asyncio.create_task(scheduler.run(LARGE, gate.wait))
+        await asyncio.sleep(0)
+        threading.Timer(0.05, gate.set).start()
+        scheduler.close()
+        return await task
+
+    assert asyncio.run(scenario())
+
+
+def doubled(runs: list[list[int]]) -> Callable[[list[int]], list[int]]:
+    """Return what doubles its members, notes each run, and fails where a 0 is among them."""
+
+    def run(members: list[int]) -> list[int]:
+        runs.append(members)
+        return [member * 2 * member // member for member in members]
+
+    return run
+
+
+def test_what_is_ready_in_one_turn_runs_together_and_what_comes_later_apart(scheduler: Scheduler) -> None:
+    runs: list[list[int]] = []
+    run = doubled(runs)
+
+    async def later() -> int:
+        await asyncio.sleep(0)
+        return await scheduler.share("a", 1, 4, run)
+
+    async def scenario() -> list[int]:
+        together = (scheduler.share(key, 1, member, run) for key, member in (("a", 1), ("b", 2), ("a", 3)))
+        return await asyncio.gather(*together, later())
+
+    assert asyncio.run(scenario()) == [2, 4, 6, 8]
+    assert sorted(runs) == [[1, 3], [2], [4]]
+
+
+def test_who_is_alone_waits_for_nothing(scheduler: Scheduler) -> None:
+    async def scenario() -> list[str]:
+        order: list[str] = []
+        task = asyncio.create_task(scheduler.share("a", 1, 1, doubled([])))
+        task.add_done_callback(lambda _: order.append("answered"))
+        for turn in range(4):
+            await asyncio.sleep(0)
+            order.append(f"turn {turn}")
+        return order
+
+    assert asyncio.run(scenario()) == ["turn 0", "turn 1", "answered", "turn 2", "turn 3"]
+
+
+@pytest.mark.parametrize(
+    ("cancelled", "ran"),
+    [
+        ({0}, [[2, 3, 4]]),
+        ({1, 3}, [[1, 2, 3, 4]]),  # in one turn: the first goes on before the others learn that they are cancelled
+        ({0, 1, 2}, [[4]]),
+        ({0, 1, 2, 3}, []),
+    ],
+)
+def test_who_is_cancelled_hurts_nobody_else(scheduler: Scheduler, cancelled: set[int], ran: list[list[int]]) -> None:
+    runs: list[list[int]] = []
+
+    async def scenario() -> None:
+        tasks = [asyncio.create_task(scheduler.share("a", 1, number + 1, doubled(runs))) for number in range(4)]
+        await asyncio.sleep(0)
+        for number in cancelled:
+            tasks[number].cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        for number, answer in enumerate(answers):
+            assert isinstance(answer, asyncio.CancelledError) if number in cancelled else answer == 2 * number + 2
+        assert await scheduler.share("a", 1, 9, doubled(runs)) == 18
+
+    asyncio.run(scenario())
+    assert runs == [*ran, [9]]
+
+
+def test_who_is_at_fault_fails_alone(scheduler: Scheduler) -> None:
+    runs: list[list[int]] = []
+
+    async def scenario() -> list[int | BaseException]:
+        members = (scheduler.share("a", 1, member, doubled(runs)) for member in (1, 0, 2))
+        return await asyncio.gather(*members, return_exceptions=True)
+
+    first, second, third = asyncio.run(scenario())
+    assert (first, third) == (2, 4)
+    assert isinstance(second, ZeroDivisionError)
+    assert runs == [[1, 0, 2], [1], [0], [2]]
+
+
+def test_a_run_is_bounded_so_that_nobody_holds_the_loop(scheduler: Scheduler) -> None:
+    runs: list[list[int]] = []
+    sizes = [INLINE_MAX_VALUES // 2, INLINE_MAX_VALUES // 2, 1, INLINE_MAX_VALUES, 1]
+
+    async def scenario() -> None:
+        await asyncio.gather(*(scheduler.share("a", size, 1 + at, doubled(runs)) for at, size in enumerate(sizes)))
+
+    asyncio.run(scenario())
+    assert runs == [[1, 2], [3], [4], [5]]
+
+
+def doors(engine: Engine) -> FastAPI:
+    app = FastAPI()
+    errors.install(app)
+    app.include_router(embed.router(embed.handler(engine, 2**24)))
+    app.include_router(v2.router(engine, v2.handler(engine, Sequences(engine, 600, 8, 8).loose, 2**24), "0", 2**24))
+    return app
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/models/gpt/embed", b'{"input_ids": [[1, 2]]}', lambda response: response.json()["detail"]),
+        (
+            "/v2/models/gpt/infer",
+            b'{"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}]}',
+            lambda response: response.json()["error"],
+        ),
+    ],
+)
+def test_a_busy_server_answers_503_to_large_requests_and_serves_small_ones(
+    tiny_repository: Path, scheduler: Scheduler, path: str, body: bytes, message: Callable[[httpx.Response], str]
+) -> None:
+    app = doors(Engine(Repository(tiny_repository, CPU, 1), scheduler, Metrics(), 8))
+
+    async def scenario() -> None:
+        gate = threading.Event()
+        waiting = await occupy(scheduler, gate)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            large = await client.post(path, content=body.ljust(LARGE))
+            small = await client.post(path, content=body)
+            gate.set()
+            await asyncio.gather(*waiting)
+            later = await client.post(path, content=body.ljust(LARGE))
+        assert (large.status_code, small.status_code, later.status_code) == (503, 200, 200)
+        assert message(large) == "queue: got a request more than 1 waiting, allowed at most 1 waiting; try again later"
+        assert later.content == small.content
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_request_does_not_change_its_neighbours(tiny_repository: Path) -> None:
+    scheduler = Scheduler(2, 64)
+    engine = Engine(Repository(tiny_repository, CPU, 1), scheduler, Metrics(), 2**20)
+    model = engine.repository.get("gpt")
+    requests = [read_embed({"input_ids": [[i % 7]] * 200_000}).request for i in range(6)]
+
+    async def scenario() -> list[bytes]:
+        tasks = [asyncio.create_task(engine.embed(model, request)) for request in requests]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        tasks[4].cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [isinstance(answer, asyncio.CancelledError) for answer in answers] == [i in (1, 4) for i in range(6)]
+        return [answer.arrays["embeddings"].tobytes() for answer in answers if not isinstance(answer, BaseException)]
+
+    together = asyncio.run(scenario())
+    alone = [asyncio.run(engine.embed(model, requests[i])).arrays["embeddings"].tobytes() for i in (0, 2, 3, 5)]
+    assert together == alone
+    scheduler.close()

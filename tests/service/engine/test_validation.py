@@ -1,0 +1,144 @@
+"""What a model accepts, at its limits: V 11, M 8, S 2."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from preblock.service.codecs.native_json import read_embed
+from preblock.service.core.errors import Invalid, TooLarge
+from preblock.service.core.types import Request, Rows
+from preblock.service.engine.validation import check
+from tests.support.manifests import tiny_manifest
+
+LARGEST, SMALLEST = 2**63 - 1, -(2**63)
+
+
+def request(**fields: Any) -> Request:
+    read = read_embed(fields).request
+    assert isinstance(read, Request)
+    return read
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input_ids": [[0, 10]]},
+        {"input_ids": [[0] * 8]},
+        {"input_ids": [[0]], "offset": 7},
+        {"input_ids": [[0], [0] * 8], "offset": [7, 0]},
+        {"input_ids": [[0, 0]], "offset": [6]},
+        {"input_ids": [[0, 0], [0, 0]], "offset": [6]},
+        {"input_ids": [[0, 0]], "token_type_ids": [[0, 1]]},
+        {"input_ids": [[0, 0]], "position_ids": [[7, 0]]},
+        {"input_ids": [[0] * 20], "position_ids": [[7] * 20]},
+        {"input_ids": [[0, 0, 0]], "attention_mask": [[0, 1, 0]], "offset": 7},
+        {"input_ids": [[0, 0]], "attention_mask": [[0, 0]], "offset": 8},
+        {"input_ids": [[0, 0]], "attention_mask": [[0, 1]], "position_ids": [[7, 0]]},
+    ],
+)
+def test_the_limits_themselves_are_legal(fields: dict[str, Any]) -> None:
+    check(request(**fields), tiny_manifest(), max_tokens=20)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"input_ids": [[0, 11]]}, "input_ids[0][1]: got 11, allowed 0 to 10"),
+        ({"input_ids": [[0], [1, -1]]}, "input_ids[1][1]: got -1, allowed 0 to 10"),
+        ({"input_ids": [0, 11]}, "input_ids[1]: got 11, allowed 0 to 10"),
+        ({"input_ids": [LARGEST]}, f"input_ids[0]: got {LARGEST}, allowed 0 to 10"),
+        ({"input_ids": [SMALLEST]}, f"input_ids[0]: got {SMALLEST}, allowed 0 to 10"),
+        ({"input_ids": [11, -1]}, "input_ids[0]: got 11, allowed 0 to 10"),
+        ({"input_ids": [0], "token_type_ids": [2]}, "token_type_ids[0]: got 2, allowed 0 to 1"),
+        ({"input_ids": [0], "token_type_ids": [-1]}, "token_type_ids[0]: got -1, allowed 0 to 1"),
+        (
+            {"input_ids": [0], "token_type_ids": [0, 0]},
+            "token_type_ids[0]: got 2 values, allowed 1 values, as input_ids[0] has",
+        ),
+        (
+            {"input_ids": [0], "token_type_ids": [[0], [0]]},
+            "token_type_ids: got 2 rows, allowed 1 rows, as input_ids has",
+        ),
+        (
+            {"input_ids": [[0, 0], [0]], "token_type_ids": [[0], [0, 0]]},
+            "token_type_ids[0]: got 1 values, allowed 2 values, as input_ids[0] has",
+        ),
+        ({"input_ids": [0], "attention_mask": [2]}, "attention_mask[0]: got 2, allowed 0 to 1"),
+        ({"input_ids": [0], "attention_mask": [-1]}, "attention_mask[0]: got -1, allowed 0 to 1"),
+        (
+            {"input_ids": [0], "attention_mask": [1, 1]},
+            "attention_mask[0]: got 2 values, allowed 1 values, as input_ids[0] has",
+        ),
+        ({"input_ids": [0], "position_ids": [8]}, "position_ids[0]: got 8, allowed 0 to 7"),
+        ({"input_ids": [0], "position_ids": [-1]}, "position_ids[0]: got -1, allowed 0 to 7"),
+        (
+            {"input_ids": [0], "position_ids": [0, 1]},
+            "position_ids[0]: got 2 values, allowed 1 values, as input_ids[0] has",
+        ),
+        (
+            {"input_ids": [0], "position_ids": [0], "offset": 0},
+            "offset: got offset and position_ids, allowed one of them: position_ids say every position already",
+        ),
+        ({"input_ids": [0], "offset": -1}, "offset[0]: got -1, allowed 0 or more"),
+        ({"input_ids": [[0], [0]], "offset": [0, SMALLEST]}, f"offset[1]: got {SMALLEST}, allowed 0 or more"),
+        (
+            {"input_ids": [0], "offset": 8},
+            "offset[0] + tokens: got 8 + 1 = 9, allowed at most 8, the max_len of this model",
+        ),
+        ({"input_ids": [0] * 9}, "offset[0] + tokens: got 0 + 9 = 9, allowed at most 8, the max_len of this model"),
+        (
+            {"input_ids": [[0], [0, 0]], "offset": 7},
+            "offset[1] + tokens: got 7 + 2 = 9, allowed at most 8, the max_len of this model",
+        ),
+        (
+            {"input_ids": [0], "offset": LARGEST},
+            f"offset[0] + tokens: got {LARGEST} + 1 = {LARGEST + 1}, allowed at most 8, the max_len of this model",
+        ),
+        (
+            {"input_ids": [0, 0], "attention_mask": [1, 0], "offset": 8},
+            "offset[0] + tokens: got 8 + 1 = 9, allowed at most 8, the max_len of this model",
+        ),
+        (
+            {"input_ids": [0, 0], "attention_mask": [0, 0], "offset": 9},
+            "offset[0] + tokens: got 9 + 0 = 9, allowed at most 8, the max_len of this model",
+        ),
+        (
+            {"input_ids": [[0], [0], [0]], "offset": [0, 0]},
+            "offset: got 2 values, allowed one value, or one for each of 3 rows",
+        ),
+        ({"input_ids": [0], "dtype": "int8"}, "dtype: got int8, allowed float32, float16, bfloat16"),
+    ],
+)
+def test_one_step_beyond_is_refused_by_field_value_and_allowed(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        check(request(**fields), tiny_manifest(), max_tokens=20)
+    assert str(refused.value) == message
+
+
+def test_a_model_without_segments_takes_none() -> None:
+    with pytest.raises(Invalid, match="token_type_ids: got a value, allowed nothing"):
+        check(request(input_ids=[0], token_type_ids=[0]), tiny_manifest(segments=0), 20)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [([], "input_ids: got an empty batch, allowed at least one row"), ([1, 0, 1], r"input_ids\[1\]: got an empty row")],
+)
+def test_empty_rows_are_refused(lengths: list[int], message: str) -> None:
+    rows = Rows(np.zeros(sum(lengths), np.int64), np.array(lengths, np.int64))
+    with pytest.raises(Invalid, match=message):
+        check(Request(input_ids=rows), tiny_manifest(), 20)
+
+
+def test_the_most_tokens_of_a_request_are_counted_over_all_rows() -> None:
+    check(request(input_ids=[[0] * 8] * 2), tiny_manifest(), max_tokens=16)
+    with pytest.raises(TooLarge, match="input_ids: got 16 tokens, allowed at most 15 tokens in a request"):
+        check(request(input_ids=[[0] * 8] * 2), tiny_manifest(), max_tokens=15)
+
+
+def test_what_is_checked_is_not_changed() -> None:
+    ids = np.array([[1, 2], [3, 4]])
+    ids.setflags(write=False)
+    check(Request(input_ids=Rows.of_array(ids), offset=np.array([6, 0])), tiny_manifest(), 20)
+    assert ids.tolist() == [[1, 2], [3, 4]]

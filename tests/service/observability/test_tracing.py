@@ -1,0 +1,384 @@
+"""Traces: real servers, whose spans a collector takes that is written here with the messages of OpenTelemetry itself.
+
+Oracles: what the clients sent, what they were answered, and their clocks.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect as connect_socket
+
+from preblock.service.core.auth import new_key
+from tests.conftest import free_port, serving
+from tests.service.observability.test_logs import said
+from tests.service.server.test_repeated_heads import Connection
+from tests.service.server.test_repeated_heads import request as same_head
+from tests.service.server.test_websocket import step
+from tests.support import commands
+
+BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
+EMBED = "/models/gpt/embed"
+INFER, STREAM = (f"inference.GRPCInferenceService/Model{method}" for method in ("Infer", "StreamInfer"))
+TRACE = 0x0AF7651916CD43DD8448EB211C80319C
+ONE, MANY = np.ones((1, 3), np.int64), np.ones((2000, 3), np.int64)
+"""Ids whose vectors are not computed together with those of others."""
+
+
+@dataclass
+class Told:
+    """What a server told the collector, and its log."""
+
+    spans: list[tuple[str, Span]] = field(default_factory=list)
+    """Each with the instance of the service that sent it."""
+    resources: list[dict[str, Any]] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+
+    def of(self, parent: int) -> Span:
+        """Return the one span whose parent has this id."""
+        (span,) = [span for _, span in self.spans if span.parent_span_id == parent.to_bytes(8, "big")]
+        return span
+
+
+def attributes(told: Any) -> dict[str, Any]:
+    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in told.attributes}
+
+
+@contextmanager
+def collecting() -> Iterator[tuple[str, Told]]:
+    """Take spans by OTLP over HTTP, and yield the address, and what comes."""
+    told = Told()
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert (self.path, self.headers["Content-Type"]) == ("/v1/traces", "application/x-protobuf")
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            for batch in ExportTraceServiceRequest.FromString(body).resource_spans:
+                resource = attributes(batch.resource)
+                told.resources.append(resource)
+                for scope in batch.scope_spans:
+                    told.spans += [(resource["service.instance.id"], span) for span in scope.spans]
+            answer = ExportTraceServiceResponse().SerializeToString()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/x-protobuf")
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}", told
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def told_by(repository: Path, ask: Callable[[str, str], None], *options: str, **environment: str) -> Told:
+    """Return what a server tells of what `ask` asks: all of it at its end, since it would wait for a minute."""
+    with collecting() as (collector, told), pytest.MonkeyPatch.context() as patch:
+
+        def ask_first(address: str, calls: str) -> None:
+            ask(address, calls)
+            assert told.spans == []
+
+        environment |= {"OTEL_EXPORTER_OTLP_ENDPOINT": collector, "OTEL_BSP_SCHEDULE_DELAY": "60000"}
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        told.lines = said(repository, ask_first, "--tracing", "otlp", *options)
+    return told
+
+
+def parent(span: int, sampled: str = "01", **more: str) -> dict[str, str]:
+    return {"traceparent": f"00-{TRACE:032x}-{span:016x}-{sampled}", **more}
+
+
+def call(stub: service_pb2_grpc.GRPCInferenceServiceStub, model: str, **metadata: str) -> str:
+    """Ask for one token, and return the name of the status."""
+    request = service_pb2.ModelInferRequest(model_name=model, raw_input_contents=[bytes(8)])
+    request.inputs.add(name="input_ids", datatype="INT64", shape=[1, 1])
+    try:
+        stub.ModelInfer(request, metadata=list(metadata.items()), wait_for_ready=True)
+    except grpc.RpcError as error:
+        return str(error.code().name)
+    return "OK"
+
+
+def ask_everything(left_open: ExitStack, address: str, calls: str) -> None:
+    ids = np.array([[1, 2], [3, 4]])
+    with httpx.Client(base_url=address, timeout=30) as http:
+        for span in (1, 2):
+            headers = BYTES | parent(span, tracestate="vendor=told") | {"X-Request-Id": f"native-{span}"}
+            assert http.post(f"{EMBED}?shape=2,2", content=ids.tobytes(), headers=headers).status_code == 200
+        for span in (3, 4):
+            assert http.post(f"{EMBED}?shape=2000,3", content=MANY.tobytes(), headers=BYTES | parent(span)).is_success
+        http.post(EMBED, json={"input_ids": [[1]]}, headers={"X-Request-Id": "alone"})
+        newest = EMBED.replace("/embed", "/versions/1/embed")
+        assert http.post(newest, json={"input_ids": [[7]]}, headers=parent(5)).status_code == 422
+        assert http.get("/models/gpt", headers=parent(6)).status_code == 200
+        assert http.get("/nowhere", headers=parent(7)).status_code == 404
+        for path in ("/livez", "/readyz"):
+            assert http.get(path, headers=parent(8)).status_code == 200
+        http.get("/models", headers=parent(9, "00"))
+        for wrong in ("", "ff", f"00-{0:032x}-{1:016x}-01"):
+            http.get("/models", headers={"traceparent": wrong, "X-Request-Id": "wrong"})
+        http.get("/models", headers=parent(10, tracestate="=,wrong\t,,", baggage="%%%"))
+        text = {"model": "bert", "input": "a b"}
+        assert http.post("/v1/embeddings", json=text, headers=parent(11)).status_code == 200
+        events = http.post(
+            "/models/gpt/decode",
+            json={"input_ids": [1, 2, 3], "chunk": 1},
+            headers=parent(12, Accept="text/event-stream"),
+        )
+        assert events.text.count("id: ") == 3
+    decode = f"{address.replace('http', 'ws', 1)}/models/gpt/decode"
+    with connect_socket(decode, additional_headers=parent(13)) as stream:
+        for message in (json.dumps({"input_ids": [1]}), json.dumps({"input_ids": [7]}), *(step([[2]]),) * 3):
+            stream.send(message)
+            stream.recv()
+        with pytest.raises(InvalidStatus):  # there may be one
+            connect_socket(decode, additional_headers=parent(14))
+    with grpc.insecure_channel(calls) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert call(stub, "gpt", **parent(15, tracestate="vendor=told")) == "OK"
+        assert call(stub, "nope", **parent(16)) == "NOT_FOUND"
+        request = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(16)])
+        request.inputs.add(name="input_ids", datatype="INT64", shape=[2, 1])
+        assert len(list(stub.ModelStreamInfer(iter([request] * 3), metadata=list(parent(17).items())))) == 3
+        stub.ServerLive(service_pb2.ServerLiveRequest(), metadata=list(parent(18).items()))
+    stream = left_open.enter_context(connect_socket(decode, additional_headers=parent(19)))
+    stream.send(step([[1]]))
+    stream.recv()
+
+
+@pytest.fixture(scope="module")
+def told(tiny_repository: Path) -> Told:
+    """What a server tells of requests by every door."""
+    options = "--max-streams", "1", "--log-format", "json", "--log-sample", "1"
+    with ExitStack() as left_open:
+        return told_by(tiny_repository, partial(ask_everything, left_open), *options)
+
+
+def test_every_request_has_one_span_of_a_server(told: Told) -> None:
+    assert all(span.kind == Span.SPAN_KIND_SERVER for _, span in told.spans)
+    parents = sorted(int.from_bytes(span.parent_span_id, "big") for _, span in told.spans)
+    assert parents == [0, 0, 0, 0, *range(1, 8), *range(10, 18), 19]
+    children = [span for _, span in told.spans if span.parent_span_id]
+    assert {span.trace_id for span in children} == {TRACE.to_bytes(16, "big")}
+    assert len({span.trace_id for _, span in told.spans}) == 5
+    assert [told.of(span).trace_state for span in (1, 2, 3, 10, 15)] == ["vendor=told"] * 2 + ["", "", "vendor=told"]
+
+
+def test_the_service_has_a_name(told: Told) -> None:
+    assert [resource["service.name"] for resource in told.resources] == ["preblock"]
+    assert told.resources[0]["service.version"]
+
+
+@pytest.mark.parametrize(
+    ("parent", "name", "expected"),
+    [
+        (1, f"POST {EMBED}", {"door": "native", "model": "gpt", "rows": 2, "tokens": 4, "request_id": "native-1"}),
+        (2, f"POST {EMBED}", {"door": "native", "model": "gpt", "rows": 2, "tokens": 4, "request_id": "native-2"}),
+        (3, f"POST {EMBED}", {"door": "native", "model": "gpt", "rows": 2000, "tokens": 6000}),
+        (4, f"POST {EMBED}", {"door": "native", "model": "gpt", "rows": 2000, "tokens": 6000}),
+        (
+            5,
+            "POST /models/gpt/versions/1/embed",
+            {"door": "native", "model": "gpt", "status": 422, "error.type": "Invalid"},
+        ),
+        (6, "GET /models/gpt", {}),
+        (7, "GET", {"status": 404, "error.type": "404"}),
+        (11, "POST /v1/embeddings", {"door": "openai", "model": "bert", "rows": 1, "tokens": 4}),
+        (12, "POST /models/gpt/decode", {"door": "decode", "model": "gpt", "rows": 3, "tokens": 3, "steps": 3}),
+        (
+            13,
+            "GET /models/gpt/decode",
+            {"door": "decode", "model": "gpt", "rows": 4, "tokens": 4, "steps": 4, "status": 101}
+            | {"error.type": "Invalid"},
+        ),
+        (
+            19,  # the end of the service closed it
+            "GET /models/gpt/decode",
+            {"door": "decode", "model": "gpt", "rows": 1, "tokens": 1, "steps": 1, "status": 101},
+        ),
+        (
+            14,
+            "GET /models/gpt/decode",
+            {"door": "decode", "model": "gpt", "status": 503, "error.type": "Unavailable", "steps": 0},
+        ),
+        (15, INFER, {"door": "grpc", "model": "gpt", "rows": 1, "tokens": 1}),
+        (16, INFER, {"door": "grpc", "status": "NOT_FOUND", "error.type": "NotFound"}),
+        (
+            17,
+            STREAM,
+            {"door": "grpc-stream", "model": "gpt", "rows": 6, "tokens": 6, "steps": 3},
+        ),
+    ],
+)
+def test_what_a_span_says(told: Told, parent: int, name: str, expected: dict[str, Any]) -> None:
+    span = told.of(parent)
+    found = attributes(span)
+    if name.startswith("inference"):
+        assert span.name == name
+        assert (found.pop("rpc.system.name"), found.pop("rpc.method")) == ("grpc", name)
+        assert found.pop("rpc.response.status_code") == expected.pop("status", "OK")
+    else:
+        method, _, path = name.partition(" ")
+        route = path.replace("/gpt", "/{name}").replace("/1/", "/{version}/")
+        assert span.name == f"{method} {route}".strip()
+        assert found.pop("http.request.method") == method
+        assert found.pop("url.path") == (path or "/nowhere")
+        assert found.pop("url.scheme") == ("ws" if parent in (13, 14, 19) else "http")
+        assert found.pop("http.route", "") == route
+        assert found.pop("http.response.status_code") == expected.pop("status", 200)
+    assert found.pop("error.type", None) == expected.pop("error.type", None)
+    assert span.status.code == (Status.STATUS_CODE_ERROR if parent == 14 else Status.STATUS_CODE_UNSET)
+    stages = [found.pop(f"preblock.{stage}_seconds", None) for stage in ("parse", "queue", "run", "send")]
+    if "rows" in expected and "steps" not in expected:
+        assert all(seconds >= 0 for seconds in stages)
+        assert sum(stages) <= (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
+    else:
+        assert stages == [None] * 4
+    request = found.pop("preblock.request_id")
+    assert request == expected.pop("request_id", request)
+    assert found == {f"preblock.{name}": value for name, value in expected.items()}
+
+
+def test_spans_have_the_time_of_the_wall(told: Told) -> None:
+    for _, span in told.spans:
+        assert time.time() - 300 < span.start_time_unix_nano / 1e9 <= span.end_time_unix_nano / 1e9 < time.time()
+
+
+def test_lines_of_the_log_name_the_trace(told: Told) -> None:
+    lines = [json.loads(line) for line in told.lines]
+    assert {line["logger"] for line in lines} == {"preblock.requests"}  # nothing of headers that cannot be read
+    traces = {attributes(span)["preblock.request_id"]: span.trace_id.hex() for _, span in told.spans}
+    assert {line["request_id"] for line in lines} >= {"native-1", "native-2", "alone"}
+    assert [line["trace_id"] for line in lines] == [traces[line["request_id"]] for line in lines]
+
+
+def test_each_worker_sends_its_own_and_whoever_is_refused_has_a_span(tiny_repository: Path, tmp_path: Path) -> None:
+    key, entry = new_key("alice", (), False)
+    (tmp_path / "keys.toml").write_text(entry)
+    asked: list[str] = []
+
+    def ask(address: str, calls: str) -> None:
+        with grpc.insecure_channel(calls) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            assert call(stub, "gpt", **parent(1)) == "UNAUTHENTICATED"
+            assert call(stub, "gpt", **parent(2), authorization=f"Bearer {key}") == "OK"
+        assert httpx.post(f"{address}{EMBED}", headers=parent(3)).status_code == 401
+        body, authorized = {"input_ids": [[1]]}, {"Authorization": f"Bearer {key}"}
+        deadline = time.monotonic() + 60
+        while len({name.partition("-")[0] for name in asked}) < 2:  # ids of a worker begin alike
+            answer = httpx.post(f"{address}{EMBED}", json=body, headers=authorized, timeout=30)  # a connection each
+            assert answer.is_success
+            asked.append(answer.headers["X-Request-Id"])
+            assert time.monotonic() < deadline
+
+    told = told_by(
+        tiny_repository,
+        ask,
+        *("--workers", "2", "--api-keys", str(tmp_path / "keys.toml")),
+        OTEL_SERVICE_NAME="mine",
+        OTEL_RESOURCE_ATTRIBUTES="deployment.environment.name=test",
+    )
+    assert len(told.spans) == 3 + len(asked)
+    assert len({instance for instance, _ in told.spans}) == 2
+    assert {(r["service.name"], r["deployment.environment.name"]) for r in told.resources} == {("mine", "test")}
+    assert [attributes(told.of(span)).get("error.type") for span in (1, 2, 3)] == ["UNAUTHENTICATED", None, "401"]
+    assert key not in str(told.spans)
+
+
+def test_a_proxy_that_is_trusted_says_by_which_scheme_a_client_came(tiny_repository: Path) -> None:
+    def ask(address: str, _: str) -> None:
+        with httpx.Client(base_url=address, timeout=30) as http:
+            for span, ids, scheme in ((1, ONE, "https"), (2, ONE, "https"), (3, MANY, "https"), (4, MANY, "http")):
+                path = f"{EMBED}?shape={len(ids)},{ids.shape[1]}"
+                headers = BYTES | parent(span) | {"X-Forwarded-Proto": scheme, "X-Forwarded-For": f"192.0.2.{span}"}
+                assert http.post(path, content=ids.tobytes(), headers=headers).is_success
+            assert http.get("/models", headers=parent(5) | {"X-Forwarded-Proto": "https"}).is_success
+
+    told = told_by(tiny_repository, ask, "--trusted-proxies", "127.0.0.1")
+    schemes = [attributes(told.of(span))["url.scheme"] for span in range(1, 6)]
+    assert schemes == ["https", "https", "https", "http", "https"]
+
+
+@pytest.mark.parametrize(("head", "parents"), [("", 0), (f"traceparent: {parent(1)['traceparent']}\r\n", 20)])
+def test_each_has_its_span_where_heads_are_the_same(tiny_repository: Path, head: str, parents: int) -> None:
+    def ask(address: str, _: str) -> None:
+        with Connection(httpx.URL(address).port or 0) as connection:
+            assert [connection.ask(same_head(1, 2, more=head))[0] for _ in range(20)] == [200] * 20
+
+    told = told_by(tiny_repository, ask, "--log-sample", "1", "--log-format", "json")
+    spans = [span for _, span in told.spans]
+    assert len({span.span_id for span in spans}) == 20
+    assert len({span.trace_id for span in spans}) == (1 if parents else 20)
+    assert sum(bool(span.parent_span_id) for span in spans) == parents
+    assert {span.name for span in spans} == {"POST /models/{name}/embed"}
+    told_by_all = {"http.response.status_code": 200, "preblock.model": "gpt", "preblock.tokens": 2, "preblock.rows": 1}
+    assert all(told_by_all.items() <= attributes(span).items() for span in spans)
+    assert [json.loads(line)["trace_id"] for line in told.lines] == [span.trace_id.hex() for span in spans]
+
+
+def test_a_share_of_them_is_sent_and_the_others_have_a_trace_all_the_same(tiny_repository: Path) -> None:
+    def ask(address: str, _: str) -> None:
+        with Connection(httpx.URL(address).port or 0) as connection:
+            assert [connection.ask(same_head(1, 2))[0] for _ in range(400)] == [200] * 400
+
+    sampler = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.25"}
+    told = told_by(tiny_repository, ask, "--log-sample", "1", "--log-format", "json", **sampler)
+    traces = [json.loads(line)["trace_id"] for line in told.lines]
+    # Chosen by the 64 low bits of the id, as OpenTelemetry has it for Python.
+    chosen = [trace for trace in traces if int(trace[16:], 16) < 2**62]
+    assert [span.trace_id.hex() for _, span in told.spans] == chosen
+    assert 50 < len(chosen) < 150
+    assert len(set(traces)) == 400
+
+
+def test_a_collector_that_is_gone_delays_the_end_by_a_few_seconds(tiny_repository: Path) -> None:
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    with serving(
+        tiny_repository,
+        *("--tracing", "otlp"),
+        OTEL_EXPORTER_OTLP_ENDPOINT=nowhere,
+        OTEL_EXPORTER_OTLP_TIMEOUT="60",
+    ) as server:
+        assert httpx.get(f"{server.address}/models").status_code == 200
+        began = time.monotonic()
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(
+    ("workers", "name", "value", "message"),
+    [
+        ("1", "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "got grpc, allowed http/protobuf, or nothing"),
+        ("2", "OTEL_TRACES_EXPORTER", "console", "got console, allowed otlp, or nothing"),
+    ],
+)
+def test_what_cannot_be_asked_for(tiny_repository: Path, workers: str, name: str, value: str, message: str) -> None:
+    options = "--repository", str(tiny_repository), "--port", "0", "--tracing", "otlp", "--workers", workers
+    done = commands.run(commands.preblock, "serve", *options, environment={name: value})
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"preblock: {name}: {message}\n")

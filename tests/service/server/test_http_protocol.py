@@ -1,0 +1,520 @@
+"""Requests that are alike are answered in the connection: as any other, whatever comes before, between and after them.
+
+Oracles: NumPy over the raw tables, the JSON door, which goes another way, and the counters.
+"""
+
+import base64
+import gzip
+import http.client
+import io
+import re
+import shutil
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from itertools import islice
+from pathlib import Path
+from threading import Thread
+from typing import Any, BinaryIO, cast
+
+import httpx
+import numpy as np
+import orjson
+import pytest
+import uvicorn
+from numpy.typing import NDArray
+
+from preblock.export.exporter import export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.builders import gpt2_embedding
+from preblock.service.app import create_app
+from preblock.service.artifacts.manifest import Source
+from preblock.service.core.settings import Settings
+from preblock.service.engine.chunking import WRITTEN_WHOLE
+from preblock.service.server.http_protocol import Http
+from preblock.service.server.supervisor import configure
+from tests.conftest import Server, serving
+from tests.service.api.http.test_response import tokens_of
+
+NPY, BYTES = "application/x-npy", "application/octet-stream"
+VOCABULARY, WIDTH, MAX_LEN = 500, 96, 900
+Ids = NDArray[np.int64]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose answers to the longest requests are large."""
+    root = tmp_path_factory.mktemp("connections")
+    export_loaded(LoadedSource(gpt2_embedding(VOCABULARY, WIDTH, MAX_LEN), Source(kind="module")), "gpt", root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def running(root: Path) -> Iterator[Server]:
+    with serving(root) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(running: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=running.address, timeout=30) as client:
+        yield client
+
+
+def native(ids: Ids, offset: int) -> tuple[str, bytes, dict[str, str]]:
+    body = io.BytesIO()
+    np.save(body, ids)
+    return f"/models/gpt/embed?offset={offset}", body.getvalue(), {"Content-Type": NPY, "Accept": NPY}
+
+
+def raw(ids: Ids, offset: int) -> tuple[str, bytes, dict[str, str]]:
+    path = f"/models/gpt/versions/1/embed?offset={offset}&shape={ids.shape[0]},{ids.shape[1]}"
+    return path, ids.tobytes(), {"Content-Type": BYTES, "Accept": BYTES}
+
+
+def triton(ids: Ids, offset: int) -> tuple[str, bytes, dict[str, str]]:
+    tensors = {"input_ids": ids, "offset": np.array([offset])}
+    inputs = [
+        {"name": name, "shape": tensor.shape, "datatype": "INT64", "parameters": {"binary_data_size": tensor.nbytes}}
+        for name, tensor in tensors.items()
+    ]
+    outputs = [{"name": "embeddings", "parameters": {"binary_data": True}}]
+    header = orjson.dumps({"inputs": inputs, "outputs": outputs})
+    body = header + b"".join(tensor.tobytes() for tensor in tensors.values())
+    return "/v2/models/gpt/infer", body, {"Inference-Header-Content-Length": str(len(header))}
+
+
+WAYS = {"native": native, "raw": raw, "triton": triton}
+
+
+def vectors_of(answer: httpx.Response, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    count = 4 * shape[0] * shape[1] * WIDTH
+    return np.frombuffer(answer.content[-count:], np.float32).reshape(*shape, WIDTH)
+
+
+def oracle(client: httpx.Client, ids: Ids, offset: int) -> NDArray[np.float32]:
+    document = client.post("/models/gpt/embed", json={"input_ids": ids.tolist(), "offset": offset}).json()
+    return np.frombuffer(base64.b64decode(document["embeddings"]), np.float32).reshape(*ids.shape, WIDTH)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 40), (2, 21), (16, 120), (9, 850)])
+def test_each_of_them_has_its_own_vectors(client: httpx.Client, way: str, shape: tuple[int, int]) -> None:
+    random = np.random.default_rng(shape[0])
+    for number in range(4):
+        ids, offset = random.integers(0, VOCABULARY, shape), 7 * (number % 2)
+        path, body, headers = WAYS[way](ids, offset)
+        answer = client.post(path, content=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        np.testing.assert_array_equal(vectors_of(answer, shape), oracle(client, ids, offset))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_head_and_the_counters_are_those_of_the_first(client: httpx.Client, way: str) -> None:
+    path, body, headers = WAYS[way](np.array([[3, 4]]), 5)
+    first = client.post(path, content=body, headers=headers)
+    before, stats = tokens_of(client, "gpt"), client.get("/v2/models/gpt/stats").json()["model_stats"][0]
+    second = client.post(path, content=body, headers=headers)
+    assert second.content == first.content
+    names = set(first.headers) - {"date", "x-request-id", "server-timing"}
+    assert {name: second.headers[name] for name in names} == {name: first.headers[name] for name in names}
+    assert set(second.headers) == set(first.headers)
+    assert tokens_of(client, "gpt") == before + 2
+    after = client.get("/v2/models/gpt/stats").json()["model_stats"][0]
+    assert after["inference_count"] == stats["inference_count"] + 1
+    assert after["inference_stats"]["success"]["count"] == stats["inference_stats"]["success"]["count"] + 1
+    assert after["inference_stats"]["compute_infer"]["ns"] > stats["inference_stats"]["compute_infer"]["ns"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("ids", "offset"),
+    [
+        ([[1, VOCABULARY]], 5),
+        ([[-1, 1]], 5),
+        ([[-(2**63), 1]], 5),
+        ([[1, 1]], MAX_LEN - 1),
+        ([[1, 1]], -1),
+        ([[1, 1]], 2**63 - 1),
+    ],
+)
+def test_a_bad_one_among_them_is_refused_as_it_would_be_alone(
+    client: httpx.Client, way: str, ids: list[list[int]], offset: int
+) -> None:
+    path, body, headers = WAYS[way](np.array(ids), offset)
+    headers = headers | {"X-Request-Id": "one"}
+    alone = client.post(path, content=body, headers=headers | {"X-Other": "header"})
+    good_path, good, _ = WAYS[way](np.array([[1, 1]]), 5)
+    for _ in range(2):
+        assert client.post(good_path, content=good, headers=headers).status_code == 200
+    answer = client.post(path, content=body, headers=headers)
+    assert (answer.status_code, answer.content) == (alone.status_code, alone.content)
+    assert answer.status_code == 422
+    assert client.post(good_path, content=good, headers=headers).status_code == 200
+
+
+def head(path: str, body: bytes, headers: dict[str, str]) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}"]
+    return "\r\n".join([*lines, *(f"{name}: {value}" for name, value in headers.items()), "\r\n"]).encode()
+
+
+def read_answers(stream: socket.socket, count: int) -> list[bytes]:
+    """Return the bodies of so many answers."""
+    file = stream.makefile("rb")
+    bodies = []
+    for _ in range(count):
+        length = 0
+        while (line := file.readline().lower()) != b"\r\n":
+            assert line, "the connection was closed"
+            if line.startswith(b"content-length:"):
+                length = int(line.partition(b":")[2])
+        bodies.append(file.read(length))
+    return bodies
+
+
+@pytest.mark.parametrize("split", [0, 1, 7])
+def test_answers_keep_the_order_of_requests_that_do_not_wait_for_them(running: Server, split: int) -> None:
+    url = httpx.URL(running.address)
+    sizes = [(1, 1), (1, 1), (2, 300), (9, 850), (1, 1), (1, 40), (1, 40), (9, 850), (1, 1)]
+    sent, expected = b"", []
+    with httpx.Client(base_url=running.address) as client:
+        for number, shape in enumerate(sizes):
+            ids = np.full(shape, number)
+            path, body, headers = WAYS["raw"](ids, number)
+            expected.append(client.post(path, content=body, headers=headers).content)
+            sent += head(path, body, headers) + body
+            sent += b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+            expected.append(client.get("/livez").content)
+    with socket.create_connection((url.host, url.port or 0)) as stream:
+        stream.settimeout(20)
+        if split:
+            for begin in range(0, len(sent), len(sent) // split + 1):
+                stream.sendall(sent[begin : begin + len(sent) // split + 1])
+                time.sleep(0.02)
+        else:
+            stream.sendall(sent)
+        assert read_answers(stream, len(expected)) == expected
+
+
+def test_a_connection_is_closed_where_the_client_asks_for_it(running: Server) -> None:
+    url = httpx.URL(running.address)
+    path, body, headers = WAYS["raw"](np.array([[1]]), 0)
+    for _ in range(3):
+        with socket.create_connection((url.host, url.port or 0)) as stream:
+            stream.settimeout(20)
+            stream.sendall(head(path, body, headers | {"Connection": "close"}) + body)
+            answer = b"".join(iter(lambda: stream.recv(65536), b""))
+            assert b"connection: close\r\n" in answer
+            assert len(answer.partition(b"\r\n\r\n")[2]) == 4 * WIDTH
+    with closing(http.client.HTTPConnection(url.host, url.port)) as connection:
+        for _ in range(3):
+            connection.request("POST", path, body, headers)
+            assert len(connection.getresponse().read()) == 4 * WIDTH
+
+
+@pytest.mark.parametrize("origin", [{}, {"Origin": "http://elsewhere"}])
+@pytest.mark.parametrize(
+    ("path", "document"),
+    [
+        ("/v1/embeddings", {"model": "gpt", "input": list(range(20))}),
+        ("/models/gpt/embed", {"input_ids": [[1, 2, 3]]}),
+        ("/models/gpt/embed", {"input_ids": [[-1]]}),
+        ("/nowhere", {}),
+    ],
+)
+def test_head_and_body_of_a_small_answer_are_one_segment(
+    running: Server, path: str, document: dict[str, object], origin: dict[str, str]
+) -> None:
+    """So that none is left half by a server that is killed: whoever reads at all reads all of it."""
+    url, body = httpx.URL(running.address), orjson.dumps(document)
+    with socket.create_connection((url.host, url.port or 0)) as stream:
+        stream.settimeout(20)
+        for _ in range(20):
+            stream.sendall(head(path, body, {"Content-Type": "application/json"} | origin) + body)
+            top, _, content = stream.recv(2**16).partition(b"\r\n\r\n")
+            (length,) = re.findall(rb"content-length: (\d+)", top.lower())
+            assert int(length) == len(content) > 0
+
+
+def test_a_body_that_never_ends_hurts_nobody(running: Server, client: httpx.Client) -> None:
+    url = httpx.URL(running.address)
+    path, body, headers = WAYS["raw"](np.array([[1, 2, 3]]), 0)
+    answer = client.post(path, content=body, headers=headers).content
+    for _ in range(3):
+        with socket.create_connection((url.host, url.port or 0)) as stream:
+            stream.sendall(head(path, body, headers) + body[:-1])
+            assert client.post(path, content=body, headers=headers).content == answer
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_nothing_more_is_computed_for_a_client_that_leaves(running: Server, client: httpx.Client, alike: bool) -> None:
+    url = httpx.URL(running.address)
+    path, body, headers = WAYS["raw"](np.ones((70, 850), np.int64), 0)
+    if alike:
+        with socket.create_connection((url.host, url.port or 0)) as stream:
+            stream.sendall(head(path, body, headers) + body)
+            assert len(read_answers(stream, 1)[0]) == 70 * 850 * WIDTH * 4
+    else:
+        headers = headers | {"X-Another": "form"}
+    (before,) = client.get("/v2/models/gpt/stats").json()["model_stats"]
+    with socket.create_connection((url.host, url.port or 0)) as stream:
+        stream.sendall(head(path, body, headers) + body)
+        assert stream.recv(1000).startswith(b"HTTP/1.1 200")
+    deadline = time.monotonic() + 10
+    while True:
+        (after,) = client.get("/v2/models/gpt/stats").json()["model_stats"]
+        if after["inference_stats"]["fail"]["count"] == before["inference_stats"]["fail"]["count"] + 1:
+            break
+        assert time.monotonic() < deadline
+    assert after["inference_stats"]["success"] == before["inference_stats"]["success"]
+
+
+def test_an_answer_of_many_small_parts_is_computed_as_it_is_read(running: Server, client: httpx.Client) -> None:
+    """Of one archive for each row, all of them smaller than what is worth a write of its own."""
+    url = httpx.URL(running.address)
+    document = {"input_ids": [[1]] * 40_000, "encoding": "prompt_embeds", "dtype": "float16"}
+    body = orjson.dumps(document)
+    headers = {"Content-Type": "application/json"}
+
+    def answered() -> tuple[int, int]:
+        (model,) = client.get("/v2/models/gpt/stats").json()["model_stats"]
+        return tuple(model["inference_stats"][kind]["count"] for kind in ("success", "fail"))
+
+    success, fail = answered()
+    with socket.create_connection((url.host, url.port or 0)) as stream:
+        stream.sendall(head("/models/gpt/embed", body, headers) + body)
+        assert stream.recv(1000).startswith(b"HTTP/1.1 200")
+    deadline = time.monotonic() + 20
+    while (now := answered()) == (success, fail):
+        assert time.monotonic() < deadline
+    assert now == (success, fail + 1)
+
+
+def test_a_large_answer_that_nobody_reads_counts_as_answered_now(root: Path) -> None:
+    """The first of its form, one like it, one of FastAPI's, and numbers, as they are and compressed."""
+    path, body, headers = raw(np.zeros((35, 850), np.int64), 0)
+    address, document, _ = LARGE["native"]
+    numbers = address, orjson.dumps(document(np.zeros((16, 850), np.int64))), {"Content-Type": "application/json"}
+    with (
+        serving(root, PREBLOCK_MAX_REQUESTS="1") as server,
+        httpx.Client(base_url=server.address, timeout=30) as client,
+    ):
+        url = httpx.URL(server.address)
+
+        def status() -> int:
+            return client.post("/models/gpt/embed", json={"input_ids": [1]}).status_code
+
+        for way, whole in (
+            ((path, body, headers), True),
+            ((path, body, headers), False),
+            ((path, body, headers | {"Origin": server.address}), False),
+            (numbers, False),
+            ((*numbers[:2], numbers[2] | {"Accept-Encoding": "gzip"}), False),
+        ):
+            with socket.socket() as stream:
+                stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                stream.connect((url.host, url.port))
+                stream.sendall(head(*way) + way[1])
+                assert stream.recv(12) == b"HTTP/1.1 200"
+                assert status() == 503
+                if whole:
+                    read_answers(stream, 1)
+            deadline = time.monotonic() + 30
+            while status() != 200:
+                assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_an_answer_that_is_computed_while_it_is_sent_says_when_it_was_read(client: httpx.Client, number: int) -> None:
+    path, body, headers = WAYS["raw"](np.full((16, 850), number), 0)
+    answer = client.post(path, content=body, headers=headers | {"X-Request-Id": "large"})
+    assert re.fullmatch(r"parse;dur=\d+\.\d{3}", answer.headers["Server-Timing"])
+    assert answer.headers["X-Request-Id"] == "large"
+
+
+def test_small_ones_of_many_connections_share_runs(running: Server, client: httpx.Client) -> None:
+    url = httpx.URL(running.address)
+    path, body, headers = WAYS["raw"](np.array([[5]]), 3)
+    expected = client.post(path, content=body, headers=headers).content
+    (before,) = client.get("/v2/models/gpt/stats").json()["model_stats"]
+    with ExitStack() as stack:
+        streams = [stack.enter_context(socket.create_connection((url.host, url.port or 0))) for _ in range(20)]
+        for _ in range(20):
+            for stream in streams:
+                stream.sendall(head(path, body, headers) + body)
+            for stream in streams:
+                assert read_answers(stream, 1) == [expected]
+    (after,) = client.get("/v2/models/gpt/stats").json()["model_stats"]
+    assert after["inference_count"] - before["inference_count"] == 400
+    assert after["execution_count"] - before["execution_count"] < 400
+
+
+def test_a_version_that_replaces_another_answers_from_then_on(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root, tmp_path / "models")
+    with (
+        serving(tmp_path / "models", "--model-control", "poll", "--poll-seconds", "0.2") as server,
+        httpx.Client(base_url=server.address) as client,
+    ):
+        path, body, headers = native(np.array([[1, 2]]), 0)
+        old = [client.post(path, content=body, headers=headers) for _ in range(3)][-1]
+        second = LoadedSource(gpt2_embedding(VOCABULARY, WIDTH, MAX_LEN), Source(kind="module"))
+        export_loaded(second, "gpt", tmp_path / "models")
+        deadline = time.monotonic() + 30
+        while (new := client.post(path, content=body, headers=headers)).headers["Preblock-Version"] == "1":
+            assert new.content == old.content
+            assert time.monotonic() < deadline
+        assert new.headers["Preblock-Version"] == "2"
+        assert new.content != old.content
+        shutil.rmtree(tmp_path / "models" / "gpt" / "2")
+        while (last := client.post(path, content=body, headers=headers)).headers["Preblock-Version"] == "2":
+            assert time.monotonic() < deadline
+        assert last.content == old.content
+
+
+def test_an_answer_that_was_compressed_is_so_each_time(client: httpx.Client) -> None:
+    for number in range(3):
+        ids = np.full((4, 30), number)
+        path, body, headers = raw(ids, 0)
+        answer = client.post(path, content=body, headers=headers | {"Accept-Encoding": "gzip"})
+        assert answer.headers["Content-Encoding"] == "gzip"
+        np.testing.assert_array_equal(vectors_of(answer, (4, 30)), oracle(client, ids, 0))
+
+
+def test_a_large_answer_that_is_compressed_says_where_it_ends(running: Server, client: httpx.Client) -> None:
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, (16, 400))
+    path, body, headers = raw(ids, 0)
+    url = httpx.URL(running.address)
+    with closing(http.client.HTTPConnection(url.host, url.port)) as connection:
+        for _ in range(2):  # the second by the same connection, which is still open
+            connection.request("POST", path, body, headers | {"Accept-Encoding": "gzip"})
+            answer = connection.getresponse()
+            assert answer.headers["Transfer-Encoding"] == "chunked"
+            content = gzip.decompress(answer.read())
+            assert not answer.will_close
+            assert content[-4 * ids.size * WIDTH :] == oracle(client, ids, 0).tobytes()
+
+
+def test_an_old_client_gets_large_numbers_without_chunks(running: Server, client: httpx.Client) -> None:
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, (25, 900))
+    path, document, values = LARGE["native"]
+    body = orjson.dumps(document(ids))
+    lines = head(path, body, {"Content-Type": "application/json"}).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+    url = httpx.URL(running.address)
+    with socket.create_connection((url.host, url.port or 0)) as stream:
+        stream.sendall(lines + body)
+        answered = b"".join(iter(lambda: stream.recv(2**16), b""))
+    told, _, content = answered.partition(b"\r\n\r\n")
+    assert b"chunked" not in told.lower()
+    assert b"content-length: %d" % len(content) in told.lower()
+    np.testing.assert_array_equal(np.array(values(orjson.loads(content)), np.float32), oracle(client, ids, 0))
+
+
+LARGE: dict[str, tuple[str, Callable[[Ids], dict[str, Any]], Callable[[Any], Any]]] = {
+    "native": (
+        "/models/gpt/embed",
+        lambda ids: {"input_ids": ids.tolist(), "encoding": "float"},
+        lambda document: document["embeddings"],
+    ),
+    "open-inference": (
+        "/v2/models/gpt/infer",
+        lambda ids: {
+            "inputs": [{"name": "input_ids", "datatype": "INT64", "shape": ids.shape, "data": ids.reshape(-1).tolist()}]
+        },
+        lambda document: document["outputs"][0]["data"],
+    ),
+}
+
+
+@pytest.mark.parametrize("coding", ["identity", "gzip"])
+@pytest.mark.parametrize("door", LARGE)
+@pytest.mark.parametrize("shape", [(25, 900), (3200, 7)])
+def test_large_answers_of_numbers_are_written_while_they_are_sent(
+    client: httpx.Client, door: str, shape: tuple[int, int], coding: str
+) -> None:
+    path, document, values = LARGE[door]
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, shape)
+    answer = client.post(path, json=document(ids), headers={"Accept-Encoding": coding})
+    assert ids.size * WIDTH > WRITTEN_WHOLE
+    assert answer.headers["Transfer-Encoding"] == "chunked"
+    found = np.array(values(answer.json()), np.float32)
+    assert found.shape == ((*shape, WIDTH) if door == "native" else (ids.size * WIDTH,))
+    np.testing.assert_array_equal(found.reshape(*shape, WIDTH), oracle(client, ids, 0))
+
+
+def test_ragged_rows_of_numbers_are_written_while_they_are_sent(client: httpx.Client) -> None:
+    lengths = [3, 800, 1, 900, 5, 899, 850, 800, 890, 899, 700] * 4
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, sum(lengths))
+    rows = [row.tolist() for row in np.split(ids, np.cumsum(lengths)[:-1])]
+    answer = client.post("/models/gpt/embed", json={"input_ids": rows, "encoding": "float"})
+    assert answer.headers["Transfer-Encoding"] == "chunked"
+    found = np.array(answer.json()["embeddings"], np.float32)
+    expected = client.post("/models/gpt/embed", json={"input_ids": rows}).json()["embeddings"]
+    assert found.tobytes() == base64.b64decode(expected)
+
+
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])
+def test_another_method_is_not_what_was_answered_before(client: httpx.Client, method: str) -> None:
+    path, body, headers = raw(np.array([[1, 2]]), 0)
+    alone = client.request(method, path, content=body, headers=headers | {"X-Other": method})
+    for _ in range(2):
+        assert client.post(path, content=body, headers=headers).status_code == 200
+    assert client.request(method, path, content=body, headers=headers).status_code == alone.status_code == 405
+
+
+def test_who_leaves_at_once_is_no_error_of_the_server(root: Path) -> None:
+    path, body, headers = raw(np.array([[1, 2]]), 0)
+    with serving(root) as server:
+        url = httpx.URL(server.address)
+        for _ in range(200):
+            with socket.create_connection((url.host, url.port or 0)) as stream:
+                stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
+                stream.sendall(head(path, body, headers) + body)
+        assert httpx.post(server.address + path, content=body, headers=headers).status_code == 200
+
+
+def chunks_of(answer: BinaryIO) -> Iterator[bytes]:
+    """Yield the chunks of an answer, which RFC 9112 has in section 7.1."""
+    while answer.readline() != b"\r\n":
+        pass
+    while size := int(answer.readline(), 16):
+        yield answer.read(size)
+        answer.readline()
+    answer.readline()
+
+
+def test_who_leaves_behind_the_last_chunk_is_no_error_of_the_server(
+    root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, body, headers = raw(np.random.default_rng(0).integers(0, VOCABULARY, (4, 775)), 0)
+    request = head(path, body, headers | {"Accept-Encoding": "gzip"}) + body
+    settings = Settings(repository=root)
+    server = uvicorn.Server(configure(settings, create_app(settings)))
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as stream:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # as little as there may be
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
+        stream.settimeout(30)
+        thread = Thread(target=server.run, args=([listener],))
+        thread.start()
+        stream.connect(listener.getsockname())
+        with stream.makefile("rb", buffering=1) as answer:  # which reads no more than it is asked for
+            stream.sendall(request)
+            sizes = [len(chunk) for chunk in chunks_of(answer)]
+            connection = cast(Http, next(iter(server.server_state.connections)))
+            transport = connection.transport
+            connection.loop.call_soon_threadsafe(transport.set_write_buffer_limits, 0)
+            stream.sendall(request)
+            assert [len(chunk) for chunk in islice(chunks_of(answer), len(sizes) - 1)] == sizes[:-1]
+            deadline = time.monotonic() + 30
+            while not 0 < transport.get_write_buffer_size() < sizes[-1]:
+                assert time.monotonic() < deadline, "the sockets hold all of the last chunk"
+                time.sleep(0.1)
+        stream.close()
+        while server.server_state.connections or connection.tasks:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        server.should_exit = True
+        thread.join()
+    assert "ERROR" not in capfd.readouterr().err

@@ -1,0 +1,206 @@
+"""Plain steps are answered in the connection of a WebSocket: however their bytes come, and whatever comes between.
+
+Oracle: the rows that the native door gives, and `websockets`, which reads the answers.
+"""
+
+import base64
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import numpy as np
+import pytest
+from websockets.client import ClientProtocol
+from websockets.frames import Frame, Opcode
+from websockets.uri import parse_uri
+
+from tests.conftest import Server
+from tests.support.protocols import FRAME, Clients, native_bytes
+
+MODEL, WIDTH = "gpt2-small", 768
+
+
+def step(ids: list[list[int]], number: int = 0, version: int = 2, stated: list[int] | None = None) -> bytes:
+    values, lengths = [value for row in ids for value in row], [len(row) for row in ids]
+    header = FRAME.pack(b"PRBK", version, 1, 4 if stated else 0, number, len(ids), len(values), 0, bytes(3))
+    offsets = b"" if stated is None else np.array(stated).tobytes()
+    return header + np.array(values).tobytes() + offsets + np.array(lengths, np.uint32).tobytes()
+
+
+def masked(payload: bytes, mask: bytes, first: int = 0x82) -> bytes:
+    """Return a frame of a client."""
+    size = len(payload)
+    length = bytes((0x80 | size,)) if size < 126 else struct.pack("!BH", 0x80 | 126, size)
+    covered = bytes(byte ^ mask[index % 4] for index, byte in enumerate(payload))
+    return bytes((first,)) + length + mask + covered
+
+
+class Raw:
+    """A WebSocket whose bytes a test writes, and whose answers `websockets` reads."""
+
+    def __init__(self, stream: socket.socket, address: str) -> None:
+        self.stream = stream
+        self._protocol = ClientProtocol(parse_uri(address))
+        self._protocol.send_request(self._protocol.connect())
+        for data in self._protocol.data_to_send():
+            stream.sendall(data)
+        self._events: list[object] = []
+        self.pongs: list[bytes] = []
+        self._next()  # the answer to the request
+
+    def _next(self) -> object:
+        while not self._events:
+            data = self.stream.recv(65536)
+            if data:
+                self._protocol.receive_data(data)
+            else:
+                self._protocol.receive_eof()
+            self._events += self._protocol.events_received()
+            if not data and not self._events:
+                raise EOFError
+        return self._events.pop(0)
+
+    def recv(self) -> Frame:
+        """Return the next frame that is no pong, which may overtake others (RFC 6455, section 5.4)."""
+        while True:
+            event = self._next()
+            assert isinstance(event, Frame)
+            if event.opcode is not Opcode.PONG:
+                return event
+            self.pongs.append(bytes(event.data))
+
+    def vectors(self, shape: tuple[int, int]) -> tuple[list[int], bytes]:
+        """Return the offsets and the vectors of an answer."""
+        frame = bytes(self.recv().data)
+        rows, tokens = FRAME.unpack_from(frame)[5:7]
+        assert (rows, tokens) == (shape[0], shape[0] * shape[1])
+        assert frame[5] == 2, frame
+        offsets = np.frombuffer(frame, np.int64, rows, FRAME.size).tolist()
+        return offsets, frame[-4 * tokens * WIDTH :]
+
+
+@contextmanager
+def opened(server: Server, query: str = "") -> Iterator[Raw]:
+    url = httpx.URL(server.address)
+    with socket.create_connection((url.host, url.port or 0)) as stream:
+        stream.settimeout(20)
+        yield Raw(stream, f"{server.address.replace('http', 'ws')}/models/{MODEL}/decode{query}")
+
+
+def expected(clients: Clients, ids: list[list[int]], offset: list[int]) -> bytes:
+    return native_bytes(clients, MODEL, {"input_ids": ids, "offset": offset}).tobytes()
+
+
+def ways_of_cutting(frames: list[bytes]) -> dict[str, list[bytes]]:
+    whole = b"".join(frames)
+    return {
+        "one by one": frames,
+        "together": [whole],
+        "byte by byte": [whole[index : index + 1] for index in range(len(whole))],
+        "across": [whole[:50], whole[50:75], whole[75:]],
+        "one and a half": [frames[0] + frames[1][:20], frames[1][20:] + b"".join(frames[2:])],
+    }
+
+
+@pytest.mark.parametrize("cut", ["one by one", "together", "byte by byte", "across", "one and a half"])
+def test_steps_are_answered_in_their_order_however_their_bytes_come(server: Server, clients: Clients, cut: str) -> None:
+    ids = [[[5]], [[6]], [[7, 8]], [[9]], [[10]]]
+    frames = [masked(step(row, number + 1), os.urandom(4)) for number, row in enumerate(ids)]
+    with opened(server, "?offset=3") as raw:
+        for part in ways_of_cutting(frames)[cut]:
+            raw.stream.sendall(part)
+        offset = 3
+        for row in ids:
+            offsets, vectors = raw.vectors((1, len(row[0])))
+            assert vectors == expected(clients, row, [offset])
+            offset += len(row[0])
+            assert offsets == [offset]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("mask", [bytes(4), b"\xff\x00\x12\x80"])
+def test_rows_of_one_length_are_answered_and_others_too(
+    server: Server, clients: Clients, version: int, mask: bytes
+) -> None:
+    with opened(server, "?offset=[2,9,40]") as raw:
+        raw.stream.sendall(masked(step([[1, 2], [3, 4], [5, 6]], version=version), mask))
+        offsets, vectors = raw.vectors((3, 2))
+        assert offsets == [4, 11, 42]
+        assert vectors == expected(clients, [[1, 2], [3, 4], [5, 6]], [2, 9, 40])
+        raw.stream.sendall(masked(step([[1], [2, 3], [4]], version=version), mask))  # six bytes of lengths differ
+        frame = bytes(raw.recv().data)
+        assert np.frombuffer(frame, np.int64, 3, FRAME.size).tolist() == [5, 13, 43]
+        raw.stream.sendall(masked(step([[7], [8], [9]], version=version), mask))
+        offsets, vectors = raw.vectors((3, 1))
+        assert offsets == [6, 14, 44]
+        assert vectors == expected(clients, [[7], [8], [9]], [5, 13, 43])
+
+
+def test_what_comes_between_is_answered_in_its_place(server: Server, clients: Clients) -> None:
+    mask = os.urandom(4)
+    with opened(server) as raw:
+        plain = masked(step([[5]]), mask)
+        raw.stream.sendall(
+            plain
+            + masked(b'{"input_ids": [6]}', mask, 0x81)
+            + masked(b"hello", mask, 0x89)  # a ping of the protocol
+            + plain[:2]
+        )
+        raw.stream.sendall(plain[2:] + masked(step([[7]])[:10], mask, 0x02) + masked(step([[7]])[10:], mask, 0x80))
+        raw.stream.sendall(masked(step([[50257]]), mask) + plain)
+        assert raw.vectors((1, 1)) == ([1], expected(clients, [[5]], [0]))
+        text = raw.recv()
+        assert (text.opcode, raw.pongs) == (Opcode.TEXT, [b"hello"])
+        assert b'"next_offset":[2]' in bytes(text.data)
+        assert raw.vectors((1, 1)) == ([3], expected(clients, [[5]], [2]))
+        assert raw.vectors((1, 1)) == ([4], expected(clients, [[7]], [3]))
+        error = bytes(raw.recv().data)
+        assert (error[5], b"50257" in error) == (3, True)
+        assert raw.vectors((1, 1)) == ([5], expected(clients, [[5]], [4]))
+
+
+def test_a_step_that_is_sent_again_is_answered_again(server: Server, clients: Clients) -> None:
+    mask = os.urandom(4)
+    with opened(server) as raw:
+        for number, ids in enumerate([5, 6, 7]):
+            for _ in range(2):
+                raw.stream.sendall(masked(step([[ids]], number + 1, stated=[number]), mask))
+                assert raw.vectors((1, 1)) == ([number + 1], expected(clients, [[ids]], [number]))
+        for frame in (step([[8]], 3), step([[8]], 2), step([[8]], 4, stated=[9])):
+            raw.stream.sendall(masked(frame, mask))
+            assert b"Conflict" in bytes(raw.recv().data)
+        raw.stream.sendall(masked(step([[8]], 4, stated=[3]), mask))
+        assert raw.vectors((1, 1)) == ([4], expected(clients, [[8]], [3]))
+
+
+def test_a_step_beyond_the_last_position_is_refused_and_the_stream_stays(server: Server, clients: Clients) -> None:
+    mask = os.urandom(4)
+    with opened(server, "?offset=1023") as raw:
+        raw.stream.sendall(masked(step([[5]]), mask) + masked(step([[6]]), mask))
+        assert raw.vectors((1, 1)) == ([1024], expected(clients, [[5]], [1023]))
+        assert b"1023 + 1" not in (refused := bytes(raw.recv().data))
+        assert b"max_len" in refused
+        raw.stream.sendall(masked(b'{"rewind": [1020]}', mask, 0x81) + masked(step([[6]]), mask))
+        assert b"1020" in bytes(raw.recv().data)
+        assert raw.vectors((1, 1)) == ([1021], expected(clients, [[6]], [1020]))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\x82\x24" + step([[5]]),  # not masked
+        b"\xc2" + masked(step([[5]]), bytes(4))[1:],  # a bit that stands for nothing
+        b"\x82\xff" + (2**62).to_bytes(8, "big") + bytes(4),  # too long
+    ],
+)
+def test_what_is_no_frame_ends_the_connection_alone(server: Server, clients: Clients, frame: bytes) -> None:
+    with opened(server) as raw:
+        raw.stream.sendall(masked(step([[5]]), bytes(4)))
+        raw.vectors((1, 1))
+        raw.stream.sendall(frame)
+        assert raw.recv().opcode is Opcode.CLOSE
+    document = clients.http.post(f"/models/{MODEL}/embed", json={"input_ids": [5]}).json()
+    assert base64.b64decode(document["embeddings"]) == expected(clients, [[5]], [0])
