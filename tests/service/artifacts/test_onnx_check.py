@@ -563,4 +563,4 @@ def test_the_committed_module_is_what_make_proto_writes(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", "-I.", *outputs, proto], check=True, cwd=ROOT)
     written = {file.name: file.read_bytes() for file in (tmp_path / proto).parent.iterdir()}
     assert sorted(written) == ["onnx_subset_pb2.py", "onnx_subset_pb2.pyi"]
-    assert written == {name: (ROOT / "service" / "graphs" / name).read_bytes() for name in written}
+    assert written == {name: (ROOT / "service/artifacts" / name).read_bytes() for name in written}

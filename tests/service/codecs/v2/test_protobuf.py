@@ -99,4 +99,4 @@ def test_the_committed_module_is_what_make_proto_writes(tmp_path: Path) -> None:
     )
     written = {file.name: file.read_bytes() for file in (tmp_path / proto).parent.iterdir()}
     assert sorted(written) == ["open_inference_pb2.py", "open_inference_pb2.pyi"]
-    assert written == {name: (ROOT / "service" / "wire" / name).read_bytes() for name in written}
+    assert written == {name: (ROOT / "service/codecs/v2" / name).read_bytes() for name in written}
