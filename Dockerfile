@@ -66,7 +66,7 @@ RUN pip install --no-index --find-links dist "preblock[$PROVIDER]"
 USER preblock
 ENV PREBLOCK_HOST=0.0.0.0 \
     PREBLOCK_REPOSITORY=/models \
-    PREBLOCK_CACHE=/tmp/preblock
+    PREBLOCK_CACHE_DIR=/tmp/preblock
 WORKDIR /models
 EXPOSE 8000
 STOPSIGNAL SIGTERM

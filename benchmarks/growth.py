@@ -93,7 +93,7 @@ def serving(repository: Path) -> Iterator[tuple[int, int, float]]:
     It is the second start, which finds that the files were checked before.
     """
     cache = repository.parent / "cache"
-    options = ("--port", 0, "--repository", repository, "--cache", cache)
+    options = ("--port", 0, "--repository", repository, "--cache-dir", cache)
     with (
         running("taskset", "-c", SERVER_CORE, PREBLOCK, "serve", *options) as (_, port),
         connect(address(port)) as client,

@@ -26,7 +26,7 @@ def keys(folder: Path) -> Guard:
     file = folder / "keys.toml"
     key, entry = new_key("benchmark", (), admin=False)
     file.write_text(entry)
-    variables = {"PREBLOCK_API_KEYS": str(file), "PREBLOCK_MAX_REQUESTS_PER_SECOND": "1000000"}
+    variables = {"PREBLOCK_API_KEYS_FILE": str(file), "PREBLOCK_RATE_LIMIT_PER_SECOND": "1000000"}
     return Guard(variables, {"Authorization": f"Bearer {key}"})
 
 
@@ -36,7 +36,7 @@ def tls(folder: Path) -> Guard:
     made = trustme.CA().issue_cert("127.0.0.1")
     made.cert_chain_pems[0].write_to_path(str(certificate))
     made.private_key_pem.write_to_path(str(key))
-    return Guard({"PREBLOCK_TLS_CERTIFICATE": str(certificate), "PREBLOCK_TLS_KEY": str(key)})
+    return Guard({"PREBLOCK_TLS_CERT_FILE": str(certificate), "PREBLOCK_TLS_KEY": str(key)})
 
 
 def tracing(_: Path) -> Guard:
@@ -61,7 +61,7 @@ def proxies(_: Path) -> Guard:
 
 def lines(_: Path) -> Guard:
     """Log a line of JSON for one request of a hundred."""
-    return Guard({"PREBLOCK_LOG_SAMPLE": "0.01", "PREBLOCK_LOG_FORMAT": "json"})
+    return Guard({"PREBLOCK_ACCESS_LOG_SAMPLE_RATE": "0.01", "PREBLOCK_LOG_FORMAT": "json"})
 
 
 def pages(_: Path) -> Guard:

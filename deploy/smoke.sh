@@ -160,8 +160,8 @@ everything down > /dev/null 2>&1
 
 # With a file of settings, which is followed.
 mkdir -p "$SETTINGS"
-echo 'max_tokens = 1' > "$SETTINGS/preblock.toml"
-echo 'max_tokens = 3' > "$folder/preblock.toml"
+echo 'max_request_tokens = 1' > "$SETTINGS/preblock.toml"
+echo 'max_request_tokens = 3' > "$folder/preblock.toml"
 chmod -R a+rX "$SETTINGS" "$folder/preblock.toml"
 compose -f docker-compose.yml -f deploy/settings.yml up --detach service > /dev/null 2>&1
 wait_until_healthy service

@@ -55,29 +55,34 @@ def create_engine(settings: Settings, shared: Path | None = None, progress: Prog
     if not BUILT:
         LOG.warning("installed without a C compiler: onnxruntime adds positions, which takes longer")
     choice = choose(settings.provider)
-    access = Access(settings.api_keys, by_address=settings.max_requests_per_second is not None)
+    access = Access(settings.api_keys_file, by_address=settings.rate_limit_per_second is not None)
     repository = Repository(
         settings.repository,
         choice.active,
-        settings.threads,
-        settings.cache,
+        settings.intra_op_threads,
+        settings.cache_dir,
         access,
         choice,
         progress,
-        settings.max_gpu_bytes,
+        settings.gpu_mem_limit_bytes,
     )
-    scheduler = Scheduler(usable_cores(), settings.max_waiting, settings.max_wait_seconds)
-    control = Control(repository, settings.model_control, settings.poll_seconds, shared)
+    scheduler = Scheduler(usable_cores(), settings.max_queue_size, settings.queue_timeout_seconds)
+    control = Control(repository, settings.model_control, settings.model_poll_interval_seconds, shared)
     limits = Limits(*_most(settings))
-    log = Requests(settings.log_sample, settings.log_token_ids)
+    log = Requests(settings.access_log_sample_rate, settings.access_log_max_token_ids)
     metrics = Metrics(Memory(repository))
     metrics.provider(choice.requested, choice.active, choice.probed)
-    return Engine(repository, scheduler, metrics, settings.max_tokens, control, limits, log)
+    return Engine(repository, scheduler, metrics, settings.max_request_tokens, control, limits, log)
 
 
 def _most(settings: Settings) -> tuple[int, float | None, int, int]:
     """Return what `Limits` takes."""
-    return settings.max_requests, settings.max_requests_per_second, settings.max_rows, settings.max_whole_bytes
+    return (
+        settings.max_concurrent_requests,
+        settings.rate_limit_per_second,
+        settings.max_request_rows,
+        settings.max_buffered_response_bytes,
+    )
 
 
 def create_tracing(settings: Settings) -> "Tracing | None":
@@ -108,7 +113,12 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Entry:
     tracing = create_tracing(settings)
     trace = None if tracing is None else tracing.trace
     engine = engine or create_engine(settings)
-    streams = Streams(engine.metrics, settings.stream_idle_seconds, settings.stream_seconds, settings.max_streams)
+    streams = Streams(
+        engine.metrics,
+        settings.stream_idle_seconds,
+        settings.stream_max_lifetime_seconds,
+        settings.max_concurrent_streams,
+    )
     rows = settings.max_sequence_rows, settings.max_stream_sequence_rows
     sequences = Sequences(engine, settings.stream_idle_seconds, *rows, settings.workers)
 
@@ -170,7 +180,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Entry:
 async def _follow(settings: Settings, engine: Engine, streams: Streams, sequences: Sequences, entry: Entry) -> None:
     """Do as the file of settings says, whenever it changes, until cancelled."""
     following = Following(settings, told=settings.workers == 1)  # of several, their parent tells
-    while settings.config is not None:
+    while settings.config_file is not None:
         await asyncio.sleep(LOOK_SECONDS)
         if following.changed():
             _adopt(following.settings, engine, streams, sequences, entry)
@@ -178,12 +188,12 @@ async def _follow(settings: Settings, engine: Engine, streams: Streams, sequence
 
 def _adopt(settings: Settings, engine: Engine, streams: Streams, sequences: Sequences, entry: Entry) -> None:
     """Let the settings hold that need no restart, for what comes from now on."""
-    engine.log.share, engine.log.token_ids = settings.log_sample, settings.log_token_ids
-    engine.max_tokens = settings.max_tokens
+    engine.log.share, engine.log.token_ids = settings.access_log_sample_rate, settings.access_log_max_token_ids
+    engine.max_request_tokens = settings.max_request_tokens
     engine.limits.allow(*_most(settings))
-    engine.scheduler.allow(settings.max_waiting, settings.max_wait_seconds)
-    engine.repository.access.tell_apart(by_address=settings.max_requests_per_second is not None)
-    streams.allow(settings.stream_seconds, settings.max_streams)
+    engine.scheduler.allow(settings.max_queue_size, settings.queue_timeout_seconds)
+    engine.repository.access.tell_apart(by_address=settings.rate_limit_per_second is not None)
+    streams.allow(settings.stream_max_lifetime_seconds, settings.max_concurrent_streams)
     sequences.allow(settings.max_sequence_rows, settings.max_stream_sequence_rows)
     entry.allow_origins(listed(settings.cors_origins))
     with as_service():

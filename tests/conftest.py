@@ -122,7 +122,7 @@ def serving(repository: Path, *options: str, **environment: str) -> Iterator[Ser
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep what the service remembers of files out of the user's home."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PREBLOCK_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("PREBLOCK_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
 
 

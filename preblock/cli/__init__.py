@@ -161,7 +161,7 @@ def triton(name: str, repository: Path | None) -> None:
 @click.option("--model", "models", multiple=True, help="A model that it may use, or a pattern; default all.")
 @click.option("--admin", is_flag=True, help="Whether it may load and unload models.")
 def key(name: str, models: tuple[str, ...], admin: bool) -> None:
-    """Print a new key for NAME, which nothing shows again, and the entry for the file that --api-keys names."""
+    """Print a new key for NAME, which nothing shows again, and the entry for the file that --api-keys-file names."""
     from preblock.service.core.auth import new_key
 
     made, entry = new_key(name, models, admin)
@@ -216,7 +216,7 @@ def show_settings(**options: Any) -> None:
 def serve(**options: Any) -> None:
     """Serve every model of the repository.
 
-    Every option is also a variable, such as PREBLOCK_PORT, and a key of the file that --config names, such as port.
+    Every option is also a variable, such as PREBLOCK_PORT, and a key of the file that --config-file names, such as port.
     """
     _require("onnxruntime", "cpu")
     from preblock.service.server.supervisor import serve as run

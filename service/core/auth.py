@@ -207,17 +207,19 @@ def read_keys(file: Path) -> list[Caller]:
     try:
         document = Document.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
-        raise Invalid("api_keys", str(file), f"a TOML file that can be read ({error.strerror})") from error
+        raise Invalid("api_keys_file", str(file), f"a TOML file that can be read ({error.strerror})") from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise Invalid("api_keys", f"{place} of {file}", f"what docs/operations.md shows ({first['msg']})") from error
+        raise Invalid(
+            "api_keys_file", f"{place} of {file}", f"what docs/operations.md shows ({first['msg']})"
+        ) from error
     except ValueError as error:  # no UTF-8, or no TOML
-        raise Invalid("api_keys", str(file), f"a TOML file ({error})") from error
+        raise Invalid("api_keys_file", str(file), f"a TOML file ({error})") from error
     for field in ("name", "sha256"):
         values = [getattr(entry, field) for entry in document.keys]
         if twice := next((value for value in values if values.count(value) > 1), None):
-            raise Invalid("api_keys", f"{field} {twice} twice", "each once")
+            raise Invalid("api_keys_file", f"{field} {twice} twice", "each once")
     return [
         Caller(entry.name, tuple(entry.models), entry.admin, bytes.fromhex(entry.sha256)) for entry in document.keys
     ]

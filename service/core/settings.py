@@ -17,10 +17,16 @@ from preblock.service.core.errors import Invalid
 PREFIX = "PREBLOCK_"
 FOLLOWED = frozenset(
     (
-        *("log_level", "log_sample", "log_token_ids", "cors_origins"),
-        *("max_tokens", "max_rows", "max_whole_bytes", "max_requests", "max_requests_per_second"),
-        *("max_waiting", "max_wait_seconds"),
-        *("max_streams", "stream_seconds", "max_sequence_rows", "max_stream_sequence_rows"),
+        *("log_level", "access_log_sample_rate", "access_log_max_token_ids", "cors_origins"),
+        *(
+            "max_request_tokens",
+            "max_request_rows",
+            "max_buffered_response_bytes",
+            "max_concurrent_requests",
+            "rate_limit_per_second",
+        ),
+        *("max_queue_size", "queue_timeout_seconds"),
+        *("max_concurrent_streams", "stream_max_lifetime_seconds", "max_sequence_rows", "max_stream_sequence_rows"),
     )
 )
 """Settings that a service takes from the file when that changes; all others need a restart."""
@@ -72,20 +78,26 @@ class Settings(BaseSettings):
     model_control: Literal["none", "poll", "explicit"] = Field(
         "none", description="What changes the models while they are served: nothing, the folder, or requests."
     )
-    poll_seconds: float = Field(5.0, gt=0, description="With model_control poll: between two looks at the folder.")
+    model_poll_interval_seconds: float = Field(
+        5.0, gt=0, description="With model_control poll: between two looks at the folder."
+    )
     workers: int = Field(1, ge=1, description="Processes that serve.")
     threads: int = Field(1, ge=1, description="Threads of one session call.")
     log_format: Literal["text", "json"] = Field("text", description="How lines of the log are written.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="Least severity of what is logged."
     )
-    log_sample: float = Field(0.0, ge=0, le=1, description="Share of requests that have a line in the log.")
-    log_token_ids: int = Field(0, ge=0, le=4096, description="Most token ids of a request that its line holds.")
+    access_log_sample_rate: float = Field(0.0, ge=0, le=1, description="Share of requests that have a line in the log.")
+    access_log_max_token_ids: int = Field(
+        0, ge=0, le=4096, description="Most token ids of a request that its line holds."
+    )
     tracing: Literal["none", "otlp"] = Field(
         "none", description="Where spans of requests are sent: nowhere, or as the variables OTEL_… say."
     )
-    api_keys: Path | None = Field(None, description="TOML file of the keys that may ask; without it nobody needs one.")
-    tls_certificate: Path | None = Field(None, description="PEM file of the certificate; without it there is no TLS.")
+    api_keys_file: Path | None = Field(
+        None, description="TOML file of the keys that may ask; without it nobody needs one."
+    )
+    tls_cert_file: Path | None = Field(None, description="PEM file of the certificate; without it there is no TLS.")
     tls_key: Path | None = Field(None, description="PEM file of the key of the certificate, without a password.")
     tls_client_ca: Path | None = Field(
         None, description="PEM file of who signs clients; with it each needs a certificate."
@@ -96,26 +108,26 @@ class Settings(BaseSettings):
     trusted_proxies: str | None = Field(
         None, description="Addresses or networks, with commas, whose X-Forwarded-For is believed."
     )
-    max_gpu_bytes: int | None = Field(
+    gpu_mem_limit_bytes: int | None = Field(
         None, ge=1, description="Most memory of a GPU that onnxruntime takes for a graph; without it all there is."
     )
     max_body_bytes: int = Field(16 * 2**20, ge=1, description="Largest request body, and message of a stream.")
-    max_tokens: int = Field(65536, ge=1, description="Most tokens of one request.")
-    max_waiting: int = Field(64, ge=1, description="Most pieces of work that wait for a thread.")
-    max_wait_seconds: float = Field(30.0, gt=0, description="How long work may wait for a thread.")
-    max_rows: int = Field(65536, ge=1, description="Most rows of one request.")
-    max_whole_bytes: int = Field(
+    max_request_tokens: int = Field(65536, ge=1, description="Most tokens of one request.")
+    max_queue_size: int = Field(64, ge=1, description="Most pieces of work that wait for a thread.")
+    queue_timeout_seconds: float = Field(30.0, gt=0, description="How long work may wait for a thread.")
+    max_request_rows: int = Field(65536, ge=1, description="Most rows of one request.")
+    max_buffered_response_bytes: int = Field(
         64 * 2**20, ge=8 * 2**20, description="Most bytes of vectors in an answer that cannot be sent in pieces."
     )
-    max_requests: int = Field(1024, ge=1, description="Most requests that a process answers at a time.")
-    max_requests_per_second: float | None = Field(
+    max_concurrent_requests: int = Field(1024, ge=1, description="Most requests that a process answers at a time.")
+    rate_limit_per_second: float | None = Field(
         None, gt=0, description="Most requests of a key in a second, or of an address where there are no keys."
     )
-    max_streams: int = Field(1024, ge=1, description="Most streams that a process has open.")
+    max_concurrent_streams: int = Field(1024, ge=1, description="Most streams that a process has open.")
     stream_idle_seconds: int = Field(
         600, ge=1, description="How long a stream may wait for its client, and a sequence for its next request."
     )
-    stream_seconds: int = Field(86400, ge=1, description="How long a stream may stay open.")
+    stream_max_lifetime_seconds: int = Field(86400, ge=1, description="How long a stream may stay open.")
     max_sequence_rows: int = Field(65536, ge=1, description="Most rows of the sequences of a process.")
     max_stream_sequence_rows: int = Field(4096, ge=1, description="Most rows of the sequences of one stream of gRPC.")
 

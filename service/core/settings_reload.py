@@ -21,7 +21,7 @@ class Following:
     def __init__(self, settings: Settings, told: bool) -> None:
         self.settings = settings
         self._log = LOG.log if told else _nothing
-        self._watch = None if settings.config is None else Watch(settings.config)
+        self._watch = None if settings.config_file is None else Watch(settings.config_file)
         self._begun = False
 
     def changed(self) -> bool:

@@ -83,11 +83,11 @@ def check_tls(settings: Settings) -> None:
         Invalid: one is missing, or cannot be used.
 
     """
-    certificate, key, clients = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
+    certificate, key, clients = settings.tls_cert_file, settings.tls_key, settings.tls_client_ca
     if certificate is None or key is None:
-        for name, file in (("tls_certificate", certificate), ("tls_key", key), ("tls_client_ca", clients)):
+        for name, file in (("tls_cert_file", certificate), ("tls_key", key), ("tls_client_ca", clients)):
             if file is not None:
-                raise Invalid(name, str(file), "nothing, or tls_certificate and tls_key too")
+                raise Invalid(name, str(file), "nothing, or tls_cert_file and tls_key too")
         return
     _check_clients(check_pair(certificate, key), clients)
 
@@ -104,7 +104,7 @@ def check_pair(certificate: Path, key: Path) -> ssl.SSLContext:
         context.load_cert_chain(certificate, key, password="")  # asks nobody at a terminal
     except (OSError, ValueError) as error:
         files = f"{certificate} and {key}"
-        raise Invalid("tls_certificate", files, f"PEM files of a certificate and its key ({_why(error)})") from error
+        raise Invalid("tls_cert_file", files, f"PEM files of a certificate and its key ({_why(error)})") from error
     return context
 
 

@@ -69,21 +69,21 @@ class Scheduler:
 
     Args:
         threads: of the pool; sessions and encoders release the interpreter while they work.
-        max_waiting: pieces that may wait for a thread; one more is refused.
+        max_queue_size: pieces that may wait for a thread; one more is refused.
         max_seconds: that a piece may wait for a thread; default None: any time.
 
     """
 
-    def __init__(self, threads: int, max_waiting: int, max_seconds: float | None = None) -> None:
+    def __init__(self, threads: int, max_queue_size: int, max_seconds: float | None = None) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="preblock")
         self._threads = threads
-        self.allow(max_waiting, max_seconds)
+        self.allow(max_queue_size, max_seconds)
         self._pending = 0
         self._groups: dict[Hashable, Group[Any, Any]] = {}
 
-    def allow(self, max_waiting: int, max_seconds: float | None) -> None:
+    def allow(self, max_queue_size: int, max_seconds: float | None) -> None:
         """Let so many pieces wait from now on, each so long; the arguments are those of the class."""
-        self._max_waiting, self._max_seconds = max_waiting, max_seconds
+        self._max_waiting, self._max_seconds = max_queue_size, max_seconds
 
     @staticmethod
     def is_small(size: int, text: bool = False) -> bool:

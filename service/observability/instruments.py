@@ -39,7 +39,7 @@ class Instruments:
             registry=registry,
         )
         seconds = Latencies(
-            "preblock_request_seconds",
+            "preblock_request_duration_seconds",
             "Time from the head of a request, or a step of a stream, to its answer, in seconds.",
             ["door"],
             buckets=SECONDS,
@@ -90,22 +90,22 @@ class Instruments:
             registry=registry,
             multiprocess_mode="max",
         )
-        received = Counter("preblock_received_bytes", "Bytes of bodies and messages.", ["door"], registry=registry)
-        sent = Counter("preblock_sent_bytes", "Bytes of answers, without heads.", ["door"], registry=registry)
+        received = Counter("preblock_request_bytes", "Bytes of bodies and messages.", ["door"], registry=registry)
+        sent = Counter("preblock_response_bytes", "Bytes of answers, without heads.", ["door"], registry=registry)
         read = Counter(
-            "preblock_request_read_seconds",
+            "preblock_request_body_read_seconds",
             "Time from the heads of requests until their bodies were there, in seconds.",
             ["door"],
             registry=registry,
         )
         parse = Counter(
-            "preblock_request_parse_seconds",
+            "preblock_request_decode_seconds",
             "Time from when requests, or steps, were there until they were checked, of those answered, in seconds.",
             ["door"],
             registry=registry,
         )
         send = Counter(
-            "preblock_request_send_seconds",
+            "preblock_request_response_write_seconds",
             "Time in which answers were handed to their connections, in seconds; that to compute large ones included.",
             ["door"],
             registry=registry,

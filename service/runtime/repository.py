@@ -188,7 +188,7 @@ class Repository:
         access: says which models a caller may use; every model that a door asks for is found here. Default: all.
         choice: how the provider was chosen; default: by name.
         progress: is told how far the opening is; default: nobody is.
-        max_gpu_bytes: most memory of a GPU that one graph takes; default None: all that there is.
+        gpu_mem_limit_bytes: most memory of a GPU that one graph takes; default None: all that there is.
 
     Raises:
         ArtifactError: an artifact is broken or was tampered with, or there is none at all.
@@ -204,12 +204,12 @@ class Repository:
         access: Access = EVERYBODY,
         choice: Choice | None = None,
         progress: Progress | None = None,
-        max_gpu_bytes: int | None = None,
+        gpu_mem_limit_bytes: int | None = None,
     ) -> None:
         self.root = root
         self.choice = choice or Choice(provider, provider, None, None)
         self.access = access
-        self._opener = partial(_open, provider=provider, threads=threads, max_gpu_bytes=max_gpu_bytes)
+        self._opener = partial(_open, provider=provider, threads=threads, gpu_mem_limit_bytes=gpu_mem_limit_bytes)
         self._cache = cache
         self._progress = progress or Progress()
         # Whoever finds a model keeps it until it has answered: these are replaced as a whole, never changed.
@@ -393,7 +393,7 @@ def _open(
     checksums: Checksums,
     provider: str,
     threads: int,
-    max_gpu_bytes: int | None,
+    gpu_mem_limit_bytes: int | None,
 ) -> Model | Stem:
     """Check the artifact in `folder`, open its graphs, and run each once."""
     manifest, identity = read_with_identity(folder)
@@ -404,7 +404,7 @@ def _open(
     check_graphs(folder, manifest)
     # CUDA would leave a loop, and all that is in it, to the CPU, and be sent vectors that it has.
     opened = [graph for graph in manifest.graphs if provider == CPU or graph not in (TILES_GRAPH, POSITIONED_GRAPH)]
-    sessions = {graph: Session(folder, provider, threads, graph, max_gpu_bytes) for graph in opened}
+    sessions = {graph: Session(folder, provider, threads, graph, gpu_mem_limit_bytes) for graph in opened}
     for graph, session in sessions.items():
         declared = manifest.graphs[graph]
         _compare(graph, "inputs", declared.inputs, session.inputs)

@@ -113,7 +113,7 @@ class Session:
         provider: onnxruntime name, as `choose_provider` returns it.
         threads: threads of one call; default 1.
         graph: which graph of the artifact; default model.onnx.
-        max_gpu_bytes: most memory of a GPU that it takes, its tables included; default None: all that there is.
+        gpu_mem_limit_bytes: most memory of a GPU that it takes, its tables included; default None: all that there is.
         memory: returns as many bytes, uint8 (N,), for the inputs and outputs of calls; default None: on the CPU each
             call has its own, and CUDA what it reads and writes itself.
 
@@ -129,7 +129,7 @@ class Session:
         provider: str = CPU,
         threads: int = 1,
         graph: str = GRAPH,
-        max_gpu_bytes: int | None = None,
+        gpu_mem_limit_bytes: int | None = None,
         memory: Callable[[int], Bytes] | None = None,
     ) -> None:
         options = ort.SessionOptions()
@@ -142,11 +142,13 @@ class Session:
             if not (folder / file).is_file():
                 raise ArtifactError(file, "no such file", "a file of the artifact")
         limit = {}
-        if max_gpu_bytes is not None and provider != CPU:
+        if gpu_mem_limit_bytes is not None and provider != CPU:
             # onnxruntime holds tables to no limit, and nothing to one that is below them.
-            if (size := (folder / DATA).stat().st_size) > max_gpu_bytes:
-                raise ArtifactError(DATA, f"{size} bytes", f"at most {max_gpu_bytes}, which is max_gpu_bytes")
-            limit["gpu_mem_limit"] = str(max_gpu_bytes)
+            if (size := (folder / DATA).stat().st_size) > gpu_mem_limit_bytes:
+                raise ArtifactError(
+                    DATA, f"{size} bytes", f"at most {gpu_mem_limit_bytes}, which is gpu_mem_limit_bytes"
+                )
+            limit["gpu_mem_limit"] = str(gpu_mem_limit_bytes)
         try:
             self._session = ort.InferenceSession(
                 folder / graph,

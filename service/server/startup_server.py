@@ -51,13 +51,13 @@ class Meanwhile:
         listener: socket.socket,
     ) -> None:
         self.progress = Progress()
-        access, metrics = Access(settings.api_keys), Metrics(Opening(self.progress))
+        access, metrics = Access(settings.api_keys_file), Metrics(Opening(self.progress))
         app = Starting(access, self.progress, metrics, settings.max_body_bytes)
         self._config = configure(settings, Entry(app, {}, access, listed(settings.cors_origins)))
         self._config.load()
         self._state = ServerState()
         # What connections ask of an application. None of these streams is ever opened.
-        self._known = {"streams": Streams(metrics, settings.stream_idle_seconds, settings.stream_seconds)}
+        self._known = {"streams": Streams(metrics, settings.stream_idle_seconds, settings.stream_max_lifetime_seconds)}
         self._listener = listener.dup()  # a server closes what it listens on
         self._closed, self._ended = asyncio.Event(), asyncio.Event()
         self._began: Future[asyncio.AbstractEventLoop] = Future()

@@ -76,7 +76,7 @@ def serve(settings: Settings, announce: Announce) -> None:
     if settings.grpc_port is not None:
         # Only whether it is free: gRPC itself would share a port with another server without a word.
         listen("grpc-port", settings.host, settings.grpc_port).close()
-    address = _url("https" if settings.tls_certificate else "http", settings.host, listener.getsockname()[1])
+    address = _url("https" if settings.tls_cert_file else "http", settings.host, listener.getsockname()[1])
     with Meanwhile(settings, configure, listener) as meanwhile:
         serve_ = _serve_alone if settings.workers == 1 else _serve_several
         serve_(settings, listener, meanwhile, partial(announce, address))
@@ -310,9 +310,9 @@ def configure(settings: Settings, app: Callable[..., object], factory: bool = Fa
         ws_per_message_deflate=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
         timeout_worker_healthcheck=PATIENCE_SECONDS,
-        ssl_certfile=settings.tls_certificate,
+        ssl_certfile=settings.tls_cert_file,
         ssl_keyfile=settings.tls_key,
-        ssl_context_factory=None if settings.tls_certificate is None else follow,
+        ssl_context_factory=None if settings.tls_cert_file is None else follow,
         ssl_ca_certs=None if settings.tls_client_ca is None else str(settings.tls_client_ca),
         ssl_cert_reqs=ssl.CERT_NONE if settings.tls_client_ca is None else ssl.CERT_REQUIRED,
         proxy_headers=settings.trusted_proxies is not None,

@@ -101,7 +101,7 @@ def guarded(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     key, entry = run("key", "someone").stdout.split("\n\n")
     keys = tmp_path_factory.mktemp("keys") / "keys.toml"
     keys.write_text(entry)
-    with serving(tiny_repository, "--api-keys", str(keys), "--max-requests-per-second", "5") as server:
+    with serving(tiny_repository, "--api-keys-file", str(keys), "--rate-limit-per-second", "5") as server:
         yield server, key
 
 
@@ -195,7 +195,7 @@ def test_every_door_speaks_tls_with_whom_it_trusts(tiny_repository: Path, tmp_pa
     pair.cert_chain_pems[0].write_to_path(str(certificate))
     pair.private_key_pem.write_to_path(str(key))
     authority.cert_pem.write_to_path(str(trusted))
-    with serving(tiny_repository, "--tls-certificate", str(certificate), "--tls-key", str(key)) as server:
+    with serving(tiny_repository, "--tls-cert-file", str(certificate), "--tls-key", str(key)) as server:
         command = ["bench", server.address, "--model", "gpt", "--grpc-port", server.grpc.rpartition(":")[2], *SHORT]
         doors = [argument for door in ("npy", "grpc", "steps") for argument in ("--door", door)]
         done = run(*command, *doors, "--shape", "1,1", "--json", SSL_CERT_FILE=str(trusted))

@@ -252,11 +252,11 @@ def test_a_bad_variable_fails_and_is_named(tiny_repository: Path, variable: str,
 def test_settings_tells_each_with_its_value_and_origin(tmp_path: Path) -> None:
     file = tmp_path / "preblock.toml"
     file.write_text("workers = 3\n")
-    done = run("settings", "--config", file, "--threads", "2", PREBLOCK_GRPC_PORT="7")
+    done = run("settings", "--config-file", file, "--intra-op-threads", "2", PREBLOCK_GRPC_PORT="7")
     assert (done.returncode, done.stderr) == (0, "")
     told = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
     assert told["workers"] == ["3", str(file)]
-    assert told["threads"] == ["2", "--threads"]
+    assert told["threads"] == ["2", "--intra-op-threads"]
     assert told["grpc_port"] == ["7", "PREBLOCK_GRPC_PORT"]
     assert told["port"] == ["8000", "default"]
 

@@ -355,7 +355,7 @@ def test_a_stream_resumes_in_the_version_that_it_began_with(
     (tmp_path / "bert").mkdir()
     shutil.copytree(tiny_repository / "bert" / "1", tmp_path / "bert" / "1")
     with (
-        serving(tmp_path, PREBLOCK_MODEL_CONTROL="poll", PREBLOCK_POLL_SECONDS="0.1") as server,
+        serving(tmp_path, PREBLOCK_MODEL_CONTROL="poll", PREBLOCK_MODEL_POLL_INTERVAL_SECONDS="0.1") as server,
         FlakyProxy(server.address) as flaky,
     ):
         client = connect(flaky.address)

@@ -50,7 +50,7 @@ def exposed(tiny_repository: Path) -> dict[str, set[str]]:
             with ThreadPoolExecutor(16) as pool:
                 list(pool.map(lambda _: client.post("/models/gpt/embed", json=body).raise_for_status(), range(64)))
             text = client.get("/metrics").text
-            if "preblock_model_joined_phases_total{" in text:
+            if "preblock_model_batched_stages_total{" in text:
                 break
     added = {"job", "instance", "service"}
     found = {"up": added}

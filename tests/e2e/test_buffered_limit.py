@@ -79,7 +79,7 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
     for seed, (name, frontend) in enumerate(FRONTENDS.items()):
         seeded_(frontend.eval(), seed)
         export_loaded(LoadedSource(frontend, Source(kind="module")), name, root)
-    with serving(root, PREBLOCK_MAX_WHOLE_BYTES=str(MOST)) as server, connect(server) as connected:
+    with serving(root, PREBLOCK_MAX_BUFFERED_RESPONSE_BYTES=str(MOST)) as server, connect(server) as connected:
         yield connected
 
 
@@ -227,5 +227,5 @@ def test_vectors_of_images_are_limited(clients: Clients) -> None:
 
 
 def test_what_is_computed_at_once_fits_in_any_case() -> None:
-    (least,) = [bound.ge for bound in Settings.model_fields["max_whole_bytes"].metadata]
+    (least,) = [bound.ge for bound in Settings.model_fields["max_buffered_response_bytes"].metadata]
     assert least >= FLOAT32_BYTES * WRITTEN_WHOLE

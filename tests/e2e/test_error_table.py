@@ -76,11 +76,11 @@ def place(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     keys = root.parent / "keys.toml"
     keys.write_text(f'[[keys]]\nname = "bert"\nsha256 = "{sha256(KEY.encode()).hexdigest()}"\nmodels = ["bert"]\n')
     with (
-        serving(root, *options, PREBLOCK_MAX_WAITING="1") as server,
+        serving(root, *options, PREBLOCK_MAX_QUEUE_SIZE="1") as server,
         connect(server) as clients,
-        serving(tiny_repository, "--api-keys", str(keys)) as asking,
+        serving(tiny_repository, "--api-keys-file", str(keys)) as asking,
         connect(asking) as guarded,
-        serving(tiny_repository, PREBLOCK_MAX_REQUESTS_PER_SECOND="0.01") as seldom,
+        serving(tiny_repository, PREBLOCK_RATE_LIMIT_PER_SECOND="0.01") as seldom,
         connect(seldom) as sparing,
     ):
         # A version that comes later, and cannot be opened.

@@ -75,7 +75,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def guarded(tiny_repository: Path, keys: dict[str, str]) -> Iterator[Server]:
-    with serving(tiny_repository, "--api-keys", keys["file"], "--model-control", "explicit") as server:
+    with serving(tiny_repository, "--api-keys-file", keys["file"], "--model-control", "explicit") as server:
         yield server
 
 
@@ -172,7 +172,10 @@ def test_requests_that_are_alike_need_their_key_each_time(tiny_repository: Path,
     file = tmp_path / "keys.toml"
     keys = [add_key(file, "gone", "gpt"), add_key(file, "stays", "gpt"), add_key(file, "other", "bert"), "wrong"]
     ids = np.array([[1, 2]]).tobytes()
-    with serving(tiny_repository, "--api-keys", str(file)) as server, httpx.Client(base_url=server.address) as client:
+    with (
+        serving(tiny_repository, "--api-keys-file", str(file)) as server,
+        httpx.Client(base_url=server.address) as client,
+    ):
 
         def answers() -> list[int]:
             found = []
@@ -317,7 +320,7 @@ def test_the_health_of_grpc_needs_no_key_and_reflection_does(guarded: Server) ->
 def test_every_worker_follows_the_file(tiny_repository: Path, tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     old = add_key(file, "old")
-    with serving(tiny_repository, "--workers", "2", PREBLOCK_API_KEYS=str(file)) as server:
+    with serving(tiny_repository, "--workers", "2", PREBLOCK_API_KEYS_FILE=str(file)) as server:
         assert {ask(server, "GET", "/models", old).status_code for _ in range(8)} == {200}
         draft = tmp_path / "draft.toml"
         new = add_key(draft, "new")
@@ -336,12 +339,12 @@ def test_a_mistake_in_the_file_is_said_before_anything_is_served(tiny_repository
         tiny_repository,
         "--port",
         "0",
-        "--api-keys",
+        "--api-keys-file",
         tmp_path / "keys.toml",
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("preblock: api_keys: got keys of ")
+    assert done.stderr.startswith("preblock: api_keys_file: got keys of ")
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -193,7 +193,7 @@ def guarded(models: Path, folder: Path) -> Iterator[tuple[Server, Path, str]]:
     file = folder / "keys.toml"
     key, entry = new_key("leaver", (), admin=False)
     file.write_text(new_key("stayer", (), admin=False)[1] + entry)
-    with serving(models, "--api-keys", str(file)) as server:
+    with serving(models, "--api-keys-file", str(file)) as server:
         yield server, file, key
 
 
@@ -276,7 +276,7 @@ def test_a_certificate_is_renewed_without_a_restart(models: Path, tmp_path: Path
             return found
 
     first = issue()
-    with serving(models, "--tls-certificate", str(certificate), "--tls-key", str(key)) as server:
+    with serving(models, "--tls-cert-file", str(certificate), "--tls-key", str(key)) as server:
         context = ssl.create_default_context()
         ca.configure_trust(context)
         with httpx.Client(base_url=server.address, verify=context) as old:

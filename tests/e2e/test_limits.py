@@ -54,7 +54,11 @@ LINES, JSON = ({"Content-Type": f"application/{kind}"} for kind in ("x-ndjson", 
 @pytest.fixture(scope="module")
 def strict(tiny_repository: Path) -> Iterator[Server]:
     """A server whose limits are near."""
-    limits = {"PREBLOCK_MAX_ROWS": "3", "PREBLOCK_MAX_REQUESTS": "1", "PREBLOCK_MAX_STREAMS": "2"}
+    limits = {
+        "PREBLOCK_MAX_REQUEST_ROWS": "3",
+        "PREBLOCK_MAX_CONCURRENT_REQUESTS": "1",
+        "PREBLOCK_MAX_CONCURRENT_STREAMS": "2",
+    }
     with serving(tiny_repository, **limits) as server:
         yield server
 
@@ -159,10 +163,10 @@ def test_streams_are_limited_at_every_door(strict: Server, clients: Clients) -> 
 def test_the_rate_of_a_caller_is_limited_at_every_door_together(
     tiny_repository: Path, tmp_path: Path, keys: bool
 ) -> None:
-    environment, headers = {"PREBLOCK_MAX_REQUESTS_PER_SECOND": "0.05"}, {}
+    environment, headers = {"PREBLOCK_RATE_LIMIT_PER_SECOND": "0.05"}, {}
     if keys:
         (tmp_path / "keys.toml").write_text(ENTRY)
-        environment["PREBLOCK_API_KEYS"] = str(tmp_path / "keys.toml")
+        environment["PREBLOCK_API_KEYS_FILE"] = str(tmp_path / "keys.toml")
         headers = {"authorization": "Bearer key"}
     request = service_pb2.ModelInferRequest(model_name="gpt")
     with serving(tiny_repository, **environment) as server, connect(server) as clients:
@@ -190,12 +194,12 @@ def test_the_rate_of_a_caller_is_limited_at_every_door_together(
 @pytest.mark.parametrize("keys", [False, True], ids=["addresses", "keys"])
 def test_requests_that_are_alike_count_for_their_caller(tiny_repository: Path, tmp_path: Path, keys: bool) -> None:
     """They are answered in the connection, by the form of the first."""
-    environment = {"PREBLOCK_MAX_REQUESTS_PER_SECOND": "5"}
+    environment = {"PREBLOCK_RATE_LIMIT_PER_SECOND": "5"}
     headers = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
     if keys:
         made = [new_key(name, (), admin=False) for name in ("one", "another")]
         (tmp_path / "keys.toml").write_text("".join(entry for _, entry in made))
-        environment["PREBLOCK_API_KEYS"] = str(tmp_path / "keys.toml")
+        environment["PREBLOCK_API_KEYS_FILE"] = str(tmp_path / "keys.toml")
 
     def caller(number: int) -> httpx.Client:
         """One of two, told apart by their keys or by their addresses."""
@@ -215,7 +219,7 @@ def test_requests_that_are_alike_count_for_their_caller(tiny_repository: Path, t
 
 def test_a_step_counts_for_who_opened_the_stream(tiny_repository: Path) -> None:
     with (
-        serving(tiny_repository, PREBLOCK_MAX_REQUESTS_PER_SECOND="0.05") as server,
+        serving(tiny_repository, PREBLOCK_RATE_LIMIT_PER_SECOND="0.05") as server,
         connect_socket(f"{server.socket}/models/gpt/decode") as stream,
     ):
         stream.send(step_frame([1]))
@@ -232,7 +236,7 @@ def test_a_step_counts_for_who_opened_the_stream(tiny_repository: Path) -> None:
 def test_a_step_has_the_limits_of_any_request(tiny_repository: Path) -> None:
     """Plain steps are answered in the connection, others are not."""
     with (
-        serving(tiny_repository, "--max-tokens", "4", "--max-rows", "2") as server,
+        serving(tiny_repository, "--max-request-tokens", "4", "--max-request-rows", "2") as server,
         connect_socket(f"{server.socket}/models/gpt/decode") as stream,
     ):
         for whole in (step_frame([1, 2, 3, 4, 5]), [step_frame([1, 2, 3, 4, 5])[:9], step_frame([1, 2, 3, 4, 5])[9:]]):
@@ -319,7 +323,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with ExitStack() as stack:
         try:
             os.sched_setaffinity(0, {min(before)})
-            server = stack.enter_context(serving(root, "--max-wait-seconds", "0.02"))
+            server = stack.enter_context(serving(root, "--queue-timeout-seconds", "0.02"))
         finally:
             os.sched_setaffinity(0, before)
         assert httpx.get(f"{server.address}/readyz", timeout=60).status_code == 200

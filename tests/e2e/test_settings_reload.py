@@ -70,7 +70,17 @@ class Served:
 def served(models: Path, folder: Path, *options: str) -> Iterator[Served]:
     file, log, port = folder / "preblock.toml", folder / "log", free_port()
     file.write_text("")
-    arguments = ["--repository", str(models), "--port", "0", "--grpc-port", str(port), "--config", str(file), *options]
+    arguments = [
+        "--repository",
+        str(models),
+        "--port",
+        "0",
+        "--grpc-port",
+        str(port),
+        "--config-file",
+        str(file),
+        *options,
+    ]
     with (
         log.open("w") as errors,
         subprocess.Popen([PREBLOCK, "serve", *arguments], stdout=subprocess.PIPE, stderr=errors, text=True) as process,
@@ -210,29 +220,36 @@ def says_more(server: Served) -> bool:
 
 
 SEEN: dict[str, tuple[str, Callable[[Served], bool]]] = {
-    "max_tokens": ("2", too_many_tokens),
-    "max_rows": ("1", too_many_rows),
-    "max_whole_bytes": ("8388608", too_large),
-    "max_requests": ("1", too_many_requests),
-    "max_requests_per_second": ("2", too_often),
-    "max_waiting": ("1", too_many_waiting),
-    "max_wait_seconds": ("0.0001", waits_too_long),
-    "max_streams": ("1", too_many_streams),
-    "stream_seconds": ("1", stays_too_long),
+    "max_request_tokens": ("2", too_many_tokens),
+    "max_request_rows": ("1", too_many_rows),
+    "max_buffered_response_bytes": ("8388608", too_large),
+    "max_concurrent_requests": ("1", too_many_requests),
+    "rate_limit_per_second": ("2", too_often),
+    "max_queue_size": ("1", too_many_waiting),
+    "queue_timeout_seconds": ("0.0001", waits_too_long),
+    "max_concurrent_streams": ("1", too_many_streams),
+    "stream_max_lifetime_seconds": ("1", stays_too_long),
     "max_sequence_rows": ("1", too_many_rows_of_sequences),
     "max_stream_sequence_rows": ("1", too_many_rows_of_sequences),
     "cors_origins": ('"https://pages.example"', a_page_may_ask),
-    "log_sample": ("1.0", a_line_for_each_request),
-    "log_token_ids": ("1", a_line_with_ids),
+    "access_log_sample_rate": ("1.0", a_line_for_each_request),
+    "access_log_max_token_ids": ("1", a_line_with_ids),
     "log_level": ('"info"', says_more),
 }
 """A value for each setting that is followed, and what shows that it holds."""
 TOGETHER = (
-    ("max_tokens", "max_rows", "max_stream_sequence_rows", "cors_origins", "log_sample", "log_token_ids"),
-    ("max_requests", "max_sequence_rows", "max_streams", "log_level"),
-    ("max_wait_seconds", "stream_seconds"),
-    ("max_waiting", "max_whole_bytes"),
-    ("max_requests_per_second",),
+    (
+        "max_request_tokens",
+        "max_request_rows",
+        "max_stream_sequence_rows",
+        "cors_origins",
+        "access_log_sample_rate",
+        "access_log_max_token_ids",
+    ),
+    ("max_concurrent_requests", "max_sequence_rows", "max_concurrent_streams", "log_level"),
+    ("queue_timeout_seconds", "stream_max_lifetime_seconds"),
+    ("max_queue_size", "max_buffered_response_bytes"),
+    ("rate_limit_per_second",),
 )
 """Those that can be seen beside one another."""
 
@@ -276,7 +293,7 @@ def test_a_request_like_one_that_was_answered_is_refused(server: Served) -> None
         connection.connect()
         mine = connection.sock.getsockname()
         assert [ask() for _ in range(3)] == [200] * 3
-        server.set("max_tokens = 2\n")
+        server.set("max_request_tokens = 2\n")
         until(lambda: ask() == 413)
         opened.send('{"input_ids": [1, 2, 3]}')  # the stream was opened before
         assert json.loads(opened.recv(SECONDS))["error"]["status"] == 413
@@ -296,28 +313,28 @@ def test_a_step_of_more_rows_than_are_allowed_by_now_is_refused(server: Served) 
             return b"at most 2 rows" not in told
 
         assert answered()
-        server.set("max_rows = 2\n")
+        server.set("max_request_rows = 2\n")
         until(lambda: server.refused({"input_ids": [[1]] * 3}, 413, "at most 2 rows"))
         assert not answered()
         server.set("")
 
 
 def test_who_asked_too_often_may_ask_again_where_more_is_allowed(server: Served) -> None:
-    server.set("max_requests_per_second = 0.001\n")
+    server.set("rate_limit_per_second = 0.001\n")
     until(lambda: server.refused(ONE, 429, "at most 0.001 a second"))
-    server.set("max_requests_per_second = 1000\n")
+    server.set("rate_limit_per_second = 1000\n")
     until(lambda: server.ask(ONE)[0] == 200)
     server.set("")
 
 
 def test_a_file_that_cannot_be_used_changes_nothing(server: Served) -> None:
-    server.set("max_tokens = 2\n")
+    server.set("max_request_tokens = 2\n")
     until(lambda: too_many_tokens(server))
     for number, (text, message) in enumerate(
         [
-            ("max_tokens = 0\n", "max_tokens in "),
-            ("max_tokens = \n", "allowed a TOML file"),
-            ("max_toknes = 2\n", "got max_toknes, allowed max_tokens"),
+            ("max_request_tokens = 0\n", "max_request_tokens in "),
+            ("max_request_tokens = \n", "allowed a TOML file"),
+            ("max_toknes = 2\n", "got max_toknes, allowed max_request_tokens"),
             (f"x = {'[' * 10_000}", "allowed a TOML file"),
         ]
     ):
@@ -338,15 +355,15 @@ def test_what_needs_a_restart_says_so(server: Served) -> None:
 
 
 def test_an_option_still_wins(tiny_repository: Path, tmp_path: Path) -> None:
-    with served(tiny_repository, tmp_path, "--max-tokens", "3") as server:
-        server.set("max_tokens = 2\nmax_rows = 1\n")
+    with served(tiny_repository, tmp_path, "--max-request-tokens", "3") as server:
+        server.set("max_request_tokens = 2\nmax_rows = 1\n")
         until(lambda: too_many_rows(server))
         assert server.ask({"input_ids": [[1, 2, 3]]})[0] == 200
 
 
 def test_each_worker_follows_and_so_does_one_that_starts_later(tiny_repository: Path, tmp_path: Path) -> None:
     with served(tiny_repository, tmp_path, "--workers", "2") as server:
-        server.set("max_tokens = 2\n")
+        server.set("max_request_tokens = 2\n")
         until(lambda: too_many_tokens(server))
         time.sleep(2)  # the parent and the other worker have looked by now
 
@@ -355,10 +372,10 @@ def test_each_worker_follows_and_so_does_one_that_starts_later(tiny_repository: 
             return {server.ask({"input_ids": [[1, 2, 3]]})[0] for _ in range(20)}
 
         assert statuses() == {413}
-        server.set("max_tokens = 0\n")
+        server.set("max_request_tokens = 0\n")
         time.sleep(3)
         assert server.said().count("the settings stay as they were") == 1
-        server.set("max_tokens = 2\n")
+        server.set("max_request_tokens = 2\n")
         for worker in workers_of(server.pid):
             before = set(workers_of(server.pid))
             os.kill(worker, signal.SIGKILL)
@@ -368,8 +385,8 @@ def test_each_worker_follows_and_so_does_one_that_starts_later(tiny_repository: 
 
 def test_a_change_between_the_reading_and_the_first_look_is_seen(tmp_path: Path) -> None:
     file = tmp_path / "preblock.toml"
-    file.write_text("max_rows = 5\n")
+    file.write_text("max_request_rows = 5\n")
     settings = load({"config": str(file), "port": "1"}).settings
-    file.write_text("max_rows = 6\n")
-    assert (settings.again().max_rows, settings.again().port) == (6, 1)
-    assert settings.max_rows == 5
+    file.write_text("max_request_rows = 6\n")
+    assert (settings.again().max_request_rows, settings.again().port) == (6, 1)
+    assert settings.max_request_rows == 5

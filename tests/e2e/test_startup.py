@@ -104,7 +104,7 @@ def test_health_says_how_far_a_start_is(many: Path, workers: str) -> None:
 def test_who_has_no_key_is_told_no_name(many: Path, tmp_path: Path) -> None:
     key, entry = new_key("alice", (), admin=False)
     (tmp_path / "keys.toml").write_text(entry)
-    with starting(many, "--api-keys", str(tmp_path / "keys.toml")) as (client, _):
+    with starting(many, "--api-keys-file", str(tmp_path / "keys.toml")) as (client, _):
         told, refused = client.get("/readyz"), client.get("/metrics")
         let_in = client.get("/metrics", headers={"Authorization": f"Bearer {key}"})
         assert (told.status_code, told.json()["model"]) == (503, None)

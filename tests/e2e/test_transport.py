@@ -47,7 +47,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 @pytest.fixture(scope="module", params=[False, True], ids=["tls", "mtls"])
 def secure(request: pytest.FixtureRequest, tiny_repository: Path, files: Files) -> Iterator[tuple[Server, bool]]:
     """A server with TLS, and whether it asks clients for a certificate."""
-    options = ["--tls-certificate", str(files.certificate), "--tls-key", str(files.key)]
+    options = ["--tls-cert-file", str(files.certificate), "--tls-key", str(files.key)]
     if request.param:
         options += ["--tls-client-ca", str(files.ca)]
     with serving(tiny_repository, *options) as server:
@@ -114,9 +114,9 @@ def test_a_client_without_a_certificate_is_refused_where_one_is_asked_for(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"certificate": "certificate"}, "tls_certificate: got {certificate}, allowed nothing, or tls_certificate and"),
-        ({"key": "key"}, "tls_key: got {key}, allowed nothing, or tls_certificate and tls_key too"),
-        ({"client-ca": "ca"}, "tls_client_ca: got {ca}, allowed nothing, or tls_certificate and tls_key too"),
+        ({"certificate": "certificate"}, "tls_cert_file: got {certificate}, allowed nothing, or tls_cert_file and"),
+        ({"key": "key"}, "tls_key: got {key}, allowed nothing, or tls_cert_file and tls_key too"),
+        ({"client-ca": "ca"}, "tls_client_ca: got {ca}, allowed nothing, or tls_cert_file and tls_key too"),
         ({"certificate": "none", "key": "key"}, "allowed PEM files of a certificate and its key (No such file"),
         ({"certificate": "ca", "key": "key"}, "allowed PEM files of a certificate and its key (KEY_VALUES_MISMATCH)"),
         ({"certificate": "key", "key": "key"}, "allowed PEM files of a certificate and its key ("),
@@ -141,7 +141,7 @@ def test_files_that_cannot_be_used_are_named(
 @pytest.fixture(scope="module")
 def open_to_a_page(tiny_repository: Path) -> Iterator[Server]:
     options = {"PREBLOCK_CORS_ORIGINS": f"{PAGE}, http://other.example", "PREBLOCK_TRUSTED_PROXIES": "127.0.0.0/8"}
-    with serving(tiny_repository, PREBLOCK_MAX_REQUESTS_PER_SECOND="0.01", **options) as server:
+    with serving(tiny_repository, PREBLOCK_RATE_LIMIT_PER_SECOND="0.01", **options) as server:
         yield server
 
 
@@ -228,5 +228,5 @@ def test_and_so_it_does_of_requests_that_are_alike(open_to_a_page: Server) -> No
 
 
 def test_by_default_nobody_is_believed(tiny_repository: Path) -> None:
-    with serving(tiny_repository, PREBLOCK_MAX_REQUESTS_PER_SECOND="0.01") as server:
+    with serving(tiny_repository, PREBLOCK_RATE_LIMIT_PER_SECOND="0.01") as server:
         assert statuses(server, ["203.0.113.1", "203.0.113.2"]) == [200, 429]

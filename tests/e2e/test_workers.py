@@ -29,7 +29,7 @@ from tests.support.protocols import Clients, Refused, connect, grpc_raw, native_
 def limited(tiny_repository: Path) -> Iterator[Clients]:
     """A server whose limits are set by the environment."""
     with (
-        serving(tiny_repository, PREBLOCK_MAX_TOKENS="4", PREBLOCK_MAX_BODY_BYTES="200") as server,
+        serving(tiny_repository, PREBLOCK_MAX_REQUEST_TOKENS="4", PREBLOCK_MAX_BODY_BYTES="200") as server,
         connect(server) as clients,
     ):
         yield clients
@@ -47,7 +47,7 @@ def test_the_environment_limits_tokens(limited: Clients) -> None:
     for door in (native_json, grpc_raw):
         with pytest.raises(Refused, match="got 5 tokens, allowed at most 4 tokens in a request"):
             door(limited, "gpt", {"input_ids": [[1, 2, 3, 4, 5]]})
-    assert limited.http.get("/models/gpt").json()["max_tokens"] == 4
+    assert limited.http.get("/models/gpt").json()["max_request_tokens"] == 4
 
 
 @pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer"])
@@ -74,7 +74,7 @@ def test_workers_give_the_same_bits_and_their_counters_are_summed(two: Server) -
     assert samples["preblock_requests_total", "native", "bert", "ok"] == 20
     assert samples["preblock_requests_total", "native", "bert", "Invalid"] == 20
     assert samples["preblock_tokens_total", "bert"] == 60
-    assert samples["preblock_request_seconds_count", "native"] == 40
+    assert samples["preblock_request_duration_seconds_count", "native"] == 40
 
 
 def test_the_gauge_of_streams_is_summed_over_workers(two: Server) -> None:
@@ -261,7 +261,7 @@ def test_what_workers_hold_and_carry_is_summed(two: Server) -> None:
     time.sleep(2 * TELL_SECONDS)
     families = list(text_string_to_metric_families(httpx.get(f"{two.address}/metrics").text))
     found = {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
-    assert found["preblock_received_bytes_total", "native"] >= 6 * len(body)
+    assert found["preblock_request_bytes_total", "native"] >= 6 * len(body)
     assert len([name for name, *_ in found if name == "preblock_provider_info"]) == 1
     resident = [Path(f"/proc/{worker}/status").read_text() for worker in workers(two.process.pid)]
     largest = max(1024 * int(status.partition("RssAnon:")[2].split()[0]) for status in resident)

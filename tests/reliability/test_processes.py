@@ -235,7 +235,7 @@ def fill(disk: Path) -> Path:
 
 def test_a_full_disk_takes_nothing_from_clients(tiny_repository: Path, expected: bytes, small_disk: Path) -> None:
     """A page of a mapped file that the disk has no room for would end its process."""
-    folders = {"TMPDIR": str(small_disk), "PREBLOCK_CACHE": str(small_disk / "cache")}
+    folders = {"TMPDIR": str(small_disk), "PREBLOCK_CACHE_DIR": str(small_disk / "cache")}
     with serving(tiny_repository, "--workers", "2", "--model-control", "explicit", **folders) as server:
         wait_for(partial(ready, server))
         before = workers(server.process.pid)
@@ -272,7 +272,7 @@ def test_descriptors_that_run_out_are_used_again_when_they_are_free(
     root, later = shutil.copytree(tiny_repository, tmp_path / "repository"), tmp_path / "2"
     (root / "bert/2").rename(later)
     with (
-        serving(root, "--model-control", "poll", "--poll-seconds", "0.1") as server,
+        serving(root, "--model-control", "poll", "--model-poll-interval-seconds", "0.1") as server,
         httpx.Client(base_url=server.address, timeout=60) as client,
     ):
         still_right(client, expected)
@@ -332,7 +332,7 @@ def test_a_folder_that_is_gone_or_broken_is_answered_from_as_it_was(weighty_repo
         root = shutil.copytree(weighty_repository, tmp_path / mode)
         data = root / "gpt/1" / DATA
         with (
-            serving(root, "--model-control", mode, "--poll-seconds", "0.1") as server,
+            serving(root, "--model-control", mode, "--model-poll-interval-seconds", "0.1") as server,
             httpx.Client(base_url=server.address, timeout=60) as client,
         ):
 
@@ -355,7 +355,7 @@ def test_a_file_that_is_changed_in_place_is_not_answered_from(weighty_repository
     shutil.copytree(root / "gpt", root / "other")
     content = (root / "gpt/1" / DATA).read_bytes()
     with (
-        serving(root, "--model-control", "poll", "--poll-seconds", "0.1") as server,
+        serving(root, "--model-control", "poll", "--model-poll-interval-seconds", "0.1") as server,
         httpx.Client(base_url=server.address, timeout=60) as client,
     ):
         before = client.post("/models/gpt/embed", json={"input_ids": [1]}).raise_for_status().json()
@@ -411,7 +411,7 @@ def test_a_clock_that_jumps_changes_nothing(tiny_repository: Path, tmp_path: Pat
     fake |= {
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "PREBLOCK_STREAM_IDLE_SECONDS": "600",
-        "PREBLOCK_STREAM_SECONDS": "900",
+        "PREBLOCK_STREAM_MAX_LIFETIME_SECONDS": "900",
     }
     with (
         serving(tiny_repository, **fake) as server,

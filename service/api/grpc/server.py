@@ -148,10 +148,10 @@ def _stream_handler(method: Stream, streams: Streams, calls: Calls, engine: Engi
 
 def _listen(server: grpc.aio.Server, address: str, settings: Settings) -> None:
     """Listen, with TLS where it is set; its files were checked."""
-    if settings.tls_certificate is None or settings.tls_key is None:
+    if settings.tls_cert_file is None or settings.tls_key is None:
         server.add_insecure_port(address)
         return
-    certificate, key = settings.tls_certificate, settings.tls_key
+    certificate, key = settings.tls_cert_file, settings.tls_key
     clients = settings.tls_client_ca
     pair = Pair(certificate, key, clients)
 

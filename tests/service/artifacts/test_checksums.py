@@ -251,7 +251,7 @@ def test_the_command_line_remembers_and_verify_does_not_ask(tiny_repository: Pat
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         arguments += ("--repository", str(tiny_repository))
-        return commands.run(commands.preblock, *arguments, environment={"PREBLOCK_CACHE": str(tmp_path / "cache")})
+        return commands.run(commands.preblock, *arguments, environment={"PREBLOCK_CACHE_DIR": str(tmp_path / "cache")})
 
     refused, verified = run("check"), run("verify", "gpt")
     assert refused.stderr.startswith(f"preblock: gpt/1/{DATA}: got sha256 {FALSE[:12]}…")

@@ -132,7 +132,7 @@ def test_a_mistake_in_the_file_is_named(
     with pytest.raises(Invalid) as refused:
         Access(file)
     assert message.format(file=file)[:70] in str(refused.value)
-    assert str(refused.value).startswith("api_keys: got ")
+    assert str(refused.value).startswith("api_keys_file: got ")
 
 
 def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:

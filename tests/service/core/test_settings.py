@@ -36,33 +36,33 @@ VARIABLES: list[tuple[str, str, Any]] = [
     ("grpc_port", "9001", 9001),
     ("provider", "cuda", "cuda"),
     ("model_control", "poll", "poll"),
-    ("poll_seconds", "0.5", 0.5),
+    ("model_poll_interval_seconds", "0.5", 0.5),
     ("log_format", "json", "json"),
     ("log_level", "info", "info"),
-    ("log_sample", "0.5", 0.5),
-    ("log_token_ids", "8", 8),
+    ("access_log_sample_rate", "0.5", 0.5),
+    ("access_log_max_token_ids", "8", 8),
     ("tracing", "otlp", "otlp"),
-    ("api_keys", "/keys.toml", Path("/keys.toml")),
+    ("api_keys_file", "/keys.toml", Path("/keys.toml")),
     ("workers", "4", 4),
     ("threads", "2", 2),
     ("max_body_bytes", "1", 1),
-    ("max_tokens", "1", 1),
-    ("max_waiting", "1", 1),
-    ("tls_certificate", "/a.pem", Path("/a.pem")),
+    ("max_request_tokens", "1", 1),
+    ("max_queue_size", "1", 1),
+    ("tls_cert_file", "/a.pem", Path("/a.pem")),
     ("tls_key", "/a.key", Path("/a.key")),
     ("tls_client_ca", "/ca.pem", Path("/ca.pem")),
-    ("max_gpu_bytes", "1000000000", 10**9),
+    ("gpu_mem_limit_bytes", "1000000000", 10**9),
     ("cors_origins", "https://a.example, http://b:8000", "https://a.example, http://b:8000"),
     ("cors_origins", "*", "*"),
     ("trusted_proxies", "10.0.0.0/8, ::1", "10.0.0.0/8, ::1"),
-    ("max_wait_seconds", "0.5", 0.5),
-    ("max_rows", "1", 1),
-    ("max_whole_bytes", "8388608", 8388608),
-    ("max_requests", "1", 1),
-    ("max_requests_per_second", "0.5", 0.5),
-    ("max_streams", "1", 1),
+    ("queue_timeout_seconds", "0.5", 0.5),
+    ("max_request_rows", "1", 1),
+    ("max_buffered_response_bytes", "8388608", 8388608),
+    ("max_concurrent_requests", "1", 1),
+    ("rate_limit_per_second", "0.5", 0.5),
+    ("max_concurrent_streams", "1", 1),
     ("stream_idle_seconds", "1", 1),
-    ("stream_seconds", "1", 1),
+    ("stream_max_lifetime_seconds", "1", 1),
     ("max_sequence_rows", "1", 1),
     ("max_stream_sequence_rows", "1", 1),
 ]
@@ -95,9 +95,9 @@ def test_no_setting_is_left_out_of_those() -> None:
         ("workers", "0"),
         ("threads", "0"),
         ("max_body_bytes", "0"),
-        ("max_tokens", "0"),
-        ("max_tokens", "1.5"),
-        ("max_waiting", "0"),
+        ("max_request_tokens", "0"),
+        ("max_request_tokens", "1.5"),
+        ("max_queue_size", "0"),
         ("cors_origins", "a.example"),
         ("cors_origins", "https://a.example/"),
         ("cors_origins", "https://*.example"),
@@ -105,15 +105,15 @@ def test_no_setting_is_left_out_of_those() -> None:
         ("trusted_proxies", "*"),
         ("trusted_proxies", "proxy.example"),
         ("trusted_proxies", "10.0.0.1/8"),
-        ("max_wait_seconds", "0"),
-        ("max_rows", "0"),
-        ("max_whole_bytes", "8388607"),
-        ("max_requests", "0"),
-        ("max_requests_per_second", "0"),
-        ("max_requests_per_second", "-1"),
-        ("max_streams", "0"),
+        ("queue_timeout_seconds", "0"),
+        ("max_request_rows", "0"),
+        ("max_buffered_response_bytes", "8388607"),
+        ("max_concurrent_requests", "0"),
+        ("rate_limit_per_second", "0"),
+        ("rate_limit_per_second", "-1"),
+        ("max_concurrent_streams", "0"),
         ("stream_idle_seconds", "0"),
-        ("stream_seconds", "0"),
+        ("stream_max_lifetime_seconds", "0"),
         ("max_sequence_rows", "0"),
         ("max_stream_sequence_rows", "0"),
     ],
@@ -147,7 +147,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_an_option_wins_over_a_variable_and_that_over_the_file(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
-    monkeypatch.setenv("PREBLOCK_CONFIG", str(file))
+    monkeypatch.setenv("PREBLOCK_CONFIG_FILE", str(file))
     monkeypatch.setenv("PREBLOCK_HOST", "::2")
     monkeypatch.setenv("PREBLOCK_PORT", "2")
     monkeypatch.setenv("PREBLOCK_WORKERS", "")
@@ -156,7 +156,7 @@ def test_an_option_wins_over_a_variable_and_that_over_the_file(monkeypatch: pyte
     assert origins["port"] == "--port"
     assert origins["host"] == "PREBLOCK_HOST"
     assert origins["repository"] == str(file)
-    assert origins["config"] == "PREBLOCK_CONFIG"
+    assert origins["config"] == "PREBLOCK_CONFIG_FILE"
     assert origins["workers"] == "default"
 
 
@@ -165,7 +165,7 @@ def test_an_option_wins_over_a_variable_and_that_over_the_file(monkeypatch: pyte
     [
         ("prot = 1", "{file}: got prot, allowed port, or another that preblock settings lists"),
         ("port = 'x'", "port in {file}: got x, allowed a valid integer, unable to parse string as an integer"),
-        ("api_keys = ['x']", "api_keys in {file}: got ['x'], allowed a path"),
+        ("api_keys_file = ['x']", "api_keys_file in {file}: got ['x'], allowed a path"),
         ("port =", "config: got {shown}, allowed a TOML file (Invalid value (at end of document))"),
         ("config = 'other.toml'", "{file}: got config, allowed every other setting, since this is the file"),
     ],

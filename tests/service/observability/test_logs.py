@@ -84,7 +84,7 @@ def ask_everything(address: str, calls: str) -> None:
 
 
 def test_each_request_has_one_line_of_json(models: Path) -> None:
-    lines = said(models, ask_everything, "--log-format", "json", "--log-sample", "1")
+    lines = said(models, ask_everything, "--log-format", "json", "--access-log-sample-rate", "1")
     found: list[dict[str, Any]] = [json.loads(line) for line in lines]
     assert {document["logger"] for document in found} == {"preblock.requests"}
     assert all(0 < document["seconds"] < 60 and document["model"] in ("gpt", "") for document in found)
@@ -104,7 +104,7 @@ def test_each_request_has_one_line_of_json(models: Path) -> None:
 
 
 def test_the_same_as_text(models: Path) -> None:
-    lines = said(models, ask_everything, "--log-sample", "1")
+    lines = said(models, ask_everything, "--access-log-sample-rate", "1")
     assert len(lines) == 12
     (line,) = [line for line in lines if "wrong" in line]
     assert " INFO preblock.requests [wrong]: native gpt Invalid " in line
@@ -112,7 +112,7 @@ def test_the_same_as_text(models: Path) -> None:
 
 @pytest.mark.parametrize("most", [1, 3, 4096])
 def test_a_line_holds_as_many_ids_as_are_asked_for(models: Path, most: int) -> None:
-    options = "--log-format", "json", "--log-sample", "1", "--log-token-ids", str(most)
+    options = "--log-format", "json", "--access-log-sample-rate", "1", "--access-log-max-token-ids", str(most)
     found = [json.loads(line) for line in said(models, ask_everything, *options)]
     lines: dict[str, list[Any]] = {}
     for line in found:

@@ -41,7 +41,7 @@ def test_the_kind_of_an_error_is_the_outcome_and_the_error_goes_on(error: BaseEx
     with pytest.raises(type(error)), metrics.request("grpc"):
         raise error
     assert samples(metrics)["preblock_requests_total", "grpc", "", outcome] == 1
-    assert samples(metrics)["preblock_request_seconds_count", "grpc"] == 1
+    assert samples(metrics)["preblock_request_duration_seconds_count", "grpc"] == 1
 
 
 def test_seconds_fall_into_every_bucket_above_them() -> None:
@@ -49,8 +49,8 @@ def test_seconds_fall_into_every_bucket_above_them() -> None:
     with metrics.request("native"):
         pass
     found = samples(metrics)
-    assert found["preblock_request_seconds_bucket", "native", "+Inf"] == 1
-    bounds = {key[2] for key in found if key[0] == "preblock_request_seconds_bucket"}
+    assert found["preblock_request_duration_seconds_bucket", "native", "+Inf"] == 1
+    bounds = {key[2] for key in found if key[0] == "preblock_request_duration_seconds_bucket"}
     assert {float(bound) for bound in bounds} == {*SECONDS, float("inf")}
 
 
@@ -64,18 +64,22 @@ def test_many_answers_are_summed_by_what_they_share_and_the_last_of_them_is_the_
         metrics.answered("native", execution, 5, now - ago - 0.2, 10, 20, 0.01, 0.02)
     found = samples(metrics)
     assert found["preblock_requests_total", "native", "m", "ok"] == 5
-    assert found["preblock_request_seconds_count", "native"] == found["preblock_request_seconds_sum", "native"] == 5
-    assert found["preblock_request_parse_seconds_total", "native"] == pytest.approx(5 * 0.3)
-    assert found["preblock_request_read_seconds_total", "native"] == pytest.approx(5 * 0.01)
-    assert found["preblock_request_send_seconds_total", "native"] == pytest.approx(5 * 0.02)
-    assert found["preblock_received_bytes_total", "native"] == 50
-    assert found["preblock_sent_bytes_total", "native"] == 100
+    assert (
+        found["preblock_request_duration_seconds_count", "native"]
+        == found["preblock_request_duration_seconds_sum", "native"]
+        == 5
+    )
+    assert found["preblock_request_decode_seconds_total", "native"] == pytest.approx(5 * 0.3)
+    assert found["preblock_request_body_read_seconds_total", "native"] == pytest.approx(5 * 0.01)
+    assert found["preblock_request_response_write_seconds_total", "native"] == pytest.approx(5 * 0.02)
+    assert found["preblock_request_bytes_total", "native"] == 50
+    assert found["preblock_response_bytes_total", "native"] == 100
     assert found["preblock_tokens_total", "m"] == 25
     assert found["preblock_model_rows_total", "m", "1"] == 1 + 2 + 2 * LARGEST_BATCH + 3 + 1
-    counts = {key[3]: value for key, value in found.items() if key[0] == "preblock_model_phases_total"}
+    counts = {key[3]: value for key, value in found.items() if key[0] == "preblock_model_stages_total"}
     assert counts == {"1": 2, "2": 1, "more": 2}
     for phase, seconds in (("compute_input", 0.1), ("queue", 0.2), ("compute_infer", 0.3), ("compute_output", 0.4)):
-        assert found["preblock_model_phase_seconds_total", "m", phase, "1", "1"] == pytest.approx(2 * seconds)
+        assert found["preblock_model_stage_seconds_total", "m", phase, "1", "1"] == pytest.approx(2 * seconds)
     assert found["preblock_model_last_request_timestamp_seconds", "m", "1"] == pytest.approx(time.time(), abs=1)
     assert samples(metrics) == found
 

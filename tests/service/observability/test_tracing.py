@@ -176,7 +176,7 @@ def ask_everything(left_open: ExitStack, address: str, calls: str) -> None:
 @pytest.fixture(scope="module")
 def told(tiny_repository: Path) -> Told:
     """What a server tells of requests by every door."""
-    options = "--max-streams", "1", "--log-format", "json", "--log-sample", "1"
+    options = "--max-concurrent-streams", "1", "--log-format", "json", "--access-log-sample-rate", "1"
     with ExitStack() as left_open:
         return told_by(tiny_repository, partial(ask_everything, left_open), *options)
 
@@ -301,7 +301,7 @@ def test_each_worker_sends_its_own_and_whoever_is_refused_has_a_span(tiny_reposi
     told = told_by(
         tiny_repository,
         ask,
-        *("--workers", "2", "--api-keys", str(tmp_path / "keys.toml")),
+        *("--workers", "2", "--api-keys-file", str(tmp_path / "keys.toml")),
         OTEL_SERVICE_NAME="mine",
         OTEL_RESOURCE_ATTRIBUTES="deployment.environment.name=test",
     )
@@ -332,7 +332,7 @@ def test_each_has_its_span_where_heads_are_the_same(tiny_repository: Path, head:
         with Connection(httpx.URL(address).port or 0) as connection:
             assert [connection.ask(same_head(1, 2, more=head))[0] for _ in range(20)] == [200] * 20
 
-    told = told_by(tiny_repository, ask, "--log-sample", "1", "--log-format", "json")
+    told = told_by(tiny_repository, ask, "--access-log-sample-rate", "1", "--log-format", "json")
     spans = [span for _, span in told.spans]
     assert len({span.span_id for span in spans}) == 20
     assert len({span.trace_id for span in spans}) == (1 if parents else 20)
@@ -349,7 +349,7 @@ def test_a_share_of_them_is_sent_and_the_others_have_a_trace_all_the_same(tiny_r
             assert [connection.ask(same_head(1, 2))[0] for _ in range(400)] == [200] * 400
 
     sampler = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.25"}
-    told = told_by(tiny_repository, ask, "--log-sample", "1", "--log-format", "json", **sampler)
+    told = told_by(tiny_repository, ask, "--access-log-sample-rate", "1", "--log-format", "json", **sampler)
     traces = [json.loads(line)["trace_id"] for line in told.lines]
     # Chosen by the 64 low bits of the id, as OpenTelemetry has it for Python.
     chosen = [trace for trace in traces if int(trace[16:], 16) < 2**62]

@@ -188,11 +188,11 @@ def test_tables_that_a_gpu_has_no_room_for_are_refused(repository: Path) -> None
     folder = repository / "minilm/1"
     size = (folder / "model.onnx.data").stat().st_size
     with pytest.raises(ArtifactError) as refused:
-        Session(folder, provider=CUDA, max_gpu_bytes=size - 1)
+        Session(folder, provider=CUDA, gpu_mem_limit_bytes=size - 1)
     assert str(refused.value) == (
-        f"model.onnx.data: got {size} bytes, allowed at most {size - 1}, which is max_gpu_bytes"
+        f"model.onnx.data: got {size} bytes, allowed at most {size - 1}, which is gpu_mem_limit_bytes"
     )
-    Session(folder, max_gpu_bytes=1)  # of the CPU it says nothing
+    Session(folder, gpu_mem_limit_bytes=1)  # of the CPU it says nothing
 
 
 @pytest.fixture

@@ -174,7 +174,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_server_follows_its_folder_without_a_failed_request(root: Path, workers: int) -> None:
-    options = {"PREBLOCK_POLL_SECONDS": "0.1", "PREBLOCK_WORKERS": str(workers)}
+    options = {"PREBLOCK_MODEL_POLL_INTERVAL_SECONDS": "0.1", "PREBLOCK_WORKERS": str(workers)}
     versions: set[int] = set()
     failures: list[str] = []
     with serving(root, "--model-control", "poll", **options) as server:

@@ -298,7 +298,7 @@ def test_a_large_answer_that_nobody_reads_counts_as_answered_now(root: Path) -> 
     address, document, _ = LARGE["native"]
     numbers = address, orjson.dumps(document(np.zeros((16, 850), np.int64))), {"Content-Type": "application/json"}
     with (
-        serving(root, PREBLOCK_MAX_REQUESTS="1") as server,
+        serving(root, PREBLOCK_MAX_CONCURRENT_REQUESTS="1") as server,
         httpx.Client(base_url=server.address, timeout=30) as client,
     ):
         url = httpx.URL(server.address)
@@ -354,7 +354,7 @@ def test_small_ones_of_many_connections_share_runs(running: Server, client: http
 def test_a_version_that_replaces_another_answers_from_then_on(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root, tmp_path / "models")
     with (
-        serving(tmp_path / "models", "--model-control", "poll", "--poll-seconds", "0.2") as server,
+        serving(tmp_path / "models", "--model-control", "poll", "--model-poll-interval-seconds", "0.2") as server,
         httpx.Client(base_url=server.address) as client,
     ):
         path, body, headers = native(np.array([[1, 2]]), 0)

@@ -306,7 +306,7 @@ def test_it_needs_its_key_each_time(tiny_repository: Path, tmp_path: Path) -> No
     narrow = entry.replace("[[keys]]", '[[keys]]\nmodels = ["bert"]')
     file.write_text(entry + other)
     sent = request(1, 2, more=f"Authorization: Bearer {key}\r\n")
-    with serving(tiny_repository, "--api-keys", str(file)) as server, Connection(port_of(server)) as client:
+    with serving(tiny_repository, "--api-keys-file", str(file)) as server, Connection(port_of(server)) as client:
         for then, after in ((narrow + other, 403), (entry + other, 200), (other, 401)):
             before = client.ask(sent)[0]
             file.write_text(then)
@@ -321,11 +321,11 @@ def test_it_counts_towards_the_rate_of_who_asks(tiny_repository: Path, tmp_path:
     """A rate that is set while the connection is open holds for it, too, and for each client behind a proxy."""
     config = tmp_path / "preblock.toml"
     config.write_text("")
-    options = "--config", str(config), "--trusted-proxies", "127.0.0.1"
+    options = "--config-file", str(config), "--trusted-proxies", "127.0.0.1"
     with serving(tiny_repository, *options) as server, Connection(port_of(server)) as client:
         clients = [request(1, 2, more=f"X-Forwarded-For: 192.0.2.{number}\r\n") for number in range(2)]
         assert [client.ask(sent)[0] for sent in clients for _ in range(5)] == [200] * 10
-        config.write_text("max_requests_per_second = 4\n")
+        config.write_text("rate_limit_per_second = 4\n")
         deadline = time.monotonic() + 30
         while client.ask(clients[0])[0] == 200:
             assert time.monotonic() < deadline
@@ -353,7 +353,7 @@ def test_a_version_that_is_there_by_now_answers(tmp_path: Path) -> None:
         export_loaded(LoadedSource(gpt2_embedding(50, 4, 9), Source(kind="module")), "gpt", tmp_path)
 
     export()
-    poll = "--model-control", "poll", "--poll-seconds", "0.2"
+    poll = "--model-control", "poll", "--model-poll-interval-seconds", "0.2"
     with serving(tmp_path, *poll) as server, Connection(port_of(server)) as client:
         sent = request(1, 2)
         old = [client.ask(sent)[2] for _ in range(3)][-1]
@@ -372,8 +372,8 @@ def test_all_of_them_are_counted(port: int) -> None:
         text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
         names = (
             'preblock_requests_total{door="native",model="gpt",outcome="ok"}',
-            'preblock_received_bytes_total{door="native"}',
-            'preblock_sent_bytes_total{door="native"}',
+            'preblock_request_bytes_total{door="native"}',
+            'preblock_response_bytes_total{door="native"}',
             'preblock_tokens_total{model="gpt"}',
         )
         found = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith(names))

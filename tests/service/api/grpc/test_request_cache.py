@@ -105,8 +105,10 @@ def test_they_count_as_any_other(tiny_repository: Path) -> None:
         text = httpx.get(f"{server.address}/metrics", timeout=60).text
         found = dict(re.findall(r"^(preblock_\w+\{.*\}) (\S+)$", text, re.MULTILINE))
         assert float(found['preblock_requests_total{door="grpc",model="gpt",outcome="ok"}']) == 7
-        assert float(found['preblock_received_bytes_total{door="grpc"}']) == 7 * message.ByteSize()
-        assert float(found['preblock_sent_bytes_total{door="grpc"}']) == sum(answer.ByteSize() for answer in answers)
+        assert float(found['preblock_request_bytes_total{door="grpc"}']) == 7 * message.ByteSize()
+        assert float(found['preblock_response_bytes_total{door="grpc"}']) == sum(
+            answer.ByteSize() for answer in answers
+        )
         assert float(found['preblock_tokens_total{model="gpt"}']) == 21
 
 
@@ -117,7 +119,7 @@ def test_keys_rates_and_unloaded_models_hold(tiny_repository: Path, tmp_path: Pa
     file = tmp_path / "keys.toml"
     file.write_text("".join(entry for _, entry in keys.values()))
     everyone, other = ((("authorization", f"Bearer {key}"),) for key, _ in keys.values())
-    options = "--api-keys", str(file), "--model-control", "explicit", "--max-requests-per-second", "5"
+    options = "--api-keys-file", str(file), "--model-control", "explicit", "--rate-limit-per-second", "5"
     with serving(tiny_repository, *options) as server, grpc.insecure_channel(server.grpc) as channel:
         stub, message = service_pb2_grpc.GRPCInferenceServiceStub(channel), request("gpt", [[1, 2, 3]])
         for _ in range(3):

@@ -52,8 +52,8 @@ def test_requests_and_tokens_are_counted(tiny_clients: Clients, door: Callable[.
     counts = {key: after[key] - before.get(key, 0) for key in after}
     assert counts["preblock_requests_total", label, "gpt", "ok"] == 2
     assert counts["preblock_tokens_total", "gpt"] == 7
-    assert counts["preblock_request_seconds_count", label] == 2
-    assert counts["preblock_request_seconds_sum", label] > 0
+    assert counts["preblock_request_duration_seconds_count", label] == 2
+    assert counts["preblock_request_duration_seconds_sum", label] > 0
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_metrics_are_prometheus_text_by_default(tiny: httpx.Client) -> None:
     families = list(parser.text_string_to_metric_families(response.text))
     types = {family.name: family.type for family in families}
     assert types["preblock_requests"] == types["preblock_tokens"] == "counter"
-    assert types["preblock_request_seconds"] == "histogram"
+    assert types["preblock_request_duration_seconds"] == "histogram"
     assert types["preblock_streams_open"] == "gauge"
     assert all(family.documentation for family in families)
 
@@ -147,12 +147,12 @@ def test_bytes_are_counted_by_door_both_ways(tiny_clients: Clients, size: int) -
     assert vectors.size
     after = read_metrics(http)
     counts = {key: after[key] - before.get(key, 0) for key in after}
-    assert counts["preblock_received_bytes_total", "native"] == 3 * ids.nbytes + len(b"{wrong")
-    assert counts["preblock_sent_bytes_total", "native"] == 3 * 16 * size + len(text.content)
-    assert counts["preblock_received_bytes_total", "grpc"] > ids.nbytes
-    assert counts["preblock_sent_bytes_total", "grpc"] > 16 * size
-    assert 0 < counts["preblock_request_read_seconds_total", "native"] < 30
-    assert 0 < counts["preblock_request_send_seconds_total", "native"] < 30
+    assert counts["preblock_request_bytes_total", "native"] == 3 * ids.nbytes + len(b"{wrong")
+    assert counts["preblock_response_bytes_total", "native"] == 3 * 16 * size + len(text.content)
+    assert counts["preblock_request_bytes_total", "grpc"] > ids.nbytes
+    assert counts["preblock_response_bytes_total", "grpc"] > 16 * size
+    assert 0 < counts["preblock_request_body_read_seconds_total", "native"] < 30
+    assert 0 < counts["preblock_request_response_write_seconds_total", "native"] < 30
 
 
 def test_the_time_until_it_is_checked_is_told_by_each_door(tiny_clients: Clients) -> None:
@@ -160,7 +160,7 @@ def test_the_time_until_it_is_checked_is_told_by_each_door(tiny_clients: Clients
     headers = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
 
     def parsed() -> dict[str, float]:
-        name = "preblock_request_parse_seconds_total"
+        name = "preblock_request_decode_seconds_total"
         return {labels[1]: told for labels, told in read_metrics(http).items() if labels[0] == name}
 
     def native() -> None:
@@ -213,15 +213,15 @@ def test_routes_of_fastapi_and_sockets_count_their_bytes_too(tiny: httpx.Client,
         told = stream.recv()
     after = read_metrics(tiny)
     counts = {key: after[key] - before.get(key, 0) for key in after}
-    assert counts["preblock_received_bytes_total", "openai"] == len(body)
-    assert counts["preblock_sent_bytes_total", "openai"] == len(answer.content)
-    assert counts["preblock_received_bytes_total", "decode"] == len('{"input_ids": [1]}')
-    assert counts["preblock_sent_bytes_total", "decode"] == len(told)
+    assert counts["preblock_request_bytes_total", "openai"] == len(body)
+    assert counts["preblock_response_bytes_total", "openai"] == len(answer.content)
+    assert counts["preblock_request_bytes_total", "decode"] == len('{"input_ids": [1]}')
+    assert counts["preblock_response_bytes_total", "decode"] == len(told)
 
 
 def test_what_a_stream_takes_to_send_is_told_and_what_nobody_knows_is_not(tiny_clients: Clients) -> None:
     """Also of frames that are answered in their connection."""
-    http, sent = tiny_clients.http, ("preblock_request_send_seconds_total", "decode")
+    http, sent = tiny_clients.http, ("preblock_request_response_write_seconds_total", "decode")
     found = [read_metrics(http)]
     with connect_socket(f"{tiny_clients.socket}/models/gpt/decode") as stream:
         for _ in range(4):
@@ -236,10 +236,10 @@ def test_what_a_stream_takes_to_send_is_told_and_what_nobody_knows_is_not(tiny_c
     assert not answer.error_message
     tiny_clients.stub.ModelInfer(request)
     last = read_metrics(http)
-    assert last["preblock_request_send_seconds_total", "grpc-stream"] > 0
-    assert last.get(("preblock_request_send_seconds_total", "grpc"), 0) == 0
+    assert last["preblock_request_response_write_seconds_total", "grpc-stream"] > 0
+    assert last.get(("preblock_request_response_write_seconds_total", "grpc"), 0) == 0
     for door in ("decode", "grpc", "grpc-stream"):  # of lines and events, which are of the door decode too, it is told
-        read = "preblock_request_read_seconds_total", door
+        read = "preblock_request_body_read_seconds_total", door
         assert last.get(read, 0) == found[0].get(read, 0)
 
 
