@@ -189,7 +189,7 @@ async def _follow(settings: Settings, engine: Engine, streams: Streams, sequence
 def _adopt(settings: Settings, engine: Engine, streams: Streams, sequences: Sequences, entry: Entry) -> None:
     """Let the settings hold that need no restart, for what comes from now on."""
     engine.log.share, engine.log.token_ids = settings.access_log_sample_rate, settings.access_log_max_token_ids
-    engine.max_request_tokens = settings.max_request_tokens
+    engine.max_tokens = settings.max_request_tokens
     engine.limits.allow(*_most(settings))
     engine.scheduler.allow(settings.max_queue_size, settings.queue_timeout_seconds)
     engine.repository.access.tell_apart(by_address=settings.rate_limit_per_second is not None)

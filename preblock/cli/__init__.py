@@ -216,7 +216,7 @@ def show_settings(**options: Any) -> None:
 def serve(**options: Any) -> None:
     """Serve every model of the repository.
 
-    Every option is also a variable, such as PREBLOCK_PORT, and a key of the file that --config-file names, such as port.
+    Every option is also a variable, such as PREBLOCK_PORT, and a key of the file of --config-file, such as port.
     """
     _require("onnxruntime", "cpu")
     from preblock.service.server.supervisor import serve as run

@@ -66,9 +66,11 @@ class Settings(BaseSettings):
         """
         return load(self._options).settings
 
-    config: Path | None = Field(None, description="TOML file with more of these settings.")
+    config_file: Path | None = Field(None, description="TOML file with more of these settings.")
     repository: Path = Field(Path("model_repository"), description="Folder of the artifacts.")
-    cache: Path = Field(default_factory=_cache, description="Folder in which files that were checked are remembered.")
+    cache_dir: Path = Field(
+        default_factory=_cache, description="Folder in which files that were checked are remembered."
+    )
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port of HTTP and WebSocket; 0 for a free one.")
     grpc_port: int | None = Field(None, ge=1, le=65535, description="Port of gRPC; without it there is no gRPC.")
@@ -82,7 +84,7 @@ class Settings(BaseSettings):
         5.0, gt=0, description="With model_control poll: between two looks at the folder."
     )
     workers: int = Field(1, ge=1, description="Processes that serve.")
-    threads: int = Field(1, ge=1, description="Threads of one session call.")
+    intra_op_threads: int = Field(1, ge=1, description="Threads of one session call.")
     log_format: Literal["text", "json"] = Field("text", description="How lines of the log are written.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="Least severity of what is logged."
@@ -159,7 +161,7 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return where settings come from, the strongest first."""
         _refuse_unknown_variables()
-        file = {**env_settings(), **init_settings()}.get("config")
+        file = {**env_settings(), **init_settings()}.get("config_file")
         return init_settings, env_settings, InitSettingsSource(settings_cls, _read(file))
 
 
@@ -221,7 +223,7 @@ def _origin(name: str, options: Mapping[str, Any]) -> str:
 
 
 def _config(options: Mapping[str, Any]) -> str:
-    return str(options.get("config") or _environment().get("config", ""))
+    return str(options.get("config_file") or _environment().get("config_file", ""))
 
 
 def _environment() -> dict[str, str]:
@@ -252,9 +254,9 @@ def _read(file: str | Path | None) -> dict[str, Any]:
     try:
         document = tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
-        raise Invalid("config", str(file), f"a TOML file that can be read ({error.strerror})") from error
+        raise Invalid("config_file", str(file), f"a TOML file that can be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, or too deep
-        raise Invalid("config", str(file), f"a TOML file ({error})") from error
-    if "config" in document:
-        raise Invalid(str(file), "config", "every other setting, since this is the file")
+        raise Invalid("config_file", str(file), f"a TOML file ({error})") from error
+    if "config_file" in document:
+        raise Invalid(str(file), "config_file", "every other setting, since this is the file")
     return document

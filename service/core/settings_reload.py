@@ -39,7 +39,7 @@ class Following:
         others = {name: value for name, value in wanted if value != getattr(before, name)}
         if late := [name for name in others if name not in FOLLOWED]:
             text = "%s: another value in %s, which takes effect after a restart"
-            self._log(logging.WARNING, text, ", ".join(late), before.config)
+            self._log(logging.WARNING, text, ", ".join(late), before.config_file)
         followed = {name: value for name, value in others.items() if name in FOLLOWED}
         if followed:
             self.settings = before.model_copy(update=followed)

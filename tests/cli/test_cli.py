@@ -256,7 +256,7 @@ def test_settings_tells_each_with_its_value_and_origin(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     told = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
     assert told["workers"] == ["3", str(file)]
-    assert told["threads"] == ["2", "--intra-op-threads"]
+    assert told["intra_op_threads"] == ["2", "--intra-op-threads"]
     assert told["grpc_port"] == ["7", "PREBLOCK_GRPC_PORT"]
     assert told["port"] == ["8000", "default"]
 

@@ -15,7 +15,7 @@ from preblock.service.runtime.session import CPU, why_no_cuda
 def test_an_engine_is_ready_with_every_model_on_the_provider_that_was_asked_for(tiny_repository: Path) -> None:
     engine = create_engine(Settings(repository=tiny_repository, provider="cpu", max_request_tokens=7))
     assert engine.ready
-    assert engine.max_request_tokens == 7
+    assert engine.max_tokens == 7
     assert [(model.name, model.version, model.provider) for model in engine.repository.all()] == [
         ("bert", 1, CPU),
         ("bert", 2, CPU),

@@ -29,7 +29,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
 
 VARIABLES: list[tuple[str, str, Any]] = [
     ("repository", "/models", Path("/models")),
-    ("cache", "/var/cache/preblock", Path("/var/cache/preblock")),
+    ("cache_dir", "/var/cache/preblock", Path("/var/cache/preblock")),
     ("host", "0.0.0.0", "0.0.0.0"),
     ("port", "0", 0),
     ("port", "65535", 65535),
@@ -44,7 +44,7 @@ VARIABLES: list[tuple[str, str, Any]] = [
     ("tracing", "otlp", "otlp"),
     ("api_keys_file", "/keys.toml", Path("/keys.toml")),
     ("workers", "4", 4),
-    ("threads", "2", 2),
+    ("intra_op_threads", "2", 2),
     ("max_body_bytes", "1", 1),
     ("max_request_tokens", "1", 1),
     ("max_queue_size", "1", 1),
@@ -78,7 +78,7 @@ def test_every_setting_is_an_environment_variable(
 
 
 def test_no_setting_is_left_out_of_those() -> None:
-    assert {name for name, *_ in VARIABLES} | {"config"} == set(Settings.model_fields)
+    assert {name for name, *_ in VARIABLES} | {"config_file"} == set(Settings.model_fields)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_no_setting_is_left_out_of_those() -> None:
         ("provider", "CUDA"),
         ("tracing", "console"),
         ("workers", "0"),
-        ("threads", "0"),
+        ("intra_op_threads", "0"),
         ("max_body_bytes", "0"),
         ("max_request_tokens", "0"),
         ("max_request_tokens", "1.5"),
@@ -156,7 +156,7 @@ def test_an_option_wins_over_a_variable_and_that_over_the_file(monkeypatch: pyte
     assert origins["port"] == "--port"
     assert origins["host"] == "PREBLOCK_HOST"
     assert origins["repository"] == str(file)
-    assert origins["config"] == "PREBLOCK_CONFIG_FILE"
+    assert origins["config_file"] == "PREBLOCK_CONFIG_FILE"
     assert origins["workers"] == "default"
 
 
@@ -166,14 +166,14 @@ def test_an_option_wins_over_a_variable_and_that_over_the_file(monkeypatch: pyte
         ("prot = 1", "{file}: got prot, allowed port, or another that preblock settings lists"),
         ("port = 'x'", "port in {file}: got x, allowed a valid integer, unable to parse string as an integer"),
         ("api_keys_file = ['x']", "api_keys_file in {file}: got ['x'], allowed a path"),
-        ("port =", "config: got {shown}, allowed a TOML file (Invalid value (at end of document))"),
-        ("config = 'other.toml'", "{file}: got config, allowed every other setting, since this is the file"),
+        ("port =", "config_file: got {shown}, allowed a TOML file (Invalid value (at end of document))"),
+        ("config_file = 'other.toml'", "{file}: got config_file, allowed every other setting, since this is the file"),
     ],
 )
 def test_a_mistake_in_the_file_is_named(file: Path, text: str, message: str) -> None:
     file.write_text(text)
     with pytest.raises(Invalid) as refused:
-        load({"config": file})
+        load({"config_file": file})
     shown = str(file) if len(str(file)) <= 80 else str(file)[:80] + "…"
     assert str(refused.value) == message.format(file=file, shown=shown)
 
@@ -181,14 +181,14 @@ def test_a_mistake_in_the_file_is_named(file: Path, text: str, message: str) -> 
 def test_the_file_of_the_documentation_is_one(file: Path) -> None:
     text = (ROOT / "docs" / "operations.md").read_text()
     file.write_text(text.partition("```toml")[2].partition("```")[0])
-    settings, origins = load({"config": file})
+    settings, origins = load({"config_file": file})
     assert (settings.repository, settings.port, settings.workers) == (Path("/srv/models"), 9000, 4)
     assert origins["workers"] == str(file)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="allowed a TOML file that can be read"):
-        load({"config": tmp_path / "nothing.toml"})
+        load({"config_file": tmp_path / "nothing.toml"})
 
 
 def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
