@@ -57,7 +57,7 @@ format: $(VENV)/dev ## Format the sources and mend what the linter can.
 	$(BIN)/ruff format .
 
 MEASURES := cpu tensors "tensors --connections 64 --shapes 1" floors
-bench: $(VENV)/dev $(MODELS) ## Measure calls, requests, doors, starts and streams (needs wrk), and fail where a floor is missed (ARGS="--rounds 9" for steadier figures).
+bench: $(VENV)/dev $(MODELS) ## Measure calls, requests, protocols, starts and streams (needs wrk), and fail where a floor is missed (ARGS="--rounds 9" for steadier figures).
 	status=0; for measure in $(MEASURES); do $(BIN)/python -m benchmarks.$$measure $(ARGS) || status=1; done; \
 	$(BIN)/python -m benchmarks.streams && exit $$status
 

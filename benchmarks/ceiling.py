@@ -2,9 +2,10 @@
 
     python -m benchmarks.ceiling [--rounds N] [--seconds S]
 
-Asks gpt2-small of `model_repository` for (1, 1) over 4 connections, door by door in turn: first what answers without
-reading, then Preblock; the servers on one core, the load on another. Over gRPC and WebSocket the canned bytes come from
-a bare handler of grpc.aio, and from a bare WebSocket. Exits with 1 where the load is not faster than Preblock.
+Asks gpt2-small of `model_repository` for (1, 1) over 4 connections, protocol by protocol in turn: first what answers
+without reading, then Preblock; the servers on one core, the load on another. Over gRPC and WebSocket the canned bytes
+come from a bare handler of grpc.aio, and from a bare WebSocket. Exits with 1 where the load is not faster than
+Preblock.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import uvloop
 
 from benchmarks.servers import PREBLOCK, free_port
 from benchmarks.streams import MODEL, SERVER_CORE, WIDTH, be_the_client, running
-from preblock.bench.load import DOORS, measure
+from preblock.bench.load import PROTOCOLS, measure
 from preblock.bench.workload import Target
 from preblock.client import connect
 
@@ -68,25 +69,28 @@ def main() -> None:
         with connect(ours.url) as client:
             model = client.model(MODEL)
         bare = {
-            door: Target(f"http://127.0.0.1:{echo_port if door == 'steps' else canned_port}", MODEL, None, bare_port)
-            for door in DOORS
+            protocol: Target(
+                f"http://127.0.0.1:{echo_port if protocol == 'steps' else canned_port}", MODEL, None, bare_port
+            )
+            for protocol in PROTOCOLS
         }
-        found: dict[str, list[tuple[float, float]]] = {door: [] for door in DOORS}
+        found: dict[str, list[tuple[float, float]]] = {protocol: [] for protocol in PROTOCOLS}
         for _ in range(options.rounds):
-            for door in DOORS:
+            for protocol in PROTOCOLS:
                 results = [
-                    measure(target, model, door, SHAPE, seconds=options.seconds) for target in (bare[door], ours)
+                    measure(target, model, protocol, SHAPE, seconds=options.seconds)
+                    for target in (bare[protocol], ours)
                 ]
                 for result in results:
                     if result.errors:
-                        raise SystemExit(f"{door}: {result.messages}")
-                found[door].append((results[0].rates["requests"], results[1].rates["requests"]))
+                        raise SystemExit(f"{protocol}: {result.messages}")
+                found[protocol].append((results[0].rates["requests"], results[1].rates["requests"]))
     print(f"load {os.getloadavg()[0]:.1f}; medians of {options.rounds} rounds of {options.seconds:g} s, {SHAPE}\n")
-    print("| door | canned bytes, requests/s | Preblock, requests/s |\n|---|---|---|")
+    print("| protocol | canned bytes, requests/s | Preblock, requests/s |\n|---|---|---|")
     slower = False
-    for door, rounds in found.items():
+    for protocol, rounds in found.items():
         ceiling, rate = (statistics.median(rates) for rates in zip(*rounds, strict=True))
-        print(f"| `{door}` | {ceiling:,.0f} | {rate:,.0f} |")
+        print(f"| `{protocol}` | {ceiling:,.0f} | {rate:,.0f} |")
         slower |= ceiling <= rate
     sys.exit(slower)
 

@@ -1,4 +1,4 @@
-"""What a door, a start and a worker may cost, each against what is measured beside it, in one run.
+"""What a protocol, a start and a worker may cost, each against what is measured beside it, in one run.
 
     python -m benchmarks.floors [--rounds N] [--seconds S]
     python -m benchmarks.floors --with keys tracing proxies lines pages
@@ -31,7 +31,7 @@ from benchmarks.guards import GUARDS, guarded
 from benchmarks.peers import grpc_rate
 from benchmarks.servers import GRAPH, JSON, PREBLOCK, CannotRun, Running, descendants, started
 from benchmarks.streams import MODEL, SERVER_CORE, be_the_client, memory_of, running
-from benchmarks.tensors import CONNECTIONS, SHAPES, Door, native, rate, script, with_headers
+from benchmarks.tensors import CONNECTIONS, SHAPES, Protocol, native, rate, script, with_headers
 
 SMALL, MIDDLE, LARGE = (1, 1), (8, 128), (32, 512)
 WORKERS = 4
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def rates(rounds: int, seconds: float, headers: dict[str, str]) -> Iterator[Floor]:
-    """Compare rates of doors, and the latency of small requests beside large ones; each request has `headers`."""
+    """Compare rates of protocols, and the latency of small requests beside large ones; each request has `headers`."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         ids = {shape: np.random.default_rng(0).integers(0, 50257, shape) for shape in SHAPES}
@@ -109,9 +109,9 @@ def rates(rounds: int, seconds: float, headers: dict[str, str]) -> Iterator[Floo
         def over_grpc(server: Running) -> Work:
             return partial(grpc_rate, server.ports.grpc, ids[MIDDLE], seconds, CONNECTIONS, headers)
 
-        def over_http(server: Running, name: str, door: Door) -> Work:
-            lua = script(folder, name, with_headers(door, headers))
-            return partial(rate, server.ports.http, door.path, lua, seconds, CONNECTIONS)
+        def over_http(server: Running, name: str, protocol: Protocol) -> Work:
+            lua = script(folder, name, with_headers(protocol, headers))
+            return partial(rate, server.ports.http, protocol.path, lua, seconds, CONNECTIONS)
 
         def compare(name: str, allowed: float, one: Work, server: Running | None, work: Work | None) -> Floor:
             found = [] if server is None or work is None else ratios(rounds, (ours, one), (server, work))
@@ -120,7 +120,7 @@ def rates(rounds: int, seconds: float, headers: dict[str, str]) -> Iterator[Floo
         binary = over_http(ours, "binary", native(ids[MIDDLE]))
         floats = over_http(ours, "floats", as_json(ids[MIDDLE], "float"))
         base64 = over_http(ours, "base64", as_json(ids[MIDDLE], "base64"))
-        theirs = over_http(other, "mlserver", other.server.door(ids[MIDDLE])) if other else None
+        theirs = over_http(other, "mlserver", other.server.protocol(ids[MIDDLE])) if other else None
         called = over_grpc(ours)
         yield compare("gRPC (8, 128), over bare grpc.aio with canned bytes", 0.7, called, bare, over_grpc(bare))
         yield compare("gRPC (8, 128), over MLServer's", 5, called, other, over_grpc(other) if other else None)
@@ -147,9 +147,9 @@ def ratios(rounds: int, one: tuple[Running, Work], other: tuple[Running, Work]) 
     return found
 
 
-def as_json(ids: Any, encoding: str) -> Door:
-    """Ask the native door in JSON."""
-    return Door(f"/models/{MODEL}/embed", orjson.dumps({"input_ids": ids.tolist(), "encoding": encoding}), JSON)
+def as_json(ids: Any, encoding: str) -> Protocol:
+    """Ask the native API in JSON."""
+    return Protocol(f"/models/{MODEL}/embed", orjson.dumps({"input_ids": ids.tolist(), "encoding": encoding}), JSON)
 
 
 def beside(port: int, small: Path, large: Path, seconds: float) -> float:
@@ -180,7 +180,7 @@ def percentile(port: int, lua: Path, seconds: float) -> float:
 
 
 def wrk(port: int, lua: Path, seconds: float, connections: int) -> list[str]:
-    """Return the command that asks the native door."""
+    """Return the command that asks the native API."""
     address = f"http://127.0.0.1:{port}/models/{MODEL}/embed"
     command = ("wrk", "-t", 1, "-c", connections, "-d", f"{seconds:g}s", "--timeout", "60s", "-s", lua, address)
     return list(map(str, command))
@@ -212,8 +212,8 @@ def memory(headers: dict[str, str]) -> Iterator[Floor]:
     with tempfile.TemporaryDirectory() as folder, running(PREBLOCK, "serve", *options) as (pid, port):
         time.sleep(5)  # until all of them serve
         for number, shape in enumerate(SHAPES[:3]):
-            door = with_headers(native(np.random.default_rng(0).integers(0, 50257, shape)), headers)
-            rate(port, door.path, script(Path(folder), f"warm{number}", door), 1, 8 * WORKERS)
+            protocol = with_headers(native(np.random.default_rng(0).integers(0, 50257, shape)), headers)
+            rate(port, protocol.path, script(Path(folder), f"warm{number}", protocol), 1, 8 * WORKERS)
         processes = descendants(pid)
         total = sum(map(memory_of, processes)) - sum(map(table_of, processes))
     yield Floor(f"MB of each of {WORKERS} workers, without the tables", 90, True, [total / WORKERS / 1e6])

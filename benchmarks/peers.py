@@ -5,8 +5,8 @@
 serves gpt2-small of `model_repository` on one core, by Preblock and by what others write instead
 (`benchmarks/servers.py` says how each is set up and started, `benchmarks/peers/` holds their handlers); `wrk`
 (https://github.com/wg/wrk), which must be installed, asks over 4 connections on another core, and four threads of
-tritonclient where the door is gRPC. Each server has a virtual environment of its own below `.venv/peers`, which is made
-the first time. All are started, and stand still (SIGSTOP) but when it is their turn; in each round all take turns,
+tritonclient where the protocol is gRPC. Each server has a virtual environment of its own below `.venv/peers`, which is
+made the first time. All are started, and stand still (SIGSTOP) but when it is their turn; in each round all take turns,
 shape by shape. Before, every answer is held against onnxruntime's own. Writes the table into docs/benchmarks.md, unless
 only some servers were measured; a server that cannot be installed or started is said so there.
 """
@@ -96,15 +96,15 @@ def cases(
     for shape, values in ids.items():
         truth = session.run(["embeddings"], {"input_ids": values, "offset": np.zeros(1, np.int64)})[0]
         for name, running in servers.items():
-            door = running.server.door(values)
-            lua = script(folder, f"{name}-{shape[0]}-{shape[1]}", door)
-            over_http = partial(rate, running.ports.http, door.path, lua, connections=CONNECTIONS)
+            protocol = running.server.protocol(values)
+            lua = script(folder, f"{name}-{shape[0]}-{shape[1]}", protocol)
+            over_http = partial(rate, running.ports.http, protocol.path, lua, connections=CONNECTIONS)
             over_grpc = partial(grpc_rate, running.ports.grpc, values, connections=CONNECTIONS)
             ways = [(running.server.title, partial(by_http, running, values), over_http)]
             if running.server.grpc:
                 ways.append((running.server.title_of_grpc, partial(infer, running.ports.grpc, values), over_grpc))
             for title, ask, work in ways:
-                took = proven(title, running, ask, None if running.server.door is canned else truth)
+                took = proven(title, running, ask, None if running.server.protocol is canned else truth)
                 works[title, shape] = running, asked(took, seconds, work)
     return works
 
@@ -187,7 +187,7 @@ def grpc_rate(
 
 def table(found: dict[Case, list[float]], reasons: dict[str, str]) -> str:
     """Return the medians, and below them the slowest and the fastest round."""
-    lines = ["| server, door |" + "".join(f" {shape} |" for shape in SHAPES), "|---|" + "---|" * len(SHAPES)]
+    lines = ["| server, protocol |" + "".join(f" {shape} |" for shape in SHAPES), "|---|" + "---|" * len(SHAPES)]
     titles = dict.fromkeys(title for title, _ in found)
     lines += [f"| {title} |" + "".join(f" {cell(found[title, shape])} |" for shape in SHAPES) for title in titles]
     for name, reason in reasons.items():

@@ -22,7 +22,7 @@ import numpy as np
 import orjson
 
 from benchmarks.streams import MODEL, SERVER_CORE
-from benchmarks.tensors import BYTES, Door, native, open_inference
+from benchmarks.tensors import BYTES, Protocol, native, open_inference
 
 PREBLOCK = Path(sys.executable).parent / "preblock"
 HANDLERS = Path(__file__).parent / "peers"
@@ -54,7 +54,7 @@ class Server(NamedTuple):
     Args:
         title: what it is called, and how it is asked.
         start: its command, of its Python, its ports and a folder of its own.
-        door: how ids are sent.
+        protocol: how ids are sent.
         requirements: of its virtual environment; none where it runs in ours.
         python: version that its environment must have, such as 3.11.2; empty for ours.
         grpc: whether it answers gRPC too.
@@ -63,7 +63,7 @@ class Server(NamedTuple):
 
     title: str
     start: Callable[[Path, Ports, Path], Sequence[object]]
-    door: Callable[[Any], Door]
+    protocol: Callable[[Any], Protocol]
     requirements: tuple[str, ...] = ()
     python: str = ""
     grpc: bool = False
@@ -74,25 +74,25 @@ class Server(NamedTuple):
         return f"{self.title.replace(':', ',').partition(',')[0]}, gRPC"
 
 
-def raw(ids: Any) -> Door:
+def raw(ids: Any) -> Protocol:
     """Send ids as bytes to a handler of our own."""
-    return Door(f"/embed?rows={len(ids)}", ids.astype("<i8").tobytes(), {"Content-Type": BYTES})
+    return Protocol(f"/embed?rows={len(ids)}", ids.astype("<i8").tobytes(), {"Content-Type": BYTES})
 
 
-def canned(ids: Any) -> Door:
+def canned(ids: Any) -> Protocol:
     """Ask the bare application for as many bytes as the vectors of ids have."""
-    return Door(f"/{ids.shape[0]}/{ids.shape[1]}", ids.astype("<i8").tobytes(), {"Content-Type": BYTES})
+    return Protocol(f"/{ids.shape[0]}/{ids.shape[1]}", ids.astype("<i8").tobytes(), {"Content-Type": BYTES})
 
 
-def v2_json(ids: Any) -> Door:
+def v2_json(ids: Any) -> Protocol:
     """Ask by the Open Inference Protocol, in JSON."""
     tensor = {"name": "input_ids", "shape": ids.shape, "datatype": "INT64", "data": ids.ravel().tolist()}
-    return Door(f"/v2/models/{MODEL}/infer", orjson.dumps({"inputs": [tensor]}), JSON)
+    return Protocol(f"/v2/models/{MODEL}/infer", orjson.dumps({"inputs": [tensor]}), JSON)
 
 
-def listed(name: str, path: str) -> Callable[[Any], Door]:
+def listed(name: str, path: str) -> Callable[[Any], Protocol]:
     """Return what sends ids as lists of JSON."""
-    return lambda ids: Door(path, orjson.dumps({name: ids.tolist()}), JSON)
+    return lambda ids: Protocol(path, orjson.dumps({name: ids.tolist()}), JSON)
 
 
 def script(name: str) -> Callable[[Path, Ports, Path], Sequence[object]]:
@@ -164,7 +164,7 @@ class Running:
         server: what it is.
         process: its first process.
         ports: where it listens.
-        headers: of each request that `ask` sends, beside those of its door.
+        headers: of each request that `ask` sends, beside those of its protocol.
 
     Attributes:
         ready: whether it has answered once.
@@ -201,9 +201,9 @@ class Running:
             CannotRun: none came, or an error.
 
         """
-        door = self.server.door(ids)
-        address = f"http://127.0.0.1:{self.ports.http}{door.path}"
-        request = urllib.request.Request(address, door.body, {**door.headers, **self.headers})
+        protocol = self.server.protocol(ids)
+        address = f"http://127.0.0.1:{self.ports.http}{protocol.path}"
+        request = urllib.request.Request(address, protocol.body, {**protocol.headers, **self.headers})
         try:
             with urllib.request.urlopen(request, None, PATIENCE) as r:
                 body: bytes = r.read()

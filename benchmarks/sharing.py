@@ -2,9 +2,9 @@
 
     python -m benchmarks.sharing
 
-asks gpt2-small and minilm of `model_repository` in this process, without a door: so many requests at once, each of one
-row, and the same one after another. Processor time, the medians of the ratios of rounds in turn; below 1, sharing wins.
-The limit up to which requests share, `SHARED` in `service/planning.py`, is lifted meanwhile.
+asks gpt2-small and minilm of `model_repository` in this process, without a protocol: so many requests at once, each of
+one row, and the same one after another. Processor time, the medians of the ratios of rounds in turn; below 1, sharing
+wins. The limit up to which requests share, `SHARED` in `service/planning.py`, is lifted meanwhile.
 """
 
 import asyncio

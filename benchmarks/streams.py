@@ -178,7 +178,7 @@ def runs_and_steps(port: int) -> tuple[float, float]:
     """Return how often the model ran, and how many rows were answered."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
         text = response.read().decode()
-    runs = re.findall(rf'^preblock_model_stages_total{{.*model="{MODEL}".*phase="compute_infer".*}} (\S+)', text, re.M)
+    runs = re.findall(rf'^preblock_model_stages_total{{.*model="{MODEL}".*stage="compute_infer".*}} (\S+)', text, re.M)
     rows = re.findall(rf'^preblock_model_rows_total{{.*model="{MODEL}".*}} (\S+)', text, re.M)
     return sum(map(float, runs)), sum(map(float, rows))
 

@@ -5,11 +5,11 @@
 
 serves gpt2-small of `model_repository`, and in another process a bare ASGI application, by the same server with the
 same settings, both on one core; `wrk` (https://github.com/wg/wrk), which must be installed, asks on another. In each
-round the two take turns, door by door and shape by shape. What is printed is the median of the rounds: requests per
-second of the bare application, and of each door over those. It exits with 1 where one is below what it is to hold.
-With `--with`, what an operator may turn on is on (`benchmarks/guards.py`); what is a part of the server, TLS and the
-belief in a proxy, is on for the bare application too. With `--ids` each request names itself, so that no two heads are
-the same.
+round the two take turns, protocol by protocol and shape by shape. What is printed is the median of the rounds: requests
+per second of the bare application, and of each protocol over those. It exits with 1 where one is below what it is to
+hold. With `--with`, what an operator may turn on is on (`benchmarks/guards.py`); what is a part of the server, TLS and
+the belief in a proxy, is on for the bare application too. With `--ids` each request names itself, so that no two heads
+are the same.
 """
 
 import argparse
@@ -41,11 +41,11 @@ FLOORS: dict[int, dict[str, tuple[float, ...]]] = {
     4: {"native": (0.55, 0.55, 0.85, 0.65), "V2": (0.45, 0.48, 0.80, 0.65)},
     64: {"native": (0.9,), "V2": (0.9,)},
 }
-"""What each door is to hold of the bare application, by connections, and shape by shape as far as it goes."""
+"""What each protocol is to hold of the bare application, by connections, and shape by shape as far as it goes."""
 NPY, BYTES = "application/x-npy", "application/octet-stream"
 
 
-class Door(NamedTuple):
+class Protocol(NamedTuple):
     """How ids are sent: a path, a body, and headers."""
 
     path: str
@@ -53,14 +53,14 @@ class Door(NamedTuple):
     headers: dict[str, str]
 
 
-def native(ids: Any) -> Door:
+def native(ids: Any) -> Protocol:
     """Ask for `.npy` with `.npy`."""
     body = io.BytesIO()
     np.save(body, ids)
-    return Door(f"/models/{MODEL}/embed", body.getvalue(), {"Content-Type": NPY, "Accept": NPY})
+    return Protocol(f"/models/{MODEL}/embed", body.getvalue(), {"Content-Type": NPY, "Accept": NPY})
 
 
-def open_inference(ids: Any) -> Door:
+def open_inference(ids: Any) -> Protocol:
     """Ask with binary tensors, as Triton's client does."""
     tensor = {"name": "input_ids", "shape": ids.shape, "datatype": "INT64"}
     document = {
@@ -69,15 +69,15 @@ def open_inference(ids: Any) -> Door:
     }
     header = orjson.dumps(document)
     headers = {"Content-Type": BYTES, "Inference-Header-Content-Length": str(len(header))}
-    return Door(f"/v2/models/{MODEL}/infer", header + ids.tobytes(), headers)
+    return Protocol(f"/v2/models/{MODEL}/infer", header + ids.tobytes(), headers)
 
 
-def with_headers(door: Door, headers: dict[str, str]) -> Door:
-    """Return a door whose requests have further headers."""
-    return door._replace(headers=door.headers | headers)
+def with_headers(protocol: Protocol, headers: dict[str, str]) -> Protocol:
+    """Return a protocol whose requests have further headers."""
+    return protocol._replace(headers=protocol.headers | headers)
 
 
-DOORS = {"native": native, "V2": open_inference}
+PROTOCOLS = {"native": native, "V2": open_inference}
 
 
 async def bare(
@@ -119,10 +119,10 @@ end
 """Lua: an `X-Request-Id` of its own for each request of a connection."""
 
 
-def script(folder: Path, name: str, door: Door, more: str = "") -> Path:
+def script(folder: Path, name: str, protocol: Protocol, more: str = "") -> Path:
     """Write what wrk sends, in Lua, of which `more` is the end."""
-    body = "".join(f"\\{byte:03d}" for byte in door.body)
-    headers = "".join(f'wrk.headers["{name}"] = "{value}"\n' for name, value in door.headers.items())
+    body = "".join(f"\\{byte:03d}" for byte in protocol.body)
+    headers = "".join(f'wrk.headers["{name}"] = "{value}"\n' for name, value in protocol.headers.items())
     file = folder / f"{name}.lua"
     file.write_text(f'wrk.method = "POST"\nwrk.body = "{body}"\n{headers}{more}')
     return file
@@ -166,18 +166,18 @@ def main() -> None:
         running(*pinned, preblock, "serve", "--port", 0) as (_, port),
         running(*pinned, sys.executable, "-m", "benchmarks.tensors", "--bare") as (_, bare_port),
     ):
-        doors = {
-            (shape, name): with_headers(door(random.integers(0, 50257, shape)), headers)
+        protocols = {
+            (shape, name): with_headers(protocol(random.integers(0, 50257, shape)), headers)
             for shape in SHAPES[: options.shapes]
-            for name, door in DOORS.items()
+            for name, protocol in PROTOCOLS.items()
         }
-        found: dict[tuple[tuple[int, int], str], list[tuple[float, float]]] = {case: [] for case in doors}
+        found: dict[tuple[tuple[int, int], str], list[tuple[float, float]]] = {case: [] for case in protocols}
         for _ in range(options.rounds):
-            for (shape, name), door in doors.items():
-                lua = script(Path(folder), name, door, IDS if options.ids else "")
+            for (shape, name), protocol in protocols.items():
+                lua = script(Path(folder), name, protocol, IDS if options.ids else "")
                 how = lua, options.seconds, options.connections, scheme
                 floor = rate(bare_port, f"/{shape[0]}/{shape[1]}", *how)
-                ours = rate(port, door.path, *how)
+                ours = rate(port, protocol.path, *how)
                 found[shape, name].append((floor, ours / floor))
     on = f", with {' '.join([*options.guards, *['ids'] * options.ids])}" if options.guards or options.ids else ""
     print(f"{options.connections} connections{on}, load {os.getloadavg()[0]:.1f}")

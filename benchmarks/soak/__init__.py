@@ -1,1 +1,1 @@
-"""Many clients at every door, whose connections break at any byte: every bit is checked, memory must stay flat."""
+"""Many clients at every protocol, whose connections break at any byte: every bit is checked, memory must stay flat."""

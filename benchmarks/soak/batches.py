@@ -70,7 +70,7 @@ class Batch:
 
         Args:
             soak: knows what is.
-            fields: whether the door has any beside ids.
+            fields: whether the protocol has any beside ids.
             random: draws.
 
         """
@@ -90,7 +90,7 @@ def draw(soak: Soak, fields: bool, rectangular: bool, random: np.random.Generato
 
     Args:
         soak: knows which are allowed.
-        fields: whether the door has any beside ids, so that rows may be anywhere.
+        fields: whether the protocol has any beside ids, so that rows may be anywhere.
         rectangular: whether all must have one length.
         random: draws.
 

@@ -1,4 +1,4 @@
-"""The doors of gRPC: calls, and streams of requests."""
+"""The protocols of gRPC: calls, and streams of requests."""
 
 import asyncio
 from functools import partial
@@ -32,7 +32,7 @@ BREAKS = ("UNAVAILABLE ", "INTERNAL Internal error from Core")
 
 
 class Grpc:
-    """A door of gRPC.
+    """A protocol of gRPC.
 
     Args:
         soak: knows the truth.

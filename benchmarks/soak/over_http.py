@@ -1,4 +1,4 @@
-"""The doors of HTTP that answer one request: the native one, the Open Inference Protocol, and OpenAI's."""
+"""The protocols of HTTP that answer one request: the native one, the Open Inference Protocol, and OpenAI's."""
 
 import base64
 import gzip
@@ -36,7 +36,7 @@ POOLING: dict[str, Callable[[Vectors], Vectors]] = {
 
 
 class Http:
-    """A door of HTTP.
+    """A protocol of HTTP.
 
     Args:
         soak: knows the truth.

@@ -1,4 +1,4 @@
-"""What feeds a stream, whatever its door."""
+"""What feeds a stream, whatever its protocol."""
 
 from contextlib import suppress
 from typing import Any
@@ -16,13 +16,13 @@ class Player:
 
     Args:
         soak: what all streams share.
-        door: the connection.
+        protocol: the connection.
         random: draws.
 
     """
 
-    def __init__(self, soak: Soak, door: Any, random: np.random.Generator) -> None:
-        self.soak, self.door, self.random = soak, door, random
+    def __init__(self, soak: Soak, protocol: Any, random: np.random.Generator) -> None:
+        self.soak, self.protocol, self.random = soak, protocol, random
         self.offset = self.draw(int(random.integers(1, MOST_ROWS)), soak.limit)
 
     def draw(self, size: int, limit: int) -> list[int]:
@@ -46,21 +46,23 @@ class Player:
                     await self.step()
         finally:
             with suppress(*BROKEN):
-                await self.door.leave()
+                await self.protocol.leave()
 
     async def open(self) -> None:
         """Open the stream where its rows are, through as many connections as it takes."""
 
         async def opened() -> bool:
-            await self.door.open(self.offset)
+            await self.protocol.open(self.offset)
             return True
 
-        while not await self.soak.attempt(self.door.name, opened):
+        while not await self.soak.attempt(self.protocol.name, opened):
             pass
 
     async def tell(self, message: Message, number: int = 0) -> Told:
         """Tell it something, once more where the connection breaks: nothing was done that was not answered."""
-        while (answer := await self.soak.attempt(self.door.name, lambda: self.door.ask(message, number))) is None:
+        while (
+            answer := await self.soak.attempt(self.protocol.name, lambda: self.protocol.ask(message, number))
+        ) is None:
             await self.open()
         told: Told = answer
         return told
@@ -70,7 +72,7 @@ class Player:
         beyond = max([self.soak.limit, *self.offset])
         row = len(self.offset)
         choices: list[Message] = [
-            *self.door.garbage,
+            *self.protocol.garbage,
             {"input_ids": [[0]] * (row + 1)},
             {"input_ids": [[self.soak.vocabulary]] + [[0]] * (row - 1)},
             {"input_ids": [[-1]] + [[0]] * (row - 1)},
@@ -81,12 +83,12 @@ class Player:
         ]
         if row:  # else there is nothing that is too far
             choices.append({"rewind": [beyond + 1]})
-        if row and not isinstance(self.door, Clients):
+        if row and not isinstance(self.protocol, Clients):
             choices.append({"input_ids": [[0]] * row, "offset": [at + 1 for at in self.offset]})
         message = choices[int(self.random.integers(len(choices)))]
         answer = await self.tell(message)
         expect(answer.refused, f"{message!r:.200} at {self.offset}", answer)
-        self.soak.refused[self.door.name] += 1
+        self.soak.refused[self.protocol.name] += 1
 
     async def move(self) -> None:
         """Rewind, reorder, append or drop."""
@@ -126,8 +128,8 @@ class Player:
             after = [max(row) + 1 if row else at for row, at in zip(places, self.offset, strict=True)]
         elif random.random() < 0.3:
             message["offset"] = self.offset
-        twice = random.random() < 0.05 and not isinstance(self.door, Clients)
-        number = self.door.number + 1 if twice else 0
+        twice = random.random() < 0.05 and not isinstance(self.protocol, Clients)
+        number = self.protocol.number + 1 if twice else 0
         answer = await self.tell(message, number)
         if "position_ids" not in message and max(after) > self.soak.limit:
             expect(answer.refused, f"{message!r} at {self.offset}", answer)
@@ -138,7 +140,7 @@ class Player:
         self.offset = after
         if twice:
             # Where the connection broke here, nobody knows any more what the step was.
-            again = await self.soak.attempt(self.door.name, lambda: self.door.ask(message, number))
+            again = await self.soak.attempt(self.protocol.name, lambda: self.protocol.ask(message, number))
             if again is None:
                 await self.open()
             else:
@@ -148,8 +150,8 @@ class Player:
     def check(self, message: Message, answer: Told, after: list[int], expected: Vectors) -> None:
         """Compare the answer to a step with what it must be."""
         right = answer.vectors is not None and answer.vectors.tobytes() == expected.tobytes()
-        expect(right and answer.offset == after, f"{message!r} to {after} by {self.door.name}", answer)
-        self.soak.right[self.door.name] += 1
+        expect(right and answer.offset == after, f"{message!r} to {after} by {self.protocol.name}", answer)
+        self.soak.right[self.protocol.name] += 1
 
     async def rewind_all(self) -> None:
         """Make room where a row is at its end."""

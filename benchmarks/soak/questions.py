@@ -1,4 +1,4 @@
-"""A question and its answer, whatever the door."""
+"""A question and its answer, whatever the protocol."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -40,11 +40,11 @@ class Question:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-class Door(Protocol):
+class Endpoint(Protocol):
     """Where questions are asked.
 
     Attributes:
-        name: of the door.
+        name: of the protocol.
         fields: whether it has any beside ids.
         rectangular: whether all rows must have one length; it knows sequences then.
 
@@ -55,7 +55,7 @@ class Door(Protocol):
     rectangular: bool
 
     def write(self, batch: Batch, random: np.random.Generator) -> Question:
-        """Return how a batch is asked for, in one of the forms that the door has."""
+        """Return how a batch is asked for, in one of the forms that the protocol has."""
 
     async def ask(self, question: Question) -> Any:
         """Return the answer.
@@ -71,32 +71,32 @@ class Door(Protocol):
 
 
 class Asker:
-    """Asks at one door, one question after another.
+    """Asks at one protocol, one question after another.
 
     Args:
         soak: what all clients share.
-        door: where.
+        protocol: where.
         random: draws.
 
     """
 
-    def __init__(self, soak: Soak, door: Door, random: np.random.Generator) -> None:
-        self.soak, self.door, self.random = soak, door, random
+    def __init__(self, soak: Soak, protocol: Endpoint, random: np.random.Generator) -> None:
+        self.soak, self.protocol, self.random = soak, protocol, random
 
     async def play(self) -> None:
         """Ask until it is enough."""
         try:
             while self.soak.done < 1:
-                batch = draw(self.soak, self.door.fields, self.door.rectangular, self.random)
+                batch = draw(self.soak, self.protocol.fields, self.protocol.rectangular, self.random)
                 # One that is large at a time, so that the peak of memory is not up to how many meet.
                 async with self.soak.large if batch.large else nullcontext():
                     await self.batch(batch)
         finally:
-            await self.door.leave()
+            await self.protocol.leave()
 
     async def batch(self, batch: Batch) -> None:
         """Ask for a batch, at once or in parts, until one breaks: nobody knows then how far the sequence is."""
-        may = self.door.rectangular and len(batch.ids[0]) > 1 and batch.fields.keys() <= {"offset"}
+        may = self.protocol.rectangular and len(batch.ids[0]) > 1 and batch.fields.keys() <= {"offset"}
         sequence = may and self.random.random() < SEQUENCES
         parts = [*batch.in_sequence(next(self.soak.sequences), self.random)] if sequence else [batch]
         for part in parts:
@@ -109,30 +109,30 @@ class Asker:
 
     async def good(self, batch: Batch) -> bool:
         """Ask for a batch, and compare the answer with the truth; return whether one came."""
-        question = self.door.write(batch, self.random)
+        question = self.protocol.write(batch, self.random)
         answer = await self.answer(question)
         if answer is None:
             return False
-        what = f"{self.door.name}, {len(batch.ids)} rows of {batch.size} tokens, {question.path} {question.headers}"
+        what = f"{self.protocol.name}, {len(batch.ids)} rows of {batch.size} tokens, {question.path} {question.headers}"
         expect(not isinstance(answer, Refused), what, answer)
         found, expected = question.read(answer), question.expected()
         right = (found.dtype, found.shape) == (expected.dtype, expected.shape) and found.tobytes() == expected.tobytes()
         expect(right, what, f"{found.dtype} {found.shape} is not the truth, {expected.dtype} {expected.shape}")
-        self.soak.right[self.door.name] += 1
+        self.soak.right[self.protocol.name] += 1
         return True
 
     async def bad(self, batch: Batch) -> bool:
         """Ask for what is not allowed, or say only half of it; return whether an answer came."""
         if self.random.random() < 0.3:
-            question = self.door.write(batch, self.random)
+            question = self.protocol.write(batch, self.random)
             question = replace(question, body=question.body[: self.random.integers(len(question.body))])
         else:
-            question = self.door.write(batch.spoiled(self.soak, self.door.fields, self.random), self.random)
+            question = self.protocol.write(batch.spoiled(self.soak, self.protocol.fields, self.random), self.random)
         answer = await self.answer(question)
         if answer is not None:
-            what = f"{self.door.name}, {question.path} {question.headers} {question.body[:200]!r}"
+            what = f"{self.protocol.name}, {question.path} {question.headers} {question.body[:200]!r}"
             expect(isinstance(answer, Refused), what, "a bad request was answered")
-            self.soak.refused[self.door.name] += 1
+            self.soak.refused[self.protocol.name] += 1
         return answer is not None
 
     async def answer(self, question: Question) -> Any:
@@ -140,8 +140,8 @@ class Asker:
 
         async def ask() -> Any:
             try:
-                return await self.door.ask(question)
+                return await self.protocol.ask(question)
             except Refused as refused:
                 return refused
 
-        return await self.soak.attempt(self.door.name, ask)
+        return await self.soak.attempt(self.protocol.name, ask)

@@ -71,7 +71,7 @@ class Proxies:
             await proxy.stop()
 
 
-DOORS: dict[str, Callable[[Soak, Proxies, np.random.Generator], Client]] = {
+PROTOCOLS: dict[str, Callable[[Soak, Proxies, np.random.Generator], Client]] = {
     "frames": lambda soak, through, random: Player(soak, Frames(through.steps, soak.model), random),
     "text": lambda soak, through, random: Player(soak, Texts(through.steps, soak.model), random),
     "lines": lambda soak, through, random: Player(soak, Lines(through.steps, soak.model), random),
@@ -86,17 +86,17 @@ DOORS: dict[str, Callable[[Soak, Proxies, np.random.Generator], Client]] = {
 
 
 async def run(
-    soak: Soak, server: Server, clients: int, seed: int, growth: float, doors: Collection[str] = tuple(DOORS)
+    soak: Soak, server: Server, clients: int, seed: int, growth: float, protocols: Collection[str] = tuple(PROTOCOLS)
 ) -> None:
-    """Ask with so many clients at each door, sample the memory of the server, and say what was seen.
+    """Ask with so many clients at each protocol, sample the memory of the server, and say what was seen.
 
     Args:
         soak: what the clients share.
         server: that they ask.
-        clients: of each door.
+        clients: of each protocol.
         seed: of everything random.
         growth: MiB by which the least memory of the last quarter may be above that of the one before.
-        doors: at which they ask.
+        protocols: at which they ask.
 
     Raises:
         ExceptionGroup: of Wrong, where an answer is.
@@ -116,8 +116,8 @@ async def run(
     try:
         async with asyncio.TaskGroup() as group:
             for index in range(clients):
-                for number, door in enumerate(doors):
-                    client = DOORS[door](soak, proxies, np.random.default_rng((seed, index, number)))
+                for number, protocol in enumerate(protocols):
+                    client = PROTOCOLS[protocol](soak, proxies, np.random.default_rng((seed, index, number)))
                     group.create_task(client.play())
     finally:
         sampling.cancel()
@@ -125,8 +125,9 @@ async def run(
     await all_left(f"http://{server.http}")
     count = soak.right.total()
     print(f"{count} answers in {soak.seconds:.0f} s ({count / soak.seconds:.0f} a second): every bit is right")
-    for door in doors:
-        print(f"{door}: {soak.right[door]} right, {soak.refused[door]} refused, {soak.broken[door]} broken off")
+    for protocol in protocols:
+        right, refused, broken = soak.right[protocol], soak.refused[protocol], soak.broken[protocol]
+        print(f"{protocol}: {right} right, {refused} refused, {broken} broken off")
     print(", ".join(f"{count} {name}" for name, count in sorted(soak.counts.items())))
     seen = ", ".join(f"{min(sizes):.1f} to {max(sizes):.1f}" for sizes in quarters if sizes)
     print(f"MiB of the server's own memory, by quarter: {seen}")

@@ -111,7 +111,7 @@ class Soak:
         """How much of it is done; 1 is all."""
         return self.seconds / self._seconds if self._seconds else self.right.total() / self._steps
 
-    async def attempt(self, door: str, action: Callable[[], Awaitable[T]]) -> T | None:
+    async def attempt(self, protocol: str, action: Callable[[], Awaitable[T]]) -> T | None:
         """Do something; None where the connection broke.
 
         Raises:
@@ -122,9 +122,9 @@ class Soak:
             async with asyncio.timeout(PATIENCE):
                 return await action()
         except TimeoutError:
-            raise Wrong(f"{door} hangs") from None
+            raise Wrong(f"{protocol} hangs") from None
         except BROKEN as error:
             if isinstance(error, ConnectionClosed) and error.rcvd is not None:
                 raise Wrong(f"the server closed the stream: {error}") from error
-            self.broken[door] += 1
+            self.broken[protocol] += 1
             return None

@@ -1,4 +1,4 @@
-"""The doors of decode streams: how each is told a message, and what comes back."""
+"""The protocols of decode streams: how each is told a message, and what comes back."""
 
 import asyncio
 import base64

@@ -2,8 +2,8 @@
 
     python load.py HOST:PORT KIND...
 
-`embed` is the native door, `infer` the Open Inference Protocol, `openai` OpenAI's, in JSON. `tensors` are bytes by the
-native door, `large` so many that they come in pieces, and `grpc` is the protocol over gRPC, on the port after that of
+`embed` is the native API, `infer` the Open Inference Protocol, `openai` OpenAI's, in JSON. `tensors` are bytes by the
+native API, `large` so many that they come in pieces, and `grpc` is the protocol over gRPC, on the port after that of
 HTTP. Nothing here asks a second time.
 """
 

@@ -13,7 +13,7 @@ from preblock.bench.workload import Target, json, npy, random_ids, v2
 from preblock.client.errors import NoAnswer, ServiceError, TimedOut
 from preblock.client.results import Model
 
-DOORS = ("npy", "v2", "json", "grpc", "steps")
+PROTOCOLS = ("npy", "v2", "json", "grpc", "steps")
 PAUSE, LOOK = 0.1, 0.5
 """Seconds before a broken connection is made again, and between two looks at a measurement."""
 
@@ -24,7 +24,7 @@ Show = Callable[[Tally], None]
 def measure(
     target: Target,
     model: Model,
-    door: str,
+    protocol: str,
     shape: tuple[int, int],
     *,
     connections: int = 4,
@@ -32,12 +32,12 @@ def measure(
     timeout: float = 30.0,
     look: Look = lambda _: None,
 ) -> Result:
-    """Ask for random ids of one shape by one door, over so many connections at a time.
+    """Ask for random ids of one shape by one protocol, over so many connections at a time.
 
     Args:
         target: where.
         model: what the server says of the model.
-        door: one of `DOORS`.
+        protocol: one of `PROTOCOLS`.
         shape: rows, and tokens of each.
         connections: each asks as soon as it was answered.
         seconds: for which they ask; what is on the way then is waited for. One request of each goes before.
@@ -53,14 +53,14 @@ def measure(
     requests = {"npy": npy, "v2": v2, "json": json}
 
     def make() -> Link:
-        if door == "grpc":
+        if protocol == "grpc":
             return GrpcLink(target, ids)
-        if door == "steps":
+        if protocol == "steps":
             return StepLink(target, ids, model.max_len)
-        return HttpLink(target, requests[door](target, ids))
+        return HttpLink(target, requests[protocol](target, ids))
 
-    tally = uvloop.run(_measure(make, connections, seconds, timeout, lambda tally: look(line(tally, door, shape))))
-    return Result.of(tally, door, shape, connections)
+    tally = uvloop.run(_measure(make, connections, seconds, timeout, lambda tally: look(line(tally, protocol, shape))))
+    return Result.of(tally, protocol, shape, connections)
 
 
 async def _measure(make: Callable[[], Link], connections: int, seconds: float, timeout: float, show: Show) -> Tally:

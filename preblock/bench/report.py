@@ -5,16 +5,16 @@ from collections.abc import Sequence
 
 from preblock.bench.stats import QUANTILES, Result, Tally
 
-HEAD = ("door", "shape", "requests/s", "tokens/s", "MB/s", *(f"{name} ms" for name in QUANTILES), "errors")
+HEAD = ("protocol", "shape", "requests/s", "tokens/s", "MB/s", *(f"{name} ms" for name in QUANTILES), "errors")
 
 
-def line(tally: Tally, door: str, shape: tuple[int, int]) -> str:
+def line(tally: Tally, protocol: str, shape: tuple[int, int]) -> str:
     """Return what is known so far."""
     seconds, requests = time.perf_counter() - tally.begin, len(tally.latencies)
     recent = sorted(tally.latencies[-1000:])
     middle = f", p50 {1e3 * recent[len(recent) // 2]:.3g} ms" if recent else ""
     wrong = f", {tally.errors.total()} errors" if tally.errors else ""
-    return f"{door} {shape[0]},{shape[1]}: {seconds:.0f} s, {requests / seconds:,.0f} requests/s{middle}{wrong}"
+    return f"{protocol} {shape[0]},{shape[1]}: {seconds:.0f} s, {requests / seconds:,.0f} requests/s{middle}{wrong}"
 
 
 def table(results: Sequence[Result]) -> str:
@@ -25,13 +25,13 @@ def table(results: Sequence[Result]) -> str:
     for result in results:
         for kind, count in result.errors.items():
             shape = f"{result.shape[0]},{result.shape[1]}"
-            lines.append(f"{result.door} {shape}: {count} times {kind}: {result.messages[kind]}")
+            lines.append(f"{result.protocol} {shape}: {count} times {kind}: {result.messages[kind]}")
     return "\n".join(lines)
 
 
 def _row(result: Result) -> tuple[str, ...]:
     return (
-        result.door,
+        result.protocol,
         f"{result.shape[0]},{result.shape[1]}",
         f"{result.rates['requests']:,.1f}",
         f"{result.rates['tokens']:,.0f}",

@@ -49,7 +49,7 @@ class Result:
     """One measurement.
 
     Args:
-        door: by which it was asked.
+        protocol: by which it was asked.
         shape: rows, and tokens of each.
         connections: that asked at a time.
         seconds: from the first request to the last answer.
@@ -61,7 +61,7 @@ class Result:
 
     """
 
-    door: str
+    protocol: str
     shape: tuple[int, int]
     connections: int
     seconds: float
@@ -72,12 +72,12 @@ class Result:
     messages: dict[str, str]
 
     @classmethod
-    def of(cls, tally: Tally, door: str, shape: tuple[int, int], connections: int) -> "Result":
+    def of(cls, tally: Tally, protocol: str, shape: tuple[int, int], connections: int) -> "Result":
         """Sum up what was counted."""
         requests, seconds = len(tally.latencies), max(tally.end - tally.begin, 1e-9)
         cuts = np.percentile(tally.latencies, list(QUANTILES.values())) if requests else ()
         return cls(
-            door=door,
+            protocol=protocol,
             shape=shape,
             connections=connections,
             seconds=seconds if requests else 0.0,

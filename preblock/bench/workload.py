@@ -1,4 +1,4 @@
-"""Where the load goes, and what is sent: a request of every door, as the bytes of HTTP or of a message."""
+"""Where the load goes, and what is sent: a request of every protocol, as the bytes of HTTP or of a message."""
 
 import io
 import ssl

@@ -280,8 +280,8 @@ class _Seconds(click.FloatRange):
 @click.argument("url")
 @click.option("--model", required=True, help="Name of the model that is asked.")
 @click.option(
-    "--door",
-    "doors",
+    "--protocol",
+    "protocols",
     multiple=True,
     type=click.Choice(["npy", "v2", "json", "grpc", "steps"]),
     default=["npy"],
@@ -303,7 +303,7 @@ class _Seconds(click.FloatRange):
     type=_Seconds(0, min_open=True),
     default=5.0,
     show_default=True,
-    help="How long each door is asked for each shape.",
+    help="How long each protocol is asked for each shape.",
 )
 @click.option(
     "--timeout",
@@ -312,13 +312,13 @@ class _Seconds(click.FloatRange):
     show_default=True,
     help="Seconds that connecting, and an answer, may take.",
 )
-@click.option("--grpc-port", type=click.IntRange(1, 65535), help="Port of gRPC, for the door grpc.")
+@click.option("--grpc-port", type=click.IntRange(1, 65535), help="Port of gRPC, for the protocol grpc.")
 @click.option("--key", help="Key that the server asks for.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
 def bench(
     url: str,
     model: str,
-    doors: tuple[str, ...],
+    protocols: tuple[str, ...],
     shapes: tuple[tuple[int, int], ...],
     as_json: bool,
     grpc_port: int | None,
@@ -328,11 +328,11 @@ def bench(
 ) -> None:
     """Ask the server at URL for vectors as fast as it answers, and print how fast that was.
 
-    Each connection sends a request, waits for its answer, and sends the next. The exit code is 1 where a door answered
-    no request of a shape.
+    Each connection sends a request, waits for its answer, and sends the next. The exit code is 1 where a protocol
+    answered no request of a shape.
     """
-    if "grpc" in doors and grpc_port is None:
-        raise click.UsageError("--grpc-port: got nothing, allowed the port of the server's gRPC, for the door grpc")
+    if "grpc" in protocols and grpc_port is None:
+        raise click.UsageError("--grpc-port: got nothing, allowed the port of the server's gRPC, for the protocol grpc")
     _require("httpx", "client")
     _require("websockets", "client")
     from preblock import connect
@@ -346,14 +346,14 @@ def bench(
         target = Target(url, model, key, grpc_port)
         with connect(url, timeout=timeout, key=key, retries=0) as client:
             asked = client.model(model)
-        for door in doors:
+        for protocol in protocols:
             for shape in shapes:
                 with _Progress("bench", quiet=True) as progress:
                     results.append(
                         measure(
                             target,
                             asked,
-                            door,
+                            protocol,
                             shape,
                             timeout=timeout,
                             look=progress,

@@ -1,1 +1,1 @@
-"""The doors over HTTP and WebSocket. They only translate."""
+"""The protocols over HTTP and WebSocket. They only translate."""

@@ -38,7 +38,7 @@ class Form:
     What JSON says but for the ids is the same in all of them, too.
 
     Args:
-        door: by which they come.
+        protocol: by which they come.
         plain: what answers them.
         head: the bytes that their bodies begin with.
         shape: of the ids, (B, L).
@@ -54,7 +54,7 @@ class Form:
 
     """
 
-    door: str
+    protocol: str
     plain: Plain
     head: bytes
     shape: tuple[int, int]
@@ -98,7 +98,7 @@ class Form:
 
 
 def form_of(
-    door: str, plain: Plain, request: Request, reply: Reply, head: bytes, ids_at: int, offset_at: int | None = None
+    protocol: str, plain: Plain, request: Request, reply: Reply, head: bytes, ids_at: int, offset_at: int | None = None
 ) -> Form:
     """Return the form of a request that was answered with `reply`: bytes after others, or base64 between them.
 
@@ -114,15 +114,15 @@ def form_of(
     shape = len(rows.lengths), rows.length
     assert reply.size is not None
     known = lines_of(reply.raw_headers), joined(prefix), reply.size
-    return Form(door, plain, head, shape, ids_at, offset, offset_at, *known, suffix=suffix)
+    return Form(protocol, plain, head, shape, ids_at, offset, offset_at, *known, suffix=suffix)
 
 
-def form_of_json(door: str, plain: Plain, request: Request, reply: Reply, body: bytes) -> Form | None:
+def form_of_json(protocol: str, plain: Plain, request: Request, reply: Reply, body: bytes) -> Form | None:
     """Return the form of a request of JSON; None where its ids are not found in it. As `form_of`, and its `body`."""
     found = IDS.search(body)
     if found is None:  # the name of the field is written in another way
         return None
-    form = form_of(door, plain, request, reply, body[: found.start(1)], found.start(1))
+    form = form_of(protocol, plain, request, reply, body[: found.start(1)], found.start(1))
     form.tail = body[found.end(1) :]
     return form
 

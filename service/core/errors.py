@@ -1,4 +1,4 @@
-"""Every error that the service raises on purpose, as a neutral kind. Each door maps the kinds to its own codes once.
+"""Errors that the service raises on purpose, as neutral kinds. Each protocol maps the kinds to its own codes once.
 
     PreblockError
     ├── ClientFault             the request is at fault; the same request fails again

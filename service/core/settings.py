@@ -68,9 +68,7 @@ class Settings(BaseSettings):
 
     config_file: Path | None = Field(None, description="TOML file with more of these settings.")
     repository: Path = Field(Path("model_repository"), description="Folder of the artifacts.")
-    cache_dir: Path = Field(
-        default_factory=_cache, description="Folder in which files that were checked are remembered."
-    )
+    cache_dir: Path = Field(default_factory=_cache, description="Folder of the hash cache of checked files.")
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port of HTTP and WebSocket; 0 for a free one.")
     grpc_port: int | None = Field(None, ge=1, le=65535, description="Port of gRPC; without it there is no gRPC.")

@@ -1,4 +1,4 @@
-"""Arrays with their meaning: what every door turns a request into, and what it makes an answer of.
+"""Arrays with their meaning: what every protocol turns a request into, and what it makes an answer of.
 
 Letters: B batch, T tokens of all rows, D output width.
 """
@@ -21,7 +21,7 @@ DTYPES: dict[str, np.dtype[np.generic]] = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-"""Output types, by the name that every door but the Open Inference Protocol uses."""
+"""Output types, by the name that every protocol but the Open Inference Protocol uses."""
 
 
 # Those that every request makes are not frozen: that triples the time of making one.
@@ -142,7 +142,7 @@ class Turn:
 
 @dataclass(eq=False, kw_only=True)
 class Request(Wanted):
-    """Token ids and what belongs to them, whichever door they came through.
+    """Token ids and what belongs to them, whichever protocol they came through.
 
     Args:
         input_ids: T ids in B rows.

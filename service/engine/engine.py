@@ -1,8 +1,8 @@
-"""The one path from request to answer; every door uses it.
+"""The one path from request to answer; every protocol uses it.
 
 Every front-end is token-wise: a token's vector depends on its id, its position and its segment alone. So rows of
 unequal length, masks and explicit positions all run as T rows of length 1 whose offset is the position: no padding. So
-do small requests that are ready together, whatever their lengths, offsets and doors.
+do small requests that are ready together, whatever their lengths, offsets and protocols.
 
 Letters: B batch, L length, T tokens of all rows, D output width.
 """
@@ -82,7 +82,7 @@ class Admission:
         seen = self._observation
         seen.__exit__(kind, error, None)
         if self._log.share:
-            self._log.write(CURRENT.get(), seen.door, seen.model, seen.outcome, seen.seconds)
+            self._log.write(CURRENT.get(), seen.protocol, seen.model, seen.outcome, seen.seconds)
 
 
 class Engine:
@@ -118,9 +118,9 @@ class Engine:
         self.log = log or Requests()
         self.ready = True
 
-    def request(self, door: str) -> "Admission":
-        """Return what counts and times one request of `door`, a step of a stream included, within the limits."""
-        return Admission(self.metrics.request(door), self.limits, self.log)
+    def request(self, protocol: str) -> "Admission":
+        """Return what counts and times one request of `protocol`, a step of a stream included, within the limits."""
+        return Admission(self.metrics.request(protocol), self.limits, self.log)
 
     async def answer(self, model: Model | Stem, request: AnyRequest) -> Answer:
         """Return what `request`, of a kind that `model` takes, asks for; raises as the methods for each kind."""

@@ -107,16 +107,16 @@ class Run:
 
     Args:
         plain: answers it.
-        door: by which it came.
+        protocol: by which it came.
         ids: int64 (B, L).
         offset: int64 (1,) or (B,).
 
     """
 
-    __slots__ = ("_door", "_group", "_member", "_number", "_plain", "execution", "large", "nbytes", "shared")
+    __slots__ = ("_group", "_member", "_number", "_plain", "_protocol", "execution", "large", "nbytes", "shared")
 
-    def __init__(self, plain: Plain, door: str, ids: Int64, offset: Int64) -> None:
-        self._plain, self._door = plain, door
+    def __init__(self, plain: Plain, protocol: str, ids: Int64, offset: Int64) -> None:
+        self._plain, self._protocol = plain, protocol
         self.execution = execution = Execution(plain.metrics, plain.model.name, plain.model.version)
         feeds = {"input_ids": ids, "offset": offset}
         for name in plain.indices:
@@ -171,22 +171,22 @@ class Run:
         plain, execution = self._plain, self.execution
         read = 0.0 if visit is None or operation else visit.read
         tokens = self._member.feeds["input_ids"].size
-        plain.metrics.answered(self._door, execution, tokens, began, received, sent, read, send, operation)
+        plain.metrics.answered(self._protocol, execution, tokens, began, received, sent, read, send, operation)
         if visit is not None and visit.trace is not None:
-            visit.door = self._door
+            visit.protocol = self._protocol
             visit.trace.ran(plain.model.name, execution.rows, tokens)
         if plain.log.share:
             self._write_line(visit, "ok")
 
-    def fail(self, visit: Visit | None, outcome: Literal["Failed", "Aborted"]) -> None:
+    def fail(self, visit: Visit | None, outcome: Literal["internal_error", "cancelled"]) -> None:
         """Count the request, which failed or whose client left, and write its line if there is to be one."""
         plain, seconds = self._plain, self.execution.seconds
         if visit is not None and visit.trace is not None:
-            visit.door = self._door
+            visit.protocol = self._protocol
             visit.trace.attributes["preblock.model"] = plain.model.name
-            visit.trace.refused(outcome, outcome == "Failed")
+            visit.trace.refused(outcome, outcome == "internal_error")
         self.execution.end(success=False)
-        plain.metrics.asked(self._door, plain.model.name, outcome, seconds)
+        plain.metrics.asked(self._protocol, plain.model.name, outcome, seconds)
         if plain.log.share:
             self._write_line(visit, outcome)
 
@@ -194,4 +194,4 @@ class Run:
         plain = self._plain
         if plain.log.token_ids:
             plain.log.note(visit, Rows.of_array(self._member.feeds["input_ids"]))
-        plain.log.write(visit, self._door, plain.model.name, outcome, self.execution.seconds)
+        plain.log.write(visit, self._protocol, plain.model.name, outcome, self.execution.seconds)

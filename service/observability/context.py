@@ -101,10 +101,10 @@ Begin = Callable[["Visit", Headers, str, Attributes], Trace]
 class Visit:
     """One request, or one stream with all that is asked in it.
 
-    `door` is the one that it came by, once that has begun to answer. `marks` are those of the last execution that it
-    asked for (`service/observability/timing.py`), if any. `received` are the bytes of its body, and `read` the seconds
-    that these took, where it came whole. `trace` is None where requests are not traced. `ids` are token ids that its
-    line in the log is to hold, by rows; None where it is to hold none.
+    `protocol` is the one that it came by, once that has begun to answer. `marks` are those of the last execution that
+    it asked for (`service/observability/timing.py`), if any. `received` are the bytes of its body, and `read` the
+    seconds that these took, where it came whole. `trace` is None where requests are not traced. `ids` are token ids
+    that its line in the log is to hold, by rows; None where it is to hold none.
 
     Args:
         wanted: the id that the client gives it; one that is not 1 to 128 visible characters of ASCII is not taken.
@@ -112,12 +112,12 @@ class Visit:
 
     """
 
-    __slots__ = ("began", "door", "id", "ids", "marks", "read", "received", "trace")
+    __slots__ = ("began", "id", "ids", "marks", "protocol", "read", "received", "trace")
 
     def __init__(self, wanted: bytes | None = None, began: float | None = None) -> None:
         self.id = wanted if wanted is not None and _ALLOWED.fullmatch(wanted) else b"%b-%x" % (_PREFIX, next(_NUMBERS))
         self.began = perf_counter() if began is None else began
-        self.door = ""
+        self.protocol = ""
         self.marks: Sequence[float] = ()
         self.received, self.read = 0, 0.0
         self.trace: Trace | None = None

@@ -34,14 +34,14 @@ class Instruments:
     def __init__(self, registry: CollectorRegistry) -> None:
         requests = Counter(
             "preblock_requests",
-            "Requests answered, by door, model and outcome: 'ok', the kind of error, 'Failed' or 'Aborted'.",
-            ["door", "model", "outcome"],
+            "Requests by protocol, model and outcome: 'ok', the kind of error, 'internal_error' or 'cancelled'.",
+            ["protocol", "model", "outcome"],
             registry=registry,
         )
         seconds = Latencies(
             "preblock_request_duration_seconds",
             "Time from the head of a request, or a step of a stream, to its answer, in seconds.",
-            ["door"],
+            ["protocol"],
             buckets=SECONDS,
             registry=registry,
         )
@@ -54,7 +54,7 @@ class Instruments:
         )
         self.streams = Gauge(
             "preblock_streams_open",
-            "Streams open now, of every door.",
+            "Streams open now, of every protocol.",
             registry=registry,
             multiprocess_mode="livesum",
         )
@@ -67,20 +67,20 @@ class Instruments:
         self.outcome = _timed(
             registry,
             "request",
-            "Requests to a model, whichever door they came through, by outcome: 'success' or 'fail'.",
+            "Requests to a model, whichever protocol they came through, by outcome: 'success' or 'fail'.",
             ["model", "version", "outcome"],
         )
-        self.phase = _timed(
+        self.stage = _timed(
             registry,
-            "phase",
+            "stage",
             f"Phases of executions, by the rows of all requests: 1 to {LARGEST_BATCH}, or 'more'.",
-            ["model", "version", "rows", "phase"],
+            ["model", "version", "rows", "stage"],
         )
-        self.joined = _timed(
+        self.batched = _timed(
             registry,
-            "joined_phase",
+            "batched_stage",
             "Phases of requests that were answered by the execution of another.",
-            ["model", "version", "phase"],
+            ["model", "version", "stage"],
         )
         rows = Counter("preblock_model_rows", "Rows answered.", ["model", "version"], registry=registry)
         last = Gauge(
@@ -90,24 +90,24 @@ class Instruments:
             registry=registry,
             multiprocess_mode="max",
         )
-        received = Counter("preblock_request_bytes", "Bytes of bodies and messages.", ["door"], registry=registry)
-        sent = Counter("preblock_response_bytes", "Bytes of answers, without heads.", ["door"], registry=registry)
+        received = Counter("preblock_request_bytes", "Bytes of bodies and messages.", ["protocol"], registry=registry)
+        sent = Counter("preblock_response_bytes", "Bytes of answers, without heads.", ["protocol"], registry=registry)
         read = Counter(
             "preblock_request_body_read_seconds",
             "Time from the heads of requests until their bodies were there, in seconds.",
-            ["door"],
+            ["protocol"],
             registry=registry,
         )
         parse = Counter(
             "preblock_request_decode_seconds",
             "Time from when requests, or steps, were there until they were checked, of those answered, in seconds.",
-            ["door"],
+            ["protocol"],
             registry=registry,
         )
         send = Counter(
             "preblock_request_response_write_seconds",
             "Time in which answers were handed to their connections, in seconds; that to compute large ones included.",
-            ["door"],
+            ["protocol"],
             registry=registry,
         )
         self.provider = Gauge(
@@ -122,7 +122,7 @@ class Instruments:
         self.tokens, self.operations = cache(tokens.labels), cache(operations.labels)
         self.parsed = cache(parse.labels)
         self.rows, self.last = cache(rows.labels), cache(last.labels)
-        self.carried = cache(lambda door: [counter.labels(door) for counter in (received, sent, read, send)])
+        self.carried = cache(lambda protocol: [counter.labels(protocol) for counter in (received, sent, read, send)])
 
 
 def _timed(

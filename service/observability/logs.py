@@ -33,15 +33,20 @@ class Requests:
                     visit.ids.append(rows.values[begin : min(begin + length, most)].tolist())
                     begin += length
 
-    def write(self, visit: Visit | None, door: str, model: str, outcome: str, seconds: float) -> None:
+    def write(self, visit: Visit | None, protocol: str, model: str, outcome: str, seconds: float) -> None:
         """Write the line of a request, if it is one of those that have one."""
         if random.random() >= self.share:
             return
-        fields: dict[str, Any] = {"door": door, "model": model, "outcome": outcome, "seconds": round(seconds, 6)}
+        fields: dict[str, Any] = {
+            "protocol": protocol,
+            "model": model,
+            "outcome": outcome,
+            "seconds": round(seconds, 6),
+        }
         asked = ""
         if visit is not None and visit.ids is not None and self.token_ids:
             fields["input_ids"], asked = visit.ids, f" {json.dumps(visit.ids)}"
-        told = "%s %s %s %.3f ms", door, model or "-", outcome, 1000 * seconds
+        told = "%s %s %s %.3f ms", protocol, model or "-", outcome, 1000 * seconds
         REQUESTS.info(*told, extra={"fields": fields, "asked": asked, **_names(visit)})
 
 

@@ -64,9 +64,9 @@ class Metrics:
             self._instruments.seconds("native")
             self._instruments.carried("native")
 
-    def request(self, door: str) -> Observation:
-        """Return what counts and times one request of `door`."""
-        return Observation(self, door)
+    def request(self, protocol: str) -> Observation:
+        """Return what counts and times one request of `protocol`."""
+        return Observation(self, protocol)
 
     def execution(self, model: str, version: int) -> Execution:
         """Return what counts and times one request to a model."""
@@ -75,16 +75,16 @@ class Metrics:
             visit.marks = execution.marks
         return execution
 
-    def asked(self, door: str, model: str, outcome: str, seconds: float) -> None:
+    def asked(self, protocol: str, model: str, outcome: str, seconds: float) -> None:
         """Count a request that was answered, and how long that took."""
-        self._count(self._instruments.requests(door, model, outcome), 1)
-        latencies = self._latencies[door]
+        self._count(self._instruments.requests(protocol, model, outcome), 1)
+        latencies = self._latencies[protocol]
         latencies[bisect_left(SECONDS, seconds)] += 1
         latencies[-1] += seconds
 
     def answered(
         self,
-        door: str,
+        protocol: str,
         execution: Execution,
         tokens: int,
         began: float,
@@ -100,16 +100,16 @@ class Metrics:
         is that of a stream, if it is a message of one.
         """
         self._soon()
-        self._answered.append((door, execution, tokens, began, received, sent, read, send, operation))
+        self._answered.append((protocol, execution, tokens, began, received, sent, read, send, operation))
         if len(self._answered) == MOST_ANSWERED:  # behind the answer, which need not wait for it
             asyncio.get_running_loop().call_soon(self._sum_answered)
 
     def _sum_answered(self) -> None:
         answered, self._answered = self._answered, []
         sums = self._sums
-        for door, execution, tokens, began, received, sent, read, send, operation in answered:
+        for protocol, execution, tokens, began, received, sent, read, send, operation in answered:
             rows = execution.batch if execution.batch <= LARGEST_BATCH else MORE
-            key = door, execution.model, execution.version, rows, operation
+            key = protocol, execution.model, execution.version, rows, operation
             found = sums.get(key)
             if found is None:
                 found = sums[key] = Sum()
@@ -118,19 +118,19 @@ class Metrics:
     def _tell_answered(self) -> None:
         self._sum_answered()
         sums, self._sums = self._sums, {}
-        for (door, model, version, rows, operation), found in sums.items():
+        for (protocol, model, version, rows, operation), found in sums.items():
             tally = self._tallies[model, version, rows]
             for name, amount in found.tally.items():
                 tally[name] += amount
             self._asked[model, version] = max(self._asked.get((model, version), 0), _of_the_wall(found.last))
             self.tokens(model, found.tokens)
-            self._count(self._instruments.requests(door, model, "ok"), found.count)
-            latencies = self._latencies[door]
+            self._count(self._instruments.requests(protocol, model, "ok"), found.count)
+            latencies = self._latencies[protocol]
             for index, amount in enumerate(found.latencies):
                 latencies[index] += amount
             latencies[-1] += found.seconds
-            self.carried(door, found.received, found.sent, found.read, found.send)
-            self.parsed(door, found.parse)
+            self.carried(protocol, found.received, found.sent, found.read, found.send)
+            self.parsed(protocol, found.parse)
             if operation:
                 self._count(self._instruments.operations(model, operation), found.count)
 
@@ -150,18 +150,18 @@ class Metrics:
             tally[OUTPUT] += passed - ran
         self._asked[execution.model, execution.version] = _of_the_wall(end)
 
-    def carried(self, door: str, received: int, sent: int, read: float = 0, send: float = 0) -> None:
-        """Count bytes of bodies or messages of a door, and seconds in which they were read and sent, soon."""
+    def carried(self, protocol: str, received: int, sent: int, read: float = 0, send: float = 0) -> None:
+        """Count bytes of bodies or messages of a protocol, and seconds in which they were read and sent, soon."""
         self._soon()
-        sums = self._carried[door]
+        sums = self._carried[protocol]
         sums[0] += received
         sums[1] += sent
         sums[2] += read
         sums[3] += send
 
-    def parsed(self, door: str, seconds: float) -> None:
-        """Count the seconds from the head of a request of a door until what it asks was checked, soon."""
-        self._count(self._instruments.parsed(door), seconds)
+    def parsed(self, protocol: str, seconds: float) -> None:
+        """Count the seconds from the head of a request of a protocol until what it asks was checked, soon."""
+        self._count(self._instruments.parsed(protocol), seconds)
 
     def provider(self, requested: str, active: str, probed: str | None) -> None:
         """Say where models run."""
@@ -203,12 +203,12 @@ class Metrics:
         """Add what was counted since the last time to the counters."""
         self._telling = False
         self._tell_answered()
-        for door, (*counts, seconds) in self._latencies.items():
-            self._instruments.seconds(door).add(counts, seconds)
+        for protocol, (*counts, seconds) in self._latencies.items():
+            self._instruments.seconds(protocol).add(counts, seconds)
         self._latencies.clear()
         carried, self._carried = self._carried, defaultdict(lambda: [0, 0, 0.0, 0.0])
-        for door, sums in carried.items():
-            for counter, amount in zip(self._instruments.carried(door), sums, strict=True):
+        for protocol, sums in carried.items():
+            for counter, amount in zip(self._instruments.carried(protocol), sums, strict=True):
                 counter.inc(amount)
         counted, self._counted = self._counted, defaultdict(float)
         for counter, amount in counted.items():
@@ -228,7 +228,7 @@ class Metrics:
             return
         found.rows(model, version).inc(tally[ROWS])
         for phase in PHASES:
-            timed = found.phase(model, version, rows, phase) if rows else found.joined(model, version, phase)
+            timed = found.stage(model, version, rows, phase) if rows else found.batched(model, version, phase)
             _add(timed, tally[COUNT], tally[phase])
 
     def expose(self, accept: str) -> tuple[bytes, str]:

@@ -50,14 +50,14 @@ def history(families: Iterable[Metric]) -> defaultdict[tuple[str, int], Statisti
                 model.outcomes[labels["outcome"]].count = int(sample.value)
             case "request_seconds_total":
                 model.outcomes[labels["outcome"]].seconds = sample.value
-            case "phases_total":
-                model.phases[_rows(labels), labels["phase"]].count = int(sample.value)
-            case "phase_seconds_total":
-                model.phases[_rows(labels), labels["phase"]].seconds = sample.value
-            case "joined_phases_total":
-                model.joined[labels["phase"]].count = int(sample.value)
-            case "joined_phase_seconds_total":
-                model.joined[labels["phase"]].seconds = sample.value
+            case "stages_total":
+                model.phases[_rows(labels), labels["stage"]].count = int(sample.value)
+            case "stage_seconds_total":
+                model.phases[_rows(labels), labels["stage"]].seconds = sample.value
+            case "batched_stages_total":
+                model.joined[labels["stage"]].count = int(sample.value)
+            case "batched_stage_seconds_total":
+                model.joined[labels["stage"]].seconds = sample.value
             case "rows_total":
                 model.rows = int(sample.value)
             case "last_request_timestamp_seconds":

@@ -1,4 +1,4 @@
-"""Requests while they are answered: how long each takes, as its door and as the model that it asks sees it."""
+"""Requests while they are answered: how long each takes, as its protocol and as the model that it asks sees it."""
 
 import time
 from typing import Protocol
@@ -12,16 +12,16 @@ PHASES = (INPUT, QUEUE, INFER, OUTPUT)
 
 
 OPENING = "-open"
-"""Ends the name of a door where a stream is opened, whose first step is a request of its own."""
+"""Ends the name of a protocol where a stream is opened, whose first step is a request of its own."""
 
 
 class Counts(Protocol):
     """What counts requests once they are answered (`service/observability/metrics.py`)."""
 
-    def asked(self, door: str, model: str, outcome: str, seconds: float) -> None:
-        """Count a request of a door."""
+    def asked(self, protocol: str, model: str, outcome: str, seconds: float) -> None:
+        """Count a request of a protocol."""
 
-    def parsed(self, door: str, seconds: float) -> None:
+    def parsed(self, protocol: str, seconds: float) -> None:
         """Count the time until what a request asks was checked."""
 
     def executed(self, execution: "Execution", success: bool, end: float) -> None:
@@ -29,35 +29,35 @@ class Counts(Protocol):
 
 
 class Observation:
-    """One request of a door, or a step of a stream, while the block runs; an error that leaves it is its outcome.
+    """One request of a protocol, or a step of a stream, while the block runs; an error that leaves it is its outcome.
 
-    `model` is what the door learns while it answers; `outcome` and `seconds` are there after it.
+    `model` is what the protocol learns while it answers; `outcome` and `seconds` are there after it.
 
     Args:
         counts: it.
-        door: by which it came.
+        protocol: by which it came.
 
     """
 
-    __slots__ = ("_begin", "_counts", "door", "model", "outcome", "seconds")
+    __slots__ = ("_begin", "_counts", "model", "outcome", "protocol", "seconds")
 
-    def __init__(self, counts: Counts, door: str) -> None:
-        self._counts, self.door, self.model = counts, door, ""
+    def __init__(self, counts: Counts, protocol: str) -> None:
+        self._counts, self.protocol, self.model = counts, protocol, ""
 
     def __enter__(self) -> "Observation":
         """Begin."""
         self._begin = time.perf_counter()
         if (visit := CURRENT.get()) is not None:
             visit.ids = None  # those of a step before
-            visit.door = self.door.removesuffix(OPENING)  # what follows is of the door that was opened
+            visit.protocol = self.protocol.removesuffix(OPENING)  # what follows is of the protocol that was opened
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         """Count the request."""
         self.outcome = "ok" if kind is None else _outcome(kind)
         self.seconds = time.perf_counter() - self._begin
-        self._counts.asked(self.door, self.model, self.outcome, self.seconds)
-        if kind is None and not self.door.endswith(OPENING):
+        self._counts.asked(self.protocol, self.model, self.outcome, self.seconds)
+        if kind is None and not self.protocol.endswith(OPENING):
             self._count_parsing()
         if (trace := current_trace()) is not None:
             if self.model:
@@ -69,13 +69,13 @@ class Observation:
         """Count how long it took to read and check what was asked of a model, if anything was."""
         visit = CURRENT.get()
         if visit is not None and len(visit.marks) > 1 and visit.marks[1] > self._begin:
-            self._counts.parsed(self.door, visit.marks[1] - self._begin)
+            self._counts.parsed(self.protocol, visit.marks[1] - self._begin)
 
 
 def _outcome(kind: type[BaseException]) -> str:
     if issubclass(kind, PreblockError):
         return kind.__name__
-    return "Failed" if issubclass(kind, Exception) else "Aborted"
+    return "internal_error" if issubclass(kind, Exception) else "cancelled"
 
 
 class Execution:

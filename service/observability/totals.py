@@ -10,7 +10,7 @@ COUNT, TOTAL, ROWS = "count", "seconds", "rows"
 
 
 class Sum:
-    """Requests that were answered by one execution each, of the same door, model and number of rows.
+    """Requests that were answered by one execution each, of the same protocol, model and number of rows.
 
     Attributes:
         count: how many.

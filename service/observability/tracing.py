@@ -27,7 +27,7 @@ FIELDS = {name.encode(): name for name in PROPAGATOR.fields}
 FLUSH_SECONDS = 5
 """At the end, for which the last spans are awaited."""
 STREAMS = ("decode", "grpc-stream")
-"""Doors whose requests are steps of one visit."""
+"""Protocols whose requests are steps of one visit."""
 ALLOWED = {
     "OTEL_TRACES_EXPORTER": "otlp",
     "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
@@ -100,11 +100,11 @@ def _named(headers: Headers) -> dict[str, list[str]]:
 def _told(visit: Visit, trace: Trace) -> dict[str, str | int | float]:
     """Return what a span says of any request."""
     told: dict[str, str | int | float] = {"preblock.request_id": visit.text}
-    if visit.door:
-        told["preblock.door"] = visit.door
+    if visit.protocol:
+        told["preblock.protocol"] = visit.protocol
     if trace.runs:
         told |= {"preblock.rows": trace.rows, "preblock.tokens": trace.tokens}
-    if visit.door in STREAMS:
+    if visit.protocol in STREAMS:
         told["preblock.steps"] = trace.runs
     else:
         told |= {f"preblock.{stage}_seconds": seconds for stage, seconds in visit.stages().items()}

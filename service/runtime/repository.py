@@ -80,7 +80,7 @@ class Served:
     sessions: dict[str, Session]
     created: int
     kept: dict[Any, Any] = dataclass_field(default_factory=dict, init=False, repr=False)
-    """What doors remember of it, for as long as it is served."""
+    """What protocols remember of it, for as long as it is served."""
 
     @property
     def provider(self) -> str:
@@ -185,7 +185,7 @@ class Repository:
         provider: onnxruntime name of the provider that sessions run on.
         threads: of one session call.
         cache: folder in which files that were checked are remembered; default None: each is read and checked.
-        access: says which models a caller may use; every model that a door asks for is found here. Default: all.
+        access: says which models a caller may use; every model that a protocol asks for is found here. Default: all.
         choice: how the provider was chosen; default: by name.
         progress: is told how far the opening is; default: nobody is.
         gpu_mem_limit_bytes: most memory of a GPU that one graph takes; default None: all that there is.

@@ -313,7 +313,7 @@ class Http(BoundedHttp):
         except PreblockError:
             return False
         self._trace(target, visit)
-        run = Run(form.plain, form.door, *read)
+        run = Run(form.plain, form.protocol, *read)
         visit.marks = run.execution.marks
         if run.shared:
             self.loop.call_soon(self._finish, form, run, visit)
@@ -330,7 +330,7 @@ class Http(BoundedHttp):
             vectors = run.finish()
         except Exception:
             LOG.exception("a request failed in an unforeseen way", extra={"request_id": visit.text})
-            run.fail(visit, "Failed")
+            run.fail(visit, "internal_error")
             if not transport.is_closing():
                 self._send_whole(errors.unforeseen(form.path), visit)
             _ended(visit, 500)
@@ -361,7 +361,7 @@ class Http(BoundedHttp):
     async def _send_pieces(self, form: Form, run: Run, visit: Visit) -> None:
         """Write a large answer piece by piece, each when it is computed, as fast as the client takes them."""
         began, size = perf_counter(), len(form.prefix)
-        outcome: Literal["ok", "Failed", "Aborted"] = "Aborted"
+        outcome: Literal["ok", "internal_error", "cancelled"] = "cancelled"
         failure: Exception | None = None
         waiting: list[Buffer] = [self._head(200, form.headers, visit) + form.prefix]
         try:
@@ -382,7 +382,7 @@ class Http(BoundedHttp):
                         return
             outcome = "ok"
         except Exception as error:
-            outcome, failure = "Failed", error
+            outcome, failure = "internal_error", error
             self._break_off(visit)
         finally:
             form.plain.limits.__exit__(None, None, None)
@@ -393,7 +393,7 @@ class Http(BoundedHttp):
             else:
                 run.fail(visit, outcome)
                 _ended(visit, 200, failure)
-                form.plain.metrics.carried(form.door, visit.received, size, visit.read, perf_counter() - began)
+                form.plain.metrics.carried(form.protocol, visit.received, size, visit.read, perf_counter() - began)
 
     async def _answer(self, arrival: Arrival, target: Target, visit: Visit) -> None:
         """Answer a request for `target`."""
@@ -411,8 +411,8 @@ class Http(BoundedHttp):
             _ended(visit, 200)
             raise
         _ended(visit, response.status_code)
-        if visit.door:
-            self._entry.carried(visit.door, visit.received, size, visit.read, perf_counter() - began)
+        if visit.protocol:
+            self._entry.carried(visit.protocol, visit.received, size, visit.read, perf_counter() - began)
         forms = self._entry.forms
         if forms is not None and isinstance(response, Reply) and response.form and (form := response.form(response)):
             form.path = target.path
@@ -589,7 +589,7 @@ class WebSocket(BoundedWebSocket):
             head, vectors = session.finish(run)
         except Exception:
             LOG.exception("a step failed in an unforeseen way")
-            run.fail(session.visit, "Failed")
+            run.fail(session.visit, "internal_error")
             self.transport.abort()
             return
         size, began = 0, perf_counter()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from preblock.bench.load import DOORS
+from preblock.bench.load import PROTOCOLS
 from preblock.bench.stats import Result, Tally
 from preblock.bench.workload import Target, random_ids
 from preblock.client import Model, connect
@@ -33,13 +33,13 @@ def model(tiny_server: Server) -> Model:
         return client.model("gpt")
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_every_door_is_asked_and_every_request_arrives(door: str, tiny_server: Server) -> None:
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_every_protocol_is_asked_and_every_request_arrives(protocol: str, tiny_server: Server) -> None:
     before = answered(tiny_server)
-    done = bench(tiny_server, "--model", "gpt", "--door", door, "--shape", "2,3", "--json")
+    done = bench(tiny_server, "--model", "gpt", "--protocol", protocol, "--shape", "2,3", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     (found,) = json.loads(done.stdout)
-    assert (found["door"], found["shape"], found["connections"], found["errors"]) == (door, [2, 3], 2, {})
+    assert (found["protocol"], found["shape"], found["connections"], found["errors"]) == (protocol, [2, 3], 2, {})
     # Of two rows each. The first of each connection is not counted by the load, but by the server.
     rows = 2 * (found["requests"] + 2)
     until = time.monotonic() + 5
@@ -73,11 +73,13 @@ def test_percentiles_are_those_of_the_latencies() -> None:
     assert result.rates == pytest.approx({"requests": 50.5, "tokens": 505, "bytes": 2000})
 
 
-def test_a_table_has_a_line_for_each_door_and_shape(tiny_server: Server) -> None:
-    done = bench(tiny_server, "--model", "gpt", "--door", "npy", "--door", "steps", "--shape", "1,1", "--shape", "2,6")
+def test_a_table_has_a_line_for_each_protocol_and_shape(tiny_server: Server) -> None:
+    done = bench(
+        tiny_server, "--model", "gpt", "--protocol", "npy", "--protocol", "steps", "--shape", "1,1", "--shape", "2,6"
+    )
     assert (done.returncode, done.stderr) == (0, "")  # nothing moves where there is no terminal
     head, *lines = done.stdout.splitlines()
-    assert head.split()[:4] == ["door", "shape", "requests/s", "tokens/s"]
+    assert head.split()[:4] == ["protocol", "shape", "requests/s", "tokens/s"]
     assert [line.split()[:2] for line in lines] == [["npy", "1,1"], ["npy", "2,6"], ["steps", "1,1"], ["steps", "2,6"]]
     assert all(line.split()[-1] == "0" for line in lines)
 
@@ -105,14 +107,14 @@ def guarded(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         yield server, key
 
 
-def test_a_key_opens_every_door_and_errors_are_counted_by_kind(guarded: tuple[Server, str]) -> None:
+def test_a_key_opens_every_protocol_and_errors_are_counted_by_kind(guarded: tuple[Server, str]) -> None:
     server, key = guarded
-    for door, kind in (("npy", "TooMany"), ("v2", "TooMany"), ("grpc", "RESOURCE_EXHAUSTED"), ("steps", "TooMany")):
+    for protocol, kind in (("npy", "TooMany"), ("v2", "TooMany"), ("grpc", "RESOURCE_EXHAUSTED"), ("steps", "TooMany")):
         time.sleep(1.1)  # until it may ask again
-        done = bench(server, "--model", "gpt", "--key", key, "--door", door, "--shape", "1,1", "--json")
+        done = bench(server, "--model", "gpt", "--key", key, "--protocol", protocol, "--shape", "1,1", "--json")
         assert done.stderr == ""
         (found,) = json.loads(done.stdout)
-        assert set(found["errors"]) == {kind}, door
+        assert set(found["errors"]) == {kind}, protocol
         assert found["errors"][kind] > 0
         assert "5 a second" in found["messages"][kind]
         assert done.returncode == (found["requests"] == 0)
@@ -145,8 +147,8 @@ def test_a_server_that_ends_is_counted_and_the_load_ends_too(tiny_repository: Pa
         (("--seconds", "0"), "'--seconds': 0"),
         (("--seconds", "nan"), "'--seconds': got nan, allowed a number of seconds"),
         (("--timeout", "inf"), "'--timeout': got inf, allowed a number of seconds"),
-        (("--door", "nope"), "'nope' is not one of 'npy', 'v2', 'json', 'grpc', 'steps'"),
-        (("--door", "grpc"), "--grpc-port: got nothing"),
+        (("--protocol", "nope"), "'nope' is not one of 'npy', 'v2', 'json', 'grpc', 'steps'"),
+        (("--protocol", "grpc"), "--grpc-port: got nothing"),
     ],
 )
 def test_wrong_use_is_one_line(arguments: tuple[str, ...], said: str) -> None:
@@ -160,7 +162,7 @@ def test_wrong_use_is_one_line(arguments: tuple[str, ...], said: str) -> None:
         (("--model", "gpt", "--shape", "1,7"), "shape: got 1,7, allowed at most 6 tokens of a row"),
         (("--model", "gpt", "--shape", "65536,6"), "shape: got 65536,6, allowed at most 65536 tokens"),
         (
-            ("--model", "gpt", "--door", "grpc", "--grpc-port", "9", "--timeout", "0.5"),
+            ("--model", "gpt", "--protocol", "grpc", "--grpc-port", "9", "--timeout", "0.5"),
             "no connection to 127.0.0.1:9 within 0.5 s",
         ),
     ],
@@ -188,7 +190,7 @@ def test_the_address_may_have_a_path() -> None:
     assert Target("http://host:81/below/", "a b").path("models", "a b", "embed") == "/below/models/a%20b/embed"
 
 
-def test_every_door_speaks_tls_with_whom_it_trusts(tiny_repository: Path, tmp_path: Path) -> None:
+def test_every_protocol_speaks_tls_with_whom_it_trusts(tiny_repository: Path, tmp_path: Path) -> None:
     authority = trustme.CA()
     pair = authority.issue_cert("127.0.0.1")
     certificate, key, trusted = (tmp_path / name for name in ("certificate.pem", "key.pem", "trusted.pem"))
@@ -197,8 +199,8 @@ def test_every_door_speaks_tls_with_whom_it_trusts(tiny_repository: Path, tmp_pa
     authority.cert_pem.write_to_path(str(trusted))
     with serving(tiny_repository, "--tls-cert-file", str(certificate), "--tls-key", str(key)) as server:
         command = ["bench", server.address, "--model", "gpt", "--grpc-port", server.grpc.rpartition(":")[2], *SHORT]
-        doors = [argument for door in ("npy", "grpc", "steps") for argument in ("--door", door)]
-        done = run(*command, *doors, "--shape", "1,1", "--json", SSL_CERT_FILE=str(trusted))
+        protocols = [argument for protocol in ("npy", "grpc", "steps") for argument in ("--protocol", protocol)]
+        done = run(*command, *protocols, "--shape", "1,1", "--json", SSL_CERT_FILE=str(trusted))
         assert (done.returncode, done.stderr) == (0, "")
         assert [(found["errors"], found["requests"] > 0) for found in json.loads(done.stdout)] == [({}, True)] * 3
         assert "certificate" in failing(*command, code=1).lower()

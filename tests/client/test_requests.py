@@ -1,4 +1,4 @@
-"""What the clients return, on a real server. Oracles: the native door's JSON, the module."""
+"""What the clients return, on a real server. Oracles: the native API's JSON, the module."""
 
 import asyncio
 import base64
@@ -42,7 +42,7 @@ def companions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def native(server: Server, model: str, **fields: Any) -> dict[str, Any]:
-    """Return the JSON answer of the native door, with its vectors as bytes."""
+    """Return the JSON answer of the native API, with its vectors as bytes."""
     answer: dict[str, Any] = (
         httpx.post(f"{server.address}/models/{model}/embed", json=fields, timeout=60).raise_for_status().json()
     )
@@ -97,7 +97,7 @@ def test_ids_of_every_form_are_those_ids(tiny: Any, tiny_server: Server, ids: An
     ],
     ids=str,
 )
-def test_every_option_means_what_it_means_at_the_native_door(
+def test_every_option_means_what_it_means_at_the_native_protocol(
     tiny: Any, tiny_server: Server, ids: Any, options: dict[str, Any]
 ) -> None:
     values = {"per row": list(range(len(ids))), "like ids": [[index % 2 for index in range(len(row))] for row in ids]}

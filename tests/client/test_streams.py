@@ -1,4 +1,4 @@
-"""Decode streams on a real server. Oracle: one call of the same client, which is proven against the native door."""
+"""Decode streams on a real server. Oracle: one call of the same client, which is proven against the native API."""
 
 import asyncio
 import json

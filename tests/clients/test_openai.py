@@ -1,4 +1,4 @@
-"""The door of the OpenAI API, through OpenAI's own client. Oracles: transformers, and the native door."""
+"""The protocol of the OpenAI API, through OpenAI's own client. Oracles: transformers, and the native API."""
 
 import base64
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ def vectors_of(response: openai.types.CreateEmbeddingResponse) -> NDArray[np.flo
 
 
 def means(clients: Clients, model: str, rows: list[list[int]]) -> NDArray[np.float32]:
-    """Return the mean of the native door's vectors, row by row."""
+    """Return the mean of the native API's vectors, row by row."""
     found = [native_bytes(clients, model, {"input_ids": [row]}) for row in rows]
     return np.stack([vectors.astype(np.float64).sum(0) / len(vectors) for vectors in found]).astype(np.float32)
 
@@ -263,8 +263,8 @@ def test_requests_are_counted(tiny_client: openai.OpenAI, tiny: httpx.Client) ->
     with pytest.raises(openai.UnprocessableEntityError):
         tiny_client.embeddings.create(model="gpt", input=[1], dimensions=1)
     metrics = tiny.get("/metrics").text
-    assert 'preblock_requests_total{door="openai",model="gpt",outcome="ok"}' in metrics
-    assert 'preblock_requests_total{door="openai",model="gpt",outcome="Invalid"}' in metrics
+    assert 'preblock_requests_total{protocol="openai",model="gpt",outcome="ok"}' in metrics
+    assert 'preblock_requests_total{protocol="openai",model="gpt",outcome="Invalid"}' in metrics
 
 
 def test_a_broken_tokenizer_is_the_servers_fault(tmp_path: Path) -> None:

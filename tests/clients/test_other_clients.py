@@ -36,10 +36,10 @@ def test_kserve(tiny_server: Server, tiny_clients: Clients) -> None:
 def test_mlserver(tiny_server: Server, tiny_clients: Clients) -> None:
     found = ask("mlserver", "mlserver_types.py", tiny_server.address, tiny_server.grpc)
     vectors = native_bytes(tiny_clients, "gpt", FIELDS).tobytes().hex()
-    for door in (found, found["grpc"]):
-        assert door["server"] == "preblock"
-        assert door["inputs"] == ["input_ids", "attention_mask", "position_ids", "offset"]
-        assert door["index"] == [["bert", "1", "READY"], ["bert", "2", "READY"], ["gpt", "1", "READY"]]
+    for protocol in (found, found["grpc"]):
+        assert protocol["server"] == "preblock"
+        assert protocol["inputs"] == ["input_ids", "attention_mask", "position_ids", "offset"]
+        assert protocol["index"] == [["bert", "1", "READY"], ["bert", "2", "READY"], ["gpt", "1", "READY"]]
     assert (found["id"], found["vectors"]) == ("7", vectors)
     assert found["grpc"]["ready"] == [True, True]
     assert found["grpc"]["answers"] == [["7", vectors]] * 2

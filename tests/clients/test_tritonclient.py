@@ -1,4 +1,4 @@
-"""The four clients of tritonclient, unmodified, against one server. Oracles: the native door, and each other."""
+"""The four clients of tritonclient, unmodified, against one server. Oracles: the native API, and each other."""
 
 import asyncio
 import gc
@@ -91,7 +91,7 @@ def client(request: pytest.FixtureRequest, tiny_server: Server, tiny_clients: Cl
     return Client(request.param, address)
 
 
-def test_infer_gives_the_bits_of_the_native_door(client: Client, tiny_clients: Clients) -> None:
+def test_infer_gives_the_bits_of_the_native_protocol(client: Client, tiny_clients: Clients) -> None:
     expected = native_bytes(tiny_clients, "bert", FIELDS).tobytes()
     for compression in (None, "gzip", "deflate"):
         options: dict[str, Any] = {"request_compression_algorithm": compression} if client.http else {}
@@ -106,7 +106,7 @@ def test_infer_gives_the_bits_of_the_native_door(client: Client, tiny_clients: C
 
 
 @pytest.mark.parametrize(("datatype", "dtype"), [("FP16", np.float16), ("BF16", ml_dtypes.bfloat16)])
-def test_a_narrow_type_is_rounded_as_at_the_native_door(
+def test_a_narrow_type_is_rounded_as_at_the_native_protocol(
     client: Client, tiny_clients: Clients, datatype: str, dtype: Any
 ) -> None:
     result = client.infer("gpt", client.inputs(input_ids=IDS), parameters={"dtype": datatype})

@@ -29,9 +29,9 @@ QUERIES = {rule["alert"]: rule["expr"] for rule in RULES} | {
     for target in panel["targets"]
 }
 KNOWN = {
-    "outcome": {"ok", "success", "fail", "Failed", "Aborted"}
+    "outcome": {"ok", "success", "fail", "internal_error", "cancelled"}
     | {kind for kind, value in vars(errors).items() if isinstance(value, type)},
-    "phase": {*PHASES},
+    "stage": {*PHASES},
     "job": {"preblock"},
 }
 """Values of labels that a query may name."""
@@ -39,7 +39,7 @@ KNOWN = {
 
 @pytest.fixture(scope="module")
 def exposed(tiny_repository: Path) -> dict[str, set[str]]:
-    """The labels of each series of a server that was asked at several doors, with what Prometheus adds."""
+    """The labels of each series of a server that was asked at several protocols, with what Prometheus adds."""
     with serving(tiny_repository) as server, httpx.Client(base_url=server.address) as client:
         body = {"input_ids": [[1, 2]]}
         with connect(f"{server.socket}/models/gpt/decode") as stream:

@@ -40,7 +40,7 @@ def test_the_settings_are_read(tmp_path: Path) -> None:
 def test_every_query_is_one(tmp_path: Path) -> None:
     """As rules, which is how promtool takes queries without a server."""
     rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(QUERIES.values())]
-    for wrong in ([], [{"record": "query:wrong", "expr": "sum by (door (up)"}]):
+    for wrong in ([], [{"record": "query:wrong", "expr": "sum by (protocol (up)"}]):
         (tmp_path / "queries.yml").write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules + wrong}]}))
         if wrong:
             with pytest.raises(AssertionError, match="parse error"):

@@ -32,7 +32,7 @@ from preblock.service.engine.chunking import WRITTEN_WHOLE
 from tests.conftest import serving
 from tests.support.protocols import (
     Clients,
-    Door,
+    Protocol,
     Refused,
     connect,
     decode_frame,
@@ -57,8 +57,8 @@ V, D, LONGEST = 7, 256, 9000
 FITS = MOST // (4 * D)
 """Tokens whose vectors are as large as an answer may be that is made whole."""
 IDS = np.random.default_rng(5).integers(0, V, LONGEST).tolist()
-WHOLE: tuple[Door, ...] = (grpc_raw, grpc_typed, decode_frame, decode_json, openai_base64)
-IN_PIECES: tuple[Door, ...] = (
+WHOLE: tuple[Protocol, ...] = (grpc_raw, grpc_typed, decode_frame, decode_json, openai_base64)
+IN_PIECES: tuple[Protocol, ...] = (
     *(native_json, native_float, native_bytes, native_npy, native_raw, native_safetensors, own_client, openai_mean),
     *(open_inference_json, open_inference_binary),
 )
@@ -92,20 +92,20 @@ def message(tokens: int, width: int = D) -> str:
     return f"got {4 * tokens * width} bytes of vectors, allowed at most {MOST} in an answer that is made whole"
 
 
-@pytest.mark.parametrize("door", WHOLE)
-def test_one_token_more_than_fits_is_refused_and_the_next_is_answered(clients: Clients, door: Door) -> None:
+@pytest.mark.parametrize("protocol", WHOLE)
+def test_one_token_more_than_fits_is_refused_and_the_next_is_answered(clients: Clients, protocol: Protocol) -> None:
     for _ in range(2):
         with pytest.raises(Refused) as refused:
-            door(clients, "gpt", {"input_ids": [IDS[: FITS + 1]]})
+            protocol(clients, "gpt", {"input_ids": [IDS[: FITS + 1]]})
         assert message(FITS + 1) in refused.value.message
         assert refused.value.status in (413, "StatusCode.RESOURCE_EXHAUSTED")
-        assert door(clients, "gpt", {"input_ids": [IDS[:FITS]]}).tobytes() == expected(FITS)
+        assert protocol(clients, "gpt", {"input_ids": [IDS[:FITS]]}).tobytes() == expected(FITS)
 
 
-@pytest.mark.parametrize("door", IN_PIECES)
-def test_what_is_sent_in_pieces_has_no_such_limit(clients: Clients, door: Door) -> None:
-    found = door(clients, "gpt", {"input_ids": [IDS]})
-    if door is openai_mean:
+@pytest.mark.parametrize("protocol", IN_PIECES)
+def test_what_is_sent_in_pieces_has_no_such_limit(clients: Clients, protocol: Protocol) -> None:
+    found = protocol(clients, "gpt", {"input_ids": [IDS]})
+    if protocol is openai_mean:
         assert found.shape == (1, D)
     else:
         assert found.tobytes() == expected(LONGEST)

@@ -1,4 +1,4 @@
-"""The table of errors in `docs/http.md`, row by row: each kind is provoked at each door that it names."""
+"""The table of errors in `docs/http.md`, row by row: each kind is provoked at each protocol that it names."""
 
 import json
 import re
@@ -25,8 +25,8 @@ from preblock.service.artifacts.manifest import GRAPH, Source
 from tests.conftest import ROOT, Server, serving
 from tests.support.protocols import (
     Clients,
-    Door,
     Fields,
+    Protocol,
     Refused,
     call_grpc,
     connect,
@@ -40,19 +40,19 @@ from tests.support.protocols import (
 KEY = "a key of the test"
 SECONDS = 60
 """For which something is tried that is all but sure to happen at once."""
-DOORS = ("native", "/v2", "/v1", "gRPC")
+PROTOCOLS = ("native", "/v2", "/v1", "gRPC")
 INSIDE = re.compile(r"onnxruntime|onnx\.|Traceback|preblock\.|\.py\b|Error\b|Exception|/tmp|/home|0x[0-9a-f]{6}")
 """What no message may say."""
 
 
 def table() -> dict[str, dict[str, str]]:
-    """Return the codes of the document, by kind and door."""
+    """Return the codes of the document, by kind and protocol."""
     text = (ROOT / "docs/http.md").read_text()
     rows = re.findall(r"^\| `([A-Z]\w+)` \|(.*)\|$", text.partition("## Errors")[2].partition("\n## ")[0], re.M)
     found = {}
     for kind, rest in rows:
         _, *codes = (cell.strip() for cell in rest.split("|"))
-        found[kind] = dict(zip(DOORS, codes, strict=True))
+        found[kind] = dict(zip(PROTOCOLS, codes, strict=True))
     return found
 
 
@@ -129,10 +129,10 @@ def call(method: str, **fields: Any) -> Provoke:
     return provoke
 
 
-def ask(door: Door, model: str, fields: Fields) -> Provoke:
+def ask(protocol: Protocol, model: str, fields: Fields) -> Provoke:
     def provoke(place: Place) -> Refused:
         with pytest.raises(Refused) as raised:
-            door(place.clients, model, fields)
+            protocol(place.clients, model, fields)
         return raised.value
 
     return provoke
@@ -156,7 +156,7 @@ def call_with_key(key: str) -> Provoke:
     return provoke
 
 
-def at_each_door(key: str) -> dict[str, Provoke]:
+def at_each_protocol(key: str) -> dict[str, Provoke]:
     """Ask for `gpt` with a key."""
     return {
         "native": with_key(EMBED, {}, key),
@@ -183,13 +183,13 @@ def step_of_a_stream(place: Place) -> Refused:
     return Refused(problem["status"], f"{problem['title']} {problem['detail']}")
 
 
-def request_of_a_sequence(door: Callable[[Clients, dict[str, Any]], Any]) -> Provoke:
+def request_of_a_sequence(protocol: Callable[[Clients, dict[str, Any]], Any]) -> Provoke:
     """Go on with a sequence where it is not."""
 
     def provoke(place: Place) -> Refused:
-        door(place.clients, {"sequence_id": 5, "sequence_start": True})
+        protocol(place.clients, {"sequence_id": 5, "sequence_start": True})
         with pytest.raises(Refused) as raised:
-            door(place.clients, {"sequence_id": 5, "offset": 3})
+            protocol(place.clients, {"sequence_id": 5, "offset": 3})
         return raised.value
 
     return provoke
@@ -210,13 +210,13 @@ def infer_over_grpc(clients: Clients, parameters: dict[str, Any]) -> None:
     call_grpc(clients, "ModelInfer", message)
 
 
-def too_many(door: Door) -> Provoke:
+def too_many(protocol: Protocol) -> Provoke:
     """Ask twice."""
 
     def provoke(place: Place) -> Refused:
         try:
             for _ in range(2):
-                door(place.sparing, "gpt", {"input_ids": [[1]]})
+                protocol(place.sparing, "gpt", {"input_ids": [[1]]})
         except Refused as error:
             return error
         raise AssertionError("nothing was refused")
@@ -224,7 +224,7 @@ def too_many(door: Door) -> Provoke:
     return provoke
 
 
-def too_busy(door: Door, rows: int = 5000) -> Provoke:
+def too_busy(protocol: Protocol, rows: int = 5000) -> Provoke:
     """Ask while others ask for more than may wait; what is small does not wait."""
     # Read for long, and refused at the end: a client that reads a large answer asks for nothing meanwhile.
     body = json.dumps({"input_ids": [*([[1] * 6] * 10000), [7]]}).encode()
@@ -243,7 +243,7 @@ def too_busy(door: Door, rows: int = 5000) -> Provoke:
             try:
                 while time.monotonic() < until:
                     try:
-                        door(place.clients, "gpt", {"input_ids": [[1, 1]] * rows})
+                        protocol(place.clients, "gpt", {"input_ids": [[1, 1]] * rows})
                     except Refused as error:
                         return error
             finally:
@@ -254,8 +254,8 @@ def too_busy(door: Door, rows: int = 5000) -> Provoke:
 
 
 def everywhere(model: str, fields: Fields) -> dict[str, Provoke]:
-    doors = (native_json, open_inference_json, openai_base64, grpc_typed)
-    return {name: ask(door, model, fields) for name, door in zip(DOORS, doors, strict=True)}
+    protocols = (native_json, open_inference_json, openai_base64, grpc_typed)
+    return {name: ask(protocol, model, fields) for name, protocol in zip(PROTOCOLS, protocols, strict=True)}
 
 
 EMBED, INFER, EMBEDDINGS = "/models/gpt/embed", "/v2/models/gpt/infer", "/v1/embeddings"
@@ -267,8 +267,8 @@ PROVOKE: dict[str, dict[str, Provoke]] = {
         "/v1": post(EMBEDDINGS, b"{"),
         "gRPC": bytes_over_grpc,
     },
-    "Unauthenticated": at_each_door("another"),
-    "Forbidden": at_each_door(KEY),
+    "Unauthenticated": at_each_protocol("another"),
+    "Forbidden": at_each_protocol(KEY),
     "NotFound": everywhere("nope", {"input_ids": [[1]]}),
     "NotAcceptable": {"native": post(EMBED, {"input_ids": [1]}, Accept="text/plain")},
     "Conflict": {
@@ -278,8 +278,8 @@ PROVOKE: dict[str, dict[str, Provoke]] = {
     },
     "TooLarge": everywhere("gpt", {"input_ids": [[1]] * 65537}),
     "TooMany": {
-        name: too_many(door)
-        for name, door in zip(DOORS, (native_json, open_inference_json, openai_base64, grpc_raw), strict=True)
+        name: too_many(protocol)
+        for name, protocol in zip(PROTOCOLS, (native_json, open_inference_json, openai_base64, grpc_raw), strict=True)
     },
     "UnsupportedFormat": {
         name: post(path, {}, kind="text/plain")
@@ -302,24 +302,26 @@ PROVOKE: dict[str, dict[str, Provoke]] = {
 }
 
 
-def test_the_table_has_every_kind_and_no_door_too_many() -> None:
+def test_the_table_has_every_kind_and_no_protocol_too_many() -> None:
     assert set(table()) == {kind.__name__ for kind in STATUS}
-    assert {kind: {door for door, code in codes.items() if code} for kind, codes in table().items()} == {
-        kind: set(doors) for kind, doors in PROVOKE.items()
+    assert {kind: {protocol for protocol, code in codes.items() if code} for kind, codes in table().items()} == {
+        kind: set(protocols) for kind, protocols in PROVOKE.items()
     }
 
 
 @pytest.mark.parametrize(
-    ("kind", "door", "provoke"),
+    ("kind", "protocol", "provoke"),
     [
-        pytest.param(kind, door, provoke, id=f"{kind}-{door}")
-        for kind, doors in PROVOKE.items()
-        for door, provoke in doors.items()
+        pytest.param(kind, protocol, provoke, id=f"{kind}-{protocol}")
+        for kind, protocols in PROVOKE.items()
+        for protocol, provoke in protocols.items()
     ],
 )
-def test_each_kind_has_the_code_of_the_table_at_each_door(place: Place, kind: str, door: str, provoke: Provoke) -> None:
+def test_each_kind_has_the_code_of_the_table_at_each_protocol(
+    place: Place, kind: str, protocol: str, provoke: Provoke
+) -> None:
     error = provoke(place)
-    assert str(error.status).removeprefix("StatusCode.") == table()[kind][door]
+    assert str(error.status).removeprefix("StatusCode.") == table()[kind][protocol]
     told, _, message = error.message.partition(" ")
     message = message if told == kind else error.message
     assert ": got " in message

@@ -1,4 +1,4 @@
-"""Whole generations whose every vector comes from a running server, over each streaming door.
+"""Whole generations whose every vector comes from a running server, over each streaming protocol.
 
 Oracle: `generate()` of transformers; for RoBERTa, whose `generate()` feeds other positions than its `forward()`, a
 greedy loop of full forward passes.
@@ -135,7 +135,7 @@ class Embedder(Decoder):
 
 
 class Asked:
-    """A stream whose messages are JSON, by whatever door; it speaks like the client's."""
+    """A stream whose messages are JSON, by whatever protocol; it speaks like the client's."""
 
     def __init__(self, ask: Ask, offset: list[int], outputs: list[str]) -> None:
         self._ask, self.offset, self._outputs = ask, offset, outputs
@@ -188,7 +188,7 @@ class Stateless:
         self.offset = [self.offset[row] for row in rows]
 
 
-Door = Callable[[Clients, str, list[int], list[str]], AbstractContextManager[Any]]
+Protocol = Callable[[Clients, str, list[int], list[str]], AbstractContextManager[Any]]
 
 
 def query(offset: list[int], outputs: list[str]) -> str:
@@ -271,7 +271,7 @@ def stateless(clients: Clients, family: str, offset: list[int], outputs: list[st
     yield Stateless(ask, offset, outputs)
 
 
-DOORS: list[Door] = [websocket_binary, websocket_json, lines, events, stateless]
+PROTOCOLS: list[Protocol] = [websocket_binary, websocket_json, lines, events, stateless]
 
 
 @pytest.fixture(scope="module")
@@ -344,17 +344,17 @@ def drafts_of(expected: list[list[int]], right: int) -> Any:
     return draft
 
 
-@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.__name__)
 @pytest.mark.parametrize("kind", [Decoder, Embedder])
 def test_a_batch_with_drafts_and_a_break_generates_what_the_library_does(
-    decoders: Clients, family: str, model: Any, expected: list[list[int]], door: Door, kind: type[Decoder]
+    decoders: Clients, family: str, model: Any, expected: list[list[int]], protocol: Protocol, kind: type[Decoder]
 ) -> None:
     """The batch is padded on the left, drafts are taken back, and the connection breaks in the middle."""
     outputs = ["token_embeddings"] if kind is Embedder else ["embeddings", *example.COMPANIONS.get(family, ())]
-    right = 0 if kind is Embedder else DOORS.index(door) % 4
+    right = 0 if kind is Embedder else PROTOCOLS.index(protocol) % 4
     with body_of(kind, family, model) as body:
         found = example.generate(
-            lambda offset: door(decoders, family, offset, outputs),
+            lambda offset: protocol(decoders, family, offset, outputs),
             body,
             prompts_of(family),
             COUNT,
@@ -363,14 +363,16 @@ def test_a_batch_with_drafts_and_a_break_generates_what_the_library_does(
     assert found == expected
 
 
-@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)
-def test_a_beam_search_finds_what_the_library_does(decoders: Clients, family: str, model: Any, door: Door) -> None:
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.__name__)
+def test_a_beam_search_finds_what_the_library_does(
+    decoders: Clients, family: str, model: Any, protocol: Protocol
+) -> None:
     if family == "roberta":
         pytest.skip("its generate() feeds other positions than its forward()")
     outputs = ["embeddings", *example.COMPANIONS.get(family, ())]
     with body_of(Decoder, family, model) as body:
         found = example.search(
-            lambda offset: door(decoders, family, offset, outputs), body, prompts_of(family), COUNT, BEAMS
+            lambda offset: protocol(decoders, family, offset, outputs), body, prompts_of(family), COUNT, BEAMS
         )
     assert found == library(model, family, BEAMS)
 

@@ -1,4 +1,4 @@
-"""Keys at every door, by real clients: who has none, who has one for some models, who may change them."""
+"""Keys at every protocol, by real clients: who has none, who has one for some models, who may change them."""
 
 import json
 import shlex
@@ -90,7 +90,7 @@ def ask(server: Server, method: str, path: str, key: str | None) -> httpx.Respon
 
 
 def check_form(response: httpx.Response, kind: str) -> None:
-    """Check that an error has the form of its door."""
+    """Check that an error has the form of its protocol."""
     document, path = response.json(), response.request.url.path
     if path.startswith("/v2"):
         assert list(document) == ["error"]
@@ -228,7 +228,7 @@ def test_a_socket_is_refused(guarded: Server, keys: dict[str, str], key: str | N
     assert ("WWW-Authenticate" in refused.value.response.headers) == (status == 401)
 
 
-def test_the_client_sends_a_key_at_every_door(guarded: Server, keys: dict[str, str]) -> None:
+def test_the_client_sends_a_key_at_every_protocol(guarded: Server, keys: dict[str, str]) -> None:
     with preblock.connect(guarded.address, key=keys["bert"]) as client:
         assert client.embed([1, 2], model="bert").vectors.shape == (1, 2, 4)
         with client.decode("bert") as stream:

@@ -36,7 +36,7 @@ from tests.conftest import Server, serving
 from tests.service.core.test_auth import ENTRY
 from tests.support.protocols import (
     Clients,
-    Door,
+    Protocol,
     Refused,
     connect,
     grpc_raw,
@@ -46,7 +46,7 @@ from tests.support.protocols import (
     step_frame,
 )
 
-DOORS = (native_json, open_inference_json, openai_base64, grpc_raw)
+PROTOCOLS = (native_json, open_inference_json, openai_base64, grpc_raw)
 ONE = {"input_ids": [[1]]}
 LINES, JSON = ({"Content-Type": f"application/{kind}"} for kind in ("x-ndjson", "json"))
 
@@ -77,11 +77,11 @@ def wait(server: Server, sample: str) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_rows_are_limited(clients: Clients, door: Door) -> None:
-    assert len(door(clients, "gpt", {"input_ids": [[1]] * 3})) == 3
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_rows_are_limited(clients: Clients, protocol: Protocol) -> None:
+    assert len(protocol(clients, "gpt", {"input_ids": [[1]] * 3})) == 3
     with pytest.raises(Refused, match="got 4 rows, allowed at most 3 rows in a request") as refused:
-        door(clients, "gpt", {"input_ids": [[1]] * 4})
+        protocol(clients, "gpt", {"input_ids": [[1]] * 4})
     assert refused.value.status in (413, "StatusCode.RESOURCE_EXHAUSTED")
 
 
@@ -134,7 +134,7 @@ def test_a_small_body_that_is_awaited_holds_nobody_up(strict: Server, clients: C
         assert half.recv(12) == b"HTTP/1.1 200"
 
 
-def test_streams_are_limited_at_every_door(strict: Server, clients: Clients) -> None:
+def test_streams_are_limited_at_every_protocol(strict: Server, clients: Clients) -> None:
     address = f"{strict.socket}/models/gpt/decode"
     wait(strict, "preblock_streams_open 0.0")
     with ExitStack() as stack:
@@ -160,7 +160,7 @@ def test_streams_are_limited_at_every_door(strict: Server, clients: Clients) -> 
 
 
 @pytest.mark.parametrize("keys", [False, True], ids=["addresses", "keys"])
-def test_the_rate_of_a_caller_is_limited_at_every_door_together(
+def test_the_rate_of_a_caller_is_limited_at_every_protocol_together(
     tiny_repository: Path, tmp_path: Path, keys: bool
 ) -> None:
     environment, headers = {"PREBLOCK_RATE_LIMIT_PER_SECOND": "0.05"}, {}
@@ -346,7 +346,7 @@ Told = tuple[object, object, object]
 
 
 def over_http(path: str, document: dict[str, Any], *places: str) -> Callable[[Clients], Told]:
-    """Return what asks one door, and returns status, `Retry-After`, and what stands in its own place."""
+    """Return what asks one protocol, and returns status, `Retry-After`, and what stands in its own place."""
 
     def ask(clients: Clients) -> Told:
         answer = clients.http.post(path, content=LONG_JSON + json.dumps(document).encode(), headers=JSON)
@@ -381,7 +381,7 @@ def over_a_stream_of_grpc(clients: Clients) -> Told:
 
 
 @pytest.mark.parametrize(
-    ("door", "expected"),
+    ("protocol", "expected"),
     [
         (over_http("/models/gpt/embed", ONE, "detail"), (503, "1", WAITED)),
         (over_http("/v2/models/gpt/infer", {"inputs": [TENSOR]}, "error"), (503, "1", WAITED)),
@@ -393,11 +393,11 @@ def over_a_stream_of_grpc(clients: Clients) -> Told:
     ids=["native", "open-inference", "openai", "socket", "grpc", "grpc-stream"],
 )
 def test_a_request_that_waits_too_long_for_a_thread_is_told_to_come_again(
-    busy: Server, door: Callable[[Clients], Told], expected: Told
+    busy: Server, protocol: Callable[[Clients], Told], expected: Told
 ) -> None:
     deadline = time.monotonic() + 30
     with connect(busy) as clients:
-        while (told := door(clients)) != expected:  # a thread may just have been free
+        while (told := protocol(clients)) != expected:  # a thread may just have been free
             assert time.monotonic() < deadline, told
 
 

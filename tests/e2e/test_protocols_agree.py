@@ -1,4 +1,4 @@
-"""One request, one answer, bit for bit, whichever door, worker, address and company: 200 random requests, checked
+"""One request, one answer, bit for bit, whichever protocol, worker, address and company: 200 random requests, checked
 against the raw tables.
 """
 
@@ -17,8 +17,8 @@ from tests.support.protocols import (
     OWN,
     TENSORS,
     Clients,
-    Door,
     Fields,
+    Protocol,
     connect,
     decode_frame,
     decode_json,
@@ -38,19 +38,19 @@ def lookup(tables: dict[str, NDArray[np.float32]], fields: Fields) -> NDArray[np
     return vectors
 
 
-def doors_for(fields: Fields) -> list[Door]:
-    """Return the doors that can express a request."""
-    doors = [*NATIVE, *OWN]
+def protocols_for(fields: Fields) -> list[Protocol]:
+    """Return the protocols that can express a request."""
+    protocols = [*NATIVE, *OWN]
     if len({len(row) for row in fields["input_ids"]}) == 1:
-        doors += [native_npy, *TENSORS]
+        protocols += [native_npy, *TENSORS]
     if set(fields) == {"input_ids"}:
-        doors.append(openai_base64)
+        protocols.append(openai_base64)
     if len(fields["input_ids"]) == 1 and not isinstance(fields.get("offset"), list):
         if set(fields) <= {"input_ids", "offset", "token_type_ids"}:
-            doors.append(decode_json)
+            protocols.append(decode_json)
         if set(fields) <= {"input_ids", "offset"}:
-            doors.append(decode_frame)
-    return doors
+            protocols.append(decode_frame)
+    return protocols
 
 
 @pytest.fixture(scope="module")
@@ -74,18 +74,20 @@ def test_every_way_gives_the_same_bits_for_random_requests(
     for _ in range(25):
         fields = random_request(random, model)
 
-        def ask(door: Door, asked: Fields) -> Any:
+        def ask(protocol: Protocol, asked: Fields) -> Any:
             """Ask any worker of any server, by any address of the model."""
             address = model if random.random() < 0.5 else f"{model}/versions/{version}"
-            return door(anywhere[random.integers(len(anywhere))], address, asked)
+            return protocol(anywhere[random.integers(len(anywhere))], address, asked)
 
         whole = native_json(anywhere[0], model, fields)
         if model == "gpt":
             assert lookup(tables, fields).tobytes() == whole.tobytes(), fields
-        for door in doors_for(fields):
-            assert ask(door, fields).tobytes() == whole.tobytes(), (door.__name__, fields)
+        for protocol in protocols_for(fields):
+            assert ask(protocol, fields).tobytes() == whole.tobytes(), (protocol.__name__, fields)
         rows = [row_of(fields, index) for index in range(len(fields["input_ids"]))]
-        alone = [ask(doors[random.integers(len(doors))], row) for row in rows for doors in [doors_for(row)]]
+        alone = [
+            ask(protocols[random.integers(len(protocols))], row) for row in rows for protocols in [protocols_for(row)]
+        ]
         assert np.concatenate(alone).tobytes() == whole.tobytes(), fields
         if set(fields) == {"input_ids"}:
             means = [row.astype(np.float64).sum(0) / len(row) for row in alone]
@@ -94,9 +96,9 @@ def test_every_way_gives_the_same_bits_for_random_requests(
 
 def test_another_version_gives_other_bits(tiny_clients: Clients) -> None:
     fields = {"input_ids": [[1, 2, 3]]}
-    for door in doors_for(fields):
-        found = {address: door(tiny_clients, address, fields).tobytes() for address in ("bert", "bert/versions/1")}
-        assert len(set(found.values())) == 2, door.__name__
+    for protocol in protocols_for(fields):
+        found = {address: protocol(tiny_clients, address, fields).tobytes() for address in ("bert", "bert/versions/1")}
+        assert len(set(found.values())) == 2, protocol.__name__
 
 
 @pytest.mark.parametrize("model", ["minilm", "gpt2-small", "transformer-base"])
@@ -120,7 +122,11 @@ def test_equal_rows_as_one_rectangle_are_bit_equal_to_each_row_alone(clients: Cl
 
 
 @pytest.mark.parametrize("model", ["minilm", "gpt2-small"])
-def test_the_doors_give_the_same_bits_for_a_real_model(clients: Clients, model: str) -> None:
+def test_the_protocols_give_the_same_bits_for_a_real_model(clients: Clients, model: str) -> None:
     fields: dict[str, Any] = {"input_ids": random_rows(np.random.default_rng(5), [7], 30000), "offset": 3}
     expected = native_json(clients, model, fields).tobytes()
-    assert {door.__name__ for door in doors_for(fields) if door(clients, model, fields).tobytes() != expected} == set()
+    assert {
+        protocol.__name__
+        for protocol in protocols_for(fields)
+        if protocol(clients, model, fields).tobytes() != expected
+    } == set()

@@ -1,4 +1,4 @@
-"""Sequences at every door that has them, asked by tritonclient, unmodified. Oracle: the native door with offsets."""
+"""Sequences at every protocol that has them, asked by tritonclient, unmodified. Oracle: the native API with offsets."""
 
 import asyncio
 import json

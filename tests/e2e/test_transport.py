@@ -1,4 +1,4 @@
-"""TLS at every door, which pages may ask, and whose word for an address is taken: real servers, real clients."""
+"""TLS at every protocol, which pages may ask, and whose word for an address is taken: real servers, real clients."""
 
 import json
 import ssl
@@ -69,7 +69,7 @@ def ready_over_grpc(server: Server, files: Files, certificate: bool) -> bool:
         return bool(stub.ModelReady(service_pb2.ModelReadyRequest(name="gpt"), timeout=20).ready)
 
 
-def test_every_door_speaks_tls(secure: tuple[Server, bool], files: Files) -> None:
+def test_every_protocol_speaks_tls(secure: tuple[Server, bool], files: Files) -> None:
     server, asked = secure
     tls = context(files, certificate=asked)
     assert server.address.startswith("https://")
@@ -81,7 +81,7 @@ def test_every_door_speaks_tls(secure: tuple[Server, bool], files: Files) -> Non
     assert ready_over_grpc(server, files, certificate=asked)
 
 
-def test_no_door_answers_without_it(secure: tuple[Server, bool], files: Files) -> None:
+def test_no_protocol_answers_without_it(secure: tuple[Server, bool], files: Files) -> None:
     server, asked = secure
     with pytest.raises(httpx.HTTPError):
         httpx.get(server.address.replace("https", "http") + "/livez", timeout=60)

@@ -44,9 +44,9 @@ def two(tiny_repository: Path) -> Iterator[Server]:
 
 def test_the_environment_limits_tokens(limited: Clients) -> None:
     assert native_bytes(limited, "gpt", {"input_ids": [[1, 2], [3, 4]]}).shape == (4, 4)
-    for door in (native_json, grpc_raw):
+    for protocol in (native_json, grpc_raw):
         with pytest.raises(Refused, match="got 5 tokens, allowed at most 4 tokens in a request"):
-            door(limited, "gpt", {"input_ids": [[1, 2, 3, 4, 5]]})
+            protocol(limited, "gpt", {"input_ids": [[1, 2, 3, 4, 5]]})
     assert limited.http.get("/models/gpt").json()["max_request_tokens"] == 4
 
 

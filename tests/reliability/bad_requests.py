@@ -1,4 +1,4 @@
-"""Bad requests without end, over every door: a change to a good one each, nobody knows which."""
+"""Bad requests without end, over every protocol: a change to a good one each, nobody knows which."""
 
 import asyncio
 import json
@@ -93,7 +93,7 @@ class Wrong(Exception):
 
 @dataclass
 class Seen:
-    """What was answered, by door and status, and the server's own memory by the number of answers."""
+    """What was answered, by protocol and status, and the server's own memory by the number of answers."""
 
     answers: Counter[str] = field(default_factory=Counter)
     memory: list[int] = field(default_factory=list)
@@ -174,8 +174,9 @@ class Bad:
 
         """
         begin = time.perf_counter()
-        # How many send at a time: more where requests are often waited for in vain, so that each door has its share.
-        doors: dict[Callable[[random.Random, int], Coroutine[None, None, None]], int] = {
+        # How many send at a time: more where requests are often waited for in vain, so that each protocol has its
+        # share.
+        protocols: dict[Callable[[random.Random, int], Coroutine[None, None, None]], int] = {
             self._http: 12,
             self._streams: 8,
             self._web_socket: 2,
@@ -183,14 +184,14 @@ class Bad:
             self._messages: 1,
         }
         async with asyncio.TaskGroup() as group:
-            for index, (door, senders) in enumerate(doors.items()):
+            for index, (protocol, senders) in enumerate(protocols.items()):
                 for number in range(senders):
-                    group.create_task(door(random.Random(seed + 100 * number + index), count))
+                    group.create_task(protocol(random.Random(seed + 100 * number + index), count))
         self.seen.seconds = time.perf_counter() - begin
         return self.seen
 
-    def _count(self, door: str, status: object) -> None:
-        self.seen.answers[f"{door} {status}"] += 1
+    def _count(self, protocol: str, status: object) -> None:
+        self.seen.answers[f"{protocol} {status}"] += 1
         if self.seen.count % 500 == 0:
             self.seen.memory.append(memory(self._pid))
 
@@ -249,7 +250,7 @@ class Bad:
 
     async def _streams(self, draw: random.Random, count: int) -> None:
         while self.seen.count < count:
-            door, sent = stream(draw)
+            protocol, sent = stream(draw)
             if broken := draw.random() < 0.2:
                 sent = change(draw, sent)
             async with self._open() as (reader, writer):
@@ -258,7 +259,7 @@ class Bad:
                 status = worst(got)
                 if status >= 500 or not (broken or got.endswith((b"}", b"\r\n0\r\n\r\n"))):
                     raise Wrong(f"{sent!r}: {got!r}")
-                self._count(door, status)
+                self._count(protocol, status)
 
     async def _web_socket(self, draw: random.Random, count: int) -> None:
         frames, texts = self._parsers["frames"], (*STEPS, b'{"open": {"offset": 1}}')

@@ -1,4 +1,4 @@
-"""Bad requests through every door that can express them.
+"""Bad requests through every protocol that can express them.
 
 Each is refused with the field, the value got and the value allowed, and the server answers a good request right after.
 """
@@ -16,8 +16,8 @@ from tritonclient.grpc import service_pb2
 from tests.support.protocols import (
     TENSORS,
     Clients,
-    Door,
     Fields,
+    Protocol,
     Refused,
     call_grpc,
     decode_frame,
@@ -39,7 +39,7 @@ TENSOR = (native_json, *BINARY)
 STREAMS = (decode_json, decode_frame)
 JSON = (native_json, open_inference_json, decode_json)
 
-BAD: list[tuple[str, str, Fields, tuple[Door, ...], str]] = [
+BAD: list[tuple[str, str, Fields, tuple[Protocol, ...], str]] = [
     ("negative-id", "bert", {"input_ids": [[1, -1]]}, (*TENSOR, *STREAMS), "input_ids[0][1]: got -1, allowed 0 to 10"),
     ("id-is-V", "bert", {"input_ids": [[1, 11]]}, (*TENSOR, *STREAMS), "input_ids[0][1]: got 11, allowed 0 to 10"),
     ("id-is-V", "gpt", {"input_ids": [[7, 0]]}, (*TENSOR, *STREAMS), "input_ids[0][0]: got 7, allowed 0 to 6"),
@@ -373,11 +373,11 @@ def still_right(clients: Clients, tables: dict[str, NDArray[np.float32]]) -> boo
 
 
 @pytest.mark.parametrize(
-    ("model", "fields", "door", "message"),
+    ("model", "fields", "protocol", "message"),
     [
-        pytest.param(model, fields, door, message, id=f"{name}-{door.__name__}")
-        for name, model, fields, doors, message in BAD
-        for door in doors
+        pytest.param(model, fields, protocol, message, id=f"{name}-{protocol.__name__}")
+        for name, model, fields, protocols, message in BAD
+        for protocol in protocols
     ],
 )
 def test_bad_input_is_refused_by_name_and_hurts_nobody(
@@ -385,26 +385,28 @@ def test_bad_input_is_refused_by_name_and_hurts_nobody(
     tables: dict[str, NDArray[np.float32]],
     model: str,
     fields: Fields,
-    door: Door,
+    protocol: Protocol,
     message: str,
 ) -> None:
     with pytest.raises(Refused) as refused:
-        door(tiny_clients, model, fields)
+        protocol(tiny_clients, model, fields)
     assert message in refused.value.message
     assert refused.value.status in (400, 422, "StatusCode.INVALID_ARGUMENT")
     assert still_right(tiny_clients, tables)
 
 
-@pytest.mark.parametrize("door", [*TENSOR, *STREAMS])
-def test_an_exact_fit_is_answered(tiny_clients: Clients, tables: dict[str, NDArray[np.float32]], door: Door) -> None:
-    vectors = door(tiny_clients, "gpt", {"input_ids": [[1, 2]], "offset": 4})
+@pytest.mark.parametrize("protocol", [*TENSOR, *STREAMS])
+def test_an_exact_fit_is_answered(
+    tiny_clients: Clients, tables: dict[str, NDArray[np.float32]], protocol: Protocol
+) -> None:
+    vectors = protocol(tiny_clients, "gpt", {"input_ids": [[1, 2]], "offset": 4})
     assert vectors.tobytes() == (tables["tokens"][[1, 2]] + tables["positions"][[4, 5]]).tobytes()
 
 
-@pytest.mark.parametrize("door", [*TENSOR, *STREAMS, openai_base64])
-def test_an_unknown_model_is_refused(tiny_clients: Clients, door: Door) -> None:
+@pytest.mark.parametrize("protocol", [*TENSOR, *STREAMS, openai_base64])
+def test_an_unknown_model_is_refused(tiny_clients: Clients, protocol: Protocol) -> None:
     with pytest.raises(Refused) as refused:
-        door(tiny_clients, "nope", {"input_ids": [[1]]})
+        protocol(tiny_clients, "nope", {"input_ids": [[1]]})
     assert refused.value.message == "model: got nope, allowed bert, gpt"
     assert refused.value.status in (404, "StatusCode.NOT_FOUND")
 
@@ -656,8 +658,8 @@ def test_a_request_of_too_many_tokens_is_refused(tiny: httpx.Client) -> None:
 
 
 def test_too_many_tokens_are_refused_over_open_inference_and_grpc(tiny_clients: Clients) -> None:
-    for door, status in ((open_inference_binary, 413), (grpc_raw, "StatusCode.RESOURCE_EXHAUSTED")):
+    for protocol, status in ((open_inference_binary, 413), (grpc_raw, "StatusCode.RESOURCE_EXHAUSTED")):
         with pytest.raises(Refused) as refused:
-            door(tiny_clients, "gpt", {"input_ids": [[1]] * 65537})
+            protocol(tiny_clients, "gpt", {"input_ids": [[1]] * 65537})
         assert refused.value.status == status
         assert "got 65537 tokens, allowed at most 65536" in refused.value.message

@@ -1,4 +1,4 @@
-"""Generated bad requests over every door: no 5xx, no hang, and good ones among them get the right bits.
+"""Generated bad requests over every protocol: no 5xx, no hang, and good ones among them get the right bits.
 
 `make reliability` sends a million.
 """
@@ -105,7 +105,7 @@ def test_bad_requests_are_refused_and_good_ones_answered(
     record_property("a second", seen.count / seen.seconds)
     half = len(seen.memory) // 2
     assert max(seen.memory[half:]) - max(seen.memory[:half]) < GROWTH
-    reached = {door for door, status in map(str.split, seen.answers) if status in ("200", "0", "OK")}
+    reached = {protocol for protocol, status in map(str.split, seen.answers) if status in ("200", "0", "OK")}
     assert reached == {*PATHS, "lines", "events", "socket", *METHODS, "ModelInfer", "ModelStreamInfer"}
 
 

@@ -20,9 +20,9 @@ def test_three_thousand_steps(repository: Path) -> None:
     arguments = ["--repository", str(repository), "--seed", "3", "--growth", "200"]
     done = subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    steps, *doors, counts, memory = done.stdout.splitlines()
+    steps, *protocols, counts, memory = done.stdout.splitlines()
     assert int(steps.split()[0]) >= 3000
-    for name, line in zip(soak.DOORS, doors, strict=True):
+    for name, line in zip(soak.PROTOCOLS, protocols, strict=True):
         assert re.fullmatch(rf"{name}: [1-9]\d* right, [1-9]\d* refused, \d+ broken off", line), line
     for what in ("append", "compressed", "drop", "large", "left", "reorder", "repeated", "rewind", "sequences"):
         assert f" {what}" in counts, counts
@@ -40,14 +40,14 @@ def test_what_the_server_says_is_seen(repository: Path, tmp_path: Path) -> None:
     assert done.stderr.endswith("the server ended with 1, and had 1 lines to warn of\n")
 
 
-@pytest.mark.parametrize("door", soak.DOORS)
-def test_one_wrong_bit_is_seen(server: Server, repository: Path, door: str) -> None:
+@pytest.mark.parametrize("protocol", soak.PROTOCOLS)
+def test_one_wrong_bit_is_seen(server: Server, repository: Path, protocol: str) -> None:
     truth = Truth(repository / "gpt2-small" / "1")
     truth.positions = truth.positions.copy()
     truth.positions.view(np.uint32)[:, 5] ^= 1
     served = soak.Server(server.address.removeprefix("http://"), server.grpc, server.process.pid)
     with pytest.raises(ExceptionGroup) as raised:
-        asyncio.run(soak.run(Soak(truth, "gpt2-small", 1000), served, 1, 0, 0, [door]))
+        asyncio.run(soak.run(Soak(truth, "gpt2-small", 1000), served, 1, 0, 0, [protocol]))
     assert all(isinstance(error, Wrong) for error in raised.value.exceptions)
 
 

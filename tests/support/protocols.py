@@ -1,4 +1,4 @@
-"""Every door as a function with one signature: the fields of a native request in, the vectors (T, D) out."""
+"""Every protocol as a function with one signature: the fields of a native request in, the vectors (T, D) out."""
 
 import asyncio
 import base64
@@ -34,7 +34,7 @@ STEP, VECTORS, ERROR = 1, 2, 3
 
 
 class Refused(Exception):
-    """A door's answer to a bad request, as status and message."""
+    """A protocol's answer to a bad request, as status and message."""
 
     def __init__(self, status: int | str, message: str) -> None:
         super().__init__(status, message)
@@ -54,13 +54,13 @@ class Clients:
     runner: asyncio.Runner
 
 
-Door = Callable[[Clients, str, Fields], Vectors]
+Protocol = Callable[[Clients, str, Fields], Vectors]
 """The second argument is a model, or `name/versions/number`."""
 
 
 @contextmanager
 def connect(server: Server) -> Iterator[Clients]:
-    """Connect to `server`, ready at every door once its readiness is answered."""
+    """Connect to `server`, ready at every protocol once its readiness is answered."""
     with httpx.Client(base_url=server.address, timeout=60) as http:
         assert http.get("/readyz").status_code == 200
         with (
@@ -301,14 +301,14 @@ def shape_of(name: str, value: Any) -> list[int]:
     return [len(value), len(value[0]) if value else 0]
 
 
-TENSORS: tuple[Door, ...] = (open_inference_json, open_inference_binary, grpc_raw, grpc_typed)
-"""Doors whose tensors are rectangular."""
+TENSORS: tuple[Protocol, ...] = (open_inference_json, open_inference_binary, grpc_raw, grpc_typed)
+"""Protocols whose tensors are rectangular."""
 
-OWN: tuple[Door, ...] = (own_client, own_async_client)
+OWN: tuple[Protocol, ...] = (own_client, own_async_client)
 """Our own clients, which express every request."""
 
-NATIVE: tuple[Door, ...] = (native_json, native_float, native_bytes, native_raw, native_safetensors)
-"""Doors that express every request."""
+NATIVE: tuple[Protocol, ...] = (native_json, native_float, native_bytes, native_raw, native_safetensors)
+"""Protocols that express every request."""
 
 
 def _tensors(fields: Fields) -> Fields:

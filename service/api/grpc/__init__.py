@@ -1,1 +1,1 @@
-"""The door over gRPC. It only translates."""
+"""The protocol over gRPC. It only translates."""

@@ -65,9 +65,9 @@ class Alike:
         self._engine = engine
         self._named: dict[tuple[str, int], tuple[str, str]] = {}
 
-    async def answer(self, door: str, message: bytes) -> bytes | None:
+    async def answer(self, protocol: str, message: bytes) -> bytes | None:
         """Answer a message like one before; None where there was none, or where it is to be refused: others say why."""
-        began, form = perf_counter(), self._find(door, message)
+        began, form = perf_counter(), self._find(protocol, message)
         if form is None:
             return None
         ids = form.read(message)
@@ -77,13 +77,13 @@ class Alike:
             form.plain.limits.__enter__()
         except PreblockError:
             return None
-        visit, run = CURRENT.get(), Run(form.plain, door, ids, form.offset)
+        visit, run = CURRENT.get(), Run(form.plain, protocol, ids, form.offset)
         if visit is not None:
             visit.marks = run.execution.marks
         try:
             written = await _written(form, run)
         except BaseException as error:
-            run.fail(visit, "Failed" if isinstance(error, Exception) else "Aborted")
+            run.fail(visit, "internal_error" if isinstance(error, Exception) else "cancelled")
             raise
         finally:
             form.plain.limits.__exit__(None, None, None)
@@ -91,12 +91,12 @@ class Alike:
         return written
 
     def keep(
-        self, door: str, message: bytes, sent: pb.ModelInferRequest, request: Request, model: Model, written: bytes
+        self, protocol: str, message: bytes, sent: pb.ModelInferRequest, request: Request, model: Model, written: bytes
     ) -> None:
         """Answer messages like one that was answered in the same way from now on, if they say nothing but ids.
 
         Args:
-            door: by which they come.
+            protocol: by which they come.
             message: that was answered.
             sent: what it says.
             request: the same.
@@ -121,13 +121,13 @@ class Alike:
         for kept in (self._named, model.kept):
             if len(kept) >= MOST:
                 kept.clear()
-        key = door, len(message)
+        key = protocol, len(message)
         self._named[key] = sent.model_name, sent.model_version
         model.kept[key] = form
 
-    def _find(self, door: str, message: bytes) -> Form | None:
+    def _find(self, protocol: str, message: bytes) -> Form | None:
         """Return the form of a message, if there is one."""
-        named = self._named.get(key := (door, len(message)))
+        named = self._named.get(key := (protocol, len(message)))
         if named is None:
             return None
         try:

@@ -147,13 +147,13 @@ class InferenceService:
 
     async def _infer(
         self,
-        door: str,
+        protocol: str,
         message: bytes,
         sent: pb.ModelInferRequest,
         room: Room,
         write_answer: Callable[[Answer, str], Writing],
     ) -> bytes:
-        with self._engine.request(door) as observation:
+        with self._engine.request(protocol) as observation:
             model = self._engine.repository.find(sent.model_name, sent.model_version)
             observation.model = model.name
             schedule = self._engine.scheduler.run
@@ -168,7 +168,7 @@ class InferenceService:
                 else:
                     made = await compute(writing)
         if isinstance(request, Request) and isinstance(model, Model):
-            self._alike.keep(door, message, sent, request, model, made)
+            self._alike.keep(protocol, message, sent, request, model, made)
         return made
 
 

@@ -1,4 +1,4 @@
-"""Answers of the native door, in the format that was asked for."""
+"""Answers of the native API, in the format that was asked for."""
 
 from collections.abc import Sequence
 from functools import lru_cache

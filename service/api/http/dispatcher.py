@@ -48,7 +48,7 @@ class Entry:
         access: lets callers in; default: everybody.
         origins: of pages that browsers let ask, or "*"; default: none but those of this server.
         forms: of requests that were answered; default: none is kept.
-        carried: counts bytes that a door received and sent, and the seconds of both; default: nothing does.
+        carried: counts bytes that a protocol received and sent, and the seconds of both; default: nothing does.
         trace: traces requests; default: nothing does.
 
     """
@@ -188,11 +188,11 @@ class _Passage:
         """Receive a message."""
         began = perf_counter()
         message = await self._receive()
-        if door := self.visit.door:
+        if protocol := self.visit.protocol:
             if message["type"] == "http.request":
-                self._carried(door, len(message.get("body", b"")), 0, perf_counter() - began, 0)
+                self._carried(protocol, len(message.get("body", b"")), 0, perf_counter() - began, 0)
             elif message["type"] == "websocket.receive":  # for which nobody knows how long it was waited
-                self._carried(door, len(message.get("bytes") or (message.get("text") or "").encode()), 0, 0, 0)
+                self._carried(protocol, len(message.get("bytes") or (message.get("text") or "").encode()), 0, 0, 0)
         return message
 
     async def send(self, message: Message) -> None:
@@ -201,9 +201,9 @@ class _Passage:
             message = {**message, "headers": [*message.get("headers", ()), *self.visit.headers()]}
         began = perf_counter()
         await self._send(message)
-        if door := self.visit.door:
+        if protocol := self.visit.protocol:
             content = message.get("body") or message.get("bytes") or (message.get("text") or "").encode()
-            self._carried(door, 0, len(content), 0, perf_counter() - began)
+            self._carried(protocol, 0, len(content), 0, perf_counter() - began)
 
 
 def _header(headers: Headers, wanted: bytes) -> bytes | None:

@@ -25,7 +25,7 @@ def answered(trace: Trace, status: int) -> None:
     """Say with which status a request is answered."""
     trace.attributes["http.response.status_code"] = status
     trace.failed = trace.failed or status >= 500
-    if status >= 400:  # of an error that no door has named
+    if status >= 400:  # of an error that no protocol has named
         trace.attributes.setdefault("error.type", str(status))
 
 

@@ -24,7 +24,7 @@ OUTPUT = ("dtype", "binary_data", "content_type")
 DTYPES = {code: dtype for dtype, code in DATATYPES.items() if dtype != "int64"} | {
     dtype: dtype for dtype in DATATYPES if dtype != "int64"
 }
-"""Output types by the names of the protocol, and by those of the other doors."""
+"""Output types by the names of the protocol, and by those of the other protocols."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What ends a stream, without its door."""
+"""What ends a stream, without its protocol."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

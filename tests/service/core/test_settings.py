@@ -136,7 +136,7 @@ def test_an_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_the_cache_lies_where_the_user_keeps_caches(monkeypatch: pytest.MonkeyPatch, folder: str, cache: str) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", folder)
-    assert Settings().cache == Path(cache)
+    assert Settings().cache_dir == Path(cache)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A decode stream without its door. Oracle: one request to the engine."""
+"""A decode stream without its protocol. Oracle: one request to the engine."""
 
 import asyncio
 from collections.abc import Iterator

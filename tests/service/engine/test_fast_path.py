@@ -62,20 +62,20 @@ def test_where_a_common_run_fails_each_is_answered_for_itself_and_counted_so(
         if token == 3:
             with pytest.raises(MemoryError):
                 run.finish()
-            run.fail(None, "Failed")
+            run.fail(None, "internal_error")
             continue
         expected = tables["tokens"][token] + tables["positions"][0]
         assert run.finish().tobytes() == expected.tobytes()
         run.count(None, 0, 8, 16)
     assert outcomes(engine) == {"success": 2, "fail": 1}
     told = engine.metrics.expose("")[0].decode()
-    assert 'preblock_requests_total{door="native",model="gpt",outcome="ok"} 2.0' in told
-    assert 'preblock_requests_total{door="native",model="gpt",outcome="Failed"} 1.0' in told
+    assert 'preblock_requests_total{protocol="native",model="gpt",outcome="ok"} 2.0' in told
+    assert 'preblock_requests_total{protocol="native",model="gpt",outcome="internal_error"} 1.0' in told
 
 
 def test_a_run_that_fails_alone_is_counted(engine: Engine, failing: Plain) -> None:
     run = begin(failing, 3)
     with pytest.raises(MemoryError):
         run.finish()
-    run.fail(None, "Failed")
+    run.fail(None, "internal_error")
     assert outcomes(engine) == {"fail": 1}

@@ -188,7 +188,7 @@ def test_a_run_is_bounded_so_that_nobody_holds_the_loop(scheduler: Scheduler) ->
     assert runs == [[1, 2], [3], [4], [5]]
 
 
-def doors(engine: Engine) -> FastAPI:
+def protocols(engine: Engine) -> FastAPI:
     app = FastAPI()
     errors.install(app)
     app.include_router(embed.router(embed.handler(engine, 2**24)))
@@ -210,7 +210,7 @@ def doors(engine: Engine) -> FastAPI:
 def test_a_busy_server_answers_503_to_large_requests_and_serves_small_ones(
     tiny_repository: Path, scheduler: Scheduler, path: str, body: bytes, message: Callable[[httpx.Response], str]
 ) -> None:
-    app = doors(Engine(Repository(tiny_repository, CPU, 1), scheduler, Metrics(), 8))
+    app = protocols(Engine(Repository(tiny_repository, CPU, 1), scheduler, Metrics(), 8))
 
     async def scenario() -> None:
         gate = threading.Event()

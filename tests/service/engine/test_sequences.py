@@ -1,4 +1,4 @@
-"""Running sequences without their door. Oracle: requests that state their offset, and so need none."""
+"""Running sequences without their protocol. Oracle: requests that state their offset, and so need none."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator

@@ -88,7 +88,7 @@ def test_each_request_has_one_line_of_json(models: Path) -> None:
     found: list[dict[str, Any]] = [json.loads(line) for line in lines]
     assert {document["logger"] for document in found} == {"preblock.requests"}
     assert all(0 < document["seconds"] < 60 and document["model"] in ("gpt", "") for document in found)
-    told = [(document["request_id"], document["door"], document["outcome"]) for document in found]
+    told = [(document["request_id"], document["protocol"], document["outcome"]) for document in found]
     assert sorted(told) == sorted(
         [
             *((f"{size}-{number}", "native", "ok") for size in ("small", "large") for number in range(3)),
@@ -116,7 +116,7 @@ def test_a_line_holds_as_many_ids_as_are_asked_for(models: Path, most: int) -> N
     found = [json.loads(line) for line in said(models, ask_everything, *options)]
     lines: dict[str, list[Any]] = {}
     for line in found:
-        lines.setdefault(f"{line['door']} {line['request_id']}", []).append(line.get("input_ids"))
+        lines.setdefault(f"{line['protocol']} {line['request_id']}", []).append(line.get("input_ids"))
     large = {1: [[1]], 3: [[1, 1, 1]], 4096: [[1] * 600] * 6 + [[1] * 496]}[most]
     assert lines == {
         **{f"native small-{number}": [[[1]]] for number in range(3)},

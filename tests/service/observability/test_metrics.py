@@ -31,9 +31,9 @@ def test_a_request_that_ends_well_is_ok() -> None:
     [
         (Invalid("f", 1, "0"), "Invalid"),
         (NotFound("f", 1, "0"), "NotFound"),
-        (ZeroDivisionError(), "Failed"),
-        (asyncio.CancelledError(), "Aborted"),
-        (KeyboardInterrupt(), "Aborted"),
+        (ZeroDivisionError(), "internal_error"),
+        (asyncio.CancelledError(), "cancelled"),
+        (KeyboardInterrupt(), "cancelled"),
     ],
 )
 def test_the_kind_of_an_error_is_the_outcome_and_the_error_goes_on(error: BaseException, outcome: str) -> None:

@@ -175,7 +175,7 @@ def ask_everything(left_open: ExitStack, address: str, calls: str) -> None:
 
 @pytest.fixture(scope="module")
 def told(tiny_repository: Path) -> Told:
-    """What a server tells of requests by every door."""
+    """What a server tells of requests by every protocol."""
     options = "--max-concurrent-streams", "1", "--log-format", "json", "--access-log-sample-rate", "1"
     with ExitStack() as left_open:
         return told_by(tiny_repository, partial(ask_everything, left_open), *options)
@@ -199,41 +199,41 @@ def test_the_service_has_a_name(told: Told) -> None:
 @pytest.mark.parametrize(
     ("parent", "name", "expected"),
     [
-        (1, f"POST {EMBED}", {"door": "native", "model": "gpt", "rows": 2, "tokens": 4, "request_id": "native-1"}),
-        (2, f"POST {EMBED}", {"door": "native", "model": "gpt", "rows": 2, "tokens": 4, "request_id": "native-2"}),
-        (3, f"POST {EMBED}", {"door": "native", "model": "gpt", "rows": 2000, "tokens": 6000}),
-        (4, f"POST {EMBED}", {"door": "native", "model": "gpt", "rows": 2000, "tokens": 6000}),
+        (1, f"POST {EMBED}", {"protocol": "native", "model": "gpt", "rows": 2, "tokens": 4, "request_id": "native-1"}),
+        (2, f"POST {EMBED}", {"protocol": "native", "model": "gpt", "rows": 2, "tokens": 4, "request_id": "native-2"}),
+        (3, f"POST {EMBED}", {"protocol": "native", "model": "gpt", "rows": 2000, "tokens": 6000}),
+        (4, f"POST {EMBED}", {"protocol": "native", "model": "gpt", "rows": 2000, "tokens": 6000}),
         (
             5,
             "POST /models/gpt/versions/1/embed",
-            {"door": "native", "model": "gpt", "status": 422, "error.type": "Invalid"},
+            {"protocol": "native", "model": "gpt", "status": 422, "error.type": "Invalid"},
         ),
         (6, "GET /models/gpt", {}),
         (7, "GET", {"status": 404, "error.type": "404"}),
-        (11, "POST /v1/embeddings", {"door": "openai", "model": "bert", "rows": 1, "tokens": 4}),
-        (12, "POST /models/gpt/decode", {"door": "decode", "model": "gpt", "rows": 3, "tokens": 3, "steps": 3}),
+        (11, "POST /v1/embeddings", {"protocol": "openai", "model": "bert", "rows": 1, "tokens": 4}),
+        (12, "POST /models/gpt/decode", {"protocol": "decode", "model": "gpt", "rows": 3, "tokens": 3, "steps": 3}),
         (
             13,
             "GET /models/gpt/decode",
-            {"door": "decode", "model": "gpt", "rows": 4, "tokens": 4, "steps": 4, "status": 101}
+            {"protocol": "decode", "model": "gpt", "rows": 4, "tokens": 4, "steps": 4, "status": 101}
             | {"error.type": "Invalid"},
         ),
         (
             19,  # the end of the service closed it
             "GET /models/gpt/decode",
-            {"door": "decode", "model": "gpt", "rows": 1, "tokens": 1, "steps": 1, "status": 101},
+            {"protocol": "decode", "model": "gpt", "rows": 1, "tokens": 1, "steps": 1, "status": 101},
         ),
         (
             14,
             "GET /models/gpt/decode",
-            {"door": "decode", "model": "gpt", "status": 503, "error.type": "Unavailable", "steps": 0},
+            {"protocol": "decode", "model": "gpt", "status": 503, "error.type": "Unavailable", "steps": 0},
         ),
-        (15, INFER, {"door": "grpc", "model": "gpt", "rows": 1, "tokens": 1}),
-        (16, INFER, {"door": "grpc", "status": "NOT_FOUND", "error.type": "NotFound"}),
+        (15, INFER, {"protocol": "grpc", "model": "gpt", "rows": 1, "tokens": 1}),
+        (16, INFER, {"protocol": "grpc", "status": "NOT_FOUND", "error.type": "NotFound"}),
         (
             17,
             STREAM,
-            {"door": "grpc-stream", "model": "gpt", "rows": 6, "tokens": 6, "steps": 3},
+            {"protocol": "grpc-stream", "model": "gpt", "rows": 6, "tokens": 6, "steps": 3},
         ),
     ],
 )

@@ -1,6 +1,6 @@
 """Requests that are alike are answered in the connection: as any other, whatever comes before, between and after them.
 
-Oracles: NumPy over the raw tables, the JSON door, which goes another way, and the counters.
+Oracles: NumPy over the raw tables, the JSON protocol, which goes another way, and the counters.
 """
 
 import base64
@@ -428,18 +428,18 @@ LARGE: dict[str, tuple[str, Callable[[Ids], dict[str, Any]], Callable[[Any], Any
 
 
 @pytest.mark.parametrize("coding", ["identity", "gzip"])
-@pytest.mark.parametrize("door", LARGE)
+@pytest.mark.parametrize("protocol", LARGE)
 @pytest.mark.parametrize("shape", [(25, 900), (3200, 7)])
 def test_large_answers_of_numbers_are_written_while_they_are_sent(
-    client: httpx.Client, door: str, shape: tuple[int, int], coding: str
+    client: httpx.Client, protocol: str, shape: tuple[int, int], coding: str
 ) -> None:
-    path, document, values = LARGE[door]
+    path, document, values = LARGE[protocol]
     ids = np.random.default_rng(0).integers(0, VOCABULARY, shape)
     answer = client.post(path, json=document(ids), headers={"Accept-Encoding": coding})
     assert ids.size * WIDTH > WRITTEN_WHOLE
     assert answer.headers["Transfer-Encoding"] == "chunked"
     found = np.array(values(answer.json()), np.float32)
-    assert found.shape == ((*shape, WIDTH) if door == "native" else (ids.size * WIDTH,))
+    assert found.shape == ((*shape, WIDTH) if protocol == "native" else (ids.size * WIDTH,))
     np.testing.assert_array_equal(found.reshape(*shape, WIDTH), oracle(client, ids, 0))
 
 

@@ -371,9 +371,9 @@ def test_all_of_them_are_counted(port: int) -> None:
     def counted() -> list[float]:
         text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
         names = (
-            'preblock_requests_total{door="native",model="gpt",outcome="ok"}',
-            'preblock_request_bytes_total{door="native"}',
-            'preblock_response_bytes_total{door="native"}',
+            'preblock_requests_total{protocol="native",model="gpt",outcome="ok"}',
+            'preblock_request_bytes_total{protocol="native"}',
+            'preblock_response_bytes_total{protocol="native"}',
             'preblock_tokens_total{model="gpt"}',
         )
         found = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith(names))

@@ -1,6 +1,6 @@
 """Plain steps are answered in the connection of a WebSocket: however their bytes come, and whatever comes between.
 
-Oracle: the rows that the native door gives, and `websockets`, which reads the answers.
+Oracle: the rows that the native API gives, and `websockets`, which reads the answers.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""The native door for pairwise biases: `POST /models/{name}/bias`."""
+"""The native API for pairwise biases: `POST /models/{name}/bias`."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -13,7 +13,7 @@ from preblock.service.engine.engine import Engine
 
 
 def router(engine: Engine, max_body_bytes: int) -> APIRouter:
-    """Return the routes of this door."""
+    """Return the routes of this protocol."""
     routes = APIRouter(tags=["bias"])
 
     async def bias(request: Request, name: str, version: str | None = None) -> Response:

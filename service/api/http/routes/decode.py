@@ -1,4 +1,4 @@
-"""The streaming doors: WebSocket and HTTP `/models/{name}/decode`. See `docs/decode.md` for the messages."""
+"""The streaming protocols: WebSocket and HTTP `/models/{name}/decode`. See `docs/decode.md` for the messages."""
 
 import asyncio
 from contextlib import ExitStack, suppress
@@ -30,7 +30,7 @@ LONGEST_REASON = 123
 
 
 def router(engine: Engine, streams: Streams, max_body_bytes: int) -> APIRouter:
-    """Return the routes of these doors."""
+    """Return the routes of these protocols."""
     routes = APIRouter(tags=["decode"])
 
     @routes.websocket("/models/{name}/decode")

@@ -1,4 +1,4 @@
-"""The native door: `POST /models/{name}/embed`."""
+"""The native API: `POST /models/{name}/embed`."""
 
 from collections.abc import Collection, Mapping
 from functools import lru_cache, partial
@@ -35,7 +35,7 @@ FILE_COST = 2**12
 
 
 def handler(engine: Engine, max_body_bytes: int) -> Handler:
-    """Return what answers a request of this door."""
+    """Return what answers a request of this protocol."""
 
     async def embed(arrival: Arrival, name: str, version: str | None = None) -> Response:
         with engine.request("native") as observation:
@@ -67,7 +67,7 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
 
 
 def router(embed: Handler) -> APIRouter:
-    """Return the routes of this door."""
+    """Return the routes of this protocol."""
     routes = APIRouter(tags=["embed"])
 
     @routes.post("/models/{name}/embed", **schemas.EMBED)

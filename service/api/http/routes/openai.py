@@ -1,4 +1,4 @@
-"""The door of the OpenAI API: `/v1/embeddings` and `/v1/models`."""
+"""The protocol of the OpenAI API: `/v1/embeddings` and `/v1/models`."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ from preblock.service.runtime.repository import Model
 
 
 def router(engine: Engine, max_body_bytes: int) -> APIRouter:
-    """Return the routes of this door."""
+    """Return the routes of this protocol."""
     routes = APIRouter(prefix="/v1", tags=["OpenAI"])
 
     @routes.post("/embeddings", **schemas.EMBEDDINGS)

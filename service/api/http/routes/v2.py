@@ -1,4 +1,4 @@
-"""The door of the Open Inference Protocol, version 2, over HTTP."""
+"""The protocol of the Open Inference Protocol, version 2, over HTTP."""
 
 from collections.abc import Callable
 from dataclasses import astuple
@@ -38,7 +38,7 @@ HEADER = HEADER_LENGTH.lower().encode()
 
 
 def handler(engine: Engine, sequences: Room, max_body_bytes: int) -> Handler:
-    """Return what answers an inference request of this door; `sequences` are those that it may belong to."""
+    """Return what answers an inference request of this protocol; `sequences` are those that it may belong to."""
 
     async def infer(arrival: Arrival, name: str, version: str | None = None) -> Response:
         with engine.request("open-inference") as observation:
@@ -88,7 +88,7 @@ def _form(
 
 
 def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) -> APIRouter:
-    """Return the routes of this door; `version` is the server's."""
+    """Return the routes of this protocol; `version` is the server's."""
     routes = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
 
     @routes.get("", response_model=schemas.ServerMetadata)

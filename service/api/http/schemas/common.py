@@ -1,4 +1,4 @@
-"""What the descriptions of every door are made of."""
+"""What the descriptions of every protocol are made of."""
 
 from typing import Annotated, Any, Literal
 
@@ -39,7 +39,7 @@ BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 
 def errors(kind: type[BaseModel], media: str, *statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return what OpenAPI tells of the errors with these statuses, in the form that a door gives them."""
+    """Return what OpenAPI tells of the errors with these statuses, in the form that a protocol gives them."""
     return {status: {"description": ERRORS[status], "content": described(kind, media)} for status in statuses}
 
 

@@ -1,4 +1,4 @@
-"""The bodies of the native doors."""
+"""The bodies of the native APIs."""
 
 from typing import Any, Literal
 

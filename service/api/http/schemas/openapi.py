@@ -27,7 +27,7 @@ NAMED: dict[JsonSchemaMode, tuple[type[BaseModel], ...]] = {
 
 def document(build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return the OpenAPI document that FastAPI builds once, with what is described by name alone, and without what no
-    door answers.
+    protocol answers.
     """
     whole = build()
     for mode, kinds in NAMED.items():

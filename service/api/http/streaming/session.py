@@ -1,4 +1,4 @@
-"""What the doors of a decode stream share: a message in, its answer out, errors included."""
+"""What the protocols of a decode stream share: a message in, its answer out, errors included."""
 
 from time import perf_counter
 from typing import Any, Literal

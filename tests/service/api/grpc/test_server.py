@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over gRPC. Oracles: tritonclient, and the native door.
+"""The Open Inference Protocol over gRPC. Oracles: tritonclient, and the native API.
 
 Both our generated messages and tritonclient's register the same names, and one process can hold only one of them: tests
 hold tritonclient's, and what needs ours runs in a process of its own.
@@ -87,7 +87,7 @@ def test_model_metadata_is_that_of_http(tiny_clients: Clients, model: str, versi
 
 
 @pytest.mark.parametrize("version", ["", "1", "2"])
-def test_tritonclient_gets_the_bits_of_the_native_door(tiny_clients: Clients, version: str) -> None:
+def test_tritonclient_gets_the_bits_of_the_native_protocol(tiny_clients: Clients, version: str) -> None:
     inputs = []
     for name, data in FIELDS.items():
         array = np.array(data)

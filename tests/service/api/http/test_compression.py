@@ -1,4 +1,4 @@
-"""Bodies that come compressed, and answers that go so, at every HTTP door. Oracle: Python's gzip and zlib."""
+"""Bodies that come compressed, and answers that go so, at every HTTP protocol. Oracle: Python's gzip and zlib."""
 
 import gzip
 import json
@@ -19,12 +19,12 @@ from tests.support.protocols import Clients
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
 ROWS = np.random.default_rng(2).integers(0, 30000, (4, 128)).tolist()
 TENSOR = {"name": "input_ids", "datatype": "INT64", "shape": [4, 128], "data": ROWS}
-DOORS: dict[str, tuple[str, dict[str, Any]]] = {
+PROTOCOLS: dict[str, tuple[str, dict[str, Any]]] = {
     "native": ("/models/minilm/embed", {"input_ids": ROWS, "encoding": "float"}),
     "openai": ("/v1/embeddings", {"model": "minilm", "input": ROWS, "pooling": "none"}),
     "open-inference": ("/v2/models/minilm/infer", {"inputs": [TENSOR]}),
 }
-doors = pytest.mark.parametrize(("path", "document"), DOORS.values(), ids=DOORS)
+protocols = pytest.mark.parametrize(("path", "document"), PROTOCOLS.values(), ids=PROTOCOLS)
 
 
 def raw(server: Server, path: str, content: bytes, **headers: str) -> tuple[bytes, httpx.Headers]:
@@ -36,7 +36,7 @@ def raw(server: Server, path: str, content: bytes, **headers: str) -> tuple[byte
     return body, response.headers
 
 
-@doors
+@protocols
 @pytest.mark.parametrize("coding", COMPRESS)
 def test_a_compressed_body_and_a_compressed_answer_are_those_of_the_plain_ones(
     server: Server, clients: Clients, path: str, document: dict[str, Any], coding: str
@@ -55,7 +55,7 @@ def test_a_compressed_body_and_a_compressed_answer_are_those_of_the_plain_ones(
 
 
 def test_bytes_are_compressed_only_where_one_coding_is_named_alone(server: Server) -> None:
-    path, document = DOORS["native"]
+    path, document = PROTOCOLS["native"]
     body = json.dumps(document).encode()
     plain, headers = raw(server, path, body, Accept="application/octet-stream", Accept_Encoding="gzip, deflate, br")
     assert "Content-Encoding" not in headers

@@ -1,4 +1,4 @@
-"""Formats of the native door on a real server. Oracles: the safetensors library, numpy, torch, the door in JSON."""
+"""Formats of the native API on a real server. Oracles: the safetensors library, numpy, torch, the protocol in JSON."""
 
 import asyncio
 import base64

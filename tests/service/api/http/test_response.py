@@ -45,9 +45,9 @@ def wait_until_nothing_is_computed(http: httpx.Client, begin: float = -1) -> flo
     return last
 
 
-@pytest.mark.parametrize("door", ["socket", "lines", "events"])
-def test_nothing_is_computed_for_who_does_not_read_or_has_left(calm: Server, door: str) -> None:
-    first, again = floods()[door]
+@pytest.mark.parametrize("protocol", ["socket", "lines", "events"])
+def test_nothing_is_computed_for_who_does_not_read_or_has_left(calm: Server, protocol: str) -> None:
+    first, again = floods()[protocol]
     url = httpx.URL(calm.address)
     assert url.port is not None
     with httpx.Client(base_url=calm.address, timeout=20) as http:

@@ -1,4 +1,4 @@
-"""Open Inference messages, where no server is needed. The door itself is tested in `api/test_open_inference.py`."""
+"""Open Inference messages, where no server is needed. The protocol itself is tested in `api/test_open_inference.py`."""
 
 import json
 from typing import Any

@@ -319,7 +319,7 @@ def test_a_bad_image_is_refused_by_name(http: httpx.Client, given: dict[str, Any
     assert (status, error[: len(message)]) == (422, message)
 
 
-def test_the_doors_of_tokens_name_the_door_of_a_stem(http: httpx.Client) -> None:
+def test_the_protocols_of_tokens_name_the_protocol_of_a_stem(http: httpx.Client) -> None:
     status, detail = error_of(http.post("/models/vit/embed", json={"input_ids": [1]}))
     expected = "model: got vit, allowed one of token ids; this takes pixel_values, by the Open Inference Protocol"
     assert (status, detail) == (422, expected)

@@ -1,4 +1,4 @@
-"""The streaming door on a real server. Oracles: one call of the native door, the raw tables, the layout in words."""
+"""The streaming protocol on a real server. Oracles: one call of the native API, the raw tables, the layout in words."""
 
 import asyncio
 import base64
@@ -374,7 +374,7 @@ def test_a_message_that_declares_more_than_the_limit_ends_its_stream_alone(tiny_
         assert send_text(other, input_ids=[1])["next_offset"] == [1]
 
 
-def test_steps_are_counted_as_requests_of_this_door(tiny_clients: Clients) -> None:
+def test_steps_are_counted_as_requests_of_this_protocol(tiny_clients: Clients) -> None:
     def counts() -> tuple[float, float]:
         families = text_string_to_metric_families(tiny_clients.http.get("/metrics").text)
         found = {

@@ -1,4 +1,4 @@
-"""The native door on a real server. Oracles: transformers, torch, numpy's own .npy files, the raw tables."""
+"""The native API on a real server. Oracles: transformers, torch, numpy's own .npy files, the raw tables."""
 
 import base64
 import io
@@ -15,7 +15,7 @@ from transformers import BertModel, GPT2Config, GPT2Model
 
 from preblock.models.frontend import FrontEnd
 from preblock.models.presets import build_preset
-from tests.support.protocols import Clients, Door, native_bytes, native_float, native_json
+from tests.support.protocols import Clients, Protocol, native_bytes, native_float, native_json
 
 TORCH_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 JSON, BYTES, NPY = "application/json", "application/octet-stream", "application/x-npy"
@@ -277,8 +277,8 @@ def test_masked_minilm_equals_transformers(clients: Clients, bert: Any, mask: li
     assert np.abs(vectors - oracle.reshape(-1, 384)).max() <= 2e-6
 
 
-@pytest.mark.parametrize("door", [native_json, native_float, native_bytes])
-def test_gpt2_small_equals_torch_bit_for_bit(clients: Clients, preset: FrontEnd, door: Door) -> None:
+@pytest.mark.parametrize("protocol", [native_json, native_float, native_bytes])
+def test_gpt2_small_equals_torch_bit_for_bit(clients: Clients, preset: FrontEnd, protocol: Protocol) -> None:
     ids = torch.from_numpy(np.random.default_rng(3).integers(0, 50257, (2, 24)))
     positions = torch.arange(1000, 1024)
     with torch.inference_mode():
@@ -286,7 +286,7 @@ def test_gpt2_small_equals_torch_bit_for_bit(clients: Clients, preset: FrontEnd,
             torch.nn.functional.embedding(ids, preset.tokens.weight)
             + preset.get_parameter("positions.weight")[positions]
         )
-    vectors = door(clients, "gpt2-small", {"input_ids": ids.tolist(), "offset": 1000})
+    vectors = protocol(clients, "gpt2-small", {"input_ids": ids.tolist(), "offset": 1000})
     assert vectors.tobytes() == oracle.numpy().tobytes()
 
 

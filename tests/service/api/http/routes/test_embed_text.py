@@ -1,4 +1,4 @@
-"""Text at the native door, on a real server. Oracles: transformers' tokenizer, and the same door given ids."""
+"""Text at the native API, on a real server. Oracles: transformers' tokenizer, and the same protocol given ids."""
 
 import base64
 from pathlib import Path

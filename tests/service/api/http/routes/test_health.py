@@ -41,13 +41,13 @@ def test_live_and_ready(tiny: httpx.Client, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("door", "label"),
+    ("protocol", "label"),
     [(native_json, "native"), (grpc_raw, "grpc")],
 )
-def test_requests_and_tokens_are_counted(tiny_clients: Clients, door: Callable[..., object], label: str) -> None:
+def test_requests_and_tokens_are_counted(tiny_clients: Clients, protocol: Callable[..., object], label: str) -> None:
     before = read_metrics(tiny_clients.http)
-    door(tiny_clients, "gpt", {"input_ids": [[1, 2, 3], [4, 5, 6]]})
-    door(tiny_clients, "gpt", {"input_ids": [[1]]})
+    protocol(tiny_clients, "gpt", {"input_ids": [[1, 2, 3], [4, 5, 6]]})
+    protocol(tiny_clients, "gpt", {"input_ids": [[1]]})
     after = read_metrics(tiny_clients.http)
     counts = {key: after[key] - before.get(key, 0) for key in after}
     assert counts["preblock_requests_total", label, "gpt", "ok"] == 2
@@ -135,7 +135,7 @@ def test_every_metric_is_documented(tiny: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 6])
-def test_bytes_are_counted_by_door_both_ways(tiny_clients: Clients, size: int) -> None:
+def test_bytes_are_counted_by_protocol_both_ways(tiny_clients: Clients, size: int) -> None:
     http, ids = tiny_clients.http, np.ones((1, size), np.int64)
     headers = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
     before = read_metrics(http)
@@ -155,7 +155,7 @@ def test_bytes_are_counted_by_door_both_ways(tiny_clients: Clients, size: int) -
     assert 0 < counts["preblock_request_response_write_seconds_total", "native"] < 30
 
 
-def test_the_time_until_it_is_checked_is_told_by_each_door(tiny_clients: Clients) -> None:
+def test_the_time_until_it_is_checked_is_told_by_each_protocol(tiny_clients: Clients) -> None:
     http, ids = tiny_clients.http, np.ones((1, 2), np.int64)
     headers = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
 
@@ -193,11 +193,11 @@ def test_the_time_until_it_is_checked_is_told_by_each_door(tiny_clients: Clients
         "grpc-stream": call,
         "decode": decode,
     }
-    for door, ask in asked.items():
+    for protocol, ask in asked.items():
         before, began = parsed(), time.perf_counter()
         ask()
         seconds, after = time.perf_counter() - began, parsed()
-        assert 0 < after.pop(door) - before.pop(door, 0) < seconds
+        assert 0 < after.pop(protocol) - before.pop(protocol, 0) < seconds
         assert after == before
     refused = parsed()
     assert http.post("/models/gpt/embed", content=b"{wrong").status_code == 400
@@ -238,8 +238,12 @@ def test_what_a_stream_takes_to_send_is_told_and_what_nobody_knows_is_not(tiny_c
     last = read_metrics(http)
     assert last["preblock_request_response_write_seconds_total", "grpc-stream"] > 0
     assert last.get(("preblock_request_response_write_seconds_total", "grpc"), 0) == 0
-    for door in ("decode", "grpc", "grpc-stream"):  # of lines and events, which are of the door decode too, it is told
-        read = "preblock_request_body_read_seconds_total", door
+    for protocol in (
+        "decode",
+        "grpc",
+        "grpc-stream",
+    ):  # of lines and events, which are of the protocol decode too, it is told
+        read = "preblock_request_body_read_seconds_total", protocol
         assert last.get(read, 0) == found[0].get(read, 0)
 
 

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over HTTP. Oracles: tritonclient, and the native door."""
+"""The Open Inference Protocol over HTTP. Oracles: tritonclient, and the native API."""
 
 import json
 from collections.abc import Iterator
@@ -389,7 +389,7 @@ def test_bad_wishes_for_the_output_are_refused_by_name(tiny: httpx.Client, more:
 
 @pytest.mark.parametrize("binary_in", [False, True])
 @pytest.mark.parametrize("binary_out", [False, True])
-def test_tritonclient_gets_the_bits_of_the_native_door(
+def test_tritonclient_gets_the_bits_of_the_native_protocol(
     triton: Any, tiny_clients: Clients, binary_in: bool, binary_out: bool
 ) -> None:
     inputs = []

@@ -1,4 +1,4 @@
-"""Requests beyond plain tensors: raw bodies, parameters, narrow types. Oracles: the native door, and gRPC beside HTTP.
+"""Requests beyond plain tensors: raw bodies, parameters, narrow types. Oracles: the native API, and gRPC beside HTTP.
 
 The same mistake is made over HTTP and over gRPC, and has to be told in the same words and as the same kind of error.
 """

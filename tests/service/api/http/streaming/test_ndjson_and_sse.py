@@ -1,4 +1,4 @@
-"""Decoding over plain HTTP: lines up and down at once, and events. Oracle: one call of the native door."""
+"""Decoding over plain HTTP: lines up and down at once, and events. Oracle: one call of the native API."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""Streams of several rows on a real server, in JSON and in frames. Oracle: one call of the native door."""
+"""Streams of several rows on a real server, in JSON and in frames. Oracle: one call of the native API."""
 
 import base64
 import json

@@ -106,7 +106,7 @@ def memory_of(server: Server) -> int:
 
 
 def floods() -> dict[str, tuple[bytes, bytes]]:
-    """Return how each door is asked for what nobody reads: what is sent once, and again and again."""
+    """Return how each protocol is asked for what nobody reads: what is sent once, and again and again."""
     ids = [1] * 1000
     host = b"Host: x\r\n"
     upgrade = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
@@ -128,10 +128,10 @@ def floods() -> dict[str, tuple[bytes, bytes]]:
     }
 
 
-@pytest.mark.parametrize("door", ["socket", "lines", "events"])
-def test_who_does_not_read_is_held_back_and_then_dropped(impatient: Server, door: str) -> None:
+@pytest.mark.parametrize("protocol", ["socket", "lines", "events"])
+def test_who_does_not_read_is_held_back_and_then_dropped(impatient: Server, protocol: str) -> None:
     """Each step is answered with 3 MB: a hundred of them would show."""
-    first, again = floods()[door]
+    first, again = floods()[protocol]
     url = httpx.URL(impatient.address)
     assert url.port is not None
     with httpx.Client(base_url=impatient.address, timeout=20) as http:
@@ -159,14 +159,14 @@ def test_a_client_that_leaves_frees_everything_at_once(impatient: Server) -> Non
     url = httpx.URL(impatient.address)
     assert url.port is not None
     with httpx.Client(base_url=impatient.address, timeout=20) as http:
-        for door, (first, again) in floods().items():
+        for protocol, (first, again) in floods().items():
             with socket.create_connection((url.host, url.port)) as client:
                 client.sendall(first + again)
                 client.recv(1)
                 wait_for_streams(http, 1)
             begin = time.monotonic()
             wait_for_streams(http, 0)
-            assert time.monotonic() - begin < 0.9, door
+            assert time.monotonic() - begin < 0.9, protocol
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -1,4 +1,4 @@
-"""Asks at every door, through a proxy: `python doors.py PROXY REPLICA`, names of hosts in the network of the stack.
+"""Sends requests over every protocol through a proxy: `python protocols.py PROXY REPLICA`, two host names of the stack.
 
 What comes through the proxy is compared with what a replica answers, asked directly.
 """
@@ -23,8 +23,12 @@ LARGEST = 128, 512
 
 
 def main() -> None:
-    """Ask at each door."""
-    wrong = [door.__doc__ for door in (native, large, websocket, events, lines, calls, streams, numbers) if not door()]
+    """Ask at each protocol."""
+    wrong = [
+        protocol.__doc__
+        for protocol in (native, large, websocket, events, lines, calls, streams, numbers)
+        if not protocol()
+    ]
     sys.exit(f"not through the proxy: {' '.join(map(str, wrong))}" if wrong else 0)
 
 
