@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
-from preblock.service.core.types import Request, Rows
+from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.engine import planning
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
@@ -32,8 +32,8 @@ async def measure(name: str) -> None:
     model = asked.repository.get(name)
 
     async def ask(length: int) -> None:
-        rows = Rows(np.arange(length), np.array([length]))
-        await asked.embed(model, Request(input_ids=rows, offset=np.array([7])))
+        rows = TokenRows(np.arange(length), np.array([length]))
+        await asked.embed(model, TokenRequest(input_ids=rows, offset=np.array([7])))
 
     async def together(length: int, requests: int) -> None:
         await asyncio.gather(*(ask(length) for _ in range(requests)))

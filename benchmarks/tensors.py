@@ -30,7 +30,7 @@ import uvicorn
 
 from benchmarks.guards import GUARDS, guarded
 from benchmarks.streams import CLIENT_CORE, MODEL, SERVER_CORE, WIDTH, running
-from preblock.service.api.streams import Streams
+from preblock.service.api.streams import StreamRegistry
 from preblock.service.core.settings import Settings
 from preblock.service.observability.metrics import Metrics
 from preblock.service.server.supervisor import configure, listen
@@ -86,7 +86,7 @@ async def bare(
     """Read a body, and answer with as many bytes as the path says."""
     if scope["type"] == "lifespan":
         while (await receive())["type"] == "lifespan.startup":
-            scope["state"]["streams"] = Streams(Metrics(), 1, 1)
+            scope["state"]["streams"] = StreamRegistry(Metrics(), 1, 1)
             await send({"type": "lifespan.startup.complete"})
         await send({"type": "lifespan.shutdown.complete"})
         return

@@ -13,22 +13,22 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
 from preblock.service.api.http import errors
-from preblock.service.api.http.dispatcher import Entry
+from preblock.service.api.http.dispatcher import Dispatcher
 from preblock.service.api.http.routes import bias, decode, embed, health, models, openai, v2
 from preblock.service.api.http.schemas.openapi import document
-from preblock.service.api.request_cache import Forms
-from preblock.service.api.streams import Streams
-from preblock.service.core.auth import Access, as_service
+from preblock.service.api.request_cache import TemplateCache
+from preblock.service.api.streams import StreamRegistry
+from preblock.service.core.auth import Authenticator, as_service
 from preblock.service.core.errors import Invalid
-from preblock.service.core.file_watch import LOOK_SECONDS
+from preblock.service.core.file_watch import POLL_INTERVAL_SECONDS
 from preblock.service.core.limits import Limits
 from preblock.service.core.settings import Settings, listed
-from preblock.service.core.settings_reload import Following
+from preblock.service.core.settings_reload import SettingsReloader
 from preblock.service.core.system import usable_cores
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.engine.sequences import Sequences
-from preblock.service.observability.logs import Requests
+from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.collectors import Memory
 from preblock.service.runtime.fused_embedding import BUILT
@@ -55,7 +55,7 @@ def create_engine(settings: Settings, shared: Path | None = None, progress: Prog
     if not BUILT:
         LOG.warning("installed without a C compiler: onnxruntime adds positions, which takes longer")
     choice = choose(settings.provider)
-    access = Access(settings.api_keys_file, by_address=settings.rate_limit_per_second is not None)
+    access = Authenticator(settings.api_keys_file, by_address=settings.rate_limit_per_second is not None)
     repository = Repository(
         settings.repository,
         choice.active,
@@ -69,7 +69,7 @@ def create_engine(settings: Settings, shared: Path | None = None, progress: Prog
     scheduler = Scheduler(usable_cores(), settings.max_queue_size, settings.queue_timeout_seconds)
     control = Control(repository, settings.model_control, settings.model_poll_interval_seconds, shared)
     limits = Limits(*_most(settings))
-    log = Requests(settings.access_log_sample_rate, settings.access_log_max_token_ids)
+    log = AccessLog(settings.access_log_sample_rate, settings.access_log_max_token_ids)
     metrics = Metrics(Memory(repository))
     metrics.provider(choice.requested, choice.active, choice.probed)
     return Engine(repository, scheduler, metrics, settings.max_request_tokens, control, limits, log)
@@ -103,7 +103,7 @@ def create_tracing(settings: Settings) -> "Tracing | None":
     return Tracing(VERSION)
 
 
-def create_app(settings: Settings, engine: Engine | None = None) -> Entry:
+def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
     """Build the application of an engine that was made with the same settings; default: one that is made now.
 
     Raises:
@@ -113,7 +113,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Entry:
     tracing = create_tracing(settings)
     trace = None if tracing is None else tracing.trace
     engine = engine or create_engine(settings)
-    streams = Streams(
+    streams = StreamRegistry(
         engine.metrics,
         settings.stream_idle_seconds,
         settings.stream_max_lifetime_seconds,
@@ -165,28 +165,32 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Entry:
     app.include_router(v2.router(engine, inference, VERSION, settings.max_body_bytes))
     app.include_router(openai.router(engine, settings.max_body_bytes))
     app.include_router(health.router(engine))
-    entry = Entry(
+    entry = Dispatcher(
         app,
         {("/models/", "embed"): embedding, ("/v2/models/", "infer"): inference},
         engine.repository.access,
         listed(settings.cors_origins),
-        Forms(engine),
+        TemplateCache(engine),
         engine.metrics.carried,
         trace,
     )
     return entry
 
 
-async def _follow(settings: Settings, engine: Engine, streams: Streams, sequences: Sequences, entry: Entry) -> None:
+async def _follow(
+    settings: Settings, engine: Engine, streams: StreamRegistry, sequences: Sequences, entry: Dispatcher
+) -> None:
     """Do as the file of settings says, whenever it changes, until cancelled."""
-    following = Following(settings, told=settings.workers == 1)  # of several, their parent tells
+    following = SettingsReloader(settings, told=settings.workers == 1)  # of several, their parent tells
     while settings.config_file is not None:
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_INTERVAL_SECONDS)
         if following.changed():
             _adopt(following.settings, engine, streams, sequences, entry)
 
 
-def _adopt(settings: Settings, engine: Engine, streams: Streams, sequences: Sequences, entry: Entry) -> None:
+def _adopt(
+    settings: Settings, engine: Engine, streams: StreamRegistry, sequences: Sequences, entry: Dispatcher
+) -> None:
     """Let the settings hold that need no restart, for what comes from now on."""
     engine.log.share, engine.log.token_ids = settings.access_log_sample_rate, settings.access_log_max_token_ids
     engine.max_tokens = settings.max_request_tokens

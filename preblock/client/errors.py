@@ -10,7 +10,7 @@
     │   │   ├── Forbidden           what the settings, or the key, do not allow
     │   │   ├── Conflict            the client's idea of a stream is not its state
     │   │   ├── TooLarge            over a limit of size
-    │   │   ├── TooMany             over a limit of how often a caller may ask
+    │   │   ├── RateLimited             over a limit of how often a caller may ask
     │   │   ├── UnsupportedFormat   a request format that is not read
     │   │   └── NotAcceptable       an answer format that is not written
     │   └── ServerFault             the request may be fine
@@ -90,7 +90,7 @@ class TooLarge(ClientFault):
     """Over a limit of size."""
 
 
-class TooMany(ClientFault):
+class RateLimited(ClientFault):
     """Over a limit of how often a caller may ask; the same request may succeed later."""
 
 
@@ -155,7 +155,7 @@ def of_problem(status: int, body: bytes | bytearray) -> ServiceError:
     if status == 503:
         return Unavailable(problem)
     if status == 429:
-        return TooMany(problem)
+        return RateLimited(problem)
     fault = ClientFault if 400 <= status < 500 else ServerFault
     return KINDS.get(str(problem.get("type")).removeprefix(KIND), fault)(problem)
 

@@ -13,14 +13,14 @@ from itertools import chain
 import numpy as np
 import orjson
 
-from preblock.service.api.http.response import Reply, lines_of
-from preblock.service.api.http.target import Target
+from preblock.service.api.http.response import ChunkedResponse, lines_of
+from preblock.service.api.http.target import Route
 from preblock.service.codecs.chunks import Buffer, encoded, joined, raw_bytes
 from preblock.service.codecs.ragged import rows_of_json
 from preblock.service.core.errors import Invalid, PreblockError
-from preblock.service.core.types import Int64, Request
+from preblock.service.core.types import Int64, TokenRequest
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.fast_path import Plain, Run, integers
+from preblock.service.engine.fast_path import FastPath, FastRun, integers
 
 MOST = 256
 """Forms that are kept for a model."""
@@ -32,7 +32,7 @@ In a string the quotes would be escaped, and no other field holds an object.
 
 
 @dataclass(eq=False, slots=True)
-class Form:
+class RequestTemplate:
     """Requests of one address, with the same headers, whose bodies begin with the same bytes and have one length.
 
     What JSON says but for the ids is the same in all of them, too.
@@ -55,7 +55,7 @@ class Form:
     """
 
     protocol: str
-    plain: Plain
+    plain: FastPath
     head: bytes
     shape: tuple[int, int]
     ids_at: int
@@ -91,18 +91,24 @@ class Form:
             return None
         return rows.values.reshape(self.shape)
 
-    def content(self, run: Run) -> Iterator[Buffer]:
+    def content(self, run: FastRun) -> Iterator[Buffer]:
         """Yield what follows the prefix, a piece that is computed after another."""
         pieces = map(raw_bytes, run.pieces())  # which keeps none of them, so that the next may lie where one did
         return pieces if self.suffix is None else chain(encoded(pieces), (self.suffix,))
 
 
 def form_of(
-    protocol: str, plain: Plain, request: Request, reply: Reply, head: bytes, ids_at: int, offset_at: int | None = None
-) -> Form:
+    protocol: str,
+    plain: FastPath,
+    request: TokenRequest,
+    reply: ChunkedResponse,
+    head: bytes,
+    ids_at: int,
+    offset_at: int | None = None,
+) -> RequestTemplate:
     """Return the form of a request that was answered with `reply`: bytes after others, or base64 between them.
 
-    The other arguments are those of `Form`.
+    The other arguments are those of `RequestTemplate`.
     """
     rows = request.input_ids
     assert rows.length is not None
@@ -114,10 +120,12 @@ def form_of(
     shape = len(rows.lengths), rows.length
     assert reply.size is not None
     known = lines_of(reply.raw_headers), joined(prefix), reply.size
-    return Form(protocol, plain, head, shape, ids_at, offset, offset_at, *known, suffix=suffix)
+    return RequestTemplate(protocol, plain, head, shape, ids_at, offset, offset_at, *known, suffix=suffix)
 
 
-def form_of_json(protocol: str, plain: Plain, request: Request, reply: Reply, body: bytes) -> Form | None:
+def form_of_json(
+    protocol: str, plain: FastPath, request: TokenRequest, reply: ChunkedResponse, body: bytes
+) -> RequestTemplate | None:
     """Return the form of a request of JSON; None where its ids are not found in it. As `form_of`, and its `body`."""
     found = IDS.search(body)
     if found is None:  # the name of the field is written in another way
@@ -127,22 +135,22 @@ def form_of_json(protocol: str, plain: Plain, request: Request, reply: Reply, bo
     return form
 
 
-class Forms:
+class TemplateCache:
     """The forms of requests that were answered; each is forgotten with its model."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def find(self, target: Target, key: Hashable) -> Form | None:
+    def find(self, target: Route, key: Hashable) -> RequestTemplate | None:
         """Return the form of requests for `target` that have the same `key`, if one was answered."""
         try:
             model = self._engine.repository.find(target.name, target.version)
         except PreblockError:
             return None
-        form: Form | None = model.kept.get(key)
+        form: RequestTemplate | None = model.kept.get(key)
         return form
 
-    def keep(self, key: Hashable, form: Form) -> None:
+    def keep(self, key: Hashable, form: RequestTemplate) -> None:
         """Answer requests of the same `key` by `form` from now on, unless limits that hold by now forbid it."""
         batch, length = form.shape
         if batch * length > self._engine.max_tokens or batch > self._engine.limits.rows:

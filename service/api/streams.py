@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, TypeVar
 
-from preblock.service.core.auth import Access, caller
+from preblock.service.core.auth import Authenticator, caller
 from preblock.service.core.errors import Unavailable
-from preblock.service.core.file_watch import LOOK_SECONDS
+from preblock.service.core.file_watch import POLL_INTERVAL_SECONDS
 from preblock.service.observability.metrics import Metrics
 
 T = TypeVar("T")
@@ -16,7 +16,7 @@ LIFETIME = "preblock.lifetime"
 """Of a stream, in the state of its request: who sees that the client has left says so."""
 
 
-class Closing(Exception):
+class StreamEnd(Exception):
     """A stream ends; the reason is what its client is told."""
 
     def __init__(self, reason: Reason) -> None:
@@ -24,7 +24,7 @@ class Closing(Exception):
         self.reason: Reason = reason
 
 
-class Lifetime:
+class StreamLifetime:
     """How long one stream of the caller may stay, until `close`.
 
     Args:
@@ -54,14 +54,14 @@ class Lifetime:
         # An action that need not wait would never be interrupted.
         self._since = self._loop.time()
         if reason := self._ended():
-            raise Closing(reason)
+            raise StreamEnd(reason)
         task = self._waiting = asyncio.current_task()
         try:
             return await action()
         except asyncio.CancelledError:
             # Of the stream that was ended, unless the task that it runs in is cancelled too.
             if (reason := self._ended()) and task is not None and not task.uncancel():
-                raise Closing(reason) from None
+                raise StreamEnd(reason) from None
             raise
         finally:
             self._waiting = None
@@ -97,7 +97,7 @@ class Lifetime:
         self._timer.cancel()
 
 
-class Streams:
+class StreamRegistry:
     """The open streams.
 
     Args:
@@ -111,14 +111,14 @@ class Streams:
     def __init__(self, metrics: Metrics, idle: float, total: float, most: int | None = None) -> None:
         self._metrics, self.idle = metrics, idle
         self.allow(total, most)
-        self._open: set[Lifetime] = set()
+        self._open: set[StreamLifetime] = set()
 
     def allow(self, total: float, most: int | None) -> None:
         """Let streams that open from now on stay so long, and be so many; the arguments are those of the class."""
         self._total, self._most = total, most
 
     @contextmanager
-    def open(self) -> Iterator[Lifetime]:
+    def open(self) -> Iterator[StreamLifetime]:
         """Open a stream, until the block ends.
 
         Raises:
@@ -127,7 +127,7 @@ class Streams:
         """
         if self._most is not None and len(self._open) >= self._most:
             raise Unavailable("streams", f"one more than {self._most}", f"{self._most} open at a time; try again later")
-        lifetime = Lifetime(self.idle, self._total)
+        lifetime = StreamLifetime(self.idle, self._total)
         self._open.add(lifetime)
         try:
             with self._metrics.stream():
@@ -136,10 +136,10 @@ class Streams:
             lifetime.close()
             self._open.discard(lifetime)
 
-    async def follow(self, access: Access) -> None:
+    async def follow(self, access: Authenticator) -> None:
         """End streams whose key was taken out or changed, until cancelled."""
         while access.needs_key:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
             access.look()
             for lifetime in self._open:
                 if not access.knows(lifetime.caller):

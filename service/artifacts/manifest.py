@@ -15,7 +15,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt, PositiveInt, ValidationError
 
 from preblock.service.core.errors import ArtifactError
-from preblock.service.core.files import Stamp, open_file, read_file, stamp_of
+from preblock.service.core.files import FileSignature, open_file, read_file, stamp_of
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 """Of a model, as a regular expression: it is part of paths, URLs and headers."""
@@ -465,7 +465,9 @@ def describe(file: Path, digest: Callable[[BufferedReader], str] = sha256) -> Fi
         return File(sha256=digest(stream), bytes=os.fstat(stream.fileno()).st_size)
 
 
-def check_files(folder: Path, manifest: Artifact, digest: Callable[[BufferedReader], str] = sha256) -> dict[str, Stamp]:
+def check_files(
+    folder: Path, manifest: Artifact, digest: Callable[[BufferedReader], str] = sha256
+) -> dict[str, FileSignature]:
     """Compare every file of the artifact with its hash, and return the stamps of those that were checked.
 
     Args:

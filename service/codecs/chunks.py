@@ -9,7 +9,7 @@ import orjson
 import pybase64
 from numpy.typing import NDArray
 
-from preblock.service.core.types import Pieces, Tensor
+from preblock.service.core.types import ChunkedTensor, Tensor
 
 Buffer = bytes | memoryview
 
@@ -28,7 +28,7 @@ TOGETHER = 32
 
 
 @dataclass(frozen=True)
-class Made:
+class LazyBytes:
     """Bytes that are made while they are sent, once.
 
     Args:
@@ -45,17 +45,17 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Base64:
+class Base64Chunks:
     """Bytes that are written as base64, one part after another; its length is that of the text."""
 
-    parts: tuple[Buffer | Pieces | Made, ...]
+    parts: tuple[Buffer | ChunkedTensor | LazyBytes, ...]
 
     def __len__(self) -> int:
         return -(-sum(map(len, self.parts)) // 3) * 4
 
 
 @dataclass(frozen=True)
-class Numbers:
+class JsonFloats:
     """Values that are written as JSON while they are sent; how long that is, nobody knows before.
 
     Args:
@@ -64,18 +64,18 @@ class Numbers:
 
     """
 
-    values: Pieces
+    values: ChunkedTensor
     shape: tuple[int, ...]
 
 
-Part = Buffer | Base64 | Pieces | Numbers
+Part = Buffer | Base64Chunks | ChunkedTensor | JsonFloats
 
 
 def size_of(parts: Iterable[Part]) -> int | None:
     """Return how many bytes the content has, or None where nobody knows."""
     size = 0
     for part in parts:
-        if isinstance(part, Numbers):
+        if isinstance(part, JsonFloats):
             return None
         size += len(part)
     return size
@@ -98,9 +98,9 @@ def base64_text(tensor: NDArray[np.generic]) -> bytes:
     return text
 
 
-def bytes_of(tensor: Tensor) -> memoryview | Pieces:
+def bytes_of(tensor: Tensor) -> memoryview | ChunkedTensor:
     """Return the values as bytes; those of pieces when they are sent."""
-    return tensor if isinstance(tensor, Pieces) else raw_bytes(tensor)
+    return tensor if isinstance(tensor, ChunkedTensor) else raw_bytes(tensor)
 
 
 def joined(parts: Iterable[Part]) -> bytes:
@@ -128,26 +128,26 @@ def packets(parts: Iterable[Part]) -> Iterator[Buffer]:
 
 def _pieces(parts: Iterable[Part]) -> Iterator[Buffer]:
     for part in parts:
-        if isinstance(part, Base64):
+        if isinstance(part, Base64Chunks):
             yield from encoded(part.parts)
-        elif isinstance(part, Numbers):
+        elif isinstance(part, JsonFloats):
             yield from _written(part)
         else:
             yield from _sliced(part)
 
 
-def _sliced(part: Buffer | Pieces | Made) -> Iterator[memoryview]:
+def _sliced(part: Buffer | ChunkedTensor | LazyBytes) -> Iterator[memoryview]:
     buffers: Iterable[Buffer] = (part,) if isinstance(part, Buffer) else _buffers(part)
     for buffer in buffers:
         yield from slices(buffer)
         del buffer
 
 
-def _buffers(part: Pieces | Made) -> Iterable[Buffer]:
-    return map(raw_bytes, part) if isinstance(part, Pieces) else part.buffers
+def _buffers(part: ChunkedTensor | LazyBytes) -> Iterable[Buffer]:
+    return map(raw_bytes, part) if isinstance(part, ChunkedTensor) else part.buffers
 
 
-def encoded(parts: Iterable[Buffer | Pieces | Made]) -> Iterator[bytes]:
+def encoded(parts: Iterable[Buffer | ChunkedTensor | LazyBytes]) -> Iterator[bytes]:
     """Yield base64 of the parts as if they were one."""
     rest = b""
     for view in chain.from_iterable(map(_sliced, parts)):  # which keeps no part while the next is computed
@@ -165,7 +165,7 @@ def encoded(parts: Iterable[Buffer | Pieces | Made]) -> Iterator[bytes]:
         yield pybase64.b64encode(rest)
 
 
-def _written(numbers: Numbers) -> Iterator[bytes]:
+def _written(numbers: JsonFloats) -> Iterator[bytes]:
     """Yield the text of nested lists; narrower types are exact in float32."""
     *rows, width = (1, *numbers.shape) if len(numbers.shape) > 1 else (1,)
     length = rows[-1] if len(numbers.shape) == 3 else None

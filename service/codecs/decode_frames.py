@@ -48,9 +48,9 @@ from numpy.typing import NDArray
 
 from preblock.service.codecs.chunks import raw_bytes
 from preblock.service.codecs.decode_json import digest
-from preblock.service.core.decode_ops import OF_INTEGERS, OF_NOTHING, Message, Operation, Step
+from preblock.service.core.decode_ops import OF_INTEGERS, OF_NOTHING, DecodeMessage, Operation, StepOp
 from preblock.service.core.errors import Invalid, Malformed
-from preblock.service.core.types import Int64, Rows, TokenAnswer
+from preblock.service.core.types import EmbedResult, Int64, TokenRows
 
 MAGIC = b"PRBK"
 HEADER = struct.Struct("<4sBBHIIIB3s")
@@ -74,7 +74,7 @@ KINDS = {1: (STEP,), 2: tuple(NAMES)}
 """What a client may send, by version."""
 
 
-def read_frame(frame: bytes, indices: Iterable[str] = ()) -> Message:
+def read_frame(frame: bytes, indices: Iterable[str] = ()) -> DecodeMessage:
     """Read what a client sends; `indices` are the further inputs of the model, in the order of its manifest.
 
     Raises:
@@ -99,10 +99,10 @@ def read_frame(frame: bytes, indices: Iterable[str] = ()) -> Message:
     else:
         operation = _read_operation(frame, NAMES[kind], rows, tokens)
     # In version 1 the number is an echo and says nothing of repetitions.
-    return Message(operation) if version == 1 or not number else Message(operation, number, digest(frame))
+    return DecodeMessage(operation) if version == 1 or not number else DecodeMessage(operation, number, digest(frame))
 
 
-class PlainShape(NamedTuple):
+class SimpleStepShape(NamedTuple):
     """What plain steps of one header and one size have in common: rows R of L ids each.
 
     `stated` are the bytes of the offsets at which the client takes the rows to be, or 0. `end` are the last bytes, the
@@ -117,19 +117,19 @@ class PlainShape(NamedTuple):
     ahead: Int64
 
 
-class PlainStep(NamedTuple):
+class SimpleStep(NamedTuple):
     """A step of the same number of ids in each row, and nothing beside but offsets.
 
     `ids` are int64 (R, L), `stated` the offsets that the client takes the rows to be at, R times 8 bytes, or none.
     """
 
-    shape: PlainShape
+    shape: SimpleStepShape
     number: int
     ids: Int64
     stated: bytes
 
 
-def read_plain(frame: bytes) -> PlainStep | None:
+def read_plain(frame: bytes) -> SimpleStep | None:
     """Read a step that is plain; None of everything else, which `read_frame` reads, or refuses."""
     # Step by step a client sends the same header, but for the number.
     shape = _plain_shape(frame[:8], frame[12 : HEADER.size], len(frame))
@@ -137,11 +137,11 @@ def read_plain(frame: bytes) -> PlainStep | None:
         return None
     ids: Int64 = np.ndarray((shape.rows, shape.length), INT64, frame, HEADER.size)
     until = len(frame) - len(shape.end)
-    return PlainStep(shape, int.from_bytes(frame[8:12], "little"), ids, frame[until - shape.stated : until])
+    return SimpleStep(shape, int.from_bytes(frame[8:12], "little"), ids, frame[until - shape.stated : until])
 
 
 @lru_cache  # of little: what is kept is shorter than the frame
-def _plain_shape(first: bytes, last: bytes, size: int) -> PlainShape | None:
+def _plain_shape(first: bytes, last: bytes, size: int) -> SimpleStepShape | None:
     """Return what the plain steps with a header of `first`, a number and `last` have in common, if there are any."""
     if len(first) + 4 + len(last) < HEADER.size or size > LONGEST_PLAIN:
         return None
@@ -161,10 +161,10 @@ def _plain_shape(first: bytes, last: bytes, size: int) -> PlainShape | None:
     ):
         return None
     length = tokens // rows
-    return PlainShape(version, rows, length, stated, length.to_bytes(4, "little") * rows, np.array([length]))
+    return SimpleStepShape(version, rows, length, stated, length.to_bytes(4, "little") * rows, np.array([length]))
 
 
-def head_of_plain(step: PlainStep, after: Int64, width: int) -> bytes:
+def head_of_plain(step: SimpleStep, after: Int64, width: int) -> bytes:
     """Return what stands before the vectors, float32, in the answer to a step: rows (R, L) that are at `after` now."""
     shape = step.shape
     first, last = _header_of_plain(shape.version, shape.rows, shape.length, width)
@@ -187,7 +187,7 @@ def _parts(indices: tuple[str, ...]) -> Mapping[str, int]:
     return {"position_ids": POSITIONS, "attention_mask": MASK, **further, "offset": OFFSETS}
 
 
-def _read_step(frame: bytes, rows: int, tokens: int, parts: list[str]) -> Step:
+def _read_step(frame: bytes, rows: int, tokens: int, parts: list[str]) -> StepOp:
     stated = "offset" in parts
     per_token = [name for name in parts if name != "offset"]
     at = HEADER.size + 8 * tokens * (1 + len(per_token)) + 8 * rows * stated
@@ -197,10 +197,10 @@ def _read_step(frame: bytes, rows: int, tokens: int, parts: list[str]) -> Step:
         raise Malformed("lengths", f"{int(lengths.sum())} tokens in all", f"{tokens}, as the header says")
     # A copy, because the values need not be aligned in the frame.
     values = {
-        name: Rows(np.frombuffer(frame, "<i8", tokens, HEADER.size + 8 * tokens * index).astype(np.int64), lengths)
+        name: TokenRows(np.frombuffer(frame, "<i8", tokens, HEADER.size + 8 * tokens * index).astype(np.int64), lengths)
         for index, name in enumerate(["input_ids", *per_token])
     }
-    return Step(
+    return StepOp(
         input_ids=values.pop("input_ids"),
         offset=np.frombuffer(frame, "<i8", rows, at - 8 * rows).astype(np.int64) if stated else None,
         position_ids=values.pop("position_ids", None),
@@ -232,7 +232,7 @@ def header_of(frame: bytes) -> tuple[Literal[1, 2], int]:
     return (2 if version == 2 else 1), int(number)
 
 
-def write_vectors(answer: TokenAnswer, number: int, version: int = 2) -> bytes:
+def write_vectors(answer: EmbedResult, number: int, version: int = 2) -> bytes:
     """Write the answer to a step.
 
     Raises:

@@ -11,9 +11,17 @@ import orjson
 from preblock.service.artifacts.manifest import EMBEDDINGS, Manifest
 from preblock.service.codecs.native_json import answer_json, read_dtype, read_encoding, read_outputs, write_json
 from preblock.service.codecs.ragged import integers, read_offset, refuse_unknown, rows_of_json, shown
-from preblock.service.core.decode_ops import OF_INTEGERS, OF_NOTHING, Message, Operation, Options, Rewind, Step
+from preblock.service.core.decode_ops import (
+    OF_INTEGERS,
+    OF_NOTHING,
+    DecodeMessage,
+    DecodeOptions,
+    Operation,
+    RewindOp,
+    StepOp,
+)
 from preblock.service.core.errors import Invalid
-from preblock.service.core.types import Int64, TokenAnswer
+from preblock.service.core.types import EmbedResult, Int64
 
 OPEN = "open"
 OPTIONS = ("offset", "rows", "output", "dtype", "encoding")
@@ -26,7 +34,7 @@ def digest(message: bytes) -> bytes:
     return hashlib.blake2b(message, digest_size=16).digest()
 
 
-def read_options(fields: Mapping[str, Any]) -> tuple[Options, str]:
+def read_options(fields: Mapping[str, Any]) -> tuple[DecodeOptions, str]:
     """Read how a stream opens, and the encoding of its JSON answers.
 
     Raises:
@@ -39,7 +47,7 @@ def read_options(fields: Mapping[str, Any]) -> tuple[Options, str]:
     if type(rows) is not int or rows < 0:
         raise Invalid("rows", shown(rows), "a number of rows")
     outputs = read_outputs(fields.get("output", EMBEDDINGS))
-    return Options(offset=offset, rows=rows, outputs=outputs, dtype=read_dtype(fields)), read_encoding(fields)
+    return DecodeOptions(offset=offset, rows=rows, outputs=outputs, dtype=read_dtype(fields)), read_encoding(fields)
 
 
 def read_open(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,7 +77,7 @@ def read_number(document: Mapping[str, Any]) -> int:
     return number
 
 
-def read_message(document: Mapping[str, Any], number: int, text: bytes, indices: Collection[str]) -> Message:
+def read_message(document: Mapping[str, Any], number: int, text: bytes, indices: Collection[str]) -> DecodeMessage:
     """Read one operation of a JSON object.
 
     Args:
@@ -88,10 +96,10 @@ def read_message(document: Mapping[str, Any], number: int, text: bytes, indices:
     else:
         refuse_unknown(document, (named[0], "step"))
         operation = _read_operation(named[0], document[named[0]])
-    return Message(operation, number, digest(text) if number else b"")
+    return DecodeMessage(operation, number, digest(text) if number else b"")
 
 
-def read_step(fields: Mapping[str, Any], indices: Collection[str]) -> Step:
+def read_step(fields: Mapping[str, Any], indices: Collection[str]) -> StepOp:
     """Read the tokens of a step.
 
     Raises:
@@ -106,7 +114,7 @@ def read_step(fields: Mapping[str, Any], indices: Collection[str]) -> Step:
         for name, value in fields.items()
         if name not in ("offset", "step") and value is not None
     }
-    return Step(
+    return StepOp(
         input_ids=rows["input_ids"] if "input_ids" in rows else rows_of_json("input_ids", None),
         offset=None if fields.get("offset") is None else read_offset(fields["offset"]),
         position_ids=rows.get("position_ids"),
@@ -119,9 +127,9 @@ def read_step(fields: Mapping[str, Any], indices: Collection[str]) -> Step:
 class Feed:
     """A known list of ids, how the stream opens that it is fed to, and how many tokens of a row a chunk has."""
 
-    options: Options
+    options: DecodeOptions
     encoding: str
-    step: Step
+    step: StepOp
     chunk: int
 
 
@@ -146,14 +154,14 @@ def _read_operation(name: str, value: Any) -> Operation:
         if value is not True:
             raise Invalid(name, shown(value), "true")
         return OF_NOTHING[name]()
-    if name == Rewind.name and type(value) is int:
+    if name == RewindOp.name and type(value) is int:
         value = [value]
     if not isinstance(value, list):
         raise Invalid(name, shown(value), "a list of integers")
     return OF_INTEGERS[name](integers(name, value))
 
 
-def write_answer(answer: TokenAnswer, encoding: str, number: int) -> bytes:
+def write_answer(answer: EmbedResult, encoding: str, number: int) -> bytes:
     """Write the answer to a step."""
     document = answer_json(answer, encoding)
     return write_json(document | {"step": number} if number else document)

@@ -12,7 +12,7 @@ import orjson
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
-from preblock.service.codecs.chunks import Base64, Numbers, Part, joined, raw_bytes
+from preblock.service.codecs.chunks import Base64Chunks, JsonFloats, Part, joined, raw_bytes
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, write_prompt_embeds
 from preblock.service.codecs.ragged import (
     integers,
@@ -24,7 +24,16 @@ from preblock.service.codecs.ragged import (
     shown,
 )
 from preblock.service.core.errors import Invalid, Malformed
-from preblock.service.core.types import Answer, BiasRequest, Pieces, Request, Rows, Tensor, TextRequest, TokenAnswer
+from preblock.service.core.types import (
+    ChunkedTensor,
+    EmbedResult,
+    PairwiseBiasRequest,
+    Result,
+    Tensor,
+    TextRequest,
+    TokenRequest,
+    TokenRows,
+)
 
 ENCODINGS = ("base64", "float")
 ROWS = ("input_ids", "position_ids", "attention_mask")
@@ -40,10 +49,10 @@ MARK, BARE_MARK = orjson.Fragment(b'"\0"'), orjson.Fragment(b"\0")
 
 
 @dataclass(eq=False, slots=True)
-class Embed:
+class EmbedMessage:
     """A request, and how its vectors are written where the answer is JSON."""
 
-    request: Request | TextRequest
+    request: TokenRequest | TextRequest
     encoding: str
 
     @property
@@ -111,18 +120,18 @@ def read_query(query: Mapping[str, str]) -> dict[str, Any]:
     return fields
 
 
-class Wishes(NamedTuple):
+class RequestOptions(NamedTuple):
     """What is asked for, whatever the tokens are: fields of `Wanted`, and how JSON holds values."""
 
     wanted: Mapping[str, Any]
     encoding: str
 
-    def of(self, ids: NDArray[Any]) -> Embed:
+    def of(self, ids: NDArray[Any]) -> EmbedMessage:
         """Return the request for an array of ids; raises Invalid as `rows_of_array`."""
-        return Embed(Request(input_ids=rows_of_array("input_ids", ids), **self.wanted), self.encoding)
+        return EmbedMessage(TokenRequest(input_ids=rows_of_array("input_ids", ids), **self.wanted), self.encoding)
 
 
-def read_beside(query: Mapping[str, str], indices: Collection[str] = ()) -> Wishes | None:
+def read_beside(query: Mapping[str, str], indices: Collection[str] = ()) -> RequestOptions | None:
     """Read the fields that stand beside an array of ids, but not its `shape`; None where they hold further rows.
 
     Raises:
@@ -138,7 +147,7 @@ def read_beside(query: Mapping[str, str], indices: Collection[str] = ()) -> Wish
     return _read_wishes(fields)
 
 
-def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embed:
+def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> EmbedMessage:
     """Read the fields of an embed request, whose rows may be arrays; `indices` are the further inputs of the model.
 
     Raises:
@@ -152,8 +161,8 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
         if name not in in_rows and name not in TENSORS:
             raise Invalid(name, "a tensor", "a query parameter")
     lengths = None if fields.get("lengths") is None else integers_of("lengths", fields["lengths"])
-    rows: dict[str, Rows] = {}
-    given: dict[str, Rows] = {}
+    rows: dict[str, TokenRows] = {}
+    given: dict[str, TokenRows] = {}
     for name, value in fields.items():
         if name in in_rows and value is not None:
             found = rows_of_array(name, value, lengths) if name in arrays else rows_of_json(name, value)
@@ -168,11 +177,11 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
         raise Invalid("return_tokens", spans, "true or false, beside text")
     wanted, encoding = _read_wishes(fields)
     if text is None:
-        return Embed(Request(**{**wanted, **rows}, indices=given), encoding)
-    return Embed(TextRequest(text=read_text("text", text), spans=spans, **wanted), encoding)
+        return EmbedMessage(TokenRequest(**{**wanted, **rows}, indices=given), encoding)
+    return EmbedMessage(TextRequest(text=read_text("text", text), spans=spans, **wanted), encoding)
 
 
-def _read_wishes(fields: Mapping[str, Any]) -> Wishes:
+def _read_wishes(fields: Mapping[str, Any]) -> RequestOptions:
     encoding = read_encoding(fields, (*ENCODINGS, PROMPT_EMBEDS))
     wanted = {
         "offset": None if fields.get("offset") is None else read_offset(fields["offset"]),
@@ -180,7 +189,7 @@ def _read_wishes(fields: Mapping[str, Any]) -> Wishes:
         "outputs": read_outputs(fields.get("output", TOKEN_EMBEDDINGS if encoding == PROMPT_EMBEDS else EMBEDDINGS)),
         "dtype": read_dtype(fields),
     }
-    return Wishes(wanted, encoding)
+    return RequestOptions(wanted, encoding)
 
 
 @cache
@@ -208,7 +217,7 @@ def read_text(field: str, value: Any) -> tuple[str, ...]:
     return texts
 
 
-def read_bias(fields: Mapping[str, Any]) -> tuple[BiasRequest, str]:
+def read_bias(fields: Mapping[str, Any]) -> tuple[PairwiseBiasRequest, str]:
     """Read the fields of a request for a bias, and how its values are written where the answer is JSON.
 
     Raises:
@@ -218,7 +227,7 @@ def read_bias(fields: Mapping[str, Any]) -> tuple[BiasRequest, str]:
     refuse_unknown(fields, ("query_length", "key_length", "query_offset", "dtype", "encoding"))
     query_length, key_length = (_integer(name, fields.get(name)) for name in ("query_length", "key_length"))
     offset = None if fields.get("query_offset") is None else _integer("query_offset", fields["query_offset"])
-    request = BiasRequest(
+    request = PairwiseBiasRequest(
         query_length=query_length, key_length=key_length, query_offset=offset, dtype=read_dtype(fields)
     )
     return request, read_encoding(fields)
@@ -260,7 +269,7 @@ def _integer(field: str, value: Any) -> int:
     return int(integers(field, [value], lambda _: "")[0])
 
 
-def answer_json(answer: Answer, encoding: str) -> dict[str, Any]:
+def answer_json(answer: Result, encoding: str) -> dict[str, Any]:
     """Return the answer as a document for `write_json`: one output under its name, or several under `outputs`."""
     document: dict[str, Any] = {
         "model": answer.model,
@@ -276,7 +285,7 @@ def answer_json(answer: Answer, encoding: str) -> dict[str, Any]:
         document["outputs"] = {
             name: {"shape": answer.tensors[name].shape, "data": data} for name, data in written.items()
         }
-    if isinstance(answer, TokenAnswer):
+    if isinstance(answer, EmbedResult):
         document["next_offset"] = answer.next_offset
         if answer.ragged:
             document["lengths"] = answer.lengths
@@ -288,23 +297,23 @@ def answer_json(answer: Answer, encoding: str) -> dict[str, Any]:
     return document
 
 
-def _written(answer: Answer, tensor: Tensor, encoding: str) -> Any:
-    if encoding == PROMPT_EMBEDS and isinstance(answer, TokenAnswer):
+def _written(answer: Result, tensor: Tensor, encoding: str) -> Any:
+    if encoding == PROMPT_EMBEDS and isinstance(answer, EmbedResult):
         return write_prompt_embeds(tensor, answer.lengths)
-    if isinstance(tensor, Pieces):
-        return Base64((tensor,)) if encoding == "base64" else Numbers(tensor, tensor.shape)
+    if isinstance(tensor, ChunkedTensor):
+        return Base64Chunks((tensor,)) if encoding == "base64" else JsonFloats(tensor, tensor.shape)
     return base64_of(tensor) if encoding == "base64" else floats_of(tensor)
 
 
 def json_content(document: dict[str, Any]) -> list[Part]:
     """Write a document, arrays included, in parts, so that base64, and what is computed late, are written when sent."""
-    values: list[Base64 | Numbers] = []
+    values: list[Base64Chunks | JsonFloats] = []
 
     def mark(value: object) -> orjson.Fragment:
-        if not isinstance(value, Base64 | Numbers):
+        if not isinstance(value, Base64Chunks | JsonFloats):
             raise TypeError(type(value).__name__)
         values.append(value)
-        return MARK if isinstance(value, Base64) else BARE_MARK
+        return MARK if isinstance(value, Base64Chunks) else BARE_MARK
 
     text = orjson.dumps(document, mark, orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS)
     if not values:  # numbers, some megabytes of them, need not be copied to be parted
@@ -318,14 +327,14 @@ def write_json(document: dict[str, Any]) -> bytes:
     return joined(json_content(document))
 
 
-def base64_of(tensor: NDArray[np.generic]) -> Base64:
+def base64_of(tensor: NDArray[np.generic]) -> Base64Chunks:
     """Return the values as a JSON string: base64 of little-endian bytes."""
-    return Base64((raw_bytes(tensor),))
+    return Base64Chunks((raw_bytes(tensor),))
 
 
-def numbers_of(tensor: NDArray[np.generic]) -> Numbers:
+def numbers_of(tensor: NDArray[np.generic]) -> JsonFloats:
     """Return the values, which are finite, as JSON that is written as it is sent."""
-    return Numbers(Pieces(tensor.shape, tensor.dtype.name, iter((tensor,))), tensor.shape)
+    return JsonFloats(ChunkedTensor(tensor.shape, tensor.dtype.name, iter((tensor,))), tensor.shape)
 
 
 def floats_of(tensor: NDArray[np.generic]) -> NDArray[np.float32]:

@@ -11,7 +11,7 @@ from preblock.service.codecs.chunks import Part
 from preblock.service.codecs.native_json import base64_of, floats_of, json_content, numbers_of, read_text
 from preblock.service.codecs.ragged import refuse_unknown, rows_of_json, shown
 from preblock.service.core.errors import Invalid, PreblockError
-from preblock.service.core.types import Request, TextRequest, TokenAnswer
+from preblock.service.core.types import EmbedResult, TextRequest, TokenRequest
 
 FIELDS = ("model", "input", "encoding_format", "dimensions", "user", "pooling", "truncate")
 ENCODINGS = ("float", "base64")
@@ -27,10 +27,10 @@ AT_ONCE = 2**18
 
 
 @dataclass(frozen=True)
-class Embeddings:
+class EmbeddingsMessage:
     """A request, and how its vectors are written."""
 
-    request: Request | TextRequest
+    request: TokenRequest | TextRequest
     encoding: str
 
 
@@ -54,7 +54,7 @@ def split_identifier(identifier: str) -> tuple[str, str | None]:
     return name, (version or identifier) if colon else None
 
 
-def read_embeddings(document: Mapping[str, Any], width: int) -> Embeddings:
+def read_embeddings(document: Mapping[str, Any], width: int) -> EmbeddingsMessage:
     """Read a request for vectors of `width`; null stands for a field left out.
 
     Raises:
@@ -73,13 +73,13 @@ def read_embeddings(document: Mapping[str, Any], width: int) -> Embeddings:
     wanted: dict[str, Any] = {"pooling": given.get("pooling", "mean"), "truncate": given.get("truncate")}
     value = given.get("input")
     if isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], str)):
-        return Embeddings(TextRequest(text=read_text("input", value), **wanted), encoding)
+        return EmbeddingsMessage(TextRequest(text=read_text("input", value), **wanted), encoding)
     if not isinstance(value, list):
         raise Invalid("input", "nothing" if value is None else value, INPUT)
-    return Embeddings(Request(input_ids=rows_of_json("input", value), **wanted), encoding)
+    return EmbeddingsMessage(TokenRequest(input_ids=rows_of_json("input", value), **wanted), encoding)
 
 
-def write_embeddings(answer: TokenAnswer, message: Embeddings) -> list[Part]:
+def write_embeddings(answer: EmbedResult, message: EmbeddingsMessage) -> list[Part]:
     """Write the vectors of each input: one, or with the pooling "none" one for each token, and then their shape."""
     (tensor,) = answer.arrays.values()
     if message.encoding == "float":

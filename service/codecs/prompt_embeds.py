@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import TOKEN_EMBEDDINGS, Manifest
-from preblock.service.codecs.chunks import Base64, Buffer, Made, raw_bytes, slices
+from preblock.service.codecs.chunks import Base64Chunks, Buffer, LazyBytes, raw_bytes, slices
 from preblock.service.core.errors import Invalid, TooLarge
-from preblock.service.core.types import Int64, Pieces, Request, Tensor, TextRequest
+from preblock.service.core.types import ChunkedTensor, Int64, Tensor, TextRequest, TokenRequest
 
 PROMPT_EMBEDS = "prompt_embeds"
 STORAGES = {"float32": b"FloatStorage", "float16": b"HalfStorage", "bfloat16": b"BFloat16Storage"}
@@ -32,7 +32,7 @@ MADE_BY, DATE = 20, 0x21
 """Version 2.0 of the zip format, and the first day that it knows, since the bytes may not depend on the day."""
 
 
-def check_prompt_embeds(request: Request | TextRequest, manifest: Manifest) -> None:
+def check_prompt_embeds(request: TokenRequest | TextRequest, manifest: Manifest) -> None:
     """Check that a consumer takes what is asked for as what it is.
 
     Raises:
@@ -45,12 +45,12 @@ def check_prompt_embeds(request: Request | TextRequest, manifest: Manifest) -> N
         raise Invalid("encoding", PROMPT_EMBEDS, allowed)
     if request.outputs != (TOKEN_EMBEDDINGS,):
         raise Invalid("output", list(request.outputs), f"{TOKEN_EMBEDDINGS} with the encoding {PROMPT_EMBEDS}")
-    if isinstance(request, Request) and request.attention_mask is not None:
+    if isinstance(request, TokenRequest) and request.attention_mask is not None:
         allowed = f"nothing with the encoding {PROMPT_EMBEDS}, since a prompt has no padding"
         raise Invalid("attention_mask", "a value", allowed)
 
 
-def write_prompt_embeds(tensor: Tensor, lengths: Int64) -> Base64 | list[Base64]:
+def write_prompt_embeds(tensor: Tensor, lengths: Int64) -> Base64Chunks | list[Base64Chunks]:
     """Write vectors (…, width) of rows of `lengths`: one file for one row, a list for several, to be sent in turn.
 
     Raises:
@@ -58,7 +58,9 @@ def write_prompt_embeds(tensor: Tensor, lengths: Int64) -> Base64 | list[Base64]
 
     """
     vectors, width = _Vectors(tensor), tensor.shape[-1]
-    files = [Base64((torch_file((length, width), tensor.dtype, vectors.take(length)),)) for length in map(int, lengths)]
+    files = [
+        Base64Chunks((torch_file((length, width), tensor.dtype, vectors.take(length)),)) for length in map(int, lengths)
+    ]
     return files if len(files) > 1 else files[0]
 
 
@@ -67,7 +69,7 @@ class _Vectors:
 
     def __init__(self, tensor: Tensor) -> None:
         self._width, self._left = tensor.shape[-1], math.prod(tensor.shape[:-1])
-        self._arrays = iter(tensor if isinstance(tensor, Pieces) else (tensor,))
+        self._arrays = iter(tensor if isinstance(tensor, ChunkedTensor) else (tensor,))
         self._rest: NDArray[np.generic] = np.empty(0)
 
     def take(self, count: int) -> Iterator[NDArray[np.generic]]:
@@ -83,7 +85,7 @@ class _Vectors:
             yield some
 
 
-def torch_file(shape: tuple[int, int], dtype: np.dtype[Any], values: Iterator[NDArray[np.generic]]) -> Made:
+def torch_file(shape: tuple[int, int], dtype: np.dtype[Any], values: Iterator[NDArray[np.generic]]) -> LazyBytes:
     """Return a file that torch loads a tensor from.
 
     Args:
@@ -98,7 +100,7 @@ def torch_file(shape: tuple[int, int], dtype: np.dtype[Any], values: Iterator[ND
     size, most = math.prod(shape) * dtype.itemsize, 2**32 - 1 - _around(dtype)
     if size > most:
         raise TooLarge("encoding", f"a row of {size} bytes", f"at most {most} bytes in {PROMPT_EMBEDS}")
-    return Made(_around(dtype) + size, _file(shape, dtype, values))
+    return LazyBytes(_around(dtype) + size, _file(shape, dtype, values))
 
 
 @lru_cache

@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.core.errors import Invalid
-from preblock.service.core.types import Int64, Rows
+from preblock.service.core.types import Int64, TokenRows
 
 FLOAT32 = float(np.finfo(np.float32).max)
 INTEGER = "a 64-bit integer"
 LISTS = "a list of integers, or a list of such rows"
 
 
-def rows_of_json(field: str, value: Any, empty: bool = False) -> Rows:
+def rows_of_json(field: str, value: Any, empty: bool = False) -> TokenRows:
     """Read a list of rows, or a flat list, which is one row.
 
     Raises:
@@ -28,13 +28,15 @@ def rows_of_json(field: str, value: Any, empty: bool = False) -> Rows:
     if not value:
         raise Invalid(field, "[]", "at least one row of at least one integer")
     if not isinstance(value[0], list):
-        return Rows(integers(field, value), np.array([len(value)]), flat=True)
+        return TokenRows(integers(field, value), np.array([len(value)]), flat=True)
     for index, row in enumerate(value):
         if not isinstance(row, list) or not (row or empty):
             raise Invalid(f"{field}[{index}]", shown(row), "a row of at least one integer")
     lengths = np.fromiter(map(len, value), np.int64, len(value))
     values = list(chain.from_iterable(value))
-    return Rows(integers(field, values, lambda index: Rows(np.empty(0, np.int64), lengths).place(index)), lengths)
+    return TokenRows(
+        integers(field, values, lambda index: TokenRows(np.empty(0, np.int64), lengths).place(index)), lengths
+    )
 
 
 def integers(field: str, values: list[Any], place: Callable[[int], str] = lambda index: f"[{index}]") -> Int64:
@@ -70,7 +72,7 @@ def read_offset(value: Any) -> Int64:
     return np.array([value], np.int64)
 
 
-def rows_of_array(field: str, array: NDArray[Any], lengths: Int64 | None = None) -> Rows:
+def rows_of_array(field: str, array: NDArray[Any], lengths: Int64 | None = None) -> TokenRows:
     """Read an integer array (B, L), or (L,), which is one row; beside `lengths`, (T,), the rows one after another.
 
     Raises:
@@ -81,7 +83,7 @@ def rows_of_array(field: str, array: NDArray[Any], lengths: Int64 | None = None)
         raise Invalid(f"{field} shape", str(array.shape), "(length,) or (batch, length)")
     exact = _integers_of_array(field, array)
     if lengths is None:
-        return Rows.of_array(exact)
+        return TokenRows.of_array(exact)
     if array.ndim != 1:
         raise Invalid(f"{field} shape", str(array.shape), "(tokens,) beside lengths")
     wrong = np.flatnonzero((lengths < 1) | (lengths > len(exact)))
@@ -89,7 +91,7 @@ def rows_of_array(field: str, array: NDArray[Any], lengths: Int64 | None = None)
         raise Invalid(f"lengths[{wrong[0]}]", int(lengths[wrong[0]]), f"1 to {len(exact)}, as many as {field} has")
     if lengths.sum() != len(exact):
         raise Invalid("lengths", f"{lengths.sum()} tokens in all", f"{len(exact)}, as many as {field} has")
-    return Rows(exact, lengths)
+    return TokenRows(exact, lengths)
 
 
 def integers_of(field: str, value: Any) -> Int64:

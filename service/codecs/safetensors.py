@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from preblock.service.codecs.chunks import Part, bytes_of
 from preblock.service.core.errors import Malformed
-from preblock.service.core.types import DTYPES, Answer, Tensor, TokenAnswer
+from preblock.service.core.types import DTYPES, EmbedResult, Result, Tensor
 
 TYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -107,10 +107,10 @@ def write_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     return [len(text).to_bytes(8, "little") + text, *(bytes_of(tensor) for _, tensor in ordered)]
 
 
-def answer_safetensors(answer: Answer) -> list[Part]:
+def answer_safetensors(answer: Result) -> list[Part]:
     """Write an answer: its outputs, and of tokens what tells the rows apart and continues them."""
     tensors: dict[str, Tensor] = dict(answer.tensors)
-    if isinstance(answer, TokenAnswer):
+    if isinstance(answer, EmbedResult):
         tensors |= {"next_offset": answer.next_offset, "lengths": answer.lengths}
         if answer.truncated is not None:
             tensors["truncated"] = answer.truncated

@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from preblock.service.core.errors import Forbidden, Invalid, Unauthenticated
-from preblock.service.core.file_watch import Watch
+from preblock.service.core.file_watch import FileWatcher
 
 LOG = logging.getLogger(__name__)
 SCHEME = b"bearer "
@@ -25,7 +25,7 @@ ALL = ("*",)
 
 
 @dataclass(frozen=True)
-class Caller:
+class Principal:
     """Who asks.
 
     Args:
@@ -50,13 +50,13 @@ class Caller:
         return self._pattern.match(model) is not None
 
 
-NOBODY = Caller("nobody", (), admin=False)
-SERVICE = Caller("service", ALL, admin=True)
-_CALLER: ContextVar[Caller] = ContextVar("caller", default=NOBODY)
+NOBODY = Principal("nobody", (), admin=False)
+SERVICE = Principal("service", ALL, admin=True)
+_CALLER: ContextVar[Principal] = ContextVar("caller", default=NOBODY)
 """Whoever has not been let in is nobody, so that a way in that is forgotten, or a thread, opens nothing."""
 
 
-class Entry(BaseModel):
+class KeyEntry(BaseModel):
     """What the file holds of a key: never the key itself."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -69,15 +69,15 @@ class Entry(BaseModel):
     admin: bool = False
 
 
-class Document(BaseModel):
+class KeyFile(BaseModel):
     """The file of keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    keys: list[Entry] = Field(min_length=1)
+    keys: list[KeyEntry] = Field(min_length=1)
 
 
-class Access:
+class Authenticator:
     """Lets callers in, and says what they may use.
 
     Args:
@@ -95,9 +95,9 @@ class Access:
     def __init__(self, file: Path | None = None, by_address: bool = False) -> None:
         self.changes = 0
         self._file = file
-        self._callers: list[Caller] = []
+        self._callers: list[Principal] = []
         if file is not None:
-            self._watch = Watch(file)
+            self._watch = FileWatcher(file)
             self._callers = read_keys(file)
         self.tell_apart(by_address)
 
@@ -127,7 +127,7 @@ class Access:
 
     def came_from(self, address: str) -> None:
         """Name whoever asks, for what follows in this context, by its address."""
-        _CALLER.set(Caller(address, ALL, admin=True))
+        _CALLER.set(Principal(address, ALL, admin=True))
 
     def check_model(self, name: str) -> None:
         """Raise Forbidden where the caller may not use a model of this name, whether or not there is one."""
@@ -147,7 +147,7 @@ class Access:
         """Return whether a list for the caller holds a model of this name."""
         return self._file is None or _CALLER.get().may_use(name)
 
-    def _find(self, key: bytes) -> Caller:
+    def _find(self, key: bytes) -> Principal:
         self.look()
         digest, found = hashlib.sha256(key).digest(), None
         # All of them, so that the time says nothing of which one was near.
@@ -158,7 +158,7 @@ class Access:
             raise Unauthenticated("Authorization", "a key that is not known", "Bearer and a key")
         return found
 
-    def knows(self, caller: Caller) -> bool:
+    def knows(self, caller: Principal) -> bool:
         """Return whether a caller that was let in still would be, for the same models."""
         return caller in self._callers
 
@@ -173,11 +173,11 @@ class Access:
             LOG.warning("the keys stay as they were: %s", error)
 
 
-EVERYBODY = Access()
+EVERYBODY = Authenticator()
 """No key is needed."""
 
 
-def caller() -> Caller:
+def caller() -> Principal:
     """Return who asks."""
     return _CALLER.get()
 
@@ -197,7 +197,7 @@ def as_service() -> Iterator[None]:
         _CALLER.reset(token)
 
 
-def read_keys(file: Path) -> list[Caller]:
+def read_keys(file: Path) -> list[Principal]:
     """Return who has the keys of a file.
 
     Raises:
@@ -205,7 +205,7 @@ def read_keys(file: Path) -> list[Caller]:
 
     """
     try:
-        document = Document.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+        document = KeyFile.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise Invalid("api_keys_file", str(file), f"a TOML file that can be read ({error.strerror})") from error
     except ValidationError as error:
@@ -221,7 +221,7 @@ def read_keys(file: Path) -> list[Caller]:
         if twice := next((value for value in values if values.count(value) > 1), None):
             raise Invalid("api_keys_file", f"{field} {twice} twice", "each once")
     return [
-        Caller(entry.name, tuple(entry.models), entry.admin, bytes.fromhex(entry.sha256)) for entry in document.keys
+        Principal(entry.name, tuple(entry.models), entry.admin, bytes.fromhex(entry.sha256)) for entry in document.keys
     ]
 
 

@@ -10,11 +10,11 @@ from typing import ClassVar
 import numpy as np
 
 from preblock.service.core.errors import Conflict, Invalid, TooLarge
-from preblock.service.core.types import Int64, Rows
+from preblock.service.core.types import Int64, TokenRows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class DecodeOptions:
     """How a stream opens.
 
     Args:
@@ -32,7 +32,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class StepOp:
     """The next tokens.
 
     Args:
@@ -45,16 +45,16 @@ class Step:
     """
 
     name: ClassVar[str] = "step"
-    input_ids: Rows
+    input_ids: TokenRows
     offset: Int64 | None = None
-    position_ids: Rows | None = None
-    attention_mask: Rows | None = None
-    indices: Mapping[str, Rows] = field(default_factory=dict)
+    position_ids: TokenRows | None = None
+    attention_mask: TokenRows | None = None
+    indices: Mapping[str, TokenRows] = field(default_factory=dict)
 
-    def columns(self, begin: int, end: int) -> "Step":
+    def columns(self, begin: int, end: int) -> "StepOp":
         """Return of each row the tokens from `begin` up to `end`, without an offset."""
         position, mask = self.position_ids, self.attention_mask
-        return Step(
+        return StepOp(
             input_ids=self.input_ids.columns(begin, end),
             position_ids=None if position is None else position.columns(begin, end),
             attention_mask=None if mask is None else mask.columns(begin, end),
@@ -63,7 +63,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Rewind:
+class RewindOp:
     """Go back; `offset` is int64 (1,) or (R,)."""
 
     name: ClassVar[str] = "rewind"
@@ -82,7 +82,7 @@ class Rewind:
 
 
 @dataclass(frozen=True)
-class Reorder:
+class ReorderOp:
     """Row i goes on from where row `rows[i]` is, as in beam search: rows may be dropped and stand several times."""
 
     name: ClassVar[str] = "reorder"
@@ -103,7 +103,7 @@ class Reorder:
 
 
 @dataclass(frozen=True)
-class Append:
+class AppendOp:
     """Further rows, after the others; `offset` is int64, one for each of them."""
 
     name: ClassVar[str] = "append"
@@ -123,7 +123,7 @@ class Append:
 
 
 @dataclass(frozen=True)
-class Drop:
+class DropOp:
     """Rows end; those after them move up. All may end."""
 
     name: ClassVar[str] = "drop"
@@ -141,7 +141,7 @@ class Drop:
 
 
 @dataclass(frozen=True)
-class Ping:
+class PingOp:
     """Nothing, which is answered."""
 
     name: ClassVar[str] = "ping"
@@ -152,23 +152,23 @@ class Ping:
 
 
 @dataclass(frozen=True)
-class Close:
+class CloseOp:
     """The end of the stream."""
 
     name: ClassVar[str] = "close"
 
 
-OF_INTEGERS: dict[str, type[Rewind | Reorder | Append | Drop]] = {
-    kind.name: kind for kind in (Rewind, Reorder, Append, Drop)
+OF_INTEGERS: dict[str, type[RewindOp | ReorderOp | AppendOp | DropOp]] = {
+    kind.name: kind for kind in (RewindOp, ReorderOp, AppendOp, DropOp)
 }
-OF_NOTHING: dict[str, type[Ping | Close]] = {kind.name: kind for kind in (Ping, Close)}
+OF_NOTHING: dict[str, type[PingOp | CloseOp]] = {kind.name: kind for kind in (PingOp, CloseOp)}
 """Operations by name: those that are a list of integers, and those that say nothing further."""
 
-Operation = Step | Rewind | Reorder | Append | Drop | Ping | Close
+Operation = StepOp | RewindOp | ReorderOp | AppendOp | DropOp | PingOp | CloseOp
 
 
 @dataclass(frozen=True)
-class Message:
+class DecodeMessage:
     """An operation, and how a repetition of it is known.
 
     Args:

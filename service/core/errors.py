@@ -9,7 +9,7 @@
     │   ├── Forbidden           what the settings, or the key, do not allow
     │   ├── Conflict            the client's idea of a stream is not its state
     │   ├── TooLarge            over a limit of size
-    │   ├── TooMany             over a limit of how often a caller may ask
+    │   ├── RateLimited             over a limit of how often a caller may ask
     │   ├── UnsupportedFormat   a request format that is not read
     │   └── NotAcceptable       an answer format that is not written
     └── ServerFault             the request may be fine
@@ -25,7 +25,7 @@ import reprlib
 LONGEST_VALUE = 80
 """Characters of a value that a message repeats: enough to recognise it, no way to reflect a whole body."""
 
-UNFORESEEN = "the service failed in an unforeseen way; its log says how"
+INTERNAL_ERROR_MESSAGE = "the service failed in an unforeseen way; its log says how"
 """What a client is told of any other exception: nothing of the inside."""
 
 
@@ -81,7 +81,7 @@ class TooLarge(ClientFault):
     """Over a limit of size."""
 
 
-class TooMany(ClientFault):
+class RateLimited(ClientFault):
     """Over a limit of how often a caller may ask; the same request succeeds `retry_after` seconds later."""
 
     def __init__(self, field: str, got: object, allowed: str, retry_after: int = 1) -> None:

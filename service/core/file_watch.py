@@ -3,13 +3,13 @@
 import time
 from pathlib import Path
 
-from preblock.service.core.files import Stamp, stamp_of
+from preblock.service.core.files import FileSignature, stamp_of
 
-LOOK_SECONDS = 1.0
+POLL_INTERVAL_SECONDS = 1.0
 """Least time between two looks at whether a file has changed."""
 
 
-class Watch:
+class FileWatcher:
     """Some files, which are looked at when somebody asks.
 
     Args:
@@ -24,17 +24,17 @@ class Watch:
 
     def changed(self) -> bool:
         """Return whether one has changed since the last time; who asks again within a second is told no."""
-        if time.monotonic() - self._looked < LOOK_SECONDS:
+        if time.monotonic() - self._looked < POLL_INTERVAL_SECONDS:
             return False
         self._looked = time.monotonic()
         before, self._seen = self._seen, self._stamps()
         return self._seen != before
 
-    def _stamps(self) -> list[Stamp | None]:
+    def _stamps(self) -> list[FileSignature | None]:
         return [_stamp(file) for file in self._files]
 
 
-def _stamp(file: Path) -> Stamp | None:
+def _stamp(file: Path) -> FileSignature | None:
     try:
         return stamp_of(file.stat())
     except OSError:

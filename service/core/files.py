@@ -7,11 +7,11 @@ from pathlib import Path
 
 from preblock.service.core.errors import ArtifactError
 
-Stamp = tuple[int, int, int, int, int]
+FileSignature = tuple[int, int, int, int, int]
 """What a file system tells of a file, which changes when the file does."""
 
 
-def stamp_of(status: os.stat_result) -> Stamp:
+def stamp_of(status: os.stat_result) -> FileSignature:
     """Return device, inode, size, and the times of the last change of content and of status, in nanoseconds."""
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 

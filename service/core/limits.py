@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from preblock.service.core.auth import caller_name
-from preblock.service.core.errors import TooLarge, TooMany, Unavailable
+from preblock.service.core.errors import RateLimited, TooLarge, Unavailable
 
 SWEEP_SECONDS = 10.0
 """Between two looks for callers that have been quiet for long enough to be forgotten."""
@@ -48,7 +48,7 @@ class Limits:
         """Begin a request.
 
         Raises:
-            TooMany: the caller asks too often.
+            RateLimited: the caller asks too often.
             Unavailable: too many are answered now.
 
         """
@@ -101,5 +101,5 @@ class Limits:
         wait = until - now - max(1 - interval, 0)
         if wait > 1e-6:
             allowed = f"at most {per_second:g} a second"
-            raise TooMany("requests", f"more than {per_second:g} a second", allowed, math.ceil(wait))
+            raise RateLimited("requests", f"more than {per_second:g} a second", allowed, math.ceil(wait))
         self._spent[caller] = until + interval

@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from preblock.service.core.errors import Invalid
 
 PREFIX = "PREBLOCK_"
-FOLLOWED = frozenset(
+RELOADABLE = frozenset(
     (
         *("log_level", "access_log_sample_rate", "access_log_max_token_ids", "cors_origins"),
         *(
@@ -163,14 +163,14 @@ class Settings(BaseSettings):
         return init_settings, env_settings, InitSettingsSource(settings_cls, _read(file))
 
 
-class Loaded(NamedTuple):
+class LoadedSettings(NamedTuple):
     """Settings, and where the value of each comes from: `--port`, `PREBLOCK_PORT`, a file, or `default`."""
 
     settings: Settings
     origins: Mapping[str, str]
 
 
-def load(options: Mapping[str, Any]) -> Loaded:
+def load(options: Mapping[str, Any]) -> LoadedSettings:
     """Return the settings, of which `options` were given on the command line.
 
     Raises:
@@ -187,7 +187,7 @@ def load(options: Mapping[str, Any]) -> Loaded:
         origin = _origin(name, options)
         where = f"{name} in {origin}" if origin == _config(options) else origin
         raise Invalid(where, first["input"], _allowed(first["msg"])) from error
-    return Loaded(settings, {name: _origin(name, options) for name in Settings.model_fields})
+    return LoadedSettings(settings, {name: _origin(name, options) for name in Settings.model_fields})
 
 
 def listed(text: str | None) -> list[str]:

@@ -3,13 +3,13 @@
 import logging
 
 from preblock.service.core.errors import Invalid
-from preblock.service.core.file_watch import Watch
-from preblock.service.core.settings import FOLLOWED, Settings
+from preblock.service.core.file_watch import FileWatcher
+from preblock.service.core.settings import RELOADABLE, Settings
 
 LOG = logging.getLogger(__name__)
 
 
-class Following:
+class SettingsReloader:
     """The settings that hold now; the log follows their `log_level`.
 
     Args:
@@ -21,7 +21,7 @@ class Following:
     def __init__(self, settings: Settings, told: bool) -> None:
         self.settings = settings
         self._log = LOG.log if told else _nothing
-        self._watch = None if settings.config_file is None else Watch(settings.config_file)
+        self._watch = None if settings.config_file is None else FileWatcher(settings.config_file)
         self._begun = False
 
     def changed(self) -> bool:
@@ -37,10 +37,10 @@ class Following:
             self._log(logging.WARNING, "the settings stay as they were: %s", error)
             return False
         others = {name: value for name, value in wanted if value != getattr(before, name)}
-        if late := [name for name in others if name not in FOLLOWED]:
+        if late := [name for name in others if name not in RELOADABLE]:
             text = "%s: another value in %s, which takes effect after a restart"
             self._log(logging.WARNING, text, ", ".join(late), before.config_file)
-        followed = {name: value for name, value in others.items() if name in FOLLOWED}
+        followed = {name: value for name, value in others.items() if name in RELOADABLE}
         if followed:
             self.settings = before.model_copy(update=followed)
             logging.getLogger().setLevel(self.settings.log_level.upper())

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Protocol
 
 from preblock.service.core.errors import Invalid
-from preblock.service.core.file_watch import Watch
+from preblock.service.core.file_watch import FileWatcher
 from preblock.service.core.settings import Settings
 
 LOG = logging.getLogger(__name__)
 
 
-class Config(Protocol):
+class TlsConfig(Protocol):
     """Of a server of HTTP, where the files are."""
 
     ssl_certfile: str | os.PathLike[str] | None
@@ -23,7 +23,7 @@ class Config(Protocol):
     ssl_ca_certs: str | os.PathLike[str] | None
 
 
-class Pair:
+class CertificateFiles:
     """A certificate and its key, which change together, but not at once; and who signs clients.
 
     Args:
@@ -35,7 +35,7 @@ class Pair:
 
     def __init__(self, certificate: Path, key: Path, clients: Path | None) -> None:
         self._certificate, self._key, self._clients = certificate, key, clients
-        self._watch = Watch(*(file for file in (certificate, key, clients) if file is not None))
+        self._watch = FileWatcher(*(file for file in (certificate, key, clients) if file is not None))
 
     def renewed(self) -> bool:
         """Return whether one has changed since the last time, and all can be used; ask before every handshake."""
@@ -49,12 +49,12 @@ class Pair:
         return True
 
 
-def follow(config: Config, make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+def follow(config: TlsConfig, make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
     """Return what `make` does, which gives each new connection what the files of `config` hold then."""
     assert config.ssl_certfile is not None
     assert config.ssl_keyfile is not None
     clients = None if config.ssl_ca_certs is None else Path(config.ssl_ca_certs)
-    pair, newest, changed = Pair(Path(config.ssl_certfile), Path(config.ssl_keyfile), clients), make(), 0.0
+    pair, newest, changed = CertificateFiles(Path(config.ssl_certfile), Path(config.ssl_keyfile), clients), make(), 0.0
 
     def choose(connection: ssl.SSLSocket | ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> int | None:
         nonlocal newest, changed

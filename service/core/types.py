@@ -26,7 +26,7 @@ DTYPES: dict[str, np.dtype[np.generic]] = {
 
 # Those that every request makes are not frozen: that triples the time of making one.
 @dataclass(eq=False)
-class Rows:
+class TokenRows:
     """Rows of integers, which may differ in length, laid one after another.
 
     Args:
@@ -43,7 +43,7 @@ class Rows:
     numbers: Int64 | None = None
 
     @classmethod
-    def of_array(cls, array: Int64) -> "Rows":
+    def of_array(cls, array: Int64) -> "TokenRows":
         """Return the rows of an int64 (B, L) array, or the one row of an (L,) array; a contiguous one is not copied."""
         batch, length = array.shape if array.ndim == 2 else (1, len(array))
         rows = cls(array.reshape(-1), _equal(batch, length), flat=array.ndim == 1)
@@ -66,9 +66,9 @@ class Rows:
         """Repeat a value per row, (1,) or (B,), for each token: int64 (T,)."""
         return np.repeat(np.broadcast_to(per_row, self.lengths.shape), self.lengths)
 
-    def kept(self, keep: Bools) -> "Rows":
+    def kept(self, keep: Bools) -> "TokenRows":
         """Return the rows without the values where `keep`, bool (T,), is false; each has at least one before."""
-        return Rows(self.values[keep], np.add.reduceat(keep, self.starts, dtype=np.int64), self.flat)
+        return TokenRows(self.values[keep], np.add.reduceat(keep, self.starts, dtype=np.int64), self.flat)
 
     def place(self, index: int) -> str:
         """Return where `values[index]` stands, as `[row][column]`, or `[column]` of a flat list."""
@@ -81,12 +81,12 @@ class Rows:
         """Return what messages call a row."""
         return row if self.numbers is None else int(self.numbers[row])
 
-    def columns(self, begin: int, end: int) -> "Rows":
+    def columns(self, begin: int, end: int) -> "TokenRows":
         """Return of each row the values from `begin` up to `end`; rows that end before are empty."""
         lengths = np.clip(self.lengths, begin, end) - begin
-        part = Rows(np.empty(0, np.int64), lengths, self.flat)
+        part = TokenRows(np.empty(0, np.int64), lengths, self.flat)
         index = part.spread(self.starts + begin - part.starts) + np.arange(int(lengths.sum()))
-        return Rows(self.values[index], lengths, self.flat)
+        return TokenRows(self.values[index], lengths, self.flat)
 
 
 @lru_cache
@@ -98,7 +98,7 @@ def _equal(batch: int, length: int) -> Int64:
 
 
 @dataclass(eq=False, kw_only=True)
-class Wanted:
+class EmbedOptions:
     """What is asked for, be it of token ids or of text.
 
     Args:
@@ -125,7 +125,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Turn:
+class SequenceRef:
     """What a request says of the sequence that it belongs to.
 
     Args:
@@ -141,7 +141,7 @@ class Turn:
 
 
 @dataclass(eq=False, kw_only=True)
-class Request(Wanted):
+class TokenRequest(EmbedOptions):
     """Token ids and what belongs to them, whichever protocol they came through.
 
     Args:
@@ -150,22 +150,22 @@ class Request(Wanted):
         attention_mask: 1 for a real token, 0 for padding, of the tokens sent; None where all are real.
         indices: further integers per token, by input, such as the segments `token_type_ids`; 0 where left out.
         special: bool (T,), the tokens that a tokenizer put around a text, which no cut takes; None without a text.
-        spans: int64 (T, 2), as in `Tokens`; None where nobody asked.
+        spans: int64 (T, 2), as in `Encoding`; None where nobody asked.
         sequence: which running offsets it goes on from; None where it stands for itself.
 
     """
 
-    input_ids: Rows
-    position_ids: Rows | None = None
-    attention_mask: Rows | None = None
-    indices: Mapping[str, Rows] = field(default_factory=dict)
+    input_ids: TokenRows
+    position_ids: TokenRows | None = None
+    attention_mask: TokenRows | None = None
+    indices: Mapping[str, TokenRows] = field(default_factory=dict)
     special: Bools | None = None
     spans: Int64 | None = None
-    sequence: Turn | None = None
+    sequence: SequenceRef | None = None
 
 
 @dataclass(eq=False, kw_only=True)
-class TextRequest(Wanted):
+class TextRequest(EmbedOptions):
     """Texts, one for each row; `spans` says whether the answer tells which characters each token stands for."""
 
     text: tuple[str, ...]
@@ -173,7 +173,7 @@ class TextRequest(Wanted):
 
 
 @dataclass(frozen=True)
-class Tokens:
+class Encoding:
     """What a tokenizer made of texts.
 
     Args:
@@ -185,14 +185,14 @@ class Tokens:
 
     """
 
-    input_ids: Rows
-    token_type_ids: Rows
+    input_ids: TokenRows
+    token_type_ids: TokenRows
     special: Bools
     spans: Int64 | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class BiasRequest:
+class PairwiseBiasRequest:
     """Which queries meet which keys: Q queries from position `query_offset` on, and K keys from position 0 on.
 
     Args:
@@ -225,10 +225,10 @@ class StemRequest:
     dtype: str = "float32"
 
 
-AnyRequest = Request | BiasRequest | StemRequest
+AnyRequest = TokenRequest | PairwiseBiasRequest | StemRequest
 
 
-class Pieces:
+class ChunkedTensor:
     """A tensor whose values are computed when they are sent, once, piece by piece.
 
     Args:
@@ -257,11 +257,11 @@ class Pieces:
         return self._pieces
 
 
-Tensor = NDArray[np.generic] | Pieces
+Tensor = NDArray[np.generic] | ChunkedTensor
 
 
 @dataclass(eq=False, kw_only=True)
-class Answer:
+class Result:
     """The tensors that were asked for.
 
     Args:
@@ -285,11 +285,11 @@ class Answer:
     @property
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """The tensors, for a request that did not allow pieces."""
-        return {name: tensor for name, tensor in self.tensors.items() if not isinstance(tensor, Pieces)}
+        return {name: tensor for name, tensor in self.tensors.items() if not isinstance(tensor, ChunkedTensor)}
 
 
 @dataclass(eq=False, kw_only=True)
-class TokenAnswer(Answer):
+class EmbedResult(Result):
     """The tensors of tokens: (B, L, width) where all rows have one length, else (T, width), the rows one after another.
 
     Where each row was pooled they are (B, width).
@@ -306,7 +306,7 @@ class TokenAnswer(Answer):
     lengths: Int64
     next_offset: Int64
     truncated: Int64 | None = None
-    input_ids: Rows | None = None
+    input_ids: TokenRows | None = None
     spans: Int64 | None = None
 
     @property

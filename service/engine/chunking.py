@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import Manifest
-from preblock.service.core.types import Int64, Pieces, Request, Rows
+from preblock.service.core.types import ChunkedTensor, Int64, TokenRequest, TokenRows
 from preblock.service.engine.casting import cast
-from preblock.service.engine.planning import Member, rows_of_one, run_members
+from preblock.service.engine.planning import BatchItem, rows_of_one, run_members
 from preblock.service.engine.pooling import pool, pool_row
 from preblock.service.engine.positions import real_tokens
-from preblock.service.observability.timing import Execution
+from preblock.service.observability.timing import RunTimer
 from preblock.service.runtime.chunks import PIECE
 from preblock.service.runtime.repository import Model
 from preblock.service.runtime.session import INLINE_MAX_VALUES
@@ -25,7 +25,7 @@ WRITTEN_WHOLE = 2**21
 some 30 MB of memory."""
 
 
-def in_pieces(request: Request, manifest: Manifest, size: int) -> bool:
+def in_pieces(request: TokenRequest, manifest: Manifest, size: int) -> bool:
     """Return whether an answer of `size` values is computed in pieces.
 
     With rotary angles it never is: the graph that computes them computes all the others for each, and takes long.
@@ -34,7 +34,7 @@ def in_pieces(request: Request, manifest: Manifest, size: int) -> bool:
     return large and (request.in_pieces or request.pooling != "none") and not manifest.rotary_of(request.outputs)
 
 
-def divide(model: Model, outputs: Mapping[str, str], member: Member) -> None:
+def divide(model: Model, outputs: Mapping[str, str], member: BatchItem) -> None:
     """Make of a call one that can be cut into calls of a piece of any of its outputs."""
     least = min(_most(model, name) for name in outputs.values())
     if model.manifest.counts != "slots" and member.feeds["input_ids"].shape[1] > least:
@@ -42,7 +42,7 @@ def divide(model: Model, outputs: Mapping[str, str], member: Member) -> None:
         member.feeds = rows_of_one(member, model.manifest)
 
 
-def check_values(model: Model, outputs: Mapping[str, str], member: Member) -> None:
+def check_values(model: Model, outputs: Mapping[str, str], member: BatchItem) -> None:
     """Raise Invalid where a value of a call is too large for the type of the answer, or one that it cannot hold.
 
     This is the first half of the run that `computed` goes on with; the call was divided.
@@ -57,7 +57,7 @@ def check_values(model: Model, outputs: Mapping[str, str], member: Member) -> No
                 request.check(narrow)
 
 
-def computed(model: Model, outputs: Mapping[str, str], member: Member) -> dict[str, Pieces]:
+def computed(model: Model, outputs: Mapping[str, str], member: BatchItem) -> dict[str, ChunkedTensor]:
     """Return the vectors of a call in pieces, and count it when all are sent, or one is given up.
 
     Args:
@@ -73,7 +73,7 @@ def computed(model: Model, outputs: Mapping[str, str], member: Member) -> dict[s
     for output, name in outputs.items():
         parts = _computed(model, name, member, end)
         next(parts)  # begun, so that it is counted though its client may leave before the first piece
-        tensors[output] = Pieces((*shape, model.manifest.widths[output]), request.dtype, parts)
+        tensors[output] = ChunkedTensor((*shape, model.manifest.widths[output]), request.dtype, parts)
     return tensors
 
 
@@ -86,7 +86,7 @@ class _End:
 
     """
 
-    def __init__(self, execution: Execution, outputs: int) -> None:
+    def __init__(self, execution: RunTimer, outputs: int) -> None:
         self._execution, self._left, self._success = execution, outputs, True
 
     def of_one(self, success: bool) -> None:
@@ -103,7 +103,7 @@ class _End:
         execution.end(self._success)
 
 
-def _computed(model: Model, name: str, member: Member, end: _End) -> Iterator[NDArray[np.generic]]:
+def _computed(model: Model, name: str, member: BatchItem, end: _End) -> Iterator[NDArray[np.generic]]:
     """Yield no value, and then the vectors of one output."""
     request, success = member.request, False
     assert request is not None
@@ -117,7 +117,7 @@ def _computed(model: Model, name: str, member: Member, end: _End) -> Iterator[ND
         end.of_one(success)
 
 
-def _vectors(model: Model, name: str, member: Member) -> Iterator[NDArray[np.float32]]:
+def _vectors(model: Model, name: str, member: BatchItem) -> Iterator[NDArray[np.float32]]:
     """Yield the vectors of one output, float32."""
     return model.run_in_pieces(member.feeds, name, _most(model, name))
 
@@ -127,7 +127,7 @@ def _most(model: Model, name: str) -> int:
     return max(1, PIECE // model.manifest.widths[name])
 
 
-def whole(model: Model, names: tuple[str, ...], member: Member) -> dict[str, NDArray[np.float32]]:
+def whole(model: Model, names: tuple[str, ...], member: BatchItem) -> dict[str, NDArray[np.float32]]:
     """Return outputs of a call, (B, L, width), put together from pieces where they are large.
 
     onnxruntime keeps the memory of its largest run; this is let go of with the answer.
@@ -143,7 +143,7 @@ def whole(model: Model, names: tuple[str, ...], member: Member) -> dict[str, NDA
     return found
 
 
-def _whole(model: Model, name: str, member: Member) -> NDArray[np.float32]:
+def _whole(model: Model, name: str, member: BatchItem) -> NDArray[np.float32]:
     shape, width = member.feeds["input_ids"].shape, model.manifest.widths[name]
     vectors, end = np.empty((math.prod(shape), width), np.float32), 0
     for piece in _vectors(model, name, member):
@@ -154,7 +154,7 @@ def _whole(model: Model, name: str, member: Member) -> NDArray[np.float32]:
     return vectors.reshape(*shape, width)
 
 
-def pooled(model: Model, outputs: Mapping[str, str], member: Member) -> dict[str, NDArray[np.generic]]:
+def pooled(model: Model, outputs: Mapping[str, str], member: BatchItem) -> dict[str, NDArray[np.generic]]:
     """Return one vector for each row, (B, width), by output; only a few vectors of tokens are there at a time."""
     request, execution = member.request, member.execution
     assert request is not None
@@ -168,7 +168,7 @@ def pooled(model: Model, outputs: Mapping[str, str], member: Member) -> dict[str
     return tensors
 
 
-def _pooled(model: Model, name: str, member: Member, request: Request) -> NDArray[np.float32]:
+def _pooled(model: Model, name: str, member: BatchItem, request: TokenRequest) -> NDArray[np.float32]:
     rows, real = request.input_ids, real_tokens(request, model.manifest)
     feeds, most = member.feeds, _most(model, name)
     length = feeds["input_ids"].shape[1]
@@ -182,7 +182,9 @@ def _pooled(model: Model, name: str, member: Member, request: Request) -> NDArra
         pieces = (vectors.reshape(-1, vectors.shape[-1]) for vectors in model.run_in_pieces(part, name, most))
         if end - begin <= most:
             (vectors,) = pieces
-            found.append(pool(vectors, Rows(rows.values[begin:end], rows.lengths[first:last]), kept, request.pooling))
+            found.append(
+                pool(vectors, TokenRows(rows.values[begin:end], rows.lengths[first:last]), kept, request.pooling)
+            )
         else:
             found.append(pool_row(pieces, kept, request.pooling))
     return np.concatenate(found)

@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from preblock.service.core.decode_ops import (
-    Close,
-    Message,
-    Options,
-    Step,
+    CloseOp,
+    DecodeMessage,
+    DecodeOptions,
+    StepOp,
     check_count,
     check_each,
     check_stated,
     per_row,
 )
 from preblock.service.core.errors import Conflict, Invalid, PreblockError
-from preblock.service.core.types import DTYPES, Int64, Request, Rows, TokenAnswer
+from preblock.service.core.types import DTYPES, EmbedResult, Int64, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.positions import count_real
 from preblock.service.engine.validation import check_like
@@ -37,7 +37,7 @@ class _Done:
     after: Int64
 
 
-class DecodeStream:
+class DecodeState:
     """Rows that are fed step by step.
 
     Args:
@@ -51,7 +51,7 @@ class DecodeStream:
 
     """
 
-    def __init__(self, engine: Engine, model: Model, options: Options) -> None:
+    def __init__(self, engine: Engine, model: Model, options: DecodeOptions) -> None:
         check_count("rows", options.rows, engine.max_tokens)
         engine.limits.check_rows("rows", options.rows)
         offset = per_row("offset", options.offset, options.rows)
@@ -77,7 +77,7 @@ class DecodeStream:
             self.offset, self._last = before
             raise
 
-    async def do(self, message: Message) -> TokenAnswer | None:
+    async def do(self, message: DecodeMessage) -> EmbedResult | None:
         """Do what the message says and return the vectors of a step; None of anything else.
 
         A numbered message that is sent again, before any other changed an offset, is answered again and changes
@@ -91,11 +91,11 @@ class DecodeStream:
         repeated = self._repeats(message)
         if repeated is not None:
             before = repeated.before
-        answer: TokenAnswer | None = None
-        if isinstance(operation, Step):
+        answer: EmbedResult | None = None
+        if isinstance(operation, StepOp):
             answer = await feed(self._engine, self.model, self._request(operation), before, operation.offset)
             after = answer.next_offset
-        elif isinstance(operation, Close):
+        elif isinstance(operation, CloseOp):
             after = before
         else:
             after = operation.after(before, self.model.manifest.limit, self._engine.max_tokens)
@@ -116,7 +116,7 @@ class DecodeStream:
         """Return whether a message of this number cannot be one that was sent before."""
         return not number or self._last is None or number > self._last.number
 
-    def _repeats(self, message: Message) -> _Done | None:
+    def _repeats(self, message: DecodeMessage) -> _Done | None:
         """Return what was done before, if this message is the one that did it."""
         last = self._last
         if not message.number or last is None or message.number > last.number:
@@ -127,8 +127,8 @@ class DecodeStream:
         again = f", or {last.number} again with the same content" if last.after is self.offset else ""
         raise Conflict("step", message.number, f"more than {last.number}{again}")
 
-    def _request(self, step: Step) -> Request:
-        return Request(
+    def _request(self, step: StepOp) -> TokenRequest:
+        return TokenRequest(
             input_ids=step.input_ids,
             position_ids=step.position_ids,
             attention_mask=step.attention_mask,
@@ -139,8 +139,8 @@ class DecodeStream:
 
 
 async def feed(
-    engine: Engine, model: Model, request: Request, offset: Int64, stated: Int64 | None = None
-) -> TokenAnswer:
+    engine: Engine, model: Model, request: TokenRequest, offset: Int64, stated: Int64 | None = None
+) -> EmbedResult:
     """Return the vectors of the next tokens of rows that are at `offset`, int64 (R,), and the offsets after them.
 
     Rows may be empty, but not all. `request` has no offset yet; `stated` is where the client takes the rows to be.
@@ -173,7 +173,7 @@ async def feed(
     return replace(answer, tensors=flat, lengths=ids.lengths, next_offset=after)
 
 
-def chunks(step: Step, size: int) -> Iterator[Step]:
+def chunks(step: StepOp, size: int) -> Iterator[StepOp]:
     """Return the steps that feed the tokens of `step`, at most `size` of each row at a time; at least one.
 
     Raises:
@@ -189,20 +189,20 @@ def chunks(step: Step, size: int) -> Iterator[Step]:
     return (step.columns(begin, begin + size) for begin in range(0, longest, size))
 
 
-def _after(request: Request, answer: TokenAnswer, offset: Int64, model: Model) -> Int64:
+def _after(request: TokenRequest, answer: EmbedResult, offset: Int64, model: Model) -> Int64:
     """Return the offsets after a request: a row whose every token is padding stays where it is."""
     if request.position_ids is None:
         return answer.next_offset
     return np.where(count_real(request, model.manifest), answer.next_offset, offset)
 
 
-def _without_empty(request: Request, kept: Int64) -> Request:
+def _without_empty(request: TokenRequest, kept: Int64) -> TokenRequest:
     """Return the request without its empty rows; messages call the others what they were called."""
     ids = request.input_ids
 
-    def compact(field: str, rows: Rows) -> Rows:
+    def compact(field: str, rows: TokenRows) -> TokenRows:
         check_like(field, rows, ids)
-        return Rows(rows.values, rows.lengths[kept], numbers=kept)
+        return TokenRows(rows.values, rows.lengths[kept], numbers=kept)
 
     return replace(
         request,

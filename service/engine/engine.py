@@ -20,28 +20,28 @@ from preblock.service.artifacts.manifest import BIAS_GRAPH, EMBEDDINGS, GRAPH, M
 from preblock.service.core.errors import Invalid, PreblockError
 from preblock.service.core.limits import Limits
 from preblock.service.core.types import (
-    Answer,
     AnyRequest,
-    BiasRequest,
+    EmbedResult,
     Int64,
-    Request,
+    PairwiseBiasRequest,
+    Result,
     StemRequest,
     Tensor,
     TextRequest,
-    TokenAnswer,
+    TokenRequest,
 )
 from preblock.service.engine.casting import cast
 from preblock.service.engine.chunking import check_values, computed, divide, in_pieces, pooled, whole
-from preblock.service.engine.planning import Call, Member, plan, run_members, shared, sources
+from preblock.service.engine.planning import BatchItem, RunInputs, plan, run_members, shared, sources
 from preblock.service.engine.pooling import pool
 from preblock.service.engine.positions import real_tokens
 from preblock.service.engine.scheduler import TOKEN_COST, TOKENIZER_COST, Scheduler
 from preblock.service.engine.truncation import truncate
 from preblock.service.engine.validation import check, check_bias, check_stem
-from preblock.service.observability.context import CURRENT, current_trace
-from preblock.service.observability.logs import Requests
+from preblock.service.observability.context import CURRENT_REQUEST, current_trace
+from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
-from preblock.service.observability.timing import Execution, Observation
+from preblock.service.observability.timing import RequestTimer, RunTimer
 from preblock.service.runtime.model_control import Control
 from preblock.service.runtime.repository import Model, Repository, Stem
 from preblock.service.runtime.session import INLINE_MAX_VALUES
@@ -51,17 +51,17 @@ class Admission:
     """A request that is answered while the block runs, counted, timed and within the limits.
 
     Raises:
-        TooMany: its caller asks too often.
+        RateLimited: its caller asks too often.
         Unavailable: too many are answered now.
 
     """
 
     __slots__ = ("_limits", "_log", "_observation")
 
-    def __init__(self, observation: Observation, limits: Limits, log: Requests) -> None:
+    def __init__(self, observation: RequestTimer, limits: Limits, log: AccessLog) -> None:
         self._observation, self._limits, self._log = observation, limits, log
 
-    def __enter__(self) -> Observation:
+    def __enter__(self) -> RequestTimer:
         """Begin the request, or refuse it."""
         self._observation.__enter__()
         try:
@@ -82,7 +82,7 @@ class Admission:
         seen = self._observation
         seen.__exit__(kind, error, None)
         if self._log.share:
-            self._log.write(CURRENT.get(), seen.protocol, seen.model, seen.outcome, seen.seconds)
+            self._log.write(CURRENT_REQUEST.get(), seen.protocol, seen.model, seen.outcome, seen.seconds)
 
 
 class Engine:
@@ -107,7 +107,7 @@ class Engine:
         max_tokens: int,
         control: Control | None = None,
         limits: Limits | None = None,
-        log: Requests | None = None,
+        log: AccessLog | None = None,
     ) -> None:
         self.repository = repository
         self.control = control or Control(repository, "none", 1)
@@ -115,25 +115,25 @@ class Engine:
         self.metrics = metrics
         self.max_tokens = max_tokens
         self.limits = limits or Limits()
-        self.log = log or Requests()
+        self.log = log or AccessLog()
         self.ready = True
 
     def request(self, protocol: str) -> "Admission":
         """Return what counts and times one request of `protocol`, a step of a stream included, within the limits."""
         return Admission(self.metrics.request(protocol), self.limits, self.log)
 
-    async def answer(self, model: Model | Stem, request: AnyRequest) -> Answer:
+    async def answer(self, model: Model | Stem, request: AnyRequest) -> Result:
         """Return what `request`, of a kind that `model` takes, asks for; raises as the methods for each kind."""
         match model, request:
-            case Model(), Request():
+            case Model(), TokenRequest():
                 return await self.embed(model, request)
-            case Model(), BiasRequest():
+            case Model(), PairwiseBiasRequest():
                 return await self.bias(model, request)
             case Stem(), StemRequest():
                 return await self.stem(model, request)
         raise TypeError(f"{type(model).__name__} takes no {type(request).__name__}")
 
-    async def embed(self, model: Model, wanted: Request | TextRequest) -> TokenAnswer:
+    async def embed(self, model: Model, wanted: TokenRequest | TextRequest) -> EmbedResult:
         """Return the vectors of ids, or of text.
 
         Raises:
@@ -144,7 +144,7 @@ class Engine:
         """
         with self.metrics.execution(model.name, model.version) as execution:
             sent = await self._tokenize(model, wanted) if isinstance(wanted, TextRequest) else wanted
-            self.log.note(CURRENT.get(), sent.input_ids)
+            self.log.note(CURRENT_REQUEST.get(), sent.input_ids)
             cost = TOKEN_COST * len(sent.input_ids.values)
             request, call = await self.scheduler.run(cost, lambda: self._prepare(sent, model.manifest))
             outputs, names, width = sources(request.outputs, model.manifest)
@@ -157,7 +157,7 @@ class Engine:
             elif request.whole or not pieces:
                 self.limits.check_whole("input_ids", size)
             execution.passed()
-            member = Member(call.feeds, execution, request)
+            member = BatchItem(call.feeds, execution, request)
             run = partial(run_members, model, names)
             tensors: Mapping[str, Tensor]
             if size <= shared(model):
@@ -179,7 +179,7 @@ class Engine:
                 tensors = computed(model, outputs, member)
                 execution.goes_on = True
         self._count(model.name, execution.rows, tokens)
-        return TokenAnswer(
+        return EmbedResult(
             model=model.name,
             version=model.version,
             dtype=request.dtype,
@@ -191,14 +191,14 @@ class Engine:
             spans=request.spans,
         )
 
-    def _prepare(self, sent: Request, manifest: Manifest) -> tuple[Request, Call]:
+    def _prepare(self, sent: TokenRequest, manifest: Manifest) -> tuple[TokenRequest, RunInputs]:
         """Check what was sent, and return it as it is answered, and the call that it becomes."""
         check(sent, manifest, self.max_tokens)
         self.limits.check_rows("input_ids", len(sent.input_ids.lengths))
         request = truncate(sent, manifest)
         return request, plan(request, manifest)
 
-    async def _tokenize(self, model: Model, request: TextRequest) -> Request:
+    async def _tokenize(self, model: Model, request: TextRequest) -> TokenRequest:
         """Return the request of ids that a text is, by the model's tokenizer."""
         tokenizer, text = model.tokenizer, request.text
         if tokenizer is None:
@@ -207,7 +207,7 @@ class Engine:
         size = TOKENIZER_COST * (sum(map(len, text)) + len(text)) if tokenizer.opened else INLINE_MAX_VALUES + 1
         tokens = await self.scheduler.run(size, lambda: tokenizer.encode(text, self.max_tokens, request.spans))
         segments = {"token_type_ids": tokens.token_type_ids}
-        return Request(
+        return TokenRequest(
             input_ids=tokens.input_ids,
             indices={name: rows for name, rows in segments.items() if name in model.manifest.indices},
             special=tokens.special,
@@ -222,7 +222,7 @@ class Engine:
             check=request.check,
         )
 
-    async def bias(self, model: Model, request: BiasRequest) -> Answer:
+    async def bias(self, model: Model, request: PairwiseBiasRequest) -> Result:
         """Return what the attention of `model` adds for the distance between a query and a key.
 
         Raises:
@@ -240,9 +240,9 @@ class Engine:
             tensors = await self.scheduler.run(
                 math.prod(shape), lambda: _run_graph(model, BIAS_GRAPH, feeds, request.dtype, execution)
             )
-        return Answer(model=model.name, version=model.version, dtype=request.dtype, tensors=tensors)
+        return Result(model=model.name, version=model.version, dtype=request.dtype, tensors=tensors)
 
-    async def stem(self, stem: Stem, request: StemRequest) -> Answer:
+    async def stem(self, stem: Stem, request: StemRequest) -> Result:
         """Return the vectors that enter block 0 of an encoder of images or spectrograms.
 
         Raises:
@@ -262,7 +262,7 @@ class Engine:
                 INLINE_MAX_VALUES + 1, lambda: _run_graph(stem, GRAPH, feeds, request.dtype, execution)
             )
         self._count(stem.name, execution.rows, math.prod(tensors[EMBEDDINGS].shape[:2]))
-        return Answer(model=stem.name, version=stem.version, dtype=request.dtype, tensors=tensors)
+        return Result(model=stem.name, version=stem.version, dtype=request.dtype, tensors=tensors)
 
     def _count(self, model: str, rows: int, tokens: int) -> None:
         """Count tokens that were embedded."""
@@ -276,7 +276,7 @@ def _single(value: int) -> Int64:
 
 
 def _run_graph(
-    model: Model | Stem, graph: str, feeds: Mapping[str, NDArray[Any]], dtype: str, execution: Execution
+    model: Model | Stem, graph: str, feeds: Mapping[str, NDArray[Any]], dtype: str, execution: RunTimer
 ) -> dict[str, NDArray[np.generic]]:
     """Return every output of a graph, in the type `dtype`."""
     execution.passed()
@@ -288,8 +288,8 @@ def _run_graph(
 
 
 def _finish(
-    request: Request,
-    member: Member,
+    request: TokenRequest,
+    member: BatchItem,
     manifest: Manifest,
     outputs: Mapping[str, str],
     found: Mapping[str, NDArray[np.float32]],

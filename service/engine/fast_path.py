@@ -14,12 +14,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.core.types import Int64, Request, Rows
+from preblock.service.core.types import Int64, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.planning import Member, run_members, shared, sources
-from preblock.service.engine.scheduler import Group
-from preblock.service.observability.context import Visit
-from preblock.service.observability.timing import Execution
+from preblock.service.engine.planning import BatchItem, run_members, shared, sources
+from preblock.service.engine.scheduler import MicroBatch
+from preblock.service.observability.context import RequestContext
+from preblock.service.observability.timing import RunTimer
 from preblock.service.runtime.chunks import PIECE
 from preblock.service.runtime.repository import Model
 from preblock.service.runtime.session import INLINE_MAX_VALUES
@@ -30,7 +30,7 @@ Float32 = NDArray[np.float32]
 Outputs = dict[str, Float32]
 
 
-def plain(engine: Engine, model: Model, outputs: tuple[str, ...], dtype: str) -> "Plain | None":
+def plain(engine: Engine, model: Model, outputs: tuple[str, ...], dtype: str) -> "FastPath | None":
     """Return what answers plain requests of a model for such outputs, if the model and they allow it."""
     manifest = model.manifest
     if (
@@ -43,10 +43,10 @@ def plain(engine: Engine, model: Model, outputs: tuple[str, ...], dtype: str) ->
         or manifest.rotary_of(outputs)
     ):
         return None
-    return Plain(engine, model, outputs[0])
+    return FastPath(engine, model, outputs[0])
 
 
-def is_plain(request: Request) -> bool:
+def is_plain(request: TokenRequest) -> bool:
     """Return whether a request says nothing but ids, in rows of one length, and offsets."""
     return (
         bool(request.input_ids.length)
@@ -65,7 +65,7 @@ def integers(content: bytes, count: int, start: int) -> Int64:
     return values if start % ALIGNED == 0 else values.copy()
 
 
-class Plain:
+class FastPath:
     """One output of a model, as float32, for rows of one length.
 
     Args:
@@ -99,7 +99,7 @@ class Plain:
         return bool(right) and room >= 0 and bool(np.maximum.reduce(offset.view(np.uint64)) <= room)
 
 
-class Run:
+class FastRun:
     """What one request asks of a model: ids and an offset that are allowed.
 
     `shared` says whether others that are ready in this turn of the event loop may be answered with it: then it is to be
@@ -115,20 +115,20 @@ class Run:
 
     __slots__ = ("_group", "_member", "_number", "_plain", "_protocol", "execution", "large", "nbytes", "shared")
 
-    def __init__(self, plain: Plain, protocol: str, ids: Int64, offset: Int64) -> None:
+    def __init__(self, plain: FastPath, protocol: str, ids: Int64, offset: Int64) -> None:
         self._plain, self._protocol = plain, protocol
-        self.execution = execution = Execution(plain.metrics, plain.model.name, plain.model.version)
+        self.execution = execution = RunTimer(plain.metrics, plain.model.name, plain.model.version)
         feeds = {"input_ids": ids, "offset": offset}
         for name in plain.indices:
             feeds[name] = np.zeros_like(ids)
-        self._member = Member(feeds, execution)
+        self._member = BatchItem(feeds, execution)
         execution.rows = len(ids)
         execution.passed()
         size = ids.size * plain.width
         self.shared, self.large = size <= plain.shared, size > INLINE_MAX_VALUES
         self.nbytes = 4 * size
         if self.shared:
-            self._group: Group[Member, Outputs] = plain.scheduler.group(plain.key, size, plain.run)
+            self._group: MicroBatch[BatchItem, Outputs] = plain.scheduler.group(plain.key, size, plain.run)
             self._number = self._group.join(size, self._member)
 
     def leave(self) -> None:
@@ -155,7 +155,7 @@ class Run:
         execution.passed()
 
     def count(
-        self, visit: Visit | None, began: float, received: int, sent: int, send: float = 0, operation: str = ""
+        self, visit: RequestContext | None, began: float, received: int, sent: int, send: float = 0, operation: str = ""
     ) -> None:
         """Count the request, which is answered, and write its line if there is to be one.
 
@@ -178,7 +178,7 @@ class Run:
         if plain.log.share:
             self._write_line(visit, "ok")
 
-    def fail(self, visit: Visit | None, outcome: Literal["internal_error", "cancelled"]) -> None:
+    def fail(self, visit: RequestContext | None, outcome: Literal["internal_error", "cancelled"]) -> None:
         """Count the request, which failed or whose client left, and write its line if there is to be one."""
         plain, seconds = self._plain, self.execution.seconds
         if visit is not None and visit.trace is not None:
@@ -190,8 +190,8 @@ class Run:
         if plain.log.share:
             self._write_line(visit, outcome)
 
-    def _write_line(self, visit: Visit | None, outcome: str) -> None:
+    def _write_line(self, visit: RequestContext | None, outcome: str) -> None:
         plain = self._plain
         if plain.log.token_ids:
-            plain.log.note(visit, Rows.of_array(self._member.feeds["input_ids"]))
+            plain.log.note(visit, TokenRows.of_array(self._member.feeds["input_ids"]))
         plain.log.write(visit, self._protocol, plain.model.name, outcome, self.execution.seconds)

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, GRAPH, TOKEN_EMBEDDINGS, Manifest
-from preblock.service.core.types import Int64, Request
+from preblock.service.core.types import Int64, TokenRequest
 from preblock.service.engine.positions import count_real, graph_counts, position_index, real_tokens
 from preblock.service.engine.validation import ZERO
-from preblock.service.observability.timing import Execution
+from preblock.service.observability.timing import RunTimer
 from preblock.service.runtime.repository import Model
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
@@ -27,7 +27,7 @@ SHARED = 2**14
 
 # Those that every request makes are not frozen: that triples the time of making one.
 @dataclass(eq=False, slots=True)
-class Call:
+class RunInputs:
     """The inputs of one run of a graph, and the offset (B,) that continues each row."""
 
     feeds: dict[str, Int64]
@@ -35,15 +35,15 @@ class Call:
 
 
 @dataclass(eq=False, slots=True)
-class Member:
+class BatchItem:
     """What one request asks of a model in a run that it may share.
 
     `request` is None where every token is real and comes after the one before.
     """
 
     feeds: dict[str, Int64]
-    execution: Execution
-    request: Request | None = None
+    execution: RunTimer
+    request: TokenRequest | None = None
 
 
 def shared(model: Model) -> int:
@@ -56,7 +56,7 @@ def shared(model: Model) -> int:
     return INLINE_MAX_VALUES if model.sessions[GRAPH].bound else SHARED
 
 
-def plan(request: Request, manifest: Manifest) -> Call:
+def plan(request: TokenRequest, manifest: Manifest) -> RunInputs:
     """Choose the shape of the call for a request that was checked, and the positions in it."""
     rows = request.input_ids
     offset = ZERO if request.offset is None else request.offset
@@ -80,7 +80,7 @@ def plan(request: Request, manifest: Manifest) -> Call:
     if manifest.needs_mask:
         mask = request.attention_mask
         feeds["attention_mask"] = (np.ones_like(rows.values) if mask is None else mask.values).reshape(shape)
-    return Call(feeds, next_offset)
+    return RunInputs(feeds, next_offset)
 
 
 @lru_cache
@@ -92,7 +92,9 @@ def sources(outputs: tuple[str, ...], manifest: Manifest) -> tuple[Mapping[str, 
     return sources, tuple(dict.fromkeys(sources.values())), sum(manifest.widths[name] for name in outputs)
 
 
-def run_members(model: Model, outputs: tuple[str, ...], members: list[Member]) -> list[dict[str, NDArray[np.float32]]]:
+def run_members(
+    model: Model, outputs: tuple[str, ...], members: list[BatchItem]
+) -> list[dict[str, NDArray[np.float32]]]:
     """Return the outputs of each member; several share one run, as rows of one token."""
     for member in members:
         del member.execution.marks[CHECKED:]  # of a run that failed, of which this is the repetition
@@ -115,7 +117,7 @@ def run_members(model: Model, outputs: tuple[str, ...], members: list[Member]) -
     return answers
 
 
-def rows_of_one(member: Member, manifest: Manifest) -> dict[str, Int64]:
+def rows_of_one(member: BatchItem, manifest: Manifest) -> dict[str, Int64]:
     """Return the inputs of a call as rows of one token, each at its position: any of them are a call of their own."""
     feeds, offset = member.feeds, member.feeds["offset"]
     batch, length = feeds["input_ids"].shape
@@ -131,7 +133,7 @@ def rows_of_one(member: Member, manifest: Manifest) -> dict[str, Int64]:
     return feeds | {"offset": positions}
 
 
-def _parts(found: Mapping[str, NDArray[np.float32]], members: list[Member]) -> list[dict[str, NDArray[np.float32]]]:
+def _parts(found: Mapping[str, NDArray[np.float32]], members: list[BatchItem]) -> list[dict[str, NDArray[np.float32]]]:
     """Return what each member has of vectors (T, 1, width), in the shape that it called for."""
     parts, begin = [], 0
     for member in members:

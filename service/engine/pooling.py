@@ -8,12 +8,12 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.core.types import Int64, Rows
+from preblock.service.core.types import Int64, TokenRows
 
 POOLINGS = ("none", "mean", "first", "last")
 
 
-def pool(vectors: NDArray[np.float32], rows: Rows, real: Int64 | None, pooling: str) -> NDArray[np.float32]:
+def pool(vectors: NDArray[np.float32], rows: TokenRows, real: Int64 | None, pooling: str) -> NDArray[np.float32]:
     """Return float32 (B, D): of the real tokens of each row the mean, the first or the last.
 
     A mean is summed in float64, token after token, divided, and rounded once: its bits depend on its own row alone.

@@ -9,10 +9,10 @@ Letters: B batch, T tokens of all rows.
 import numpy as np
 
 from preblock.service.artifacts.manifest import Manifest
-from preblock.service.core.types import Int64, Request
+from preblock.service.core.types import Int64, TokenRequest
 
 
-def real_tokens(request: Request, manifest: Manifest) -> Int64 | None:
+def real_tokens(request: TokenRequest, manifest: Manifest) -> Int64 | None:
     """Return which tokens are real: int64 (T,) of 1 and 0; None where all are."""
     mask = None if request.attention_mask is None else request.attention_mask.values
     if manifest.counts == "ids":
@@ -21,7 +21,7 @@ def real_tokens(request: Request, manifest: Manifest) -> Int64 | None:
     return None if mask is None or mask.all() else mask
 
 
-def count_real(request: Request, manifest: Manifest) -> Int64:
+def count_real(request: TokenRequest, manifest: Manifest) -> Int64:
     """Return how many tokens of each row are real: int64 (B,)."""
     real = real_tokens(request, manifest)
     if real is None:
@@ -30,13 +30,13 @@ def count_real(request: Request, manifest: Manifest) -> Int64:
     return counts
 
 
-def position_limit(request: Request, manifest: Manifest) -> int:
+def position_limit(request: TokenRequest, manifest: Manifest) -> int:
     """Return the largest legal offset + real tokens for the outputs that are wanted."""
     wanted = manifest.rotary_of(request.outputs)
     return min([manifest.limit, *(rotary.max_len for rotary in wanted if rotary.max_len)])
 
 
-def position_index(request: Request, manifest: Manifest, offset: Int64) -> Int64:
+def position_index(request: TokenRequest, manifest: Manifest, offset: Int64) -> Int64:
     """Return the position index of every token: int64 (T,); 0 for one that is not real.
 
     `offset` is int64 (1,) or (B,). transformers' `generate()` puts padding at 0 too.
@@ -49,7 +49,7 @@ def position_index(request: Request, manifest: Manifest, offset: Int64) -> Int64
     return index
 
 
-def graph_counts(request: Request, manifest: Manifest) -> bool:
+def graph_counts(request: TokenRequest, manifest: Manifest) -> bool:
     """Say whether the graph itself counts the positions of rows of one length as `position_index` does."""
     if request.position_ids is not None or request.input_ids.length is None:
         return False

@@ -22,7 +22,7 @@ TOKEN_COST = 32
 """A token that is checked, and whose position is counted, takes as long as this many values."""
 
 
-class Group(Generic[M, T]):
+class MicroBatch(Generic[M, T]):
     """Members that are ready in one turn of the event loop, to be run together once the first asks for its answer.
 
     Args:
@@ -33,7 +33,7 @@ class Group(Generic[M, T]):
 
     __slots__ = ("_answers", "_end", "_joined", "_members", "_run", "size")
 
-    def __init__(self, run: Callable[[list[M]], list[T]], end: Callable[["Group[M, T]"], object]) -> None:
+    def __init__(self, run: Callable[[list[M]], list[T]], end: Callable[["MicroBatch[M, T]"], object]) -> None:
         self.size = self._joined = 0
         self._members: dict[int, M] = {}
         self._answers: dict[int, T | Exception] | None = None
@@ -79,7 +79,7 @@ class Scheduler:
         self._threads = threads
         self.allow(max_queue_size, max_seconds)
         self._pending = 0
-        self._groups: dict[Hashable, Group[Any, Any]] = {}
+        self._groups: dict[Hashable, MicroBatch[Any, Any]] = {}
 
     def allow(self, max_queue_size: int, max_seconds: float | None) -> None:
         """Let so many pieces wait from now on, each so long; the arguments are those of the class."""
@@ -131,7 +131,7 @@ class Scheduler:
             if timer is not None:
                 timer.cancel()
 
-    def group(self, key: Hashable, size: int, run: Callable[[list[M]], list[T]]) -> Group[M, T]:
+    def group(self, key: Hashable, size: int, run: Callable[[list[M]], list[T]]) -> MicroBatch[M, T]:
         """Return the group of this `key` that a member of `size` may join in this turn of the event loop.
 
         `size` counts values of arrays; members of more than `INLINE_MAX_VALUES` in all run in several groups, so that
@@ -139,7 +139,7 @@ class Scheduler:
         """
         group = self._groups.get(key)
         if group is None or group.size + size > INLINE_MAX_VALUES:
-            group = self._groups[key] = Group(run, partial(self._close, key))
+            group = self._groups[key] = MicroBatch(run, partial(self._close, key))
         return group
 
     async def share(self, key: Hashable, size: int, member: M, run: Callable[[list[M]], list[T]]) -> T:
@@ -148,7 +148,7 @@ class Scheduler:
         There is no timer: a member waits until everything that is ready has joined, and alone for nothing. Where a run
         fails, each member runs by itself and meets its own error.
         """
-        group: Group[M, T] = self.group(key, size, run)
+        group: MicroBatch[M, T] = self.group(key, size, run)
         number = group.join(size, member)
         try:
             await asyncio.sleep(0)
@@ -157,7 +157,7 @@ class Scheduler:
             raise
         return group.answer(number)
 
-    def _close(self, key: Hashable, group: Group[M, T]) -> None:
+    def _close(self, key: Hashable, group: MicroBatch[M, T]) -> None:
         if self._groups.get(key) is group:
             del self._groups[key]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from preblock.service.core.decode_ops import check_each, per_row
 from preblock.service.core.errors import Conflict, Invalid, TooLarge, Unavailable
-from preblock.service.core.types import Answer, AnyRequest, Int64, Request
+from preblock.service.core.types import AnyRequest, Int64, Result, TokenRequest
 from preblock.service.engine.decode_stream import feed
 from preblock.service.engine.engine import Engine
 from preblock.service.runtime.repository import Model, Stem
@@ -22,7 +22,7 @@ ZERO = np.zeros(1, np.int64)
 ID = "parameters.sequence_id"
 
 
-class Key(NamedTuple):
+class SequenceKey(NamedTuple):
     """Which sequence: ids are those of one artifact."""
 
     model: str
@@ -32,7 +32,7 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Slot:
     """Where the R rows of a sequence are, and since when, in seconds of the event loop."""
 
     offset: Int64
@@ -55,7 +55,7 @@ class Sequences:
         self.engine, self.idle = engine, idle
         self.rows = 0
         # Of requests that belong to no stream, of which any worker may get the next.
-        self.loose = Room(self, most, workers)
+        self.loose = SequenceStore(self, most, workers)
         self.allow(most, most_of_stream)
 
     def allow(self, most: int, most_of_stream: int) -> None:
@@ -64,16 +64,16 @@ class Sequences:
         self._most_of_stream = most_of_stream
 
     @contextmanager
-    def stream(self) -> Iterator["Room"]:
+    def stream(self) -> Iterator["SequenceStore"]:
         """Make a room for the sequences of one stream; the end of the block is theirs."""
-        room = Room(self, self._most_of_stream)
+        room = SequenceStore(self, self._most_of_stream)
         try:
             yield room
         finally:
             room.clear()
 
 
-class Room:
+class SequenceStore:
     """Sequences that are told apart by their ids.
 
     Args:
@@ -87,12 +87,12 @@ class Room:
         self._all, self.most, self._workers = sequences, most, workers
         self._rows = 0
         # In the order of their last requests: the first is the first to be forgotten.
-        self._places: dict[Key, _Place] = {}
-        self._busy: set[Key] = set()
+        self._places: dict[SequenceKey, _Slot] = {}
+        self._busy: set[SequenceKey] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
-    async def answer(self, model: Model | Stem, request: AnyRequest) -> AsyncIterator[Answer]:
+    async def answer(self, model: Model | Stem, request: AnyRequest) -> AsyncIterator[Result]:
         """Answer a request, as the next of its sequence where it names one.
 
         The sequence moves on when the block ends. Where an exception leaves the block, it stays as it was.
@@ -104,10 +104,10 @@ class Room:
             Unavailable: too many rows run already.
 
         """
-        if not isinstance(model, Model) or not isinstance(request, Request) or request.sequence is None:
+        if not isinstance(model, Model) or not isinstance(request, TokenRequest) or request.sequence is None:
             yield await self._all.engine.answer(model, request)
             return
-        turn, key = request.sequence, Key(model.name, model.version, model.identity, request.sequence.id)
+        turn, key = request.sequence, SequenceKey(model.name, model.version, model.identity, request.sequence.id)
         before = self._find(key, turn.start)
         offset, stated = before, request.offset
         if turn.start or offset is None:
@@ -131,7 +131,7 @@ class Room:
             if after is not None:
                 self._keep(key, after)
 
-    def offsets(self) -> dict[Key, Int64]:
+    def offsets(self) -> dict[SequenceKey, Int64]:
         """Return where the rows of every sequence are that waits for its next request: int64 (R,)."""
         return {key: place.offset for key, place in self._places.items()}
 
@@ -142,7 +142,7 @@ class Room:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _find(self, key: Key, start: bool) -> Int64 | None:
+    def _find(self, key: SequenceKey, start: bool) -> Int64 | None:
         """Return where the rows of a sequence are; None where a request that starts it finds none."""
         name = repr(key.id)
         if self._workers > 1:
@@ -165,9 +165,9 @@ class Room:
         self._rows += rows
         self._all.rows += rows
 
-    def _keep(self, key: Key, offset: Int64) -> None:
+    def _keep(self, key: SequenceKey, offset: Int64) -> None:
         loop = asyncio.get_running_loop()
-        self._places[key] = _Place(offset, loop.time())
+        self._places[key] = _Slot(offset, loop.time())
         if self._timer is None:
             self._timer = loop.call_later(self._all.idle, self._forget)
 
@@ -180,7 +180,7 @@ class Room:
                 return
             self._release(key)
 
-    def _release(self, key: Key) -> None:
+    def _release(self, key: SequenceKey) -> None:
         self._hold(-len(self._places.pop(key).offset))
         self._all.engine.metrics.sequences(-1)
 

@@ -11,13 +11,13 @@ from dataclasses import replace
 import numpy as np
 
 from preblock.service.artifacts.manifest import Manifest
-from preblock.service.core.types import Bools, Int64, Request
+from preblock.service.core.types import Bools, Int64, TokenRequest
 from preblock.service.engine.positions import count_real, position_limit, real_tokens
 
 SIDES = ("left", "right")
 
 
-def least_room(request: Request, manifest: Manifest) -> Int64:
+def least_room(request: TokenRequest, manifest: Manifest) -> Int64:
     """Return how many tokens each row must have room for: int64 (B,). All, or what no cut may take and one more."""
     real = count_real(request, manifest)
     if request.truncate is None:
@@ -28,7 +28,7 @@ def least_room(request: Request, manifest: Manifest) -> Int64:
     return np.minimum(real, special + 1)
 
 
-def truncate(request: Request, manifest: Manifest) -> Request:
+def truncate(request: TokenRequest, manifest: Manifest) -> TokenRequest:
     """Return `request`, which was checked, with rows that fit; the same where nobody asked for a cut."""
     if request.truncate is None:
         return request

@@ -9,7 +9,7 @@ import numpy as np
 
 from preblock.service.artifacts.manifest import BIAS_GRAPH, Manifest, StemManifest
 from preblock.service.core.errors import Invalid, TooLarge
-from preblock.service.core.types import DTYPES, BiasRequest, Int64, Request, Rows, StemRequest
+from preblock.service.core.types import DTYPES, Int64, PairwiseBiasRequest, StemRequest, TokenRequest, TokenRows
 from preblock.service.engine.pooling import POOLINGS
 from preblock.service.engine.positions import count_real, position_limit
 from preblock.service.engine.truncation import SIDES, least_room
@@ -19,7 +19,7 @@ ZERO.flags.writeable = False
 _WHAT = {"token_type_ids": "segments"}
 
 
-def check(request: Request, manifest: Manifest, max_tokens: int) -> None:
+def check(request: TokenRequest, manifest: Manifest, max_tokens: int) -> None:
     """Check ids, segments, masks, positions, offsets, lengths and the output type.
 
     Raises:
@@ -79,7 +79,7 @@ def check(request: Request, manifest: Manifest, max_tokens: int) -> None:
         _check_offset(request, manifest, limit)
 
 
-def _plainly_right(request: Request, manifest: Manifest, max_tokens: int) -> bool:
+def _plainly_right(request: TokenRequest, manifest: Manifest, max_tokens: int) -> bool:
     """Return True only for what `check` allows, and that for most of it: rows of one length, and an offset at most.
 
     A small answer is computed in less time than the whole check takes.
@@ -109,7 +109,7 @@ def _plainly_right(request: Request, manifest: Manifest, max_tokens: int) -> boo
     return len(offset) in (1, len(rows.lengths)) and room >= 0 and _largest(offset) <= room
 
 
-def check_bias(request: BiasRequest, manifest: Manifest, max_tokens: int) -> tuple[int, ...]:
+def check_bias(request: PairwiseBiasRequest, manifest: Manifest, max_tokens: int) -> tuple[int, ...]:
     """Check the lengths of a bias and the output type, and return the shape of the answer.
 
     Raises:
@@ -167,7 +167,7 @@ def check_stem(request: StemRequest, manifest: StemManifest, max_tokens: int) ->
     return tokens
 
 
-def check_like(field: str, rows: Rows, ids: Rows) -> None:
+def check_like(field: str, rows: TokenRows, ids: TokenRows) -> None:
     """Check that `rows` pair with the ids one by one.
 
     Raises:
@@ -183,7 +183,7 @@ def check_like(field: str, rows: Rows, ids: Rows) -> None:
         raise Invalid(f"{field}[{row}]", f"{got} values", f"{allowed} values, as input_ids[{row}] has")
 
 
-def _check_range(field: str, rows: Rows, limit: int) -> None:
+def _check_range(field: str, rows: TokenRows, limit: int) -> None:
     """Check that every value is 0 to `limit` - 1."""
     if _largest(rows.values) >= limit:
         index = int(np.flatnonzero(rows.values.view(np.uint64) >= limit)[0])
@@ -196,7 +196,7 @@ def _largest(values: Int64) -> int:
     return int(unsigned[0] if len(unsigned) == 1 else np.maximum.reduce(unsigned))
 
 
-def _check_offset(request: Request, manifest: Manifest, limit: int) -> None:
+def _check_offset(request: TokenRequest, manifest: Manifest, limit: int) -> None:
     batch, offset = len(request.input_ids.lengths), ZERO
     if request.offset is not None:
         offset = request.offset

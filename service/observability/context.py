@@ -11,7 +11,7 @@ from itertools import count
 from time import perf_counter
 
 ID, TIMING = b"x-request-id", b"server-timing"
-PASSING = frozenset(
+PER_REQUEST_HEADERS = frozenset(
     {
         ID,
         b"traceparent",
@@ -45,7 +45,7 @@ Attributes = Mapping[str, str | int | float]
 
 
 @dataclass(eq=False, slots=True)
-class Trace:
+class SpanData:
     """What the span of a request will say, gathered until it ends.
 
     Args:
@@ -63,7 +63,7 @@ class Trace:
     number: int
     name: str
     attributes: dict[str, str | int | float]
-    tell: Callable[["Trace"], None] | None = None
+    tell: Callable[["SpanData"], None] | None = None
     failed: bool = False
     runs: int = 0
     rows: int = 0
@@ -94,11 +94,11 @@ class Trace:
             tell(self)
 
 
-Begin = Callable[["Visit", Headers, str, Attributes], Trace]
+Begin = Callable[["RequestContext", Headers, str, Attributes], SpanData]
 """Begins to trace a visit, and lets it know: takes its headers, the name of its span, and what that says at once."""
 
 
-class Visit:
+class RequestContext:
     """One request, or one stream with all that is asked in it.
 
     `protocol` is the one that it came by, once that has begun to answer. `marks` are those of the last execution that
@@ -120,11 +120,11 @@ class Visit:
         self.protocol = ""
         self.marks: Sequence[float] = ()
         self.received, self.read = 0, 0.0
-        self.trace: Trace | None = None
+        self.trace: SpanData | None = None
         self.ids: list[list[int]] | None = None
 
     @classmethod
-    def of(cls, headers: Headers, began: float | None = None) -> "Visit":
+    def of(cls, headers: Headers, began: float | None = None) -> "RequestContext":
         """Return the visit of a request with such headers, of which the first that names an id counts."""
         return cls(wanted((name.lower(), value) for name, value in headers), began)
 
@@ -188,11 +188,11 @@ def _thousandths(count: int) -> bytes:
     return b"%.3f" % (count / 1000)
 
 
-CURRENT: ContextVar[Visit | None] = ContextVar("visit", default=None)
+CURRENT_REQUEST: ContextVar[RequestContext | None] = ContextVar("visit", default=None)
 """The request that is answered, where one is."""
 
 
-def current_trace() -> Trace | None:
+def current_trace() -> SpanData | None:
     """Return what is gathered of the request that is answered, where one is and is traced."""
-    visit = CURRENT.get()
+    visit = CURRENT_REQUEST.get()
     return None if visit is None else visit.trace

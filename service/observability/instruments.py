@@ -12,7 +12,7 @@ MORE = "more"
 """In the place of a number of rows: more than that."""
 
 
-class Latencies(Histogram):
+class BatchHistogram(Histogram):
     """A histogram that takes many observations at once: one by one they take several times as long."""
 
     def add(self, counts: Sequence[float], seconds: float) -> None:
@@ -38,7 +38,7 @@ class Instruments:
             ["protocol", "model", "outcome"],
             registry=registry,
         )
-        seconds = Latencies(
+        seconds = BatchHistogram(
             "preblock_request_duration_seconds",
             "Time from the head of a request, or a step of a stream, to its answer, in seconds.",
             ["protocol"],

@@ -6,13 +6,13 @@ import random
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from preblock.service.core.types import Rows
-from preblock.service.observability.context import CURRENT, Visit
+from preblock.service.core.types import TokenRows
+from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 
 REQUESTS = logging.getLogger("preblock.requests")
 
 
-class Requests:
+class AccessLog:
     """Writes lines about requests: which, for which model, how it ended and how long it took.
 
     Args:
@@ -24,7 +24,7 @@ class Requests:
     def __init__(self, share: float = 0, token_ids: int = 0) -> None:
         self.share, self.token_ids = share, token_ids
 
-    def note(self, visit: Visit | None, rows: Rows) -> None:
+    def note(self, visit: RequestContext | None, rows: TokenRows) -> None:
         """Keep what ids a request asks for, if its line is to hold some."""
         if self.share and self.token_ids and visit is not None:
             visit.ids, begin, most = [], 0, self.token_ids
@@ -33,7 +33,7 @@ class Requests:
                     visit.ids.append(rows.values[begin : min(begin + length, most)].tolist())
                     begin += length
 
-    def write(self, visit: Visit | None, protocol: str, model: str, outcome: str, seconds: float) -> None:
+    def write(self, visit: RequestContext | None, protocol: str, model: str, outcome: str, seconds: float) -> None:
         """Write the line of a request, if it is one of those that have one."""
         if random.random() >= self.share:
             return
@@ -50,19 +50,19 @@ class Requests:
         REQUESTS.info(*told, extra={"fields": fields, "asked": asked, **_names(visit)})
 
 
-def _names(visit: Visit | None) -> dict[str, str]:
+def _names(visit: RequestContext | None) -> dict[str, str]:
     """Return what a line says of the request that it is about: its id, and that of its trace where it has one."""
     if visit is None:
         return {"request_id": "", "trace_id": ""}
     return {"request_id": visit.text, "trace_id": "" if visit.trace is None else visit.trace.id}
 
 
-class NameRequest(logging.Filter):
+class RequestIdFilter(logging.Filter):
     """Lets a line say for which request it is."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Name the request that is answered now, if one is and the line names no other."""
-        for name, value in _names(CURRENT.get()).items():
+        for name, value in _names(CURRENT_REQUEST.get()).items():
             vars(record).setdefault(name, value)
         request: str = vars(record)["request_id"]
         record.of = f" [{request}]" if request else ""
@@ -86,7 +86,7 @@ UNREADABLE = "opentelemetry.trace"
 """What warns of headers that name no trace: a client could fill a disk so, too."""
 
 
-class NoRefusals(logging.Filter):
+class ExpectedFailureFilter(logging.Filter):
     """Drops what libraries say of each request that is refused, or that nobody waits for."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -94,7 +94,7 @@ class NoRefusals(logging.Filter):
         return not any(refusal in record.getMessage() for refusal in REFUSALS)
 
 
-class Json(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """Writes a line as one JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -121,11 +121,11 @@ def configuration(form: Literal["text", "json"], level: str) -> dict[str, Any]:
         "disable_existing_loggers": False,
         "formatters": {
             "text": {"format": "%(asctime)s %(levelname)s %(name)s%(of)s: %(message)s%(asked)s"},
-            "json": {"()": "preblock.service.observability.logs.Json"},
+            "json": {"()": "preblock.service.observability.logs.JsonFormatter"},
         },
         "filters": {
-            "refused": {"()": "preblock.service.observability.logs.NoRefusals"},
-            "request": {"()": "preblock.service.observability.logs.NameRequest"},
+            "refused": {"()": "preblock.service.observability.logs.ExpectedFailureFilter"},
+            "request": {"()": "preblock.service.observability.logs.RequestIdFilter"},
         },
         "handlers": {
             "stderr": {

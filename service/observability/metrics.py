@@ -20,11 +20,11 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.registry import Collector
 
 from preblock.service.core.errors import Unavailable
-from preblock.service.observability.context import CURRENT
+from preblock.service.observability.context import CURRENT_REQUEST
 from preblock.service.observability.instruments import LARGEST_BATCH, MORE, SECONDS, Instruments
-from preblock.service.observability.statistics import Statistics, history
-from preblock.service.observability.timing import INFER, INPUT, OUTPUT, PHASES, QUEUE, Execution, Observation
-from preblock.service.observability.totals import COUNT, ROWS, TOTAL, Sum
+from preblock.service.observability.statistics import InferenceStatistics, history
+from preblock.service.observability.timing import INFER, INPUT, OUTPUT, PHASES, QUEUE, RequestTimer, RunTimer
+from preblock.service.observability.totals import COUNT, ROWS, TOTAL, RunTotals
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 TELL_SECONDS = 0.1
@@ -53,8 +53,8 @@ class Metrics:
         self._instruments = Instruments(self._registry)
         self._carried: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0, 0.0, 0.0])
         self._counted: defaultdict[Counter, float] = defaultdict(float)
-        self._answered: list[tuple[str, Execution, int, float, int, int, float, float, str]] = []
-        self._sums: dict[tuple[str, str, int, int | str, str], Sum] = {}
+        self._answered: list[tuple[str, RunTimer, int, float, int, int, float, float, str]] = []
+        self._sums: dict[tuple[str, str, int, int | str, str], RunTotals] = {}
         self._latencies: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * (len(SECONDS) + 2))
         self._tallies: defaultdict[tuple[str, int, int | str], defaultdict[str, float]]
         self._tallies = defaultdict(lambda: defaultdict(float))
@@ -64,14 +64,14 @@ class Metrics:
             self._instruments.seconds("native")
             self._instruments.carried("native")
 
-    def request(self, protocol: str) -> Observation:
+    def request(self, protocol: str) -> RequestTimer:
         """Return what counts and times one request of `protocol`."""
-        return Observation(self, protocol)
+        return RequestTimer(self, protocol)
 
-    def execution(self, model: str, version: int) -> Execution:
+    def execution(self, model: str, version: int) -> RunTimer:
         """Return what counts and times one request to a model."""
-        execution = Execution(self, model, version)
-        if (visit := CURRENT.get()) is not None:
+        execution = RunTimer(self, model, version)
+        if (visit := CURRENT_REQUEST.get()) is not None:
             visit.marks = execution.marks
         return execution
 
@@ -85,7 +85,7 @@ class Metrics:
     def answered(
         self,
         protocol: str,
-        execution: Execution,
+        execution: RunTimer,
         tokens: int,
         began: float,
         received: int = 0,
@@ -112,7 +112,7 @@ class Metrics:
             key = protocol, execution.model, execution.version, rows, operation
             found = sums.get(key)
             if found is None:
-                found = sums[key] = Sum()
+                found = sums[key] = RunTotals()
             found.add(execution, tokens, began, received, sent, read, send)
 
     def _tell_answered(self) -> None:
@@ -134,7 +134,7 @@ class Metrics:
             if operation:
                 self._count(self._instruments.operations(model, operation), found.count)
 
-    def executed(self, execution: Execution, success: bool, end: float) -> None:
+    def executed(self, execution: RunTimer, success: bool, end: float) -> None:
         """Count a request to a model that ended at `end`, of the clock of its marks."""
         rows: int | str = execution.batch if execution.batch <= LARGEST_BATCH else MORE
         self._soon()
@@ -244,7 +244,7 @@ class Metrics:
                 return generate_openmetrics(registry), CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
             return generate_latest(registry), "text/plain; version=0.0.4; charset=utf-8"
 
-    def statistics(self) -> defaultdict[tuple[str, int], Statistics]:
+    def statistics(self) -> defaultdict[tuple[str, int], InferenceStatistics]:
         """Return what happened to each model, by name and version.
 
         Raises:

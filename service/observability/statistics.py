@@ -18,7 +18,7 @@ class Duration:
 
 
 @dataclass
-class Statistics:
+class InferenceStatistics:
     """What happened to one version of a model since the service started.
 
     Args:
@@ -37,9 +37,9 @@ class Statistics:
     joined: defaultdict[str, Duration] = field(default_factory=lambda: defaultdict(Duration))
 
 
-def history(families: Iterable[Metric]) -> defaultdict[tuple[str, int], Statistics]:
+def history(families: Iterable[Metric]) -> defaultdict[tuple[str, int], InferenceStatistics]:
     """Return what happened to each model, by name and version."""
-    found: defaultdict[tuple[str, int], Statistics] = defaultdict(Statistics)
+    found: defaultdict[tuple[str, int], InferenceStatistics] = defaultdict(InferenceStatistics)
     for sample in (sample for family in families for sample in family.samples):
         if not sample.name.startswith("preblock_model_"):
             continue

@@ -4,7 +4,7 @@ import time
 from typing import Protocol
 
 from preblock.service.core.errors import ClientFault, PreblockError
-from preblock.service.observability.context import CURRENT, current_trace
+from preblock.service.observability.context import CURRENT_REQUEST, current_trace
 
 QUEUE, INPUT, INFER, OUTPUT = "queue", "compute_input", "compute_infer", "compute_output"
 PHASES = (INPUT, QUEUE, INFER, OUTPUT)
@@ -24,11 +24,11 @@ class Counts(Protocol):
     def parsed(self, protocol: str, seconds: float) -> None:
         """Count the time until what a request asks was checked."""
 
-    def executed(self, execution: "Execution", success: bool, end: float) -> None:
+    def executed(self, execution: "RunTimer", success: bool, end: float) -> None:
         """Count a request to a model that ended at `end`, of the clock of its marks."""
 
 
-class Observation:
+class RequestTimer:
     """One request of a protocol, or a step of a stream, while the block runs; an error that leaves it is its outcome.
 
     `model` is what the protocol learns while it answers; `outcome` and `seconds` are there after it.
@@ -44,10 +44,10 @@ class Observation:
     def __init__(self, counts: Counts, protocol: str) -> None:
         self._counts, self.protocol, self.model = counts, protocol, ""
 
-    def __enter__(self) -> "Observation":
+    def __enter__(self) -> "RequestTimer":
         """Begin."""
         self._begin = time.perf_counter()
-        if (visit := CURRENT.get()) is not None:
+        if (visit := CURRENT_REQUEST.get()) is not None:
             visit.ids = None  # those of a step before
             visit.protocol = self.protocol.removesuffix(OPENING)  # what follows is of the protocol that was opened
         return self
@@ -67,7 +67,7 @@ class Observation:
 
     def _count_parsing(self) -> None:
         """Count how long it took to read and check what was asked of a model, if anything was."""
-        visit = CURRENT.get()
+        visit = CURRENT_REQUEST.get()
         if visit is not None and len(visit.marks) > 1 and visit.marks[1] > self._begin:
             self._counts.parsed(self.protocol, visit.marks[1] - self._begin)
 
@@ -78,7 +78,7 @@ def _outcome(kind: type[BaseException]) -> str:
     return "internal_error" if issubclass(kind, Exception) else "cancelled"
 
 
-class Execution:
+class RunTimer:
     """One request to a model while the block runs, and the phases of it as they pass.
 
     `rows` are those of the request. `batch` counts the rows of the run of the model, those of other requests included;
@@ -100,7 +100,7 @@ class Execution:
         self.goes_on = False
         self.marks = [time.perf_counter()]
 
-    def __enter__(self) -> "Execution":
+    def __enter__(self) -> "RunTimer":
         """Begin."""
         return self
 

@@ -3,13 +3,13 @@
 from bisect import bisect_left
 
 from preblock.service.observability.instruments import SECONDS
-from preblock.service.observability.timing import INFER, INPUT, OUTPUT, QUEUE, Execution
+from preblock.service.observability.timing import INFER, INPUT, OUTPUT, QUEUE, RunTimer
 
 COUNT, TOTAL, ROWS = "count", "seconds", "rows"
 """Of executions, beside the phases."""
 
 
-class Sum:
+class RunTotals:
     """Requests that were answered by one execution each, of the same protocol, model and number of rows.
 
     Attributes:
@@ -35,7 +35,7 @@ class Sum:
         self.latencies = [0] * (len(SECONDS) + 1)
 
     def add(
-        self, execution: Execution, tokens: int, began: float, received: int, sent: int, read: float, send: float
+        self, execution: RunTimer, tokens: int, began: float, received: int, sent: int, read: float, send: float
     ) -> None:
         """Add a request, all of which was there when it `began`."""
         begin, checked, queued, ran, end = execution.marks

@@ -17,7 +17,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from preblock.service.core.errors import Invalid
-from preblock.service.observability.context import Attributes, Headers, Trace, Visit
+from preblock.service.observability.context import Attributes, Headers, RequestContext, SpanData
 
 PROPAGATOR = TraceContextTextMapPropagator()
 NONE = Context()
@@ -62,14 +62,14 @@ class Tracing:
         self._provider.add_span_processor(exporter)
         self._tracer = self._provider.get_tracer("preblock", version)
 
-    def trace(self, visit: Visit, headers: Headers, name: str, attributes: Attributes) -> Trace:
+    def trace(self, visit: RequestContext, headers: Headers, name: str, attributes: Attributes) -> SpanData:
         """Begin to trace a visit, as a part of the trace that its headers name."""
         began = time_ns() - _nanoseconds(perf_counter() - visit.began)
         named = _named(headers)
         parent = PROPAGATOR.extract(named) if named else NONE
         span = self._tracer.start_span(name, parent, SpanKind.SERVER, attributes, start_time=began)
         tell = partial(_end, span, began, visit) if span.is_recording() else None
-        visit.trace = trace = Trace(span.get_span_context().trace_id, name, {}, tell)
+        visit.trace = trace = SpanData(span.get_span_context().trace_id, name, {}, tell)
         return trace
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class Tracing:
         last.join(FLUSH_SECONDS)
 
 
-def _end(span: Span, began: int, visit: Visit, trace: Trace) -> None:
+def _end(span: Span, began: int, visit: RequestContext, trace: SpanData) -> None:
     """End the span of a visit that began at `began`, in nanoseconds."""
     span.update_name(trace.name)
     span.set_attributes(_told(visit, trace) | trace.attributes)
@@ -97,7 +97,7 @@ def _named(headers: Headers) -> dict[str, list[str]]:
     return said
 
 
-def _told(visit: Visit, trace: Trace) -> dict[str, str | int | float]:
+def _told(visit: RequestContext, trace: SpanData) -> dict[str, str | int | float]:
     """Return what a span says of any request."""
     told: dict[str, str | int | float] = {"preblock.request_id": visit.text}
     if visit.protocol:

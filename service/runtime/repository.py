@@ -39,9 +39,9 @@ from preblock.service.artifacts.manifest import (
     read_with_identity,
 )
 from preblock.service.artifacts.onnx_check import check_graphs
-from preblock.service.core.auth import EVERYBODY, Access
+from preblock.service.core.auth import EVERYBODY, Authenticator
 from preblock.service.core.errors import ArtifactError, Invalid, NotFound
-from preblock.service.core.files import Stamp, stamp_of
+from preblock.service.core.files import FileSignature, stamp_of
 from preblock.service.core.types import Int64
 from preblock.service.runtime.bound_calls import ReadyCalls
 from preblock.service.runtime.chunks import pieces, tile
@@ -53,7 +53,7 @@ from preblock.service.runtime.session import CPU, Choice, Float32, Session
 from preblock.service.runtime.tokenizer import Tokenizer
 
 LOG = logging.getLogger(__name__)
-Fingerprint = tuple[tuple[str, Stamp], ...]
+Fingerprint = tuple[tuple[str, FileSignature], ...]
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
 UNLOADED = "unloaded"
 """Why a version is not served that somebody has unloaded."""
@@ -201,7 +201,7 @@ class Repository:
         provider: str,
         threads: int,
         cache: Path | None = None,
-        access: Access = EVERYBODY,
+        access: Authenticator = EVERYBODY,
         choice: Choice | None = None,
         progress: Progress | None = None,
         gpu_mem_limit_bytes: int | None = None,

@@ -12,7 +12,7 @@ import numpy as np
 from preblock.service.artifacts.manifest import File
 from preblock.service.core.errors import ArtifactError, Invalid, TooLarge
 from preblock.service.core.files import read_file
-from preblock.service.core.types import Rows, Tokens
+from preblock.service.core.types import Encoding, TokenRows
 
 if TYPE_CHECKING:
     import tokenizers
@@ -38,7 +38,7 @@ class Tokenizer:
         """Whether it was used before."""
         return "_tokenizer" in vars(self)
 
-    def encode(self, text: Sequence[str], max_tokens: int, spans: bool) -> Tokens:
+    def encode(self, text: Sequence[str], max_tokens: int, spans: bool) -> Encoding:
         """Return the tokens of each text, whole, with the special tokens that the tokenizer puts around it.
 
         Raises:
@@ -65,9 +65,9 @@ class Tokenizer:
             for name in ("ids", "type_ids", "special_tokens_mask")
         )
         places = [encoding.offsets for encoding in found] if spans else []
-        return Tokens(
-            Rows(ids, lengths),
-            Rows(types, lengths),
+        return Encoding(
+            TokenRows(ids, lengths),
+            TokenRows(types, lengths),
             special.astype(np.bool_),
             np.array(list(chain.from_iterable(places)), np.int64) if spans else None,
         )

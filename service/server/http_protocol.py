@@ -20,19 +20,19 @@ from websockets.frames import apply_mask  # type: ignore[attr-defined]
 from websockets.http11 import Request
 
 from preblock.service.api.http import errors
-from preblock.service.api.http.dispatcher import Entry
-from preblock.service.api.http.request import Arrival
-from preblock.service.api.http.response import Headers, Reply, lines_of
+from preblock.service.api.http.dispatcher import Dispatcher
+from preblock.service.api.http.request import RawRequest
+from preblock.service.api.http.response import ChunkedResponse, Headers, lines_of
 from preblock.service.api.http.routes.decode import CONNECTION
-from preblock.service.api.http.streaming.session import Session
-from preblock.service.api.http.target import Target
+from preblock.service.api.http.streaming.session import DecodeSession
+from preblock.service.api.http.target import Route
 from preblock.service.api.http.tracing import answered, begun, ended, routed
-from preblock.service.api.request_cache import Form
-from preblock.service.api.streams import LIFETIME, Lifetime
+from preblock.service.api.request_cache import RequestTemplate
+from preblock.service.api.streams import LIFETIME, StreamLifetime
 from preblock.service.codecs.chunks import COPIED, Buffer, base64_text, raw_bytes
 from preblock.service.core.errors import PreblockError
-from preblock.service.engine.fast_path import Run
-from preblock.service.observability.context import CURRENT, PASSING, Visit, wanted
+from preblock.service.engine.fast_path import FastRun
+from preblock.service.observability.context import CURRENT_REQUEST, PER_REQUEST_HEADERS, RequestContext, wanted
 from preblock.service.server.bounded_protocols import PART, BoundedHttp, BoundedWebSocket
 from preblock.service.server.eager import drive
 from preblock.service.server.write_coalescing import Gathered
@@ -81,13 +81,13 @@ class _Last(NamedTuple):
         wanted: the id that they give it.
         scheme: by which it came.
         context: in which it was answered.
-        changes: as `Entry.changes` had them.
+        changes: as `Dispatcher.changes` had them.
 
     """
 
     head: bytes
     size: int
-    target: Target
+    target: Route
     key: Hashable
     passing: list[Header]
     wanted: bytes | None
@@ -103,8 +103,8 @@ class Http(BoundedHttp):
     """
 
     cycle: RequestResponseCycle | _Turn | None  # type: ignore[assignment]
-    _target: Target | None = None
-    _form: Form | None = None
+    _target: Route | None = None
+    _form: RequestTemplate | None = None
     _context: Context
     _gathered: Gathered
     _passing: list[Header]
@@ -120,7 +120,7 @@ class Http(BoundedHttp):
         if isinstance(app, ProxyHeadersMiddleware):  # stands before the application, and says who the client is
             self._proxies, app = copy(app), app.app
             self._proxies.app = _nobody
-        self._entry = app if isinstance(app, Entry) else None
+        self._entry = app if isinstance(app, Dispatcher) else None
         self._turn = _Turn()
         self._defaults: Headers | None = None
 
@@ -166,7 +166,7 @@ class Http(BoundedHttp):
             return False
         turn.response_complete = False
         body = data[len(last.head) :]
-        visit = Visit(last.wanted, began)
+        visit = RequestContext(last.wanted, began)
         visit.received, visit.read = len(body), perf_counter() - began
         self._passing, self._scheme = last.passing, last.scheme
         if last.context.run(self._answer_alike, form, last.target, body, visit):
@@ -186,7 +186,7 @@ class Http(BoundedHttp):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header as it is; what says only which request it is makes no two unlike."""
         lower = name.lower()
-        if lower in PASSING:
+        if lower in PER_REQUEST_HEADERS:
             self._passing.append((lower, value))
         else:
             self._raw.append((name, value))
@@ -215,7 +215,7 @@ class Http(BoundedHttp):
         self._gathered.flush()
         super().on_response_complete()
 
-    def _is_for(self, target: Target, entry: Entry) -> bool:
+    def _is_for(self, target: Route, entry: Dispatcher) -> bool:
         """Return whether a request that may be for `target` is to be answered here."""
         if self.parser.get_method() != b"POST" or self.parser.get_http_version() != "1.1":
             return False
@@ -245,7 +245,7 @@ class Http(BoundedHttp):
             self._proxies(scope, _nothing, _nothing).send(None)  # type: ignore[arg-type]
         return scope["client"], scope["scheme"]
 
-    def _trace(self, target: Target, visit: Visit) -> None:
+    def _trace(self, target: Route, visit: RequestContext) -> None:
         """Begin the span of a request, if requests are traced."""
         assert self._entry is not None
         if self._entry.trace is not None:
@@ -277,7 +277,7 @@ class Http(BoundedHttp):
             return
         self._turn.more_body = False
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        visit = Visit(wanted(self._passing), self._began)
+        visit = RequestContext(wanted(self._passing), self._began)
         visit.received, visit.read = len(body), perf_counter() - self._began
         if self._form is not None and self._context.run(self._answer_alike, self._form, target, body, visit):
             self._remember(target, came, len(body))
@@ -286,10 +286,10 @@ class Http(BoundedHttp):
         self._begin()
         self.scope["path"], self.scope["query_string"] = target.path, target.query
         self.scope["client"], self.scope["scheme"] = self._asker, self._scheme  # type: ignore[typeddict-item]
-        arrival = Arrival(self.scope, _nothing, body)  # type: ignore[arg-type]
+        arrival = RawRequest(self.scope, _nothing, body)  # type: ignore[arg-type]
         drive(self._answer(arrival, target, visit), copy_context(), self.tasks)
 
-    def _remember(self, target: Target, came: bytes, length: int) -> None:
+    def _remember(self, target: Route, came: bytes, length: int) -> None:
         """Remember a request with a body of such a length, if it came alone, and all of it or its head at once.
 
         `came` is what came with its beginning.
@@ -301,7 +301,7 @@ class Http(BoundedHttp):
             known = self._key, self._passing, wanted(self._passing), self._scheme, self._context, self._changes
             self._last = _Last(head, len(head) + length, target, *known)
 
-    def _answer_alike(self, form: Form, target: Target, body: bytes, visit: Visit) -> bool:
+    def _answer_alike(self, form: RequestTemplate, target: Route, body: bytes, visit: RequestContext) -> bool:
         """Answer a request like one before, unless it is to be refused: why, the way that is everybody's tells."""
         if not body.startswith(form.head):
             return False
@@ -313,7 +313,7 @@ class Http(BoundedHttp):
         except PreblockError:
             return False
         self._trace(target, visit)
-        run = Run(form.plain, form.protocol, *read)
+        run = FastRun(form.plain, form.protocol, *read)
         visit.marks = run.execution.marks
         if run.shared:
             self.loop.call_soon(self._finish, form, run, visit)
@@ -323,7 +323,7 @@ class Http(BoundedHttp):
             self._finish(form, run, visit)
         return True
 
-    def _finish(self, form: Form, run: Run, visit: Visit) -> None:
+    def _finish(self, form: RequestTemplate, run: FastRun, visit: RequestContext) -> None:
         """Write the answer to a request like one before."""
         transport = self.transport
         try:
@@ -358,7 +358,7 @@ class Http(BoundedHttp):
         _ended(visit, 200)
         self._end()
 
-    async def _send_pieces(self, form: Form, run: Run, visit: Visit) -> None:
+    async def _send_pieces(self, form: RequestTemplate, run: FastRun, visit: RequestContext) -> None:
         """Write a large answer piece by piece, each when it is computed, as fast as the client takes them."""
         began, size = perf_counter(), len(form.prefix)
         outcome: Literal["ok", "internal_error", "cancelled"] = "cancelled"
@@ -395,10 +395,10 @@ class Http(BoundedHttp):
                 _ended(visit, 200, failure)
                 form.plain.metrics.carried(form.protocol, visit.received, size, visit.read, perf_counter() - began)
 
-    async def _answer(self, arrival: Arrival, target: Target, visit: Visit) -> None:
+    async def _answer(self, arrival: RawRequest, target: Route, visit: RequestContext) -> None:
         """Answer a request for `target`."""
         assert self._entry is not None
-        CURRENT.set(visit)
+        CURRENT_REQUEST.set(visit)
         try:
             response = await self._entry.answer(arrival, target)
             began = perf_counter()
@@ -414,14 +414,19 @@ class Http(BoundedHttp):
         if visit.protocol:
             self._entry.carried(visit.protocol, visit.received, size, visit.read, perf_counter() - began)
         forms = self._entry.forms
-        if forms is not None and isinstance(response, Reply) and response.form and (form := response.form(response)):
+        if (
+            forms is not None
+            and isinstance(response, ChunkedResponse)
+            and response.form
+            and (form := response.form(response))
+        ):
             form.path = target.path
             forms.keep(self._key, form)
         self._end()
 
-    async def _send(self, response: Response, visit: Visit) -> int:
+    async def _send(self, response: Response, visit: RequestContext) -> int:
         """Write an answer, as fast as the client takes it, and return how many bytes follow its head."""
-        if not isinstance(response, Reply):
+        if not isinstance(response, ChunkedResponse):
             return self._send_whole(response, visit)
         transport = self.transport
         head = self._head(response.status_code, lines_of(response.raw_headers), visit)
@@ -451,14 +456,14 @@ class Http(BoundedHttp):
             transport.write(b"0\r\n\r\n")
         return size
 
-    def _send_whole(self, response: Response, visit: Visit) -> int:
+    def _send_whole(self, response: Response, visit: RequestContext) -> int:
         """Write an answer that is no tensor, and return how many bytes follow its head."""
         self.transport.write(
             self._head(response.status_code, lines_of(response.raw_headers), visit) + bytes(response.body)
         )
         return len(response.body)
 
-    def _head(self, status: int, headers: bytes, visit: Visit) -> bytes:
+    def _head(self, status: int, headers: bytes, visit: RequestContext) -> bytes:
         """Return the head of an answer with such lines of headers."""
         defaults = self.server_state.default_headers
         if defaults is not self._defaults:  # they change once a second
@@ -489,7 +494,7 @@ class Http(BoundedHttp):
         await self.flow.drain()
         self._end()
 
-    def _break_off(self, visit: Visit) -> None:
+    def _break_off(self, visit: RequestContext) -> None:
         """Let the client know that no more comes, the answer having begun."""
         LOG.exception("an answer was broken off", extra={"request_id": visit.text})
         self.transport.abort()
@@ -509,7 +514,7 @@ class Http(BoundedHttp):
         self.app_state["streams"].drain()
 
 
-def _ended(visit: Visit, status: int, error: Exception | None = None) -> None:
+def _ended(visit: RequestContext, status: int, error: Exception | None = None) -> None:
     """End the span of a request, if it has one; after an `error` no more of its answer came."""
     if visit.trace is not None:
         answered(visit.trace, status)
@@ -531,10 +536,10 @@ class WebSocket(BoundedWebSocket):
     A stream may say where it is before it is closed.
     """
 
-    _session: Session | None = None
-    _lifetime: Lifetime
+    _session: DecodeSession | None = None
+    _lifetime: StreamLifetime
     _context: Context
-    _run: Run | None = None
+    _run: FastRun | None = None
     _later: bytes = b""
 
     def handle_connect(self, event: Request) -> None:
@@ -543,7 +548,7 @@ class WebSocket(BoundedWebSocket):
         if self.response.status_code == SWITCHING_PROTOCOLS:
             self.scope["state"][CONNECTION] = self
 
-    def listen(self, session: Session | None, lifetime: Lifetime) -> None:
+    def listen(self, session: DecodeSession | None, lifetime: StreamLifetime) -> None:
         """Answer plain steps of the session until told otherwise, as whoever asks now; None does so."""
         self._session, self._lifetime, self._context = session, lifetime, copy_context()
 
@@ -582,7 +587,7 @@ class WebSocket(BoundedWebSocket):
         self.loop.call_soon(self._finish, session, run)
         return True
 
-    def _finish(self, session: Session, run: Run) -> None:
+    def _finish(self, session: DecodeSession, run: FastRun) -> None:
         """Write the answer, unless the stream was ended in the meantime."""
         self._run = None
         try:

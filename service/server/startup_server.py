@@ -15,10 +15,10 @@ from typing import Self
 import uvicorn
 from uvicorn.server import ServerState
 
-from preblock.service.api.http.dispatcher import Entry
-from preblock.service.api.http.startup import Starting
-from preblock.service.api.streams import Streams
-from preblock.service.core.auth import Access
+from preblock.service.api.http.dispatcher import Dispatcher
+from preblock.service.api.http.startup import StartupApp
+from preblock.service.api.streams import StreamRegistry
+from preblock.service.core.auth import Authenticator
 from preblock.service.core.settings import Settings, listed
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.collectors import Opening
@@ -47,17 +47,19 @@ class Meanwhile:
     def __init__(
         self,
         settings: Settings,
-        configure: Callable[[Settings, Entry], uvicorn.Config],
+        configure: Callable[[Settings, Dispatcher], uvicorn.Config],
         listener: socket.socket,
     ) -> None:
         self.progress = Progress()
-        access, metrics = Access(settings.api_keys_file), Metrics(Opening(self.progress))
-        app = Starting(access, self.progress, metrics, settings.max_body_bytes)
-        self._config = configure(settings, Entry(app, {}, access, listed(settings.cors_origins)))
+        access, metrics = Authenticator(settings.api_keys_file), Metrics(Opening(self.progress))
+        app = StartupApp(access, self.progress, metrics, settings.max_body_bytes)
+        self._config = configure(settings, Dispatcher(app, {}, access, listed(settings.cors_origins)))
         self._config.load()
         self._state = ServerState()
         # What connections ask of an application. None of these streams is ever opened.
-        self._known = {"streams": Streams(metrics, settings.stream_idle_seconds, settings.stream_max_lifetime_seconds)}
+        self._known = {
+            "streams": StreamRegistry(metrics, settings.stream_idle_seconds, settings.stream_max_lifetime_seconds)
+        }
         self._listener = listener.dup()  # a server closes what it listens on
         self._closed, self._ended = asyncio.Event(), asyncio.Event()
         self._began: Future[asyncio.AbstractEventLoop] = Future()

@@ -23,13 +23,13 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
-from preblock.service.api.http.dispatcher import Entry
+from preblock.service.api.http.dispatcher import Dispatcher
 from preblock.service.app import create_app, create_engine, create_tracing
 from preblock.service.core.auth import as_service
 from preblock.service.core.errors import Invalid, PreblockError
 from preblock.service.core.heap import keep_pages
 from preblock.service.core.settings import Settings, listed
-from preblock.service.core.settings_reload import Following
+from preblock.service.core.settings_reload import SettingsReloader
 from preblock.service.core.tls import check_tls, follow
 from preblock.service.observability import metrics
 from preblock.service.observability.logs import configuration
@@ -152,7 +152,7 @@ def _prepare(settings: Settings) -> None:
         tempfile.tempdir = folder
 
 
-def _work(counters: Path, shared: Path, settings: Settings) -> Entry:
+def _work(counters: Path, shared: Path, settings: Settings) -> Dispatcher:
     """Return the application of a worker. One that cannot start says why in a line, and is tried again."""
     try:
         metrics.reserve(counters)
@@ -221,8 +221,10 @@ class _Workers(Multiprocess):
     SIGHUP changes nothing, as with one process: files that may change are followed.
     """
 
-    def __init__(self, settings: Settings, work: Callable[[Settings], Entry], sockets: list[socket.socket]) -> None:
-        self._following, self._work = Following(settings, told=True), work
+    def __init__(
+        self, settings: Settings, work: Callable[[Settings], Dispatcher], sockets: list[socket.socket]
+    ) -> None:
+        self._following, self._work = SettingsReloader(settings, told=True), work
         super().__init__(self._configured(), sockets)
         self.told = 0
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -109,7 +109,12 @@ def guarded(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def test_a_key_opens_every_protocol_and_errors_are_counted_by_kind(guarded: tuple[Server, str]) -> None:
     server, key = guarded
-    for protocol, kind in (("npy", "TooMany"), ("v2", "TooMany"), ("grpc", "RESOURCE_EXHAUSTED"), ("steps", "TooMany")):
+    for protocol, kind in (
+        ("npy", "RateLimited"),
+        ("v2", "RateLimited"),
+        ("grpc", "RESOURCE_EXHAUSTED"),
+        ("steps", "RateLimited"),
+    ):
         time.sleep(1.1)  # until it may ask again
         done = bench(server, "--model", "gpt", "--key", key, "--protocol", protocol, "--shape", "1,1", "--json")
         assert done.stderr == ""

@@ -43,7 +43,7 @@ def test_a_call_is_sent_again_until_it_is_answered(connect: Connect, flaky: Flak
         (SWALLOW, errors.ConnectionFailed),
         (CUT, errors.ConnectionFailed),
         (BUSY, errors.Unavailable),
-        (canned("429 Too Many Requests", b"<html>"), errors.TooMany),
+        (canned("429 Too Many Requests", b"<html>"), errors.RateLimited),
     ],
 )
 def test_retries_end(connect: Connect, flaky: FlakyProxy, act: str | bytes, kind: type[Exception]) -> None:

@@ -277,7 +277,7 @@ PROVOKE: dict[str, dict[str, Provoke]] = {
         "gRPC": request_of_a_sequence(infer_over_grpc),
     },
     "TooLarge": everywhere("gpt", {"input_ids": [[1]] * 65537}),
-    "TooMany": {
+    "RateLimited": {
         name: too_many(protocol)
         for name, protocol in zip(PROTOCOLS, (native_json, open_inference_json, openai_base64, grpc_raw), strict=True)
     },

@@ -27,8 +27,8 @@ from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.builders import gpt2_embedding
 from preblock.service.artifacts.manifest import Source
-from preblock.service.core.auth import Access, new_key
-from preblock.service.core.errors import TooMany, Unavailable
+from preblock.service.core.auth import Authenticator, new_key
+from preblock.service.core.errors import RateLimited, Unavailable
 from preblock.service.core.limits import Limits
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.runtime.session import INLINE_MAX_VALUES
@@ -229,7 +229,7 @@ def test_a_step_counts_for_who_opened_the_stream(tiny_repository: Path) -> None:
         stream.send('{"input_ids": [1]}')
         told.append(json.loads(stream.recv())["error"])
         for error in told:
-            assert (error["title"], error["status"]) == ("TooMany", 429)
+            assert (error["title"], error["status"]) == ("RateLimited", 429)
             assert 1 <= error["retry_after"] <= 20
 
 
@@ -272,7 +272,7 @@ def times(per_second: float, moments: list[float]) -> list[int | None]:
         try:
             limits._count("one", per_second, 1000 + moment)
             found.append(None)
-        except TooMany as error:
+        except RateLimited as error:
             found.append(error.retry_after)
     return found
 
@@ -292,7 +292,7 @@ def test_a_second_holds_what_it_may(per_second: float, moments: list[float], tol
 
 
 def test_callers_are_counted_apart_and_forgotten() -> None:
-    limits, access = Limits(per_second=1), Access(by_address=True)
+    limits, access = Limits(per_second=1), Authenticator(by_address=True)
 
     def ask(address: str) -> None:
         access.came_from(address)
@@ -301,7 +301,7 @@ def test_callers_are_counted_apart_and_forgotten() -> None:
 
     for number in range(1000):
         copy_context().run(ask, f"10.0.0.{number}")  # a context of its own, as each request has one
-    with pytest.raises(TooMany):
+    with pytest.raises(RateLimited):
         copy_context().run(ask, "10.0.0.999")
     limits._count("late", 1, time.monotonic() + 60)
     assert list(limits._spent) == ["late"]

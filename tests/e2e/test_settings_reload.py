@@ -29,7 +29,7 @@ from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.builders import gpt2_embedding
 from preblock.service.artifacts.manifest import Source
-from preblock.service.core.settings import FOLLOWED, load
+from preblock.service.core.settings import RELOADABLE, load
 from tests.conftest import PREBLOCK, ROOT, free_port, said_at_the_start
 from tests.service.server.test_websocket import step
 from tests.support.processes import workers as workers_of
@@ -255,13 +255,13 @@ TOGETHER = (
 
 
 def test_those_are_all_that_are_followed() -> None:
-    assert set(SEEN) == {name for names in TOGETHER for name in names} == FOLLOWED
+    assert set(SEEN) == {name for names in TOGETHER for name in names} == RELOADABLE
 
 
 def test_the_documentation_lists_them() -> None:
     text = (ROOT / "docs" / "operations.md").read_text().partition("## What is followed")[2]
     (row,) = [line for line in text.splitlines() if line.startswith("| of the file `config`")]
-    assert set(re.findall(r"`(\w+)`", row)) - {"config"} == FOLLOWED
+    assert set(re.findall(r"`(\w+)`", row)) - {"config"} == RELOADABLE
 
 
 @pytest.mark.parametrize("names", TOGETHER)

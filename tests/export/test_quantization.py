@@ -41,7 +41,7 @@ from preblock.service.artifacts.manifest import (
     read,
 )
 from preblock.service.core.errors import ArtifactError
-from preblock.service.core.types import Request, Rows
+from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
@@ -450,8 +450,8 @@ def test_a_type_that_is_refused_costs_no_reading(tmp_path: Path) -> None:
 def test_the_engine_serves_it_with_rows_of_any_length(repository: Path, tables: tuple[Array, Array], way: str) -> None:
     engine = Engine(Repository(repository, CPU, 1), Scheduler(1, 1), Metrics(), 100)
     rows, offsets = [[5, 6, 7, 8], [9], [89, 0]], [0, 23, 4]
-    ids = Rows(np.array([id_ for row in rows for id_ in row]), np.array([len(row) for row in rows]))
-    request = Request(input_ids=ids, offset=np.array(offsets))
+    ids = TokenRows(np.array([id_ for row in rows for id_ in row]), np.array([len(row) for row in rows]))
+    request = TokenRequest(input_ids=ids, offset=np.array(offsets))
     answer = asyncio.run(engine.embed(engine.repository.get(way), request))
     tokens, positions = (rounded(table, way) for table in tables)
     expected = [tokens[row] + positions[at : at + len(row)] for row, at in zip(rows, offsets, strict=True)]

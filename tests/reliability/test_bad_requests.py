@@ -24,7 +24,7 @@ from preblock.models.steps import Tokens
 from preblock.service.api.http.errors import STATUS, problem
 from preblock.service.artifacts.manifest import Source
 from preblock.service.codecs.decode_json import write_error
-from preblock.service.core.errors import UNFORESEEN, ArtifactError, Invalid, PreblockError, Unavailable
+from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, ArtifactError, Invalid, PreblockError, Unavailable
 from tests.conftest import Server, serving
 from tests.reliability.bad_requests import METHODS, PATHS, REFUSAL, Bad, Wrong, message, refusal, worst
 from tests.reliability.parsers import parsers
@@ -85,7 +85,7 @@ def test_a_fault_is_seen_in_a_stream_of_grpc() -> None:
 
     assert refusal(service_pb2.ModelStreamInferResponse(infer_response={"id": "a"}).SerializeToString()) == ""
     assert REFUSAL.match(told(str(Invalid("inputs[0].shape", [-1], "a list of sizes"))))
-    for fault in (UNFORESEEN, str(ERROR)):
+    for fault in (INTERNAL_ERROR_MESSAGE, str(ERROR)):
         assert told(fault) == fault
         assert not REFUSAL.match(fault)
 

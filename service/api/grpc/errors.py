@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 
 from preblock.service.core import errors
-from preblock.service.observability.context import CURRENT, Visit
+from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 
 STATUS: dict[type[errors.PreblockError], grpc.StatusCode] = {
     errors.Malformed: grpc.StatusCode.INVALID_ARGUMENT,
@@ -16,7 +16,7 @@ STATUS: dict[type[errors.PreblockError], grpc.StatusCode] = {
     errors.Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     errors.Conflict: grpc.StatusCode.ABORTED,
     errors.TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.TooMany: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.RateLimited: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.UnsupportedFormat: grpc.StatusCode.INVALID_ARGUMENT,
     errors.NotAcceptable: grpc.StatusCode.INVALID_ARGUMENT,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
@@ -40,11 +40,11 @@ def metadata_of(context: Any) -> Iterator[tuple[bytes, bytes]]:
             yield name.encode(), value.encode()
 
 
-def visit_of(context: Any) -> Visit:
+def visit_of(context: Any) -> RequestContext:
     """Return the visit that a call is; the first time it begins, and its id is told with the status of the call."""
-    visit = CURRENT.get()
+    visit = CURRENT_REQUEST.get()
     if visit is None:
-        visit = Visit.of(metadata_of(context))
-        CURRENT.set(visit)
+        visit = RequestContext.of(metadata_of(context))
+        CURRENT_REQUEST.set(visit)
         context.set_trailing_metadata(visit.metadata())
     return visit

@@ -14,7 +14,7 @@ LOOK_SECONDS = 0.02
 """Between two looks whether the last call has ended."""
 
 
-class Calls:
+class InflightCalls:
     """The calls of one server."""
 
     def __init__(self) -> None:

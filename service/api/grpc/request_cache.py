@@ -16,10 +16,10 @@ from preblock.service.codecs.chunks import raw_bytes
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.codecs.v2.protobuf import compute, read, write_parts
 from preblock.service.core.errors import Malformed, PreblockError
-from preblock.service.core.types import Int64, Pieces, Request
+from preblock.service.core.types import ChunkedTensor, Int64, TokenRequest
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.fast_path import Plain, Run, integers, is_plain, plain
-from preblock.service.observability.context import CURRENT
+from preblock.service.engine.fast_path import FastPath, FastRun, integers, is_plain, plain
+from preblock.service.observability.context import CURRENT_REQUEST
 from preblock.service.runtime.repository import Model
 
 MOST = 256
@@ -29,7 +29,7 @@ LONGEST_KEPT = 2048
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Form:
+class CallTemplate:
     """Messages that begin with the same bytes, and end with as many ids.
 
     Args:
@@ -41,7 +41,7 @@ class Form:
 
     """
 
-    plain: Plain
+    plain: FastPath
     head: bytes
     shape: tuple[int, int]
     offset: Int64
@@ -53,7 +53,7 @@ class Form:
         return integers(message, batch * length, len(self.head)).reshape(self.shape)
 
 
-class Alike:
+class CallTemplateCache:
     """Answers calls whose like was answered before; forms are forgotten with their models.
 
     Args:
@@ -77,7 +77,7 @@ class Alike:
             form.plain.limits.__enter__()
         except PreblockError:
             return None
-        visit, run = CURRENT.get(), Run(form.plain, protocol, ids, form.offset)
+        visit, run = CURRENT_REQUEST.get(), FastRun(form.plain, protocol, ids, form.offset)
         if visit is not None:
             visit.marks = run.execution.marks
         try:
@@ -91,7 +91,13 @@ class Alike:
         return written
 
     def keep(
-        self, protocol: str, message: bytes, sent: pb.ModelInferRequest, request: Request, model: Model, written: bytes
+        self,
+        protocol: str,
+        message: bytes,
+        sent: pb.ModelInferRequest,
+        request: TokenRequest,
+        model: Model,
+        written: bytes,
     ) -> None:
         """Answer messages like one that was answered in the same way from now on, if they say nothing but ids.
 
@@ -117,7 +123,9 @@ class Alike:
         if not message.endswith(raw[0]) or not _ends_with_ids(head, np.invert(rows.values).tobytes()):
             return
         shape, vectors = (len(rows.lengths), rows.length), 4 * len(rows.values) * answers.width
-        form = Form(answers, head, shape, np.zeros(1, np.int64) if offset is None else offset, written[:-vectors])
+        form = CallTemplate(
+            answers, head, shape, np.zeros(1, np.int64) if offset is None else offset, written[:-vectors]
+        )
         for kept in (self._named, model.kept):
             if len(kept) >= MOST:
                 kept.clear()
@@ -125,13 +133,13 @@ class Alike:
         self._named[key] = sent.model_name, sent.model_version
         model.kept[key] = form
 
-    def _find(self, protocol: str, message: bytes) -> Form | None:
+    def _find(self, protocol: str, message: bytes) -> CallTemplate | None:
         """Return the form of a message, if there is one."""
         named = self._named.get(key := (protocol, len(message)))
         if named is None:
             return None
         try:
-            form: Form | None = self._engine.repository.find(*named).kept.get(key)
+            form: CallTemplate | None = self._engine.repository.find(*named).kept.get(key)
         except PreblockError:
             return None
         return form if form is not None and message.startswith(form.head) else None
@@ -145,10 +153,10 @@ def _ends_with_ids(head: bytes, other: bytes) -> bool:
         return False
 
 
-async def _written(form: Form, run: Run) -> bytes:
+async def _written(form: CallTemplate, run: FastRun) -> bytes:
     """Return the answer of a run."""
     if run.large:
-        vectors = Pieces((run.nbytes // 4,), "float32", run.pieces())
+        vectors = ChunkedTensor((run.nbytes // 4,), "float32", run.pieces())
         return await compute(write_parts([form.prefix, vectors]))
     if run.shared:
         try:

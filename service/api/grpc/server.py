@@ -14,16 +14,16 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from preblock.service.api.grpc.errors import abort, visit_of
-from preblock.service.api.grpc.inflight import Calls
+from preblock.service.api.grpc.inflight import InflightCalls
 from preblock.service.api.grpc.servicer import InferenceService, Receive, Send
-from preblock.service.api.grpc.tracing import Traces
-from preblock.service.api.streams import Closing, Lifetime, Streams
+from preblock.service.api.grpc.tracing import TracingInterceptor
+from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegistry
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.codecs.v2.protobuf import read
-from preblock.service.core.auth import Access
-from preblock.service.core.errors import UNFORESEEN, PreblockError, Unavailable
+from preblock.service.core.auth import Authenticator
+from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, PreblockError, Unavailable
 from preblock.service.core.settings import Settings
-from preblock.service.core.tls import Pair
+from preblock.service.core.tls import CertificateFiles
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.sequences import Sequences
 from preblock.service.observability.context import Begin
@@ -42,13 +42,13 @@ OPEN = (f"/{health.SERVICE_NAME}/", f"/{SERVICE}/ServerLive", f"/{SERVICE}/Serve
 LOG = logging.getLogger(__name__)
 
 Method = Callable[[Any], Awaitable[Any]]
-Stream = Callable[[Receive, Send, Lifetime], Awaitable[None]]
+Stream = Callable[[Receive, Send, StreamLifetime], Awaitable[None]]
 
 
-class _Keys(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class _AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Lets in, before any method is called, whoever has a key."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Authenticator) -> None:
         self._access = access
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
@@ -75,14 +75,14 @@ def _refusal(error: PreblockError, refused: grpc.RpcMethodHandler) -> grpc.RpcMe
     return (grpc.stream_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler)(call)
 
 
-def _name_caller(access: Access, context: grpc.aio.ServicerContext) -> None:
+def _name_caller(access: Authenticator, context: grpc.aio.ServicerContext) -> None:
     """Tell callers without keys apart where that is wanted."""
     if access.by_address:
         host = unquote(context.peer()).rpartition(":")[0].partition(":")[2]  # of ipv4:127.0.0.1:5 or ipv6:[::1]:5
         access.came_from(host.strip("[]"))
 
 
-def _handler(method: Method, kind: Any, engine: Engine, calls: Calls) -> grpc.RpcMethodHandler:
+def _handler(method: Method, kind: Any, engine: Engine, calls: InflightCalls) -> grpc.RpcMethodHandler:
     """Return what handles the calls of a method, which takes messages of a kind, or bytes where that is None."""
     schedule = engine.scheduler.run
 
@@ -102,7 +102,7 @@ def _handler(method: Method, kind: Any, engine: Engine, calls: Calls) -> grpc.Rp
             await abort(context, error)
         except Exception:
             LOG.exception("a gRPC call failed in an unforeseen way")
-            await context.abort(grpc.StatusCode.INTERNAL, UNFORESEEN)
+            await context.abort(grpc.StatusCode.INTERNAL, INTERNAL_ERROR_MESSAGE)
 
         raise AssertionError("abort raises")
 
@@ -110,7 +110,9 @@ def _handler(method: Method, kind: Any, engine: Engine, calls: Calls) -> grpc.Rp
     return grpc.unary_unary_rpc_method_handler(call)
 
 
-def _stream_handler(method: Stream, streams: Streams, calls: Calls, engine: Engine) -> grpc.RpcMethodHandler:
+def _stream_handler(
+    method: Stream, streams: StreamRegistry, calls: InflightCalls, engine: Engine
+) -> grpc.RpcMethodHandler:
     async def call(_: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         visit_of(context)
         await calls.begin(context)
@@ -137,7 +139,7 @@ def _stream_handler(method: Stream, streams: Streams, calls: Calls, engine: Engi
                 await method(receive, send, lifetime)
         except Unavailable as error:
             await abort(context, error)
-        except Closing as closing:
+        except StreamEnd as closing:
             # A stream that ends well would let clients wait for answers to what they still send.
             await abort(
                 context, Unavailable("stream", ENDS[closing.reason], "a new stream, to another server or later")
@@ -153,7 +155,7 @@ def _listen(server: grpc.aio.Server, address: str, settings: Settings) -> None:
         return
     certificate, key = settings.tls_cert_file, settings.tls_key
     clients = settings.tls_client_ca
-    pair = Pair(certificate, key, clients)
+    pair = CertificateFiles(certificate, key, clients)
 
     def read_pair() -> grpc.ServerCertificateConfiguration:
         signers = None if clients is None else clients.read_bytes()
@@ -168,10 +170,10 @@ def _listen(server: grpc.aio.Server, address: str, settings: Settings) -> None:
 
 @asynccontextmanager
 async def running(
-    engine: Engine, streams: Streams, sequences: Sequences, version: str, settings: Settings, trace: Begin | None
+    engine: Engine, streams: StreamRegistry, sequences: Sequences, version: str, settings: Settings, trace: Begin | None
 ) -> AsyncIterator[None]:
     """Serve gRPC while the block runs; requests in flight are finished at its end, and streams are told of it."""
-    service, calls = InferenceService(engine, sequences, version), Calls()
+    service, calls = InferenceService(engine, sequences, version), InflightCalls()
     handlers = {}
     for described in pb.DESCRIPTOR.services_by_name[SERVICE.rpartition(".")[2]].methods:
         method, kind = getattr(service, described.name), getattr(pb, described.input_type.name)
@@ -181,9 +183,9 @@ async def running(
             else _handler(method, None if method == service.ModelInfer else kind, engine, calls)
         )
     access = engine.repository.access
-    traces = () if trace is None else (Traces(trace, f"/{SERVICE}/", OPEN),)
+    traces = () if trace is None else (TracingInterceptor(trace, f"/{SERVICE}/", OPEN),)
     server = grpc.aio.server(
-        interceptors=(*traces, _Keys(access)) if access.needs_key else traces,
+        interceptors=(*traces, _AuthInterceptor(access)) if access.needs_key else traces,
         options=[
             ("grpc.max_receive_message_length", settings.max_body_bytes),
             # What does not fit into a message of gRPC is refused before, by name.

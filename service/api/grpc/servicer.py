@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import astuple
 from typing import Any
 
-from preblock.service.api.grpc.request_cache import Alike
-from preblock.service.api.streams import Closing, Lifetime
+from preblock.service.api.grpc.request_cache import CallTemplateCache
+from preblock.service.api.streams import StreamEnd, StreamLifetime
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.codecs.v2.metadata import (
     check_change,
@@ -29,10 +29,10 @@ from preblock.service.codecs.v2.protobuf import (
     write_stream_error,
     written,
 )
-from preblock.service.core.errors import UNFORESEEN, NotFound, PreblockError
-from preblock.service.core.types import Answer, Request
+from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, NotFound, PreblockError
+from preblock.service.core.types import Result, TokenRequest
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.sequences import Room, Sequences
+from preblock.service.engine.sequences import Sequences, SequenceStore
 from preblock.service.runtime.repository import Model
 
 Receive = Callable[[], Awaitable[bytes | None]]
@@ -47,7 +47,7 @@ class InferenceService:
         self._engine = engine
         self._sequences = sequences
         self._version = version
-        self._alike = Alike(engine)
+        self._alike = CallTemplateCache(engine)
 
     async def ServerLive(self, _: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         """Answer as long as the process does."""
@@ -111,7 +111,7 @@ class InferenceService:
         request = await self._engine.scheduler.run(len(message), lambda: read(pb.ModelInferRequest, message))
         return await self._infer("grpc", message, request, self._sequences.loose, write_infer)
 
-    async def ModelStreamInfer(self, receive: Receive, send: Send, lifetime: Lifetime) -> None:
+    async def ModelStreamInfer(self, receive: Receive, send: Send, lifetime: StreamLifetime) -> None:
         """Answer each request of a stream in turn; an error is an answer, and ends nothing.
 
         Raises:
@@ -123,13 +123,13 @@ class InferenceService:
                 while (message := await lifetime.wait(receive)) is not None:
                     # However long: gRPC knows no end of a stream before what was sent is taken.
                     await send(await self._answer(message, room))
-            except Closing as closing:
+            except StreamEnd as closing:
                 places = [(key.model, key.version, key.id, offset) for key, offset in room.offsets().items()]
                 if places:
                     await send(write_closing(closing.reason, places).SerializeToString())
                 raise
 
-    async def _answer(self, message: bytes, room: Room) -> bytes:
+    async def _answer(self, message: bytes, room: SequenceStore) -> bytes:
         """Answer one request of a stream, whose sequences are those of `room`."""
         id_ = ""
         try:
@@ -142,7 +142,7 @@ class InferenceService:
             failure = str(error)
         except Exception:
             LOG.exception("a request of a gRPC stream failed in an unforeseen way")
-            failure = UNFORESEEN
+            failure = INTERNAL_ERROR_MESSAGE
         return write_stream_error(failure, id_).SerializeToString()
 
     async def _infer(
@@ -150,15 +150,15 @@ class InferenceService:
         protocol: str,
         message: bytes,
         sent: pb.ModelInferRequest,
-        room: Room,
-        write_answer: Callable[[Answer, str], Writing],
+        room: SequenceStore,
+        write_answer: Callable[[Result, str], Writing],
     ) -> bytes:
         with self._engine.request(protocol) as observation:
             model = self._engine.repository.find(sent.model_name, sent.model_version)
             observation.model = model.name
             schedule = self._engine.scheduler.run
             request = await schedule(len(message), lambda: read_infer(sent, model.manifest))
-            if isinstance(request, Request):  # what is narrower would be run twice: first to see whether all fits
+            if isinstance(request, TokenRequest):  # what is narrower would be run twice: first to see whether all fits
                 request.in_pieces = request.sequence is None and request.dtype == "float32"
                 request.whole = True
             async with room.answer(model, request) as answer:
@@ -167,7 +167,7 @@ class InferenceService:
                     made = await schedule(answer.size, lambda: written(writing))
                 else:
                     made = await compute(writing)
-        if isinstance(request, Request) and isinstance(model, Model):
+        if isinstance(request, TokenRequest) and isinstance(model, Model):
             self._alike.keep(protocol, message, sent, request, model, made)
         return made
 

@@ -23,7 +23,7 @@ FAULTS = frozenset(
 """Statuses that are errors of the server."""
 
 
-class Traces(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Traces the calls of a service, a stream as a whole.
 
     Args:

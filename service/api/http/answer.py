@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from preblock.service.api.http.negotiation import BYTES, JSON, NPY, SAFETENSORS
-from preblock.service.api.http.response import Headers, Reply, headers
+from preblock.service.api.http.response import ChunkedResponse, Headers, headers
 from preblock.service.codecs.arrays import npy_header
 from preblock.service.codecs.chunks import Part, bytes_of
 from preblock.service.codecs.native_json import answer_json, json_content
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
 from preblock.service.codecs.safetensors import answer_safetensors
-from preblock.service.core.types import Answer
+from preblock.service.core.types import Result
 
 TYPES = (JSON, BYTES, NPY, SAFETENSORS)
 
@@ -30,15 +30,15 @@ def writable(
     return TYPES, ""
 
 
-def respond(answer: Answer, media: str, encoding: str) -> Reply:
+def respond(answer: Result, media: str, encoding: str) -> ChunkedResponse:
     """Return `answer` in the type `media`; `encoding` is how JSON holds values."""
     if media == JSON:
-        return Reply(json_content(answer_json(answer, encoding)), media)
+        return ChunkedResponse(json_content(answer_json(answer, encoding)), media)
     if media == SAFETENSORS:
-        return Reply(answer_safetensors(answer), media)
+        return ChunkedResponse(answer_safetensors(answer), media)
     ((name, tensor),) = answer.tensors.items()
     parts: list[Part] = [npy_header(tensor) if media == NPY else b"", bytes_of(tensor)]
-    return Reply(parts, media, _headers(answer.model, answer.version, name, tensor.shape, answer.dtype))
+    return ChunkedResponse(parts, media, _headers(answer.model, answer.version, name, tensor.shape, answer.dtype))
 
 
 @lru_cache  # a client asks the same again and again

@@ -1,13 +1,13 @@
 """Bodies of requests, read within the limit, and of answers, as they are sent."""
 
 from preblock.service.api.http.compression import CODINGS, EXPANSION, encode, expand, wanted
-from preblock.service.api.http.request import Arrival
-from preblock.service.api.http.response import Reply
+from preblock.service.api.http.request import RawRequest
+from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.core.errors import Malformed, TooLarge, UnsupportedFormat
 from preblock.service.engine.engine import Engine
 
 
-async def read_body(arrival: Arrival, engine: Engine, limit: int) -> bytes:
+async def read_body(arrival: RawRequest, engine: Engine, limit: int) -> bytes:
     """Return the whole body, expanded where it is compressed, of at most `limit` bytes before and after.
 
     Raises:
@@ -31,7 +31,7 @@ async def read_body(arrival: Arrival, engine: Engine, limit: int) -> bytes:
     return await engine.scheduler.run(EXPANSION * len(body), lambda: expand(body, coding, limit))
 
 
-async def write_body(reply: Reply, arrival: Arrival, engine: Engine, text: bool) -> Reply:
+async def write_body(reply: ChunkedResponse, arrival: RawRequest, engine: Engine, text: bool) -> ChunkedResponse:
     """Return `reply`, compressed where `arrival` asks for it; `text` says whether it holds numbers as text.
 
     A large one counts as answered now, within the limits of `engine`, until it was sent.
@@ -49,7 +49,7 @@ async def write_body(reply: Reply, arrival: Arrival, engine: Engine, text: bool)
     return reply
 
 
-async def _received(arrival: Arrival, limit: int) -> bytes:
+async def _received(arrival: RawRequest, limit: int) -> bytes:
     chunks, size, more = [], 0, True
     while more:
         message = await arrival.receive()

@@ -3,7 +3,7 @@
 import zlib
 from functools import lru_cache
 
-from preblock.service.api.http.response import Reply
+from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.codecs.chunks import PACKET, joined
 from preblock.service.core.errors import Malformed, TooLarge
 from preblock.service.engine.engine import Engine
@@ -59,7 +59,7 @@ def wanted(accept: str, text: bool) -> str | None:
     return best if best in CODINGS and qualities.get(best, 0.0) > 0 else None
 
 
-async def encode(reply: Reply, coding: str, engine: Engine) -> None:
+async def encode(reply: ChunkedResponse, coding: str, engine: Engine) -> None:
     """Compress an answer, unless it is too small to be worth it: by `engine`, or a large one while it is sent."""
     parts, size = reply.parts, reply.size
     if size is not None and size < LEAST:

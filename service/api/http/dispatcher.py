@@ -15,14 +15,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from preblock.service.api.http import errors
-from preblock.service.api.http.request import Arrival
+from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.response import Headers
-from preblock.service.api.http.target import Handler, Target
+from preblock.service.api.http.target import Handler, Route
 from preblock.service.api.http.tracing import ROUTE, traced
-from preblock.service.api.request_cache import Forms
-from preblock.service.core.auth import EVERYBODY, Access
+from preblock.service.api.request_cache import TemplateCache
+from preblock.service.core.auth import EVERYBODY, Authenticator
 from preblock.service.core.errors import Forbidden, PreblockError
-from preblock.service.observability.context import CURRENT, Begin, Visit
+from preblock.service.observability.context import CURRENT_REQUEST, Begin, RequestContext
 
 LOG = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ HEADS = frozenset({"http.response.start", "websocket.accept", "websocket.http.re
 """Messages of ASGI with the headers of an answer."""
 
 
-class Entry:
+class Dispatcher:
     """The application as a server sees it.
 
     Args:
@@ -57,9 +57,9 @@ class Entry:
         self,
         app: ASGIApp,
         handlers: Mapping[tuple[str, str], Handler],
-        access: Access = EVERYBODY,
+        access: Authenticator = EVERYBODY,
         origins: Sequence[str] = (),
-        forms: Forms | None = None,
+        forms: TemplateCache | None = None,
         carried: Carried = lambda *_: None,
         trace: Begin | None = None,
     ) -> None:
@@ -88,8 +88,8 @@ class Entry:
         if scope["type"] == "lifespan":
             await app(scope, receive, send)
             return
-        passage = _Passage(Visit.of(scope["headers"]), receive, send, self.carried)
-        CURRENT.set(passage.visit)
+        passage = _MeteredChannel(RequestContext.of(scope["headers"]), receive, send, self.carried)
+        CURRENT_REQUEST.set(passage.visit)
         if self.trace is None or scope["path"] in OPEN:
             await app(scope, passage.receive, passage.send)
         else:
@@ -104,13 +104,13 @@ class Entry:
             return
         if scope["type"] == "http" and scope["method"] == "POST" and (target := self._find(scope["path"])):
             scope[ROUTE] = target.route
-            arrival = Arrival(scope, receive)
+            arrival = RawRequest(scope, receive)
             response = await _answer(arrival, target)
             await response(scope, receive, send)
             return
         await self.app(scope, receive, send)
 
-    async def answer(self, arrival: Arrival, target: Target) -> Response:
+    async def answer(self, arrival: RawRequest, target: Route) -> Response:
         """Answer a request of no page, for a target that was found by its address."""
         try:
             self._let_in(arrival.scope)
@@ -135,7 +135,7 @@ class Entry:
         self._access.look()
         return self._access.changes
 
-    def _target(self, address: bytes) -> Target | None:
+    def _target(self, address: bytes) -> Route | None:
         """Return what a POST to an address, as the first line of a request has it, is for, if that is a tensor."""
         if not address.startswith(b"/") or b"%" in address or b"#" in address or not address.isascii():
             return None
@@ -143,7 +143,7 @@ class Entry:
         target = self._find(path.decode())
         return target and target._replace(path=path.decode(), query=query)
 
-    def _find(self, path: str) -> Target | None:
+    def _find(self, path: str) -> Route | None:
         """Return what a POST to `path` is for, if that is a tensor."""
         begin, _, end = path.rpartition("/")
         found = self._handlers.get(end)
@@ -151,7 +151,7 @@ class Entry:
             name, versioned, version = begin[len(found[0]) :].partition("/versions/")
             if name and "/" not in name + version and bool(versioned) == bool(version):
                 route = f"{found[0]}{{name}}{'/versions/{version}' if version else ''}/{end}"
-                return Target(found[1], name, version or None, route)
+                return Route(found[1], name, version or None, route)
         return None
 
     def _let_in(self, scope: Scope) -> None:
@@ -178,10 +178,10 @@ class Entry:
             raise Forbidden("Origin", origin, ", ".join((f"that of {own}", *self._origins)))
 
 
-class _Passage:
+class _MeteredChannel:
     """The messages of ASGI of one request: the head of the answer says which it is for, and what passes is counted."""
 
-    def __init__(self, visit: Visit, receive: Receive, send: Send, carried: Carried) -> None:
+    def __init__(self, visit: RequestContext, receive: Receive, send: Send, carried: Carried) -> None:
         self.visit, self._receive, self._send, self._carried = visit, receive, send, carried
 
     async def receive(self) -> Message:
@@ -223,7 +223,7 @@ async def refuse(
         await response(scope, receive, send)
 
 
-async def _answer(arrival: Arrival, target: Target) -> Response:
+async def _answer(arrival: RawRequest, target: Route) -> Response:
     try:
         return await target.handler(arrival, target.name, target.version)
     except PreblockError as error:

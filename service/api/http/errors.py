@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 
 from preblock.service.codecs.openai import error_document, refusal
 from preblock.service.core import errors
-from preblock.service.observability.context import CURRENT
+from preblock.service.observability.context import CURRENT_REQUEST
 
 STATUS: dict[type[errors.PreblockError], int] = {
     errors.Malformed: 400,
@@ -19,7 +19,7 @@ STATUS: dict[type[errors.PreblockError], int] = {
     errors.Forbidden: 403,
     errors.Conflict: 409,
     errors.TooLarge: 413,
-    errors.TooMany: 429,
+    errors.RateLimited: 429,
     errors.UnsupportedFormat: 415,
     errors.NotAcceptable: 406,
     errors.Unavailable: 503,
@@ -105,16 +105,21 @@ def install(app: FastAPI) -> None:
 def unforeseen(path: str) -> Response:
     """Return what a client is told of any other error, in the form that the protocol of `path` has."""
     if path.startswith(OPEN_INFERENCE):
-        return _json({"error": errors.UNFORESEEN}, 500)
+        return _json({"error": errors.INTERNAL_ERROR_MESSAGE}, 500)
     if path.startswith(OPENAI):
-        return _json(refusal(errors.UNFORESEEN, 500), 500)
-    document = {"type": "about:blank", "title": "Internal Server Error", "status": 500, "detail": errors.UNFORESEEN}
+        return _json(refusal(errors.INTERNAL_ERROR_MESSAGE, 500), 500)
+    document = {
+        "type": "about:blank",
+        "title": "Internal Server Error",
+        "status": 500,
+        "detail": errors.INTERNAL_ERROR_MESSAGE,
+    }
     return _problem(document, 500)
 
 
 def _problem(document: dict[str, Any], status: int) -> Response:
     """Return a problem document that says which request it is about."""
-    if (visit := CURRENT.get()) is not None:
+    if (visit := CURRENT_REQUEST.get()) is not None:
         document["request_id"] = visit.text
     return Response(orjson.dumps(document), status, media_type=MEDIA_TYPE)
 

@@ -4,7 +4,7 @@ from fastapi import Request
 from starlette.types import Receive, Scope
 
 
-class Arrival:
+class RawRequest:
     """A request, whose headers are looked up faster than those of a framework.
 
     Args:
@@ -24,7 +24,7 @@ class Arrival:
         self._fields: dict[bytes, bytes] = dict(reversed(scope["headers"]))
 
     @classmethod
-    def of(cls, request: Request) -> "Arrival":
+    def of(cls, request: Request) -> "RawRequest":
         """Return a request that FastAPI has routed."""
         return cls(request.scope, request.receive)
 

@@ -12,7 +12,7 @@ from preblock.service.codecs.chunks import PACKET, TOGETHER, Buffer, Part, packe
 from preblock.service.core.errors import TooLarge
 
 if TYPE_CHECKING:
-    from preblock.service.api.request_cache import Form
+    from preblock.service.api.request_cache import RequestTemplate
 
 Deflate = Any
 """What `zlib.compressobj` returns, which has no public name."""
@@ -32,7 +32,7 @@ def lines_of(values: Headers) -> bytes:
     return b"".join([b"%b: %b\r\n" % pair for pair in values])
 
 
-class Reply(Response):
+class ChunkedResponse(Response):
     """An answer of one type, in parts.
 
     `form`, where it is set, tells from the answer the form of the request, if later ones may be answered by it. `size`
@@ -48,7 +48,7 @@ class Reply(Response):
 
     def __init__(self, parts: Sequence[Part], media: str, further: Headers = ()) -> None:
         # Not as the parent does it, which wants the content whole, and takes as long as all the rest of a small answer.
-        self.form: Callable[[Reply], Form | None] | None = None
+        self.form: Callable[[ChunkedResponse], RequestTemplate | None] | None = None
         self.goes_on: Callable[[], AbstractContextManager[None]] = nullcontext
         self.status_code = 200
         self.background = None

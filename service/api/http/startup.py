@@ -5,7 +5,7 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from preblock.service.api.http.dispatcher import refuse
-from preblock.service.core.auth import Access
+from preblock.service.core.auth import Authenticator
 from preblock.service.core.errors import Unavailable
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.load_progress import Progress
@@ -14,7 +14,7 @@ CLOSE = {"Connection": "close"}
 """So that who asks again reaches the service itself."""
 
 
-class Starting:
+class StartupApp:
     """The application until there is one.
 
     Args:
@@ -25,7 +25,7 @@ class Starting:
 
     """
 
-    def __init__(self, access: Access, progress: Progress, metrics: Metrics, max_body_bytes: int) -> None:
+    def __init__(self, access: Authenticator, progress: Progress, metrics: Metrics, max_body_bytes: int) -> None:
         self._access, self._progress, self._metrics = access, progress, metrics
         self._max_body_bytes = max_body_bytes
 

@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 from fastapi.responses import Response
 
-from preblock.service.api.http.request import Arrival
+from preblock.service.api.http.request import RawRequest
 
-Handler = Callable[[Arrival, str, str | None], Awaitable[Response]]
+Handler = Callable[[RawRequest, str, str | None], Awaitable[Response]]
 """Answers a request for a model, by its name and its version, if one is named."""
 
 
-class Target(NamedTuple):
+class Route(NamedTuple):
     """What a request for tensors is for: the model, its version if one is named, and what answers.
 
     `route` is the pattern of its path. `path` and `query` are those of the request, where it was found by its address.

@@ -2,7 +2,7 @@
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from preblock.service.observability.context import Begin, Headers, Trace, Visit
+from preblock.service.observability.context import Begin, Headers, RequestContext, SpanData
 
 ROUTE = "preblock.route"
 """Of a request, in its scope: the pattern of its path, where it was dispatched without FastAPI."""
@@ -11,7 +11,7 @@ STATUS = {"http.response.start": None, "websocket.http.response.start": None, "w
 """Messages of ASGI that begin an answer, and the statuses of those that state none."""
 
 
-def begun(begin: Begin, visit: Visit, method: str, path: str, scheme: str, headers: Headers) -> Trace:
+def begun(begin: Begin, visit: RequestContext, method: str, path: str, scheme: str, headers: Headers) -> SpanData:
     """Begin to trace a request, a stream as a whole; `ended` is to follow, whatever happens.
 
     The query is left out, since it may hold anything.
@@ -21,7 +21,7 @@ def begun(begin: Begin, visit: Visit, method: str, path: str, scheme: str, heade
     return begin(visit, headers, name, {"http.request.method": known, "url.path": path, "url.scheme": scheme})
 
 
-def answered(trace: Trace, status: int) -> None:
+def answered(trace: SpanData, status: int) -> None:
     """Say with which status a request is answered."""
     trace.attributes["http.response.status_code"] = status
     trace.failed = trace.failed or status >= 500
@@ -29,19 +29,19 @@ def answered(trace: Trace, status: int) -> None:
         trace.attributes.setdefault("error.type", str(status))
 
 
-def routed(trace: Trace, route: str) -> None:
+def routed(trace: SpanData, route: str) -> None:
     """Say by which pattern of paths a request was dispatched."""
     trace.name, trace.attributes["http.route"] = f"{trace.name} {route}", route
 
 
-def ended(trace: Trace, error: Exception | None) -> None:
+def ended(trace: SpanData, error: Exception | None) -> None:
     """End the span of a request; after an `error` no more of its answer came."""
     if error is not None:
         trace.refused(type(error).__name__, failed=True)
     trace.end()
 
 
-async def traced(app: ASGIApp, begin: Begin, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
+async def traced(app: ASGIApp, begin: Begin, visit: RequestContext, scope: Scope, receive: Receive, send: Send) -> None:
     """Let an application answer a request, and trace it."""
     method = scope.get("method", "GET")  # a WebSocket is opened so
     trace, failure = begun(begin, visit, method, scope["path"], scope["scheme"], scope["headers"]), None

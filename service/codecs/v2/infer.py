@@ -14,13 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import BIAS_GRAPH, Manifest, StemManifest
-from preblock.service.codecs.chunks import Numbers, Part, bytes_of
+from preblock.service.codecs.chunks import JsonFloats, Part, bytes_of
 from preblock.service.codecs.native_json import json_content, read_json, write_json
 from preblock.service.codecs.ragged import integers, numbers, refuse_unknown, shown
 from preblock.service.codecs.v2.metadata import DATATYPES, Manifests, Shapes, describe, inputs_of
-from preblock.service.codecs.v2.parameters import Wishes, check_input, read_wishes
+from preblock.service.codecs.v2.parameters import InferOptions, check_input, read_wishes
 from preblock.service.core.errors import Invalid, Malformed
-from preblock.service.core.types import Answer, AnyRequest, BiasRequest, Pieces, Request, Rows, StemRequest
+from preblock.service.core.types import (
+    AnyRequest,
+    ChunkedTensor,
+    PairwiseBiasRequest,
+    Result,
+    StemRequest,
+    TokenRequest,
+    TokenRows,
+)
 
 FIELDS = ("id", "parameters", "inputs", "outputs", "model_name")
 """Of a request; some clients repeat the name of the model, which its path says."""
@@ -36,7 +44,7 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 @dataclass(frozen=True)
-class Input:
+class InputTensor:
     """A tensor of a request, whose data is a flat list of JSON or bytes."""
 
     name: str
@@ -59,12 +67,12 @@ class _Header(NamedTuple):
     """What the JSON of a request says."""
 
     inputs: tuple[_Declared, ...]
-    wishes: Wishes
+    wishes: InferOptions
     id: str | None
 
 
 @dataclass(frozen=True)
-class Infer:
+class InferMessage:
     """A request, the caller's id for it, and which of its outputs are wanted as bytes."""
 
     request: AnyRequest
@@ -72,7 +80,7 @@ class Infer:
     binary: Mapping[str, bool]
 
 
-def read_infer(body: bytes, header_length: str | None, manifest: Manifests) -> Infer:
+def read_infer(body: bytes, header_length: str | None, manifest: Manifests) -> InferMessage:
     """Read an inference request; `header_length` is the header that says where the JSON ends, if there is one.
 
     Raises:
@@ -89,7 +97,7 @@ def read_infer(body: bytes, header_length: str | None, manifest: Manifests) -> I
         header = (_kept_header if end <= LONGEST_KEPT else _read_header)(body[:end], manifest)
         binary = memoryview(body)[end:]
     request = to_request(_filled(header, binary), header.wishes, manifest)
-    return Infer(request, header.id, header.wishes.binary)
+    return InferMessage(request, header.id, header.wishes.binary)
 
 
 def places(body: bytes, header_length: str, manifest: Manifest) -> dict[str, int] | None:
@@ -136,7 +144,7 @@ _kept_header = lru_cache(_read_header)
 """The same for headers that a client sends again and again, before other bytes."""
 
 
-def _read_raw(body: bytes, manifest: Manifests) -> Infer:
+def _read_raw(body: bytes, manifest: Manifests) -> InferMessage:
     """Read a body that is the data of the one input that a model needs, as a batch of one; its answer is bytes."""
     known = inputs_of(manifest)
     name = manifest.input.name if isinstance(manifest, StemManifest) else "input_ids"
@@ -148,10 +156,12 @@ def _read_raw(body: bytes, manifest: Manifests) -> Infer:
         raise Malformed("body", f"{len(body)} bytes", f"{name} of shape {[1, *sizes]}: {item} bytes for each")
     shape = (1, *(len(body) // item if size == -1 else size for size in sizes))
     wishes = read_wishes({"binary_data_output": True}, [], manifest)
-    return Infer(to_request([Input(name, datatype, shape, memoryview(body))], wishes, manifest), None, wishes.binary)
+    return InferMessage(
+        to_request([InputTensor(name, datatype, shape, memoryview(body))], wishes, manifest), None, wishes.binary
+    )
 
 
-def to_request(inputs: list[Input], wishes: Wishes, manifest: Manifests) -> AnyRequest:
+def to_request(inputs: list[InputTensor], wishes: InferOptions, manifest: Manifests) -> AnyRequest:
     """Turn tensors into a request; JSON and bytes, HTTP and gRPC alike.
 
     Raises:
@@ -169,17 +179,17 @@ def to_request(inputs: list[Input], wishes: Wishes, manifest: Manifests) -> AnyR
         lengths = describe(manifest.graphs[BIAS_GRAPH].inputs)
         tensors = _read(inputs, lengths, *(name for name in lengths if name != "query_offset"))
         values: dict[str, Any] = {name: int(tensor[0]) for name, tensor in tensors.items()}
-        return BiasRequest(**values, dtype=wishes.dtype)
+        return PairwiseBiasRequest(**values, dtype=wishes.dtype)
     tensors = _read(inputs, _inputs_of_tokens(manifest), "input_ids")
     offset = tensors.pop("offset", None)
     if wishes.offset is not None:
         if offset is not None:
             raise Invalid("parameters.offset", "an offset and an input offset", "one of them")
         offset = wishes.offset
-    given = {name: Rows.of_array(tensor) for name, tensor in tensors.items()}
+    given = {name: TokenRows.of_array(tensor) for name, tensor in tensors.items()}
     own: dict[str, Any] = {name: given.pop(name) for name in OWN if name in given}
     wanted: dict[str, Any] = {"outputs": wishes.outputs, "dtype": wishes.dtype, "sequence": wishes.sequence}
-    return Request(**own, offset=offset, indices=given, **wanted)
+    return TokenRequest(**own, offset=offset, indices=given, **wanted)
 
 
 @lru_cache
@@ -188,14 +198,14 @@ def _inputs_of_tokens(manifest: Manifest) -> Shapes:
     return {**inputs_of(manifest), "token_type_ids": ("INT64", [-1, -1])}
 
 
-def _refuse_place(wishes: Wishes) -> None:
+def _refuse_place(wishes: InferOptions) -> None:
     if wishes.offset is not None:
         raise Invalid("parameters.offset", int(wishes.offset[0]), "nothing, since no token is fed")
     if wishes.sequence is not None:
         raise Invalid("parameters.sequence_id", shown(wishes.sequence.id), "nothing, since no token is fed")
 
 
-def _read(inputs: list[Input], known: Shapes, *needed: str) -> dict[str, NDArray[Any]]:
+def _read(inputs: list[InputTensor], known: Shapes, *needed: str) -> dict[str, NDArray[Any]]:
     """Return the tensors by name; sizes of `known` that are -1 are free."""
     tensors: dict[str, NDArray[Any]] = {}
     for tensor in inputs:
@@ -219,7 +229,7 @@ def _read(inputs: list[Input], known: Shapes, *needed: str) -> dict[str, NDArray
     return tensors
 
 
-def write_infer(answer: Answer, infer: Infer) -> tuple[list[Part], int | None]:
+def write_infer(answer: Result, infer: InferMessage) -> tuple[list[Part], int | None]:
     """Return the parts of a response body, and the length of the JSON where bytes follow it."""
     document: dict[str, Any] = {"model_name": answer.model, "model_version": str(answer.version)}
     if infer.id is not None:
@@ -230,8 +240,8 @@ def write_infer(answer: Answer, infer: Infer) -> tuple[list[Part], int | None]:
         if infer.binary[name]:
             parts.append(bytes_of(tensor))
             output["parameters"] = {"binary_data_size": tensor.nbytes}
-        elif isinstance(tensor, Pieces):
-            output["data"] = Numbers(tensor, (math.prod(tensor.shape),))
+        elif isinstance(tensor, ChunkedTensor):
+            output["data"] = JsonFloats(tensor, (math.prod(tensor.shape),))
         else:
             check_finite(name, tensor)
             output["data"] = tensor.reshape(-1)
@@ -277,24 +287,24 @@ def _read_inputs(documents: list[dict[str, Any]]) -> list[_Declared]:
     return inputs
 
 
-def _filled(header: _Header, binary: memoryview) -> list[Input]:
+def _filled(header: _Header, binary: memoryview) -> list[InputTensor]:
     """Return the tensors that a header declares, those without data from the bytes that follow it."""
     inputs, position = [], 0
     for index, (name, datatype, shape, data, size) in enumerate(header.inputs):
         if data is not None:
-            inputs.append(Input(name, datatype, shape, data))
+            inputs.append(InputTensor(name, datatype, shape, data))
             continue
         if type(size) is not int or not 0 <= size <= len(binary) - position:
             left = f"0 to {len(binary) - position}, the bytes that are left"
             raise Malformed(f"inputs[{index}].binary_data_size", size, left)
-        inputs.append(Input(name, datatype, shape, binary[position : position + size]))
+        inputs.append(InputTensor(name, datatype, shape, binary[position : position + size]))
         position += size
     if position != len(binary):
         raise Malformed("body", f"{len(binary) - position} bytes more", "the bytes that binary_data_size declares")
     return inputs
 
 
-def _array(tensor: Input) -> NDArray[Any]:
+def _array(tensor: InputTensor) -> NDArray[Any]:
     """Return the data of a tensor in its shape."""
     # Python's integers: no product of declared sizes can wrap.
     count, dtype = math.prod(tensor.shape), NUMPY[tensor.datatype]

@@ -10,7 +10,7 @@ from typing import Any
 
 from preblock.service.artifacts.manifest import BIAS_GRAPH, GRAPH, Manifest, StemManifest, Tensor
 from preblock.service.core.errors import Invalid
-from preblock.service.observability.statistics import Duration, Statistics
+from preblock.service.observability.statistics import Duration, InferenceStatistics
 from preblock.service.observability.timing import INFER, INPUT, OUTPUT, QUEUE
 
 PLATFORM = "onnx_onnxv1"
@@ -99,7 +99,7 @@ def model_config(name: str, manifest: Manifests, provider: str) -> dict[str, Any
     }
 
 
-def model_statistics(name: str, version: int, statistics: Statistics) -> dict[str, Any]:
+def model_statistics(name: str, version: int, statistics: InferenceStatistics) -> dict[str, Any]:
     """Return what happened to a version of a model as Triton tells it; an inference is one row."""
     by_rows, whole = statistics.phases, {phase: Duration() for phase in (QUEUE, INPUT, INFER, OUTPUT)}
     executions = sum(duration.count for (_, phase), duration in by_rows.items() if phase == INFER)

@@ -7,7 +7,7 @@ from typing import Any
 from preblock.service.codecs.ragged import integers, shown
 from preblock.service.codecs.v2.metadata import DATATYPES, Manifests, outputs_of
 from preblock.service.core.errors import Invalid
-from preblock.service.core.types import Int64, Turn
+from preblock.service.core.types import Int64, SequenceRef
 
 HINTS = ("priority", "timeout")
 """Triton's, for the order of a queue. They are read and change nothing, since no request overtakes another."""
@@ -28,7 +28,7 @@ DTYPES = {code: dtype for dtype, code in DATATYPES.items() if dtype != "int64"} 
 
 
 @dataclass(frozen=True)
-class Wishes:
+class InferOptions:
     """What parameters and requested outputs ask for.
 
     Args:
@@ -42,7 +42,7 @@ class Wishes:
     binary: Mapping[str, bool]
     dtype: str
     offset: Int64 | None
-    sequence: Turn | None
+    sequence: SequenceRef | None
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ class Wishes:
 
 def read_wishes(
     parameters: Mapping[str, Any], asked: Sequence[tuple[Any, Mapping[str, Any]]], manifest: Manifests
-) -> Wishes:
+) -> InferOptions:
     """Read the parameters of a request, and the name and the parameters of each output asked for; none for the first.
 
     Raises:
@@ -80,7 +80,7 @@ def read_wishes(
         if dtypes[index] != dtypes[0]:
             allowed = f"{DATATYPES[dtypes[0]]}, as outputs[0] has: one type for all"
             raise Invalid(f"{where}.dtype", DATATYPES[dtypes[index]], allowed)
-    return Wishes(
+    return InferOptions(
         binary=binary or {next(iter(known)): default},
         dtype=dtypes[0] if dtypes else dtype,
         offset=integers("parameters.offset", [parameters["offset"]], lambda _: "") if "offset" in parameters else None,
@@ -107,7 +107,7 @@ def _check(where: str, parameters: Mapping[str, Any], known: tuple[str, ...]) ->
         raise Invalid(f"{where}.content_type", parameters["content_type"], f"{CONTENT_TYPE}, a tensor as it is")
 
 
-def _sequence(parameters: Mapping[str, Any]) -> Turn | None:
+def _sequence(parameters: Mapping[str, Any]) -> SequenceRef | None:
     """Return the sequence of a request; 0 and the empty text name none."""
     field = "parameters.sequence_id"
     id_ = parameters.get("sequence_id", 0)
@@ -121,7 +121,7 @@ def _sequence(parameters: Mapping[str, Any]) -> Turn | None:
         id_ %= 2**64  # clients of gRPC send the larger half as negative ones
     if id_ in (0, "") and (start or end):
         raise Invalid(field, shown(id_), "the id of a sequence, since the request starts or ends one")
-    return Turn(id_, start, end) if id_ not in (0, "") else None
+    return SequenceRef(id_, start, end) if id_ not in (0, "") else None
 
 
 def _flag(field: str, value: Any) -> bool:

@@ -11,11 +11,11 @@ from google.protobuf.message import DecodeError
 
 from preblock.service.codecs.chunks import bytes_of, raw_bytes
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
-from preblock.service.codecs.v2.infer import Input, to_request
+from preblock.service.codecs.v2.infer import InputTensor, to_request
 from preblock.service.codecs.v2.metadata import DATATYPES, Manifests
 from preblock.service.codecs.v2.parameters import check_input, read_wishes
 from preblock.service.core.errors import Invalid, Malformed, TooLarge
-from preblock.service.core.types import Answer, AnyRequest, Int64, Pieces
+from preblock.service.core.types import AnyRequest, ChunkedTensor, Int64, Result
 
 LARGEST = 2**31 - 1 - 2**16
 """Bytes of the tensors of an answer: a message of gRPC ends at 2 GiB, and what describes them takes some of that."""
@@ -60,7 +60,7 @@ def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> AnyRequest
         size = parameters.get("binary_data_size", len(data))
         if raw and size != len(data):
             raise Malformed(f"{where}.binary_data_size", size, f"{len(data)}, the bytes of its raw_input_contents")
-        inputs.append(Input(tensor.name, tensor.datatype, tuple(tensor.shape), data))
+        inputs.append(InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
     asked = [(output.name, values(output.parameters)) for output in message.outputs]
     return to_request(inputs, read_wishes(values(message.parameters), asked, manifest), manifest)
 
@@ -75,7 +75,7 @@ Writing = Generator[None, None, bytes]
 """A message that is written, with a pause behind each piece of a tensor that is computed meanwhile."""
 
 
-def write_infer(answer: Answer, id_: str) -> Writing:
+def write_infer(answer: Result, id_: str) -> Writing:
     """Write a `ModelInferResponse`; the tensors are raw bytes, which are copied once.
 
     Raises:
@@ -85,7 +85,7 @@ def write_infer(answer: Answer, id_: str) -> Writing:
     return write_parts(_parts(answer, _head(answer, id_)))
 
 
-def write_stream(answer: Answer, id_: str) -> Writing:
+def write_stream(answer: Result, id_: str) -> Writing:
     """Write a `ModelStreamInferResponse`; it is the only one to its request, and says so.
 
     Raises:
@@ -123,17 +123,17 @@ def _go_on(writing: Writing) -> bytes | None:
     return None
 
 
-def write_parts(parts: list[bytes | memoryview | Pieces]) -> Writing:
+def write_parts(parts: list[bytes | memoryview | ChunkedTensor]) -> Writing:
     """Write parts into a message, each piece while it is in the cache."""
-    if not any(isinstance(part, Pieces) for part in parts):
+    if not any(isinstance(part, ChunkedTensor) for part in parts):
         return b"".join(cast("list[bytes | memoryview]", parts))
     message, view = _allocate(sum(map(len, parts)))
     end = 0
     for part in parts:
-        for piece in map(raw_bytes, part) if isinstance(part, Pieces) else (part,):
+        for piece in map(raw_bytes, part) if isinstance(part, ChunkedTensor) else (part,):
             begin, end = end, end + len(piece)
             view[begin:end] = piece
-            if isinstance(part, Pieces):
+            if isinstance(part, ChunkedTensor):
                 del piece  # the next may lie where this one does
                 yield
     if end != len(message):
@@ -159,7 +159,7 @@ _new_bytes.argtypes, _new_bytes.restype = (c_char_p, c_ssize_t), py_object
 _address_of.argtypes, _address_of.restype = (py_object,), c_void_p
 
 
-def _head(answer: Answer, id_: str) -> pb.ModelInferResponse:
+def _head(answer: Result, id_: str) -> pb.ModelInferResponse:
     """Return all of an answer but the tensors."""
     describe = pb.ModelInferResponse.InferOutputTensor
     return pb.ModelInferResponse(
@@ -173,7 +173,7 @@ def _head(answer: Answer, id_: str) -> pb.ModelInferResponse:
     )
 
 
-def _parts(answer: Answer, head: pb.ModelInferResponse) -> list[bytes | memoryview | Pieces]:
+def _parts(answer: Result, head: pb.ModelInferResponse) -> list[bytes | memoryview | ChunkedTensor]:
     """Return the head and the tensors as they stand in the message.
 
     Protobuf's own way copies a tensor into an object, and that into the message.
@@ -181,7 +181,7 @@ def _parts(answer: Answer, head: pb.ModelInferResponse) -> list[bytes | memoryvi
     size = sum(tensor.nbytes for tensor in answer.tensors.values())
     if size > LARGEST:
         raise TooLarge("outputs", f"{size} bytes", f"at most {LARGEST} bytes in a message; ask for fewer tokens")
-    parts: list[bytes | memoryview | Pieces] = [head.SerializeToString()]
+    parts: list[bytes | memoryview | ChunkedTensor] = [head.SerializeToString()]
     for tensor in answer.tensors.values():
         parts += (
             _delimited(pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER, tensor.nbytes),

@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from preblock.service.api.streams import Closing, Lifetime, Streams
+from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegistry
 from preblock.service.observability.metrics import Metrics
 
 
-def run(test: Callable[[Streams, Lifetime], Awaitable[None]], idle: float = 20, total: float = 20) -> None:
+def run(test: Callable[[StreamRegistry, StreamLifetime], Awaitable[None]], idle: float = 20, total: float = 20) -> None:
     async def main() -> None:
-        streams = Streams(Metrics(), idle, total)
+        streams = StreamRegistry(Metrics(), idle, total)
         with streams.open() as lifetime:
             await test(streams, lifetime)
         streams.drain()  # of none that is closed
@@ -28,7 +28,7 @@ async def at_once() -> int:
 
 
 def test_what_comes_in_time_is_returned() -> None:
-    async def test(_: Streams, lifetime: Lifetime) -> None:
+    async def test(_: StreamRegistry, lifetime: StreamLifetime) -> None:
         assert await lifetime.wait(at_once) == 5
 
     run(test)
@@ -36,8 +36,8 @@ def test_what_comes_in_time_is_returned() -> None:
 
 @pytest.mark.parametrize(("idle", "total", "reason"), [(0.01, 20, "idle"), (20, 0.01, "time")])
 def test_waiting_has_an_end(idle: float, total: float, reason: str) -> None:
-    async def test(_: Streams, lifetime: Lifetime) -> None:
-        with pytest.raises(Closing) as closing:
+    async def test(_: StreamRegistry, lifetime: StreamLifetime) -> None:
+        with pytest.raises(StreamEnd) as closing:
             await lifetime.wait(forever)
         assert closing.value.reason == reason
 
@@ -45,27 +45,27 @@ def test_waiting_has_an_end(idle: float, total: float, reason: str) -> None:
 
 
 def test_a_stream_that_never_waits_ends_too() -> None:
-    async def test(streams: Streams, lifetime: Lifetime) -> None:
+    async def test(streams: StreamRegistry, lifetime: StreamLifetime) -> None:
         streams.drain()
-        with pytest.raises(Closing, match="shutdown"):
+        with pytest.raises(StreamEnd, match="shutdown"):
             await lifetime.wait(at_once)
 
     run(test)
 
-    async def late(_: Streams, lifetime: Lifetime) -> None:
-        with pytest.raises(Closing, match="time"):
+    async def late(_: StreamRegistry, lifetime: StreamLifetime) -> None:
+        with pytest.raises(StreamEnd, match="time"):
             await lifetime.wait(at_once)
 
     run(late, total=0)
 
 
 def test_every_stream_that_waits_is_woken_to_end() -> None:
-    async def test(streams: Streams, lifetime: Lifetime) -> None:
+    async def test(streams: StreamRegistry, lifetime: StreamLifetime) -> None:
         waiting = asyncio.ensure_future(lifetime.wait(forever))
         await asyncio.sleep(0)
         streams.drain()
         streams.drain()
-        with pytest.raises(Closing, match="shutdown"):
+        with pytest.raises(StreamEnd, match="shutdown"):
             await waiting
 
     run(test)

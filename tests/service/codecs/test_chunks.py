@@ -14,14 +14,14 @@ from preblock.service.codecs.chunks import (
     PACKET,
     TOGETHER,
     WRITTEN,
-    Base64,
-    Numbers,
+    Base64Chunks,
+    JsonFloats,
     joined,
     packets,
     raw_bytes,
     size_of,
 )
-from preblock.service.core.types import DTYPES, Pieces
+from preblock.service.core.types import DTYPES, ChunkedTensor
 
 RANDOM = np.random.default_rng(0).bytes(5 * CHUNK + 7)
 
@@ -38,7 +38,7 @@ def test_raw_bytes_are_the_array_itself() -> None:
 def test_base64_of_parts_is_that_of_the_whole(size: int, cuts: tuple[int, ...]) -> None:
     whole = RANDOM[:size]
     edges = [0, *(min(cut, size) for cut in cuts), size]
-    parts = Base64(tuple(memoryview(whole)[start:end] for start, end in itertools.pairwise(edges)))
+    parts = Base64Chunks(tuple(memoryview(whole)[start:end] for start, end in itertools.pairwise(edges)))
     assert joined([b"<", parts, b">"]) == b"<" + base64.b64encode(whole) + b">"
     assert len(parts) == len(base64.b64encode(whole))
 
@@ -47,7 +47,7 @@ def test_base64_of_parts_is_that_of_the_whole(size: int, cuts: tuple[int, ...]) 
 @pytest.mark.parametrize("size", [1, 500, CHUNK, PACKET, len(RANDOM)])
 def test_packets_are_the_content_in_large_pieces(size: int, encoded: bool) -> None:
     rows = [RANDOM[start : start + size] for start in range(0, min(len(RANDOM), 2000 * size), size)]
-    parts = [part for row in rows for part in (b"[", Base64((row,)) if encoded else row, b"]")]
+    parts = [part for row in rows for part in (b"[", Base64Chunks((row,)) if encoded else row, b"]")]
     sent = list(packets(parts))
     assert b"".join(sent) == joined(parts)
     assert max(map(len, sent)) <= PACKET
@@ -65,7 +65,7 @@ def test_large_values_are_sent_without_a_copy(size: int) -> None:
 
 
 def test_base64_is_made_when_it_is_asked_for() -> None:
-    taken = packets([Base64((RANDOM,)), Base64(("no bytes",))])  # type: ignore[arg-type]
+    taken = packets([Base64Chunks((RANDOM,)), Base64Chunks(("no bytes",))])  # type: ignore[arg-type]
     assert next(taken) == base64.b64encode(RANDOM[:CHUNK])
 
 
@@ -88,12 +88,12 @@ def test_base64_is_made_when_it_is_asked_for() -> None:
 def test_numbers_are_the_text_of_the_whole(shape: tuple[int, ...], cuts: Sequence[int], dtype: str) -> None:
     values = np.random.default_rng(0).standard_normal(shape).astype(DTYPES[dtype])
     vectors = values.reshape(-1, shape[-1] if len(shape) > 1 else 4)  # a piece holds whole vectors
-    numbers = Numbers(Pieces(shape, dtype, iter(np.split(vectors, list(cuts)))), shape)
+    numbers = JsonFloats(ChunkedTensor(shape, dtype, iter(np.split(vectors, list(cuts)))), shape)
     whole = orjson.dumps(values.astype(np.float32), option=orjson.OPT_SERIALIZE_NUMPY)
     assert joined([b"<", numbers, b">"]) == b"<" + whole + b">"
 
 
 def test_nobody_knows_the_size_of_what_is_not_written_yet() -> None:
-    numbers = Numbers(Pieces((1,), "float32", iter(())), (1,))
-    assert size_of([b"abc", Base64((b"abc",))]) == 7
+    numbers = JsonFloats(ChunkedTensor((1,), "float32", iter(())), (1,))
+    assert size_of([b"abc", Base64Chunks((b"abc",))]) == 7
     assert size_of([b"abc", numbers]) is None

@@ -14,9 +14,19 @@ from preblock.service.codecs.decode_frames import (
     write_state,
     write_vectors,
 )
-from preblock.service.core.decode_ops import Append, Close, Drop, Message, Operation, Ping, Reorder, Rewind, Step
+from preblock.service.core.decode_ops import (
+    AppendOp,
+    CloseOp,
+    DecodeMessage,
+    DropOp,
+    Operation,
+    PingOp,
+    ReorderOp,
+    RewindOp,
+    StepOp,
+)
 from preblock.service.core.errors import Invalid, PreblockError
-from preblock.service.core.types import TokenAnswer
+from preblock.service.core.types import EmbedResult
 
 INDICES = ("token_type_ids", "word")
 
@@ -30,8 +40,8 @@ def step(ids: list[int], lengths: list[int], number: int = 5, version: int = 1) 
     return frame_of(1, 0, number, len(lengths), len(ids), body, version)
 
 
-def step_of(message: Message) -> Step:
-    assert isinstance(message.operation, Step)
+def step_of(message: DecodeMessage) -> StepOp:
+    assert isinstance(message.operation, StepOp)
     return message.operation
 
 
@@ -74,12 +84,12 @@ def test_a_part_that_the_model_does_not_have_is_refused(flags: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "values", "operation"),
     [
-        (4, [5, -1], Rewind),
-        (5, [1, 1, 0], Reorder),
-        (6, [2**63 - 1], Append),
-        (7, [], Drop),
-        (8, None, Ping),
-        (9, None, Close),
+        (4, [5, -1], RewindOp),
+        (5, [1, 1, 0], ReorderOp),
+        (6, [2**63 - 1], AppendOp),
+        (7, [], DropOp),
+        (8, None, PingOp),
+        (9, None, CloseOp),
     ],
 )
 def test_every_operation_has_a_kind(kind: int, values: list[int] | None, operation: type[Operation]) -> None:
@@ -151,8 +161,8 @@ def test_version_and_number_of_a_broken_frame_are_read_where_there_are_some(
     assert header_of(frame) == known
 
 
-def answer_of(**tensors: Any) -> TokenAnswer:
-    return TokenAnswer(
+def answer_of(**tensors: Any) -> EmbedResult:
+    return EmbedResult(
         model="m",
         version=1,
         dtype="float16",

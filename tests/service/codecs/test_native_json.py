@@ -17,14 +17,14 @@ from preblock.service.codecs.native_json import (
     write_json,
 )
 from preblock.service.core.errors import Invalid, Malformed
-from preblock.service.core.types import Request, TokenAnswer
+from preblock.service.core.types import EmbedResult, TokenRequest
 
 
-def answer(embeddings: NDArray[Any], dtype: str = "float32", lengths: tuple[int, ...] = (2,)) -> TokenAnswer:
+def answer(embeddings: NDArray[Any], dtype: str = "float32", lengths: tuple[int, ...] = (2,)) -> EmbedResult:
     """Return an answer of one rectangle or of ragged rows."""
     equal = len(set(lengths)) == 1
     shape = (len(lengths), lengths[0], -1) if equal else embeddings.shape
-    return TokenAnswer(
+    return EmbedResult(
         model="m",
         version=3,
         dtype=dtype,
@@ -68,7 +68,7 @@ def test_read_embed_has_the_documented_defaults() -> None:
     embed = read_embed({"input_ids": [1]})
     assert (embed.encoding, embed.request.dtype) == ("base64", "float32")
     request = embed.request
-    assert isinstance(request, Request)
+    assert isinstance(request, TokenRequest)
     assert [request.offset, request.position_ids, request.attention_mask] == [None] * 3
     assert (request.indices, request.outputs) == ({}, ("embeddings",))
 
@@ -143,7 +143,7 @@ def test_rows_one_after_another_are_told_apart_by_lengths(dtype: str) -> None:
     values = np.arange(6).astype(dtype)
     arrays = {"input_ids": values, "lengths": np.array([1, 3, 2], dtype), "offset": np.array(5, dtype)}
     request = read_embed({**arrays, "position_ids": values}).request
-    assert isinstance(request, Request)
+    assert isinstance(request, TokenRequest)
     for rows in (request.input_ids, request.position_ids):
         assert rows is not None
         assert (rows.values.tolist(), rows.lengths.tolist(), rows.flat) == ([0, 1, 2, 3, 4, 5], [1, 3, 2], False)
@@ -156,6 +156,6 @@ def test_values_at_an_odd_address_are_moved() -> None:
     odd = np.frombuffer(bytes(1) + np.arange(3).tobytes(), "<i8", offset=1)
     assert not odd.flags.aligned
     request = read_embed({"input_ids": odd}).request
-    assert isinstance(request, Request)
+    assert isinstance(request, TokenRequest)
     assert request.input_ids.values.flags.aligned
     assert request.input_ids.values.tolist() == [0, 1, 2]

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import TokenEmbeddings
-from preblock.service.codecs.chunks import Base64, Made, joined
+from preblock.service.codecs.chunks import Base64Chunks, LazyBytes, joined
 from preblock.service.codecs.prompt_embeds import check_prompt_embeds, torch_file, write_prompt_embeds
 from preblock.service.core.errors import Invalid, TooLarge
-from preblock.service.core.types import Pieces, TextRequest
+from preblock.service.core.types import ChunkedTensor, TextRequest
 from tests.support.manifests import tiny_manifest
 
 DTYPES = {
@@ -32,7 +32,7 @@ def vectors(shape: tuple[int, ...], dtype: str = "float32") -> NDArray[Any]:
     return np.random.default_rng(0).standard_normal(shape).astype(DTYPES[dtype][0])
 
 
-def file_of(matrix: NDArray[Any]) -> Made:
+def file_of(matrix: NDArray[Any]) -> LazyBytes:
     return torch_file(matrix.shape, matrix.dtype, iter([matrix]))
 
 
@@ -51,7 +51,7 @@ def test_torch_loads_what_it_would_load_of_its_own_file(shape: tuple[int, int], 
     stream = io.BytesIO()
     torch.save(tensor, stream)
     expected = torch.load(io.BytesIO(stream.getvalue()), weights_only=True)
-    found = loaded(joined([Base64((file_of(matrix),))]))
+    found = loaded(joined([Base64Chunks((file_of(matrix),))]))
     assert (found.dtype, found.shape, found.stride()) == (expected.dtype, expected.shape, expected.stride())
     assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
     assert not found.requires_grad
@@ -92,7 +92,7 @@ def test_rows_are_taken_from_pieces_as_they_come(pieces: list[int]) -> None:
         yield from np.split(tensor, np.cumsum(pieces)[:-1])
         ended.append(True)
 
-    files = write_prompt_embeds(Pieces(tensor.shape, "float32", computed()), np.array([1, 3, 2]))
+    files = write_prompt_embeds(ChunkedTensor(tensor.shape, "float32", computed()), np.array([1, 3, 2]))
     whole = write_prompt_embeds(tensor, np.array([1, 3, 2]))
     assert isinstance(files, list)
     assert isinstance(whole, list)
@@ -103,7 +103,7 @@ def test_rows_are_taken_from_pieces_as_they_come(pieces: list[int]) -> None:
 def test_one_row_is_one_file_and_several_are_a_list() -> None:
     tensor = vectors((6, 4))
     one = write_prompt_embeds(tensor.reshape(1, 6, 4), np.array([6]))
-    assert isinstance(one, Base64)
+    assert isinstance(one, Base64Chunks)
     assert loaded(joined([one])).numpy().tobytes() == tensor.tobytes()
     several = write_prompt_embeds(tensor, np.array([1, 3, 2]))
     assert isinstance(several, list)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from preblock.service.codecs.chunks import joined
 from preblock.service.codecs.safetensors import LONGEST_HEADER, answer_safetensors, read_safetensors, write_safetensors
 from preblock.service.core.errors import Malformed
-from preblock.service.core.types import Rows, TokenAnswer
+from preblock.service.core.types import EmbedResult, TokenRows
 
 INTEGERS = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
 IDS: dict[str, NDArray[Any]] = {"input_ids": np.arange(6).reshape(2, 3), "offset": np.array([1, 2], np.int32)}
@@ -85,7 +85,7 @@ def test_an_answer_holds_all_that_tells_its_rows_apart() -> None:
     vectors = np.arange(12, dtype=np.float32).reshape(3, 4)
     lengths, ids = np.array([1, 2]), np.array([7, 8, 9])
     spans = np.arange(6).reshape(3, 2)
-    answer = TokenAnswer(
+    answer = EmbedResult(
         model="m",
         version=3,
         dtype="float32",
@@ -93,7 +93,7 @@ def test_an_answer_holds_all_that_tells_its_rows_apart() -> None:
         lengths=lengths,
         next_offset=lengths + 5,
         truncated=np.array([0, 4]),
-        input_ids=Rows(ids, lengths),
+        input_ids=TokenRows(ids, lengths),
         spans=spans,
     )
     body = joined(answer_safetensors(answer))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from preblock.service.core.auth import Access, as_service, new_key, read_keys
+from preblock.service.core.auth import Authenticator, as_service, new_key, read_keys
 from preblock.service.core.errors import Forbidden, Invalid, Unauthenticated
-from preblock.service.core.file_watch import LOOK_SECONDS
+from preblock.service.core.file_watch import POLL_INTERVAL_SECONDS
 from tests.conftest import ROOT
 
 DIGEST = hashlib.sha256(b"key").hexdigest()
@@ -24,7 +24,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def enter(access: Access, authorization: bytes | None, model: str = "gpt", admin: bool = False) -> None:
+def enter(access: Authenticator, authorization: bytes | None, model: str = "gpt", admin: bool = False) -> None:
     """Let in and check in a context of its own, as each request has one."""
 
     def request() -> None:
@@ -36,7 +36,7 @@ def enter(access: Access, authorization: bytes | None, model: str = "gpt", admin
 
 @pytest.mark.parametrize("authorization", [b"Bearer key", b"bearer key", b"BEARER   key "])
 def test_a_key_of_the_file_is_let_in(file: Path, authorization: bytes) -> None:
-    enter(Access(file), authorization)
+    enter(Authenticator(file), authorization)
 
 
 @pytest.mark.parametrize(
@@ -56,12 +56,12 @@ def test_a_key_of_the_file_is_let_in(file: Path, authorization: bytes) -> None:
 )
 def test_any_other_is_not_and_is_not_repeated(file: Path, authorization: bytes | None, got: str) -> None:
     with pytest.raises(Unauthenticated) as refused:
-        enter(Access(file), authorization)
+        enter(Authenticator(file), authorization)
     assert str(refused.value) == f"Authorization: got {got}, allowed Bearer and a key"
 
 
 def test_whoever_was_not_let_in_may_use_nothing(file: Path) -> None:
-    access = Access(file)
+    access = Authenticator(file)
     assert not access.shows("gpt")
     with pytest.raises(Forbidden):
         access.check_model("gpt")
@@ -89,19 +89,19 @@ def test_whoever_was_not_let_in_may_use_nothing(file: Path) -> None:
 def test_a_scope_is_names_and_patterns(file: Path, models: str, model: str, allowed: bool) -> None:
     file.write_text(f"{ENTRY}models = {models}\n")
     if allowed:
-        enter(Access(file), b"Bearer key", model)
+        enter(Authenticator(file), b"Bearer key", model)
     else:
         with pytest.raises(Forbidden, match=r"^model: got (gpt|a-gpt)"):
-            enter(Access(file), b"Bearer key", model)
+            enter(Authenticator(file), b"Bearer key", model)
 
 
 def test_only_an_administrator_of_a_model_may_change_it(file: Path) -> None:
     with pytest.raises(Forbidden, match="key: got one, allowed a key with admin = true"):
-        enter(Access(file), b"Bearer key", admin=True)
+        enter(Authenticator(file), b"Bearer key", admin=True)
     file.write_text(f'{ENTRY}admin = true\nmodels = ["bert"]\n')
-    enter(Access(file), b"Bearer key", "bert", admin=True)
+    enter(Authenticator(file), b"Bearer key", "bert", admin=True)
     with pytest.raises(Forbidden, match="model: got gpt"):
-        enter(Access(file), b"Bearer key", "gpt", admin=True)
+        enter(Authenticator(file), b"Bearer key", "gpt", admin=True)
 
 
 @pytest.mark.parametrize(
@@ -130,25 +130,25 @@ def test_a_mistake_in_the_file_is_named(
     file = Path("keys.toml")
     file.write_text(text)
     with pytest.raises(Invalid) as refused:
-        Access(file)
+        Authenticator(file)
     assert message.format(file=file)[:70] in str(refused.value)
     assert str(refused.value).startswith("api_keys_file: got ")
 
 
 def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="allowed a TOML file that can be read"):
-        Access(tmp_path / "none.toml")
+        Authenticator(tmp_path / "none.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff")
     with pytest.raises(Invalid, match="allowed a TOML file"):
-        Access(tmp_path / "bytes.toml")
+        Authenticator(tmp_path / "bytes.toml")
 
 
 def test_the_file_is_followed_and_a_broken_one_changes_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    access = Access(file)
+    access = Authenticator(file)
     enter(access, b"Bearer key")
     for broken in ("[[keys", None):
         file.unlink() if broken is None else file.write_text(broken)
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_INTERVAL_SECONDS)
         with caplog.at_level(logging.WARNING):
             enter(access, b"Bearer key")
             enter(access, b"Bearer key")
@@ -157,7 +157,7 @@ def test_the_file_is_followed_and_a_broken_one_changes_nothing(file: Path, caplo
     other.write_text(ENTRY.replace(DIGEST, hashlib.sha256(b"new").hexdigest()))
     other.replace(file)
     enter(access, b"Bearer key")  # not looked at again so soon
-    time.sleep(LOOK_SECONDS)
+    time.sleep(POLL_INTERVAL_SECONDS)
     enter(access, b"Bearer new")
     with pytest.raises(Unauthenticated):
         enter(access, b"Bearer key")
@@ -173,7 +173,7 @@ def test_a_new_key_is_let_in_by_its_entry(tmp_path: Path, name: str) -> None:
     caller, other = read_keys(file)
     assert (caller.name, caller.models, caller.admin) == (name, ("bert", "gpt*"), True)
     assert (other.models, other.admin) == (("*",), False)
-    enter(Access(file), f"Bearer {key}".encode())
+    enter(Authenticator(file), f"Bearer {key}".encode())
     assert new_key(name, (), admin=False)[0] != key
 
 

@@ -4,25 +4,25 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from preblock.service.core.types import DTYPES, Rows
+from preblock.service.core.types import DTYPES, TokenRows
 
-RAGGED = Rows(np.array([5, 6, 7, 8, 9, 10]), np.array([3, 1, 2]))
+RAGGED = TokenRows(np.array([5, 6, 7, 8, 9, 10]), np.array([3, 1, 2]))
 
 
 def test_of_array_takes_rows_without_a_copy() -> None:
     array = np.arange(6).reshape(2, 3)
-    rows = Rows.of_array(array)
+    rows = TokenRows.of_array(array)
     assert np.shares_memory(rows.values, array)
     assert (rows.values.tolist(), rows.lengths.tolist(), rows.length) == ([0, 1, 2, 3, 4, 5], [3, 3], 3)
 
 
 @pytest.mark.parametrize(("lengths", "length"), [([2, 2, 2], 2), ([6], 6), ([1, 2, 3], None), ([3, 1, 2], None)])
 def test_length_is_that_of_all_rows_or_none(lengths: list[int], length: int | None) -> None:
-    assert Rows(np.arange(6), np.array(lengths)).length == length
+    assert TokenRows(np.arange(6), np.array(lengths)).length == length
 
 
 def test_no_rows_have_no_length_of_their_own() -> None:
-    assert Rows(np.zeros(0, np.int64), np.zeros(0, np.int64)).length == 0
+    assert TokenRows(np.zeros(0, np.int64), np.zeros(0, np.int64)).length == 0
 
 
 def test_starts_are_where_rows_begin() -> None:
@@ -40,7 +40,7 @@ def test_place_names_row_and_column() -> None:
 
 
 def test_place_of_a_flat_list_is_its_index() -> None:
-    assert Rows(np.arange(3), np.array([3]), flat=True).place(2) == "[2]"
+    assert TokenRows(np.arange(3), np.array([3]), flat=True).place(2) == "[2]"
 
 
 def test_the_types_are_those_of_numpy_and_ml_dtypes() -> None:

@@ -20,7 +20,7 @@ from preblock.models.modules.rotary import RotaryConfig, RotaryOutput
 from preblock.models.steps import Positions, Tokens
 from preblock.service.artifacts.manifest import Source
 from preblock.service.core.errors import Invalid
-from preblock.service.core.types import Pieces, Request, Rows, TokenAnswer
+from preblock.service.core.types import ChunkedTensor, EmbedResult, TokenRequest, TokenRows
 from preblock.service.engine.chunking import WRITTEN_WHOLE
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import plain
@@ -59,16 +59,16 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     scheduler.close()
 
 
-def rows_of(lengths: list[int]) -> Rows:
+def rows_of(lengths: list[int]) -> TokenRows:
     random = np.random.default_rng(len(lengths))
-    return Rows(random.integers(8, VOCABULARY, sum(lengths)), np.array(lengths))
+    return TokenRows(random.integers(8, VOCABULARY, sum(lengths)), np.array(lengths))
 
 
-def embed(engine: Engine, model: str, request: Request) -> TokenAnswer:
+def embed(engine: Engine, model: str, request: TokenRequest) -> EmbedResult:
     return asyncio.run(engine.embed(engine.repository.get(model), request))
 
 
-def whole(engine: Engine, model: str, request: Request) -> NDArray[np.float32]:
+def whole(engine: Engine, model: str, request: TokenRequest) -> NDArray[np.float32]:
     """The vectors of the tokens one after another, of one run for each row."""
     rows, session = request.input_ids, engine.repository.get(model).sessions["model.onnx"]
     found = []
@@ -95,12 +95,12 @@ CASES = {
 @pytest.mark.parametrize("dtype", TYPES)
 def test_pieces_have_the_bits_of_the_whole(engine: Engine, case: str, model: str, dtype: str) -> None:
     lengths, offset = CASES[case]
-    request = Request(
+    request = TokenRequest(
         input_ids=rows_of(lengths), offset=None if offset is None else np.array(offset), dtype=dtype, in_pieces=True
     )
     answer = embed(engine, model, request)
     pieces = answer.tensors["embeddings"]
-    assert isinstance(pieces, Pieces)
+    assert isinstance(pieces, ChunkedTensor)
     equal = len(set(lengths)) == 1
     assert pieces.shape == ((len(lengths), lengths[0], WIDTH) if equal else (sum(lengths), WIDTH))
     parts = list(pieces)
@@ -114,7 +114,7 @@ def test_a_rotary_family_is_like_others_where_no_angles_are_asked_for(engine: En
     vectors, angles, both = ("embeddings",), ("rotary_cos",), ("embeddings", "rotary_cos")
     llama = engine.repository.get("llama")
     assert [plain(engine, llama, outputs, "float32") is None for outputs in (vectors, angles, both)] == [0, 1, 1]
-    request = Request(input_ids=rows_of([100] * 90), outputs=angles, in_pieces=True)
+    request = TokenRequest(input_ids=rows_of([100] * 90), outputs=angles, in_pieces=True)
     found = embed(engine, "llama", request).arrays["rotary_cos"]
     assert found.shape == (90, 100, 8)
     np.testing.assert_allclose(found[3, :, 0].astype(np.float32), np.cos(np.arange(100)), atol=1e-6)
@@ -124,7 +124,9 @@ def test_a_rotary_family_is_like_others_where_no_angles_are_asked_for(engine: En
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
 def test_rows_are_pooled_a_few_at_a_time(engine: Engine, case: str, pooling: str) -> None:
     lengths, offset = CASES[case]
-    request = Request(input_ids=rows_of(lengths), offset=None if offset is None else np.array(offset), pooling=pooling)
+    request = TokenRequest(
+        input_ids=rows_of(lengths), offset=None if offset is None else np.array(offset), pooling=pooling
+    )
     answer = embed(engine, "gpt", request)
     ends = np.cumsum(lengths)[:-1]
     rows = np.split(whole(engine, "gpt", request), ends)
@@ -141,12 +143,12 @@ def test_a_mask_is_kept_by_the_rows_that_it_belongs_to(engine: Engine) -> None:
     ids = rows_of(lengths)
     mask = np.random.default_rng(1).integers(0, 2, 9000)
     mask[::100] = 1
-    many = Request(input_ids=ids, attention_mask=Rows(mask, ids.lengths), pooling="mean")
+    many = TokenRequest(input_ids=ids, attention_mask=TokenRows(mask, ids.lengths), pooling="mean")
     found = embed(engine, "gpt", many).arrays["embeddings"]
     for row in (0, 41, 89):
         part = slice(100 * row, 100 * row + 100)
-        one = Rows(ids.values[part], np.array([100]))
-        alone = Request(input_ids=one, attention_mask=Rows(mask[part], one.lengths), pooling="mean")
+        one = TokenRows(ids.values[part], np.array([100]))
+        alone = TokenRequest(input_ids=one, attention_mask=TokenRows(mask[part], one.lengths), pooling="mean")
         np.testing.assert_array_equal(embed(engine, "gpt", alone).arrays["embeddings"][0], found[row])
 
 
@@ -154,9 +156,10 @@ def test_a_type_that_is_too_narrow_is_refused_before_the_answer_begins(engine: E
     ids = rows_of([100] * 90)
     ids.values[8999] = 7
     with pytest.raises(Invalid, match="dtype: got float16"):
-        embed(engine, "large", Request(input_ids=ids, dtype="float16", in_pieces=True))
+        embed(engine, "large", TokenRequest(input_ids=ids, dtype="float16", in_pieces=True))
     assert isinstance(
-        embed(engine, "large", Request(input_ids=ids, dtype="bfloat16", in_pieces=True)).tensors["embeddings"], Pieces
+        embed(engine, "large", TokenRequest(input_ids=ids, dtype="bfloat16", in_pieces=True)).tensors["embeddings"],
+        ChunkedTensor,
     )
 
 
@@ -166,8 +169,8 @@ def test_values_that_the_answer_cannot_hold_are_refused_before_it_begins(engine:
             raise Invalid("encoding", "float", "base64")
 
     ids = rows_of([100] * 330)
-    request = Request(input_ids=ids, in_pieces=True, check=check)
-    assert isinstance(embed(engine, "large", request).tensors["embeddings"], Pieces)
+    request = TokenRequest(input_ids=ids, in_pieces=True, check=check)
+    assert isinstance(embed(engine, "large", request).tensors["embeddings"], ChunkedTensor)
     ids.values[32999] = 7
     with pytest.raises(Invalid, match="encoding: got float"):
         embed(engine, "large", request)
@@ -185,8 +188,8 @@ def counted(engine: Engine) -> tuple[dict[str, int], dict[str, float]]:
 @pytest.mark.parametrize("taken", [0, 1])
 def test_a_client_that_leaves_is_counted_whether_or_not_it_took_a_piece(engine: Engine, taken: int) -> None:
     before, _ = counted(engine)
-    pieces = embed(engine, "gpt", Request(input_ids=rows_of([100] * 90), in_pieces=True)).tensors["embeddings"]
-    assert isinstance(pieces, Pieces)
+    pieces = embed(engine, "gpt", TokenRequest(input_ids=rows_of([100] * 90), in_pieces=True)).tensors["embeddings"]
+    assert isinstance(pieces, ChunkedTensor)
     for _ in range(taken):
         assert next(iter(pieces)).size
     del pieces
@@ -197,7 +200,7 @@ def test_a_client_that_leaves_is_counted_whether_or_not_it_took_a_piece(engine: 
 
 def test_what_is_checked_before_the_answer_is_no_time_in_a_queue(engine: Engine) -> None:
     _, before = counted(engine)
-    request = Request(input_ids=rows_of([100] * 330), in_pieces=True, check=lambda _: time.sleep(0.1))
+    request = TokenRequest(input_ids=rows_of([100] * 330), in_pieces=True, check=lambda _: time.sleep(0.1))
     list(embed(engine, "gpt", request).tensors["embeddings"])
     _, after = counted(engine)
     passed = {phase: after[phase] - before.get(phase, 0) for phase in after}
@@ -221,7 +224,7 @@ def test_the_tokens_of_large_requests_are_counted_and_cut_in_a_thread(
     scheduler = Recording(1, 8)
     try:
         other = Engine(engine.repository, scheduler, Metrics(), 65536)
-        embed(other, "roberta", Request(input_ids=rows_of([400] * rows), in_pieces=True))
+        embed(other, "roberta", TokenRequest(input_ids=rows_of([400] * rows), in_pieces=True))
         assert scheduler.in_threads == in_threads
     finally:
         scheduler.close()
@@ -233,20 +236,20 @@ def test_several_outputs_come_in_pieces_too(engine: Engine) -> None:
     for lengths, offset in (([100] * 90, [7]), ([4100, 4100, 4100], [5, 0, 800]), ([3, 4000, 1, 4999], None)):
         rows = rows_of(lengths)
         given = None if offset is None else np.array(offset)
-        request = Request(input_ids=rows, offset=given, outputs=outputs, in_pieces=True)
+        request = TokenRequest(input_ids=rows, offset=given, outputs=outputs, in_pieces=True)
         answer = embed(engine, "gpt", request)
         assert tuple(answer.tensors) == outputs
         lookup = sessions["token.onnx"].run({"input_ids": rows.values[None]})["token_embeddings"]
         for output, expected in zip(outputs, (lookup, whole(engine, "gpt", request)), strict=True):
             tensor = answer.tensors[output]
-            assert isinstance(tensor, Pieces)
+            assert isinstance(tensor, ChunkedTensor)
             parts = list(tensor)
             assert max(part.size for part in parts) <= INLINE_MAX_VALUES
             assert b"".join(part.tobytes() for part in parts) == expected.tobytes()
 
 
 def test_rotary_angles_are_computed_with_all_that_their_graph_has(engine: Engine) -> None:
-    request = Request(input_ids=rows_of([100] * 90), outputs=("embeddings", "rotary_cos"), in_pieces=True)
+    request = TokenRequest(input_ids=rows_of([100] * 90), outputs=("embeddings", "rotary_cos"), in_pieces=True)
     assert embed(engine, "llama", request).arrays.keys() == {"embeddings", "rotary_cos"}
 
 
@@ -256,14 +259,14 @@ def test_several_outputs_are_counted_once(engine: Engine, left: int) -> None:
         outcomes = engine.metrics.statistics()["gpt", 1].outcomes
         return {outcome: duration.count for outcome, duration in outcomes.items()}
 
-    request = Request(input_ids=rows_of([100] * 90), outputs=("embeddings", "token_embeddings"), in_pieces=True)
-    embed(engine, "gpt", Request(input_ids=rows_of([1])))
+    request = TokenRequest(input_ids=rows_of([100] * 90), outputs=("embeddings", "token_embeddings"), in_pieces=True)
+    embed(engine, "gpt", TokenRequest(input_ids=rows_of([1])))
     before = counts()
     tensors = [*embed(engine, "gpt", request).tensors.values()]
     while len(tensors) > left:
         assert counts() == before
         tensor = tensors.pop()
-        assert isinstance(tensor, Pieces)
+        assert isinstance(tensor, ChunkedTensor)
         for _ in tensor:
             pass
         del tensor
@@ -281,8 +284,8 @@ def test_rows_whose_padding_counts_for_nothing_are_cut_too(engine: Engine, pooli
     random = np.random.default_rng(5)
     rows.values[random.integers(0, 2, len(rows.values)) == 0] = PADDING
     rows.values[rows.starts] = 9
-    mask = Rows((rows.values != PADDING).astype(np.int64), rows.lengths) if masked else None
-    request = Request(input_ids=rows, offset=np.array([3]), attention_mask=mask, pooling=pooling, in_pieces=True)
+    mask = TokenRows((rows.values != PADDING).astype(np.int64), rows.lengths) if masked else None
+    request = TokenRequest(input_ids=rows, offset=np.array([3]), attention_mask=mask, pooling=pooling, in_pieces=True)
     tensor = embed(engine, "roberta", request).tensors["embeddings"]
     session = engine.repository.get("roberta").sessions["model.onnx"]
     found = []
@@ -298,7 +301,7 @@ def test_rows_whose_padding_counts_for_nothing_are_cut_too(engine: Engine, pooli
         assert isinstance(tensor, np.ndarray)
         assert tensor.tobytes() == expected.tobytes()
         return
-    assert isinstance(tensor, Pieces)
+    assert isinstance(tensor, ChunkedTensor)
     assert tensor.shape == expected.shape
     parts = list(tensor)
     assert max(part.size for part in parts) <= INLINE_MAX_VALUES
@@ -320,7 +323,7 @@ def test_a_long_row_is_pooled_without_all_of_its_vectors(engine: Engine) -> None
     model = engine.repository.get("llama")
     folder = engine.repository.root / "llama/1"
     watched = dataclasses.replace(model, sessions={graph: Watched(folder, graph=graph) for graph in model.sessions})
-    request = Request(input_ids=rows_of([300, 1, 20000]), pooling="mean")
+    request = TokenRequest(input_ids=rows_of([300, 1, 20000]), pooling="mean")
     found = asyncio.run(engine.embed(watched, request)).arrays["embeddings"]
     assert 0 < Watched.most <= INLINE_MAX_VALUES
     session = model.sessions["model.onnx"]
@@ -331,7 +334,7 @@ def test_a_long_row_is_pooled_without_all_of_its_vectors(engine: Engine) -> None
 
 
 def test_who_did_not_allow_pieces_gets_an_array(engine: Engine) -> None:
-    request = Request(input_ids=rows_of([100] * 90))
+    request = TokenRequest(input_ids=rows_of([100] * 90))
     np.testing.assert_array_equal(
         embed(engine, "gpt", request).arrays["embeddings"].reshape(-1, WIDTH), whole(engine, "gpt", request)
     )
@@ -342,17 +345,17 @@ def test_who_did_not_allow_pieces_gets_an_array(engine: Engine) -> None:
 def test_what_is_made_whole_has_the_bits_of_the_pieces(engine: Engine, model: str, lengths: list[int]) -> None:
     rows = rows_of(lengths)
     assert len(rows.values) * WIDTH > WRITTEN_WHOLE
-    found = embed(engine, model, Request(input_ids=rows, in_pieces=False)).tensors["embeddings"]
-    pieces = embed(engine, model, Request(input_ids=rows, in_pieces=True)).tensors["embeddings"]
+    found = embed(engine, model, TokenRequest(input_ids=rows, in_pieces=False)).tensors["embeddings"]
+    pieces = embed(engine, model, TokenRequest(input_ids=rows, in_pieces=True)).tensors["embeddings"]
     assert isinstance(found, np.ndarray)
-    assert isinstance(pieces, Pieces)
+    assert isinstance(pieces, ChunkedTensor)
     assert found.shape == pieces.shape
     assert found.tobytes() == b"".join(piece.tobytes() for piece in pieces)
 
 
 def test_several_outputs_that_are_made_whole_are_those_of_the_pieces(engine: Engine) -> None:
     rows, outputs = rows_of([100] * 400), ("token_embeddings", "embeddings")
-    found = embed(engine, "bert", Request(input_ids=rows, outputs=outputs)).arrays
-    pieces = embed(engine, "bert", Request(input_ids=rows, outputs=outputs, in_pieces=True)).tensors
+    found = embed(engine, "bert", TokenRequest(input_ids=rows, outputs=outputs)).arrays
+    pieces = embed(engine, "bert", TokenRequest(input_ids=rows, outputs=outputs, in_pieces=True)).tensors
     for output in outputs:
         assert found[output].tobytes() == b"".join(piece.tobytes() for piece in pieces[output])

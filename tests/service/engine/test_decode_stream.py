@@ -10,20 +10,20 @@ import pytest
 
 from preblock.service.codecs.native_json import read_embed
 from preblock.service.core.decode_ops import (
-    Append,
-    Close,
-    Drop,
-    Message,
+    AppendOp,
+    CloseOp,
+    DecodeMessage,
+    DecodeOptions,
+    DropOp,
     Operation,
-    Options,
-    Ping,
-    Reorder,
-    Rewind,
-    Step,
+    PingOp,
+    ReorderOp,
+    RewindOp,
+    StepOp,
 )
 from preblock.service.core.errors import ClientFault, Conflict, Invalid, TooLarge, Unavailable
-from preblock.service.core.types import Rows, TokenAnswer
-from preblock.service.engine.decode_stream import DecodeStream
+from preblock.service.core.types import EmbedResult, TokenRows
+from preblock.service.engine.decode_stream import DecodeState
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
@@ -38,13 +38,13 @@ def engine(tiny_repository: Path) -> Iterator[Engine]:
     scheduler.close()
 
 
-def rows(*each: list[int]) -> Rows:
-    return Rows(
+def rows(*each: list[int]) -> TokenRows:
+    return TokenRows(
         np.array([value for row in each for value in row], np.int64), np.array([len(row) for row in each], np.int64)
     )
 
 
-def row(*ids: int) -> Rows:
+def row(*ids: int) -> TokenRows:
     return rows(list(ids))
 
 
@@ -52,22 +52,22 @@ def array(*values: int) -> Any:
     return np.array(values, np.int64)
 
 
-def stream_of(engine: Engine, name: str = "bert", offset: tuple[int, ...] = (0,), **options: Any) -> DecodeStream:
-    wanted = Options(offset=array(*offset), **{"rows": len(offset)} | options)
-    return DecodeStream(engine, engine.repository.get(name), wanted)
+def stream_of(engine: Engine, name: str = "bert", offset: tuple[int, ...] = (0,), **options: Any) -> DecodeState:
+    wanted = DecodeOptions(offset=array(*offset), **{"rows": len(offset)} | options)
+    return DecodeState(engine, engine.repository.get(name), wanted)
 
 
-def do(stream: DecodeStream, operation: Operation, number: int = 0, digest: bytes = b"") -> TokenAnswer | None:
-    return asyncio.run(stream.do(Message(operation, number, digest)))
+def do(stream: DecodeState, operation: Operation, number: int = 0, digest: bytes = b"") -> EmbedResult | None:
+    return asyncio.run(stream.do(DecodeMessage(operation, number, digest)))
 
 
-def feed(stream: DecodeStream, ids: Rows, number: int = 0, digest: bytes = b"", **parts: Any) -> TokenAnswer:
-    answer = do(stream, Step(input_ids=ids, **parts), number, digest)
+def feed(stream: DecodeState, ids: TokenRows, number: int = 0, digest: bytes = b"", **parts: Any) -> EmbedResult:
+    answer = do(stream, StepOp(input_ids=ids, **parts), number, digest)
     assert answer is not None
     return answer
 
 
-def whole(stream: DecodeStream, **fields: Any) -> bytes:
+def whole(stream: DecodeState, **fields: Any) -> bytes:
     """Return the vectors of one request, the rows one after another."""
     request = read_embed(fields, indices=stream.model.manifest.indices).request
     return asyncio.run(stream._engine.embed(stream.model, request)).arrays["embeddings"].tobytes()
@@ -125,16 +125,16 @@ def test_a_row_of_padding_alone_stays_where_it_is(engine: Engine) -> None:
 def test_operations_move_rows(engine: Engine) -> None:
     stream = stream_of(engine, offset=(4, 5, 6))
     for operation, offsets in (
-        (Ping(), [4, 5, 6]),
-        (Rewind(array(3, 5, 0)), [3, 5, 0]),
-        (Reorder(array(1, 1, 0)), [5, 5, 3]),
-        (Append(array(8, 0)), [5, 5, 3, 8, 0]),
-        (Drop(array(3, 0)), [5, 3, 0]),
-        (Rewind(array(0)), [0, 0, 0]),
-        (Close(), [0, 0, 0]),
-        (Drop(array(0, 1, 2)), []),
-        (Append(array(2)), [2]),
-        (Reorder(array()), []),
+        (PingOp(), [4, 5, 6]),
+        (RewindOp(array(3, 5, 0)), [3, 5, 0]),
+        (ReorderOp(array(1, 1, 0)), [5, 5, 3]),
+        (AppendOp(array(8, 0)), [5, 5, 3, 8, 0]),
+        (DropOp(array(3, 0)), [5, 3, 0]),
+        (RewindOp(array(0)), [0, 0, 0]),
+        (CloseOp(), [0, 0, 0]),
+        (DropOp(array(0, 1, 2)), []),
+        (AppendOp(array(2)), [2]),
+        (ReorderOp(array()), []),
     ):
         assert do(stream, operation) is None
         assert stream.offset.tolist() == offsets
@@ -143,7 +143,7 @@ def test_operations_move_rows(engine: Engine) -> None:
 def test_a_rewound_row_is_fed_again(engine: Engine) -> None:
     stream = stream_of(engine)
     feed(stream, row(1, 2, 3, 4))
-    do(stream, Rewind(array(2)))
+    do(stream, RewindOp(array(2)))
     assert feed(stream, row(5)).arrays["embeddings"].tobytes() == whole(stream, input_ids=[5], offset=2)
     assert stream.offset.tolist() == [3]
 
@@ -151,23 +151,23 @@ def test_a_rewound_row_is_fed_again(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("operation", "kind", "message"),
     [
-        (Rewind(array(4, 4)), Invalid, r"^rewind\[1\]: got 4, allowed 0 to 3$"),
-        (Rewind(array(-1)), Invalid, r"^rewind\[0\]: got -1, allowed 0 to 4$"),
-        (Rewind(array(0, 0, 0)), Invalid, r"^rewind: got 3 values, allowed one value, or one for each of 2 rows$"),
-        (Reorder(array(0, 2)), Invalid, r"^reorder\[1\]: got 2, allowed 0 to 1$"),
-        (Reorder(array(-1)), Invalid, r"^reorder\[0\]: got -1, allowed 0 to 1$"),
-        (Reorder(array(*[0] * 7)), TooLarge, r"^reorder: got 7 rows, allowed at most 6 rows of a stream$"),
-        (Append(array(9)), Invalid, r"^append: got 9, allowed 0 to 8$"),
-        (Append(array(0, -1)), Invalid, r"^append\[1\]: got -1, allowed 0 to 8$"),
-        (Append(array(*[0] * 5)), TooLarge, r"^append: got 7 rows, allowed at most 6 rows of a stream$"),
-        (Drop(array(2)), Invalid, r"^drop\[0\]: got 2, allowed 0 to 1$"),
-        (Step(input_ids=rows([1], [1]), offset=array(4, 2)), Conflict, r"^offset\[1\]: got 2, allowed 3, where this"),
-        (Step(input_ids=rows([1], [1]), offset=array(4)), Conflict, r"^offset\[1\]: got 4, allowed 3, where this"),
-        (Step(input_ids=rows([], [11])), Invalid, r"^input_ids\[1\]\[0\]: got 11, allowed 0 to 10$"),
-        (Step(input_ids=rows([], [1] * 6)), Invalid, r"^offset\[1\] \+ tokens: got 3 \+ 6 = 9, allowed at most 8,"),
-        (Step(input_ids=rows([], [1]), position_ids=rows([1], [])), Invalid, r"^position_ids\[0\]: got 1 values"),
-        (Step(input_ids=rows([], [])), Invalid, r"^input_ids\[0\]: got an empty row, allowed at least one id$"),
-        (Step(input_ids=rows([1])), Invalid, r"^input_ids: got 1 rows, allowed 2 rows, as are running$"),
+        (RewindOp(array(4, 4)), Invalid, r"^rewind\[1\]: got 4, allowed 0 to 3$"),
+        (RewindOp(array(-1)), Invalid, r"^rewind\[0\]: got -1, allowed 0 to 4$"),
+        (RewindOp(array(0, 0, 0)), Invalid, r"^rewind: got 3 values, allowed one value, or one for each of 2 rows$"),
+        (ReorderOp(array(0, 2)), Invalid, r"^reorder\[1\]: got 2, allowed 0 to 1$"),
+        (ReorderOp(array(-1)), Invalid, r"^reorder\[0\]: got -1, allowed 0 to 1$"),
+        (ReorderOp(array(*[0] * 7)), TooLarge, r"^reorder: got 7 rows, allowed at most 6 rows of a stream$"),
+        (AppendOp(array(9)), Invalid, r"^append: got 9, allowed 0 to 8$"),
+        (AppendOp(array(0, -1)), Invalid, r"^append\[1\]: got -1, allowed 0 to 8$"),
+        (AppendOp(array(*[0] * 5)), TooLarge, r"^append: got 7 rows, allowed at most 6 rows of a stream$"),
+        (DropOp(array(2)), Invalid, r"^drop\[0\]: got 2, allowed 0 to 1$"),
+        (StepOp(input_ids=rows([1], [1]), offset=array(4, 2)), Conflict, r"^offset\[1\]: got 2, allowed 3, where this"),
+        (StepOp(input_ids=rows([1], [1]), offset=array(4)), Conflict, r"^offset\[1\]: got 4, allowed 3, where this"),
+        (StepOp(input_ids=rows([], [11])), Invalid, r"^input_ids\[1\]\[0\]: got 11, allowed 0 to 10$"),
+        (StepOp(input_ids=rows([], [1] * 6)), Invalid, r"^offset\[1\] \+ tokens: got 3 \+ 6 = 9, allowed at most 8,"),
+        (StepOp(input_ids=rows([], [1]), position_ids=rows([1], [])), Invalid, r"^position_ids\[0\]: got 1 values"),
+        (StepOp(input_ids=rows([], [])), Invalid, r"^input_ids\[0\]: got an empty row, allowed at least one id$"),
+        (StepOp(input_ids=rows([1])), Invalid, r"^input_ids: got 1 rows, allowed 2 rows, as are running$"),
     ],
 )
 def test_what_is_not_allowed_changes_nothing(
@@ -187,14 +187,14 @@ def test_what_is_not_allowed_changes_nothing(
         (row(), None, Invalid),
         (row(1), row(2), Invalid),
         (row(1), row(0, 0), Invalid),
-        (Rows(np.array([1, 2]), np.array([1, 1])), None, Invalid),
-        (Rows(np.zeros(0, np.int64), np.zeros(0, np.int64)), None, Invalid),
+        (TokenRows(np.array([1, 2]), np.array([1, 1])), None, Invalid),
+        (TokenRows(np.zeros(0, np.int64), np.zeros(0, np.int64)), None, Invalid),
         (row(1, 1, 1, 1, 1, 1), None, Invalid),
         (row(1, 1, 1, 1, 1, 1, 1), None, TooLarge),
     ],
 )
 def test_a_step_that_is_not_allowed_changes_nothing(
-    engine: Engine, step: Rows, segments: Rows | None, kind: type[ClientFault]
+    engine: Engine, step: TokenRows, segments: TokenRows | None, kind: type[ClientFault]
 ) -> None:
     stream = stream_of(engine, offset=(3,))
     with pytest.raises(kind):
@@ -208,7 +208,7 @@ def test_after_an_exact_fit_a_stream_can_be_rewound(engine: Engine) -> None:
     assert feed(stream, row(1, 2)).next_offset.tolist() == [8]
     with pytest.raises(Invalid, match=r"got 8 \+ 1 = 9, allowed at most 8"):
         feed(stream, row(1))
-    do(stream, Rewind(array(7)))
+    do(stream, RewindOp(array(7)))
     assert feed(stream, row(2)).next_offset.tolist() == [8]
 
 
@@ -224,13 +224,13 @@ def test_a_numbered_step_that_is_sent_again_is_answered_again_and_advances_nothi
 def test_a_numbered_operation_that_is_sent_again_is_done_once(engine: Engine) -> None:
     stream = stream_of(engine, offset=(1, 2))
     for _ in range(2):
-        do(stream, Reorder(array(1, 0)), 1, b"a")
+        do(stream, ReorderOp(array(1, 0)), 1, b"a")
         assert stream.offset.tolist() == [2, 1]
     for _ in range(2):
-        do(stream, Append(array(7)), 2, b"b")
+        do(stream, AppendOp(array(7)), 2, b"b")
         assert stream.offset.tolist() == [2, 1, 7]
-    do(stream, Ping())
-    do(stream, Append(array(7)), 2, b"b")
+    do(stream, PingOp())
+    do(stream, AppendOp(array(7)), 2, b"b")
     assert stream.offset.tolist() == [2, 1, 7]
 
 
@@ -246,7 +246,7 @@ def test_a_number_that_was_used_for_something_else_is_a_conflict(engine: Engine,
 def test_a_repetition_after_another_change_is_a_conflict(engine: Engine) -> None:
     stream = stream_of(engine)
     feed(stream, row(1), 5, b"a")
-    do(stream, Rewind(array(1)))
+    do(stream, RewindOp(array(1)))
     with pytest.raises(Conflict, match=r"^step: got 5, allowed more than 5$"):
         feed(stream, row(1), 5, b"a")
 
@@ -298,7 +298,7 @@ def test_a_step_whose_answer_cannot_be_given_has_not_been_made(engine: Engine) -
 
     async def fail() -> None:
         with stream.attempt():
-            await stream.do(Message(Step(input_ids=row(1, 2)), 3, b"a"))
+            await stream.do(DecodeMessage(StepOp(input_ids=row(1, 2)), 3, b"a"))
             assert stream.offset.tolist() == [3]
             raise Unavailable("queue", "full", "room")
 

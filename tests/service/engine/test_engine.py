@@ -18,10 +18,10 @@ from preblock.models.steps import Positions, Project, Tokens
 from preblock.service.artifacts.manifest import Manifest, Source
 from preblock.service.codecs.native_json import read_embed
 from preblock.service.core.errors import Invalid, TooLarge
-from preblock.service.core.types import Request, TokenAnswer
+from preblock.service.core.types import EmbedResult, TokenRequest
 from preblock.service.engine.casting import cast
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.planning import Call, plan
+from preblock.service.engine.planning import RunInputs, plan
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
 from preblock.service.observability.timing import INFER
@@ -50,9 +50,9 @@ def gpt(engine: Engine) -> Manifest:
     return engine.repository.get("gpt").manifest
 
 
-def planned(fields: Fields, manifest: Manifest) -> Call:
+def planned(fields: Fields, manifest: Manifest) -> RunInputs:
     request = read_embed(fields).request
-    assert isinstance(request, Request)
+    assert isinstance(request, TokenRequest)
     return plan(request, manifest)
 
 
@@ -190,15 +190,15 @@ def executions(engine: Engine, model: str) -> tuple[int, int, dict[int | None, i
     return found.rows, sum(batches.values()), batches
 
 
-def answers_together(engine: Engine, asked: list[tuple[str, str | None, Request]]) -> list[TokenAnswer]:
-    async def together() -> list[TokenAnswer]:
+def answers_together(engine: Engine, asked: list[tuple[str, str | None, TokenRequest]]) -> list[EmbedResult]:
+    async def together() -> list[EmbedResult]:
         models = [engine.repository.get(name, version) for name, version, _ in asked]
         return await asyncio.gather(*(engine.embed(m, r) for m, (_, _, r) in zip(models, asked, strict=True)))
 
     return asyncio.run(together())
 
 
-def bits(answer: TokenAnswer) -> list[object]:
+def bits(answer: EmbedResult) -> list[object]:
     arrays = {"next": answer.next_offset, "lengths": answer.lengths, **answer.arrays}
     return [answer.version, answer.dtype, *((name, array.shape, array.tobytes()) for name, array in arrays.items())]
 
@@ -207,8 +207,8 @@ def test_two_requests_of_different_length_and_offset_share_one_run(tiny_reposito
     scheduler = Scheduler(1, 8)
     engine = Engine(Repository(tiny_repository, CPU, 1), scheduler, Metrics(), 65536)
     first, second = (read_embed(f).request for f in ({"input_ids": [1, 2, 3]}, {"input_ids": [[4], [5]], "offset": 5}))
-    assert isinstance(first, Request)
-    assert isinstance(second, Request)
+    assert isinstance(first, TokenRequest)
+    assert isinstance(second, TokenRequest)
     together = answers_together(engine, [("gpt", None, first), ("gpt", None, second)])
     assert executions(engine, "gpt") == (3, 1, {3: 1})
     alone = [asyncio.run(engine.embed(engine.repository.get("gpt"), request)) for request in (first, second)]
@@ -230,7 +230,7 @@ def test_requests_that_share_runs_get_the_bits_that_they_get_alone(tiny_reposito
         }
         fields = random_request(random, name)
         request = read_embed(fields | options).request
-        assert isinstance(request, Request)
+        assert isinstance(request, TokenRequest)
         pooled = "attention_mask" not in fields and random.integers(4) == 0
         asked.append((name, version, replace(request, pooling="mean") if pooled else request))
     together = answers_together(engine, asked)
@@ -245,13 +245,13 @@ def test_what_is_refused_fails_alone_and_never_joins(engine: Engine) -> None:
     model = engine.repository.get("gpt")
     good, bad = (read_embed({"input_ids": [identifier]}).request for identifier in (3, 7))
 
-    async def scenario() -> list[TokenAnswer | BaseException]:
+    async def scenario() -> list[EmbedResult | BaseException]:
         return await asyncio.gather(*(engine.embed(model, r) for r in (good, bad, good)), return_exceptions=True)
 
     first, refused, second = asyncio.run(scenario())
     assert isinstance(refused, Invalid)
-    assert isinstance(first, TokenAnswer)
-    assert isinstance(second, TokenAnswer)
+    assert isinstance(first, EmbedResult)
+    assert isinstance(second, EmbedResult)
     assert bits(first) == bits(second) == bits(asyncio.run(engine.embed(model, good)))
 
 
@@ -265,10 +265,10 @@ def test_a_type_that_is_too_narrow_fails_alone(tmp_path: Path) -> None:
     requests = [read_embed({"input_ids": [identifier], "dtype": "float16"}).request for identifier in (1, 3, 2)]
     model = engine.repository.get("gpt")
 
-    async def scenario() -> list[TokenAnswer | BaseException]:
+    async def scenario() -> list[EmbedResult | BaseException]:
         return await asyncio.gather(*(engine.embed(model, r) for r in requests), return_exceptions=True)
 
-    assert [type(answer) for answer in asyncio.run(scenario())] == [TokenAnswer, Invalid, TokenAnswer]
+    assert [type(answer) for answer in asyncio.run(scenario())] == [EmbedResult, Invalid, EmbedResult]
     scheduler.close()
 
 
@@ -279,7 +279,7 @@ def test_products_are_not_shared_since_their_bits_depend_on_the_shape(tmp_path: 
     scheduler = Scheduler(1, 8)
     engine = Engine(Repository(tmp_path, CPU, 1), scheduler, Metrics(), 65536)
     request = read_embed({"input_ids": [1]}).request
-    assert isinstance(request, Request)
+    assert isinstance(request, TokenRequest)
     answers_together(engine, [("projected", None, request)] * 3)
     assert executions(engine, "projected") == (3, 3, {1: 3})
     scheduler.close()

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.fast_path import Plain, Run, plain
+from preblock.service.engine.fast_path import FastPath, FastRun, plain
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.repository import Repository
@@ -37,7 +37,7 @@ def engine(tiny_repository: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def failing(engine: Engine, tiny_repository: Path) -> Plain:
+def failing(engine: Engine, tiny_repository: Path) -> FastPath:
     model = engine.repository.get("gpt")
     sessions = model.sessions | {"model.onnx": Failing(tiny_repository / "gpt/1")}
     found = plain(engine, dataclasses.replace(model, sessions=sessions), ("embeddings",), "float32")
@@ -45,8 +45,8 @@ def failing(engine: Engine, tiny_repository: Path) -> Plain:
     return found
 
 
-def begin(failing: Plain, token: int) -> Run:
-    return Run(failing, "native", np.array([[token]]), np.array([0]))
+def begin(failing: FastPath, token: int) -> FastRun:
+    return FastRun(failing, "native", np.array([[token]]), np.array([0]))
 
 
 def outcomes(engine: Engine) -> dict[str, int]:
@@ -55,7 +55,7 @@ def outcomes(engine: Engine) -> dict[str, int]:
 
 
 def test_where_a_common_run_fails_each_is_answered_for_itself_and_counted_so(
-    engine: Engine, failing: Plain, tables: dict[str, NDArray[np.float32]]
+    engine: Engine, failing: FastPath, tables: dict[str, NDArray[np.float32]]
 ) -> None:
     runs = [begin(failing, token) for token in (1, 3, 2)]
     for run, token in zip(runs, (1, 3, 2), strict=True):
@@ -73,7 +73,7 @@ def test_where_a_common_run_fails_each_is_answered_for_itself_and_counted_so(
     assert 'preblock_requests_total{protocol="native",model="gpt",outcome="internal_error"} 1.0' in told
 
 
-def test_a_run_that_fails_alone_is_counted(engine: Engine, failing: Plain) -> None:
+def test_a_run_that_fails_alone_is_counted(engine: Engine, failing: FastPath) -> None:
     run = begin(failing, 3)
     with pytest.raises(MemoryError):
         run.finish()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from preblock.service.core.types import Rows
+from preblock.service.core.types import TokenRows
 from preblock.service.engine.pooling import pool, pool_row
 
 LENGTHS = np.array([3, 1, 700, 2, 64])
@@ -21,20 +21,20 @@ def vectors() -> NDArray[np.float32]:
 
 
 @pytest.fixture(scope="module")
-def rows() -> Rows:
-    return Rows(np.zeros(int(LENGTHS.sum()), np.int64), LENGTHS)
+def rows() -> TokenRows:
+    return TokenRows(np.zeros(int(LENGTHS.sum()), np.int64), LENGTHS)
 
 
 def parts_of(vectors: NDArray[np.float32]) -> list[NDArray[np.float32]]:
     return np.split(vectors, np.cumsum(LENGTHS)[:-1])
 
 
-def test_the_mean_is_the_exact_one_rounded_to_float32(vectors: NDArray[np.float32], rows: Rows) -> None:
+def test_the_mean_is_the_exact_one_rounded_to_float32(vectors: NDArray[np.float32], rows: TokenRows) -> None:
     exact = [[math.fsum(column) / len(part) for column in part.T.tolist()] for part in parts_of(vectors)]
     np.testing.assert_array_max_ulp(pool(vectors, rows, None, "mean"), np.array(exact, np.float32), 1)
 
 
-def test_the_mean_is_summed_in_float64_token_after_token(vectors: NDArray[np.float32], rows: Rows) -> None:
+def test_the_mean_is_summed_in_float64_token_after_token(vectors: NDArray[np.float32], rows: TokenRows) -> None:
     expected = []
     for part in parts_of(vectors):
         total = np.zeros(part.shape[1])
@@ -46,17 +46,17 @@ def test_the_mean_is_summed_in_float64_token_after_token(vectors: NDArray[np.flo
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
 @pytest.mark.parametrize("width", [1, 5])
-def test_a_row_alone_has_the_same_bits(vectors: NDArray[np.float32], rows: Rows, pooling: str, width: int) -> None:
+def test_a_row_alone_has_the_same_bits(vectors: NDArray[np.float32], rows: TokenRows, pooling: str, width: int) -> None:
     narrow = np.ascontiguousarray(vectors[:, :width])
     together = pool(narrow, rows, None, pooling)
     for part, found in zip(parts_of(narrow), together, strict=True):
-        alone = pool(part, Rows.of_array(np.zeros((1, len(part)), np.int64)), None, pooling)
+        alone = pool(part, TokenRows.of_array(np.zeros((1, len(part)), np.int64)), None, pooling)
         assert alone.tobytes() == found.tobytes()
 
 
 @pytest.mark.parametrize(("pooling", "index"), [("first", 0), ("last", -1)])
 def test_first_and_last_are_tokens_of_the_row(
-    vectors: NDArray[np.float32], rows: Rows, pooling: str, index: int
+    vectors: NDArray[np.float32], rows: TokenRows, pooling: str, index: int
 ) -> None:
     expected = np.stack([part[index] for part in parts_of(vectors)])
     assert pool(vectors, rows, None, pooling).tobytes() == expected.tobytes()
@@ -66,7 +66,7 @@ def test_first_and_last_are_tokens_of_the_row(
 @pytest.mark.parametrize("size", [1, 7, 700])
 @pytest.mark.parametrize("some", [False, True])
 def test_a_row_in_pieces_has_the_same_bits(vectors: NDArray[np.float32], pooling: str, size: int, some: bool) -> None:
-    rows = Rows.of_array(np.zeros((1, len(vectors)), np.int64))
+    rows = TokenRows.of_array(np.zeros((1, len(vectors)), np.int64))
     real = (np.arange(len(vectors)) % 9 == 8).astype(np.int64) if some else None
     pieces = (vectors[begin : begin + size] for begin in range(0, len(vectors), size))
     assert pool_row(pieces, real, pooling).tobytes() == pool(vectors, rows, real, pooling).tobytes()
@@ -74,13 +74,13 @@ def test_a_row_in_pieces_has_the_same_bits(vectors: NDArray[np.float32], pooling
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
 def test_a_zero_keeps_its_sign(pooling: str) -> None:
-    row = Rows.of_array(np.zeros((1, 2), np.int64))
+    row = TokenRows.of_array(np.zeros((1, 2), np.int64))
     zeros = np.full((2, 3), -0.0, np.float32)
     assert pool_row([zeros[:1], zeros[1:]], None, pooling).tobytes() == pool(zeros, row, None, pooling).tobytes()
 
 
 def test_only_real_tokens_count() -> None:
     vectors = np.arange(6, dtype=np.float32).reshape(6, 1)
-    rows, real = Rows(np.zeros(6, np.int64), np.array([4, 2])), np.array([0, 1, 1, 0, 1, 0])
+    rows, real = TokenRows(np.zeros(6, np.int64), np.array([4, 2])), np.array([0, 1, 1, 0, 1, 0])
     found = {pooling: pool(vectors, rows, real, pooling).tolist() for pooling in ("mean", "first", "last")}
     assert found == {"mean": [[1.5], [4]], "first": [[1], [4]], "last": [[2], [4]]}

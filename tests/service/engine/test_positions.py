@@ -15,7 +15,7 @@ from preblock.models.modules.initialisers import seeded_
 from preblock.models.steps import Mask, Positions, Step, Tokens
 from preblock.service.artifacts.manifest import Source
 from preblock.service.core.errors import Invalid
-from preblock.service.core.types import Request, Rows, TokenAnswer
+from preblock.service.core.types import EmbedResult, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
@@ -59,10 +59,10 @@ def tables() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
 
 def embed(
     engine: Engine, name: str, ids: NDArray[np.int64], mask: NDArray[np.int64] | None, offset: NDArray[np.int64]
-) -> TokenAnswer:
-    request = Request(
-        input_ids=Rows.of_array(ids),
-        attention_mask=None if mask is None else Rows.of_array(mask),
+) -> EmbedResult:
+    request = TokenRequest(
+        input_ids=TokenRows.of_array(ids),
+        attention_mask=None if mask is None else TokenRows.of_array(mask),
         offset=offset,
     )
     return asyncio.run(engine.embed(engine.repository.get(name), request))
@@ -119,8 +119,8 @@ def test_rows_of_unequal_length_are_those_of_one_row_each(engine: Engine, name: 
     ids, mask = padded()
     lengths = np.array([5, 3, 1, 4])
     pieces = [(ids[row, :n], mask[row, :n]) for row, n in enumerate(lengths)]
-    ragged = [Rows(np.concatenate(values), lengths) for values in zip(*pieces, strict=True)]
-    request = Request(input_ids=ragged[0], attention_mask=ragged[1])
+    ragged = [TokenRows(np.concatenate(values), lengths) for values in zip(*pieces, strict=True)]
+    request = TokenRequest(input_ids=ragged[0], attention_mask=ragged[1])
     together = asyncio.run(engine.embed(engine.repository.get(name), request))
     alone = [embed(engine, name, row[None], marks[None], np.array([0])) for row, marks in pieces]
     np.testing.assert_array_equal(
@@ -164,9 +164,9 @@ def test_what_is_not_real_is_no_part_of_a_mean(
     engine: Engine, name: str, mask: list[int] | None, real: list[list[int]]
 ) -> None:
     lengths = np.array([3, 2])
-    request = Request(
-        input_ids=Rows(np.array([5, PAD, 6, PAD, 8]), lengths),
-        attention_mask=None if mask is None else Rows(np.array(mask), lengths),
+    request = TokenRequest(
+        input_ids=TokenRows(np.array([5, PAD, 6, PAD, 8]), lengths),
+        attention_mask=None if mask is None else TokenRows(np.array(mask), lengths),
     )
     model = engine.repository.get(name)
     vectors = asyncio.run(engine.embed(model, request)).arrays["embeddings"]
@@ -176,7 +176,7 @@ def test_what_is_not_real_is_no_part_of_a_mean(
 
 
 def test_a_row_of_padding_has_no_mean(engine: Engine) -> None:
-    request = Request(input_ids=Rows(np.array([5, PAD]), np.array([1, 1])), pooling="mean")
+    request = TokenRequest(input_ids=TokenRows(np.array([5, PAD]), np.array([1, 1])), pooling="mean")
     with pytest.raises(
         Invalid, match=r"input_ids\[1\]: got no real token, allowed at least one, of which to take the mean"
     ):

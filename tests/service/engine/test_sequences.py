@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from preblock.service.core.errors import Conflict, Invalid, PreblockError, TooLarge, Unavailable
-from preblock.service.core.types import BiasRequest, Request, Rows, Turn
+from preblock.service.core.types import PairwiseBiasRequest, SequenceRef, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
-from preblock.service.engine.sequences import Room, Sequences
+from preblock.service.engine.sequences import Sequences, SequenceStore
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.repository import Model, Repository
 from preblock.service.runtime.session import CPU
@@ -38,13 +38,13 @@ def open_now(engine: Engine) -> int:
     return int(float(text.partition("\npreblock_sequences_open ")[2].partition("\n")[0]))
 
 
-def request(ids: Any, turn: Turn | None = None, offset: Any = None, **more: Any) -> Request:
+def request(ids: Any, turn: SequenceRef | None = None, offset: Any = None, **more: Any) -> TokenRequest:
     rows = np.atleast_2d(np.array(ids, np.int64))
     stated = None if offset is None else np.atleast_1d(np.array(offset, np.int64))
-    return Request(input_ids=Rows.of_array(rows), offset=stated, sequence=turn, **more)
+    return TokenRequest(input_ids=TokenRows.of_array(rows), offset=stated, sequence=turn, **more)
 
 
-async def ask(room: Room, model: Model, ids: Any, turn: Turn, offset: Any = None, **more: Any) -> bytes:
+async def ask(room: SequenceStore, model: Model, ids: Any, turn: SequenceRef, offset: Any = None, **more: Any) -> bytes:
     async with room.answer(model, request(ids, turn, offset, **more)) as answer:
         return answer.arrays["embeddings"].tobytes()
 
@@ -54,11 +54,11 @@ async def stateless(engine: Engine, model: Model, ids: Any, offset: Any, **more:
     return answer.arrays["embeddings"].tobytes()
 
 
-def where(room: Room) -> dict[Any, list[int]]:
+def where(room: SequenceStore) -> dict[Any, list[int]]:
     return {(key.model, key.version, key.id): offset.tolist() for key, offset in room.offsets().items()}
 
 
-def run(engine: Engine, test: Callable[[Sequences, Room], Awaitable[None]], **limits: Any) -> None:
+def run(engine: Engine, test: Callable[[Sequences, SequenceStore], Awaitable[None]], **limits: Any) -> None:
     """Run a test with the room of a stream, after which nothing is left."""
 
     async def main() -> None:
@@ -74,13 +74,13 @@ def run(engine: Engine, test: Callable[[Sequences, Room], Awaitable[None]], **li
 def test_requests_go_on_where_the_last_ended(engine: Engine) -> None:
     model = engine.repository.get("gpt")
 
-    async def test(_: Sequences, room: Room) -> None:
-        assert await ask(room, model, IDS[:2], Turn(5, start=True)) == await stateless(engine, model, IDS[:2], 0)
+    async def test(_: Sequences, room: SequenceStore) -> None:
+        assert await ask(room, model, IDS[:2], SequenceRef(5, start=True)) == await stateless(engine, model, IDS[:2], 0)
         assert where(room) == {("gpt", 1, 5): [2]}
-        assert await ask(room, model, IDS[2:3], Turn(5)) == await stateless(engine, model, IDS[2:3], 2)
-        assert await ask(room, model, IDS[3:5], Turn(5), 3) == await stateless(engine, model, IDS[3:5], 3)
+        assert await ask(room, model, IDS[2:3], SequenceRef(5)) == await stateless(engine, model, IDS[2:3], 2)
+        assert await ask(room, model, IDS[3:5], SequenceRef(5), 3) == await stateless(engine, model, IDS[3:5], 3)
         assert (where(room), open_now(engine)) == ({("gpt", 1, 5): [5]}, 1)
-        assert await ask(room, model, IDS[5:], Turn(5, end=True)) == await stateless(engine, model, IDS[5:], 5)
+        assert await ask(room, model, IDS[5:], SequenceRef(5, end=True)) == await stateless(engine, model, IDS[5:], 5)
         assert (where(room), open_now(engine)) == ({}, 0)
 
     run(engine, test)
@@ -89,13 +89,15 @@ def test_requests_go_on_where_the_last_ended(engine: Engine) -> None:
 def test_a_start_opens_at_its_own_offset_again_and_again(engine: Engine) -> None:
     model = engine.repository.get("gpt")
 
-    async def test(_: Sequences, room: Room) -> None:
+    async def test(_: Sequences, room: SequenceStore) -> None:
         for offset, rows in ((3, 1), (4, 2), (0, 1), ([1, 2], 2)):
             ids = [[1]] * rows
-            found = await ask(room, model, ids, Turn("x", start=True), offset)
+            found = await ask(room, model, ids, SequenceRef("x", start=True), offset)
             assert found == await stateless(engine, model, ids, offset)
             assert where(room) == {("gpt", 1, "x"): (np.zeros(rows, int) + np.array(offset) + 1).tolist()}
-        assert await ask(room, model, [[1]], Turn("y", start=True, end=True)) == await stateless(engine, model, [1], 0)
+        assert await ask(room, model, [[1]], SequenceRef("y", start=True, end=True)) == await stateless(
+            engine, model, [1], 0
+        )
         assert len(where(room)) == 1
 
     run(engine, test)
@@ -104,59 +106,95 @@ def test_a_start_opens_at_its_own_offset_again_and_again(engine: Engine) -> None
 def test_ids_are_those_of_a_version_of_a_model(engine: Engine) -> None:
     models = [engine.repository.get("bert", "1"), engine.repository.get("bert", "2"), engine.repository.get("gpt")]
 
-    async def test(_: Sequences, room: Room) -> None:
+    async def test(_: Sequences, room: SequenceStore) -> None:
         for length, model in enumerate(models, 1):
-            await ask(room, model, IDS[:length], Turn(5, start=True))
+            await ask(room, model, IDS[:length], SequenceRef(5, start=True))
         with pytest.raises(Invalid):
-            await ask(room, models[0], [1], Turn("5"))
+            await ask(room, models[0], [1], SequenceRef("5"))
         assert where(room) == {("bert", 1, 5): [1], ("bert", 2, 5): [2], ("gpt", 1, 5): [3]}
         for length, model in enumerate(models, 1):
-            assert await ask(room, model, [1], Turn(5)) == await stateless(engine, model, [1], length)
+            assert await ask(room, model, [1], SequenceRef(5)) == await stateless(engine, model, [1], length)
 
     run(engine, test, most_of_stream=6)
 
 
 def test_padding_and_positions_move_a_row_as_in_a_stream(engine: Engine) -> None:
     model = engine.repository.get("gpt")
-    mask, positions = (Rows.of_array(np.array(values)) for values in ([[0, 1], [1, 1]], [[3, 4], [0, 1]]))
+    mask, positions = (TokenRows.of_array(np.array(values)) for values in ([[0, 1], [1, 1]], [[3, 4], [0, 1]]))
 
-    async def test(_: Sequences, room: Room) -> None:
-        await ask(room, model, [[1, 2], [3, 4]], Turn(5, start=True), attention_mask=mask)
+    async def test(_: Sequences, room: SequenceStore) -> None:
+        await ask(room, model, [[1, 2], [3, 4]], SequenceRef(5, start=True), attention_mask=mask)
         assert where(room)["gpt", 1, 5] == [1, 2]
-        found = await ask(room, model, [[1, 2], [3, 4]], Turn(5), [1, 2], position_ids=positions)
+        found = await ask(room, model, [[1, 2], [3, 4]], SequenceRef(5), [1, 2], position_ids=positions)
         assert found == await stateless(engine, model, [[1, 2], [3, 4]], None, position_ids=positions)
         assert where(room)["gpt", 1, 5] == [5, 2]
 
     run(engine, test)
 
 
-REFUSED: list[tuple[Any, Turn, Any, type[PreblockError], str]] = [
-    ([1], Turn(6), None, Invalid, r"parameters.sequence_id: got 6, allowed a sequence that runs on gpt version 1: "),
-    ([1], Turn("5"), None, Invalid, r"parameters.sequence_id: got '5', allowed a sequence that runs on gpt version 1"),
-    ([[1], [2]], Turn(5), None, Invalid, r"input_ids: got 2 rows, allowed one row, as are running"),
-    ([1], Turn(5), 3, Conflict, r"offset\[0\]: got 3, allowed 4, where this row is"),
-    ([1], Turn(5, end=True), 5, Conflict, r"offset\[0\]: got 5, allowed 4, where this row is"),
-    ([1], Turn(5), [4, 4], Invalid, r"offset: got 2 values, allowed one value, or one for each of 1 rows"),
-    ([7], Turn(5), None, Invalid, r"input_ids\[0\]\[0\]: got 7, allowed 0 to 6"),
-    ([7], Turn(5, start=True), None, Invalid, r"input_ids\[0\]\[0\]: got 7, allowed 0 to 6"),
-    ([7], Turn(5, end=True), None, Invalid, r"input_ids\[0\]\[0\]: got 7, allowed 0 to 6"),
-    ([1, 2, 3], Turn(5), None, Invalid, r"offset\[0\] \+ tokens: got 4 \+ 3 = 7, allowed at most 6, the max_len"),
-    ([1], Turn(5, start=True), 7, Invalid, r"offset: got 7, allowed 0 to 6"),
-    ([1], Turn(5, start=True), -1, Invalid, r"offset: got -1, allowed 0 to 6"),
-    ([1], Turn(5, start=True), [0, 0], Invalid, r"offset: got 2 values, allowed one value, or one for each of 1 rows"),
-    ([[1]] * 5, Turn(5, start=True), None, Unavailable, r"input_ids: got 4 rows beside 1 that run, allowed at most 4"),
-    ([[1]] * 9, Turn(6, start=True), None, TooLarge, r"input_ids: got 9 rows beside 1 that run, allowed at most 4 "),
+REFUSED: list[tuple[Any, SequenceRef, Any, type[PreblockError], str]] = [
+    (
+        [1],
+        SequenceRef(6),
+        None,
+        Invalid,
+        r"parameters.sequence_id: got 6, allowed a sequence that runs on gpt version 1: ",
+    ),
+    (
+        [1],
+        SequenceRef("5"),
+        None,
+        Invalid,
+        r"parameters.sequence_id: got '5', allowed a sequence that runs on gpt version 1",
+    ),
+    ([[1], [2]], SequenceRef(5), None, Invalid, r"input_ids: got 2 rows, allowed one row, as are running"),
+    ([1], SequenceRef(5), 3, Conflict, r"offset\[0\]: got 3, allowed 4, where this row is"),
+    ([1], SequenceRef(5, end=True), 5, Conflict, r"offset\[0\]: got 5, allowed 4, where this row is"),
+    ([1], SequenceRef(5), [4, 4], Invalid, r"offset: got 2 values, allowed one value, or one for each of 1 rows"),
+    ([7], SequenceRef(5), None, Invalid, r"input_ids\[0\]\[0\]: got 7, allowed 0 to 6"),
+    ([7], SequenceRef(5, start=True), None, Invalid, r"input_ids\[0\]\[0\]: got 7, allowed 0 to 6"),
+    ([7], SequenceRef(5, end=True), None, Invalid, r"input_ids\[0\]\[0\]: got 7, allowed 0 to 6"),
+    (
+        [1, 2, 3],
+        SequenceRef(5),
+        None,
+        Invalid,
+        r"offset\[0\] \+ tokens: got 4 \+ 3 = 7, allowed at most 6, the max_len",
+    ),
+    ([1], SequenceRef(5, start=True), 7, Invalid, r"offset: got 7, allowed 0 to 6"),
+    ([1], SequenceRef(5, start=True), -1, Invalid, r"offset: got -1, allowed 0 to 6"),
+    (
+        [1],
+        SequenceRef(5, start=True),
+        [0, 0],
+        Invalid,
+        r"offset: got 2 values, allowed one value, or one for each of 1 rows",
+    ),
+    (
+        [[1]] * 5,
+        SequenceRef(5, start=True),
+        None,
+        Unavailable,
+        r"input_ids: got 4 rows beside 1 that run, allowed at most 4",
+    ),
+    (
+        [[1]] * 9,
+        SequenceRef(6, start=True),
+        None,
+        TooLarge,
+        r"input_ids: got 9 rows beside 1 that run, allowed at most 4 ",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("ids", "turn", "offset", "kind", "message"), REFUSED, ids=range(len(REFUSED)))
 def test_what_is_not_allowed_changes_nothing(
-    engine: Engine, ids: Any, turn: Turn, offset: Any, kind: type[PreblockError], message: str
+    engine: Engine, ids: Any, turn: SequenceRef, offset: Any, kind: type[PreblockError], message: str
 ) -> None:
     model = engine.repository.get("gpt")
 
-    async def test(sequences: Sequences, room: Room) -> None:
-        await ask(room, model, [1, 2, 3, 4], Turn(5, start=True))
+    async def test(sequences: Sequences, room: SequenceStore) -> None:
+        await ask(room, model, [1, 2, 3, 4], SequenceRef(5, start=True))
         with pytest.raises(kind, match=message):
             await ask(room, model, ids, turn, offset)
         assert (where(room), sequences.rows, open_now(engine)) == ({("gpt", 1, 5): [4]}, 1, 1)
@@ -167,10 +205,10 @@ def test_what_is_not_allowed_changes_nothing(
 def test_the_exact_fit_is_answered_and_the_sequence_outlives_the_refusal_of_more(engine: Engine) -> None:
     model = engine.repository.get("gpt")
 
-    async def test(_: Sequences, room: Room) -> None:
-        assert await ask(room, model, IDS, Turn(5, start=True)) == await stateless(engine, model, IDS, 0)
+    async def test(_: Sequences, room: SequenceStore) -> None:
+        assert await ask(room, model, IDS, SequenceRef(5, start=True)) == await stateless(engine, model, IDS, 0)
         with pytest.raises(Invalid, match=r"offset\[0\] \+ tokens: got 6 \+ 1 = 7, allowed at most 6, the max_len"):
-            await ask(room, model, [1], Turn(5))
+            await ask(room, model, [1], SequenceRef(5))
         assert where(room) == {("gpt", 1, 5): [6]}
 
     run(engine, test)
@@ -179,14 +217,14 @@ def test_the_exact_fit_is_answered_and_the_sequence_outlives_the_refusal_of_more
 def test_an_answer_that_cannot_be_written_was_not_fed(engine: Engine) -> None:
     model = engine.repository.get("gpt")
 
-    async def test(sequences: Sequences, room: Room) -> None:
-        await ask(room, model, [1], Turn(5, start=True))
+    async def test(sequences: Sequences, room: SequenceStore) -> None:
+        await ask(room, model, [1], SequenceRef(5, start=True))
 
-        async def fail(turn: Turn) -> None:
+        async def fail(turn: SequenceRef) -> None:
             async with room.answer(model, request([1], turn)):
                 raise TooLarge("outputs", "a test", "less")
 
-        for turn in (Turn(5), Turn(5, end=True), Turn(5, start=True), Turn(6, start=True)):
+        for turn in (SequenceRef(5), SequenceRef(5, end=True), SequenceRef(5, start=True), SequenceRef(6, start=True)):
             with pytest.raises(TooLarge):
                 await fail(turn)
         assert (where(room), sequences.rows, open_now(engine)) == ({("gpt", 1, 5): [1]}, 1, 1)
@@ -197,14 +235,14 @@ def test_an_answer_that_cannot_be_written_was_not_fed(engine: Engine) -> None:
 def test_a_sequence_is_fed_by_one_request_at_a_time(engine: Engine) -> None:
     model = engine.repository.get("gpt")
 
-    async def test(_: Sequences, room: Room) -> None:
-        async with room.answer(model, request([1], Turn(5, start=True))):
-            for turn in (Turn(5), Turn(5, start=True)):
+    async def test(_: Sequences, room: SequenceStore) -> None:
+        async with room.answer(model, request([1], SequenceRef(5, start=True))):
+            for turn in (SequenceRef(5), SequenceRef(5, start=True)):
                 with pytest.raises(
                     Conflict, match=r"parameters\.sequence_id: got 5, allowed one request of a sequence"
                 ):
                     await ask(room, model, [1], turn)
-            await ask(room, model, [1], Turn(6, start=True))
+            await ask(room, model, [1], SequenceRef(6, start=True))
         assert where(room) == {("gpt", 1, 6): [1], ("gpt", 1, 5): [1]}
 
     run(engine, test)
@@ -213,18 +251,18 @@ def test_a_sequence_is_fed_by_one_request_at_a_time(engine: Engine) -> None:
 def test_rows_are_counted_in_a_stream_and_in_the_process(engine: Engine) -> None:
     model = engine.repository.get("gpt")
 
-    async def test(sequences: Sequences, room: Room) -> None:
+    async def test(sequences: Sequences, room: SequenceStore) -> None:
         for id_ in range(1, 5):
-            await ask(room, model, [1], Turn(id_, start=True))
+            await ask(room, model, [1], SequenceRef(id_, start=True))
         with pytest.raises(Unavailable, match="got 1 rows beside 4 that run, allowed at most 4 rows of sequences"):
-            await ask(room, model, [1], Turn(5, start=True))
+            await ask(room, model, [1], SequenceRef(5, start=True))
         with sequences.stream() as other:
-            await ask(other, model, [[1]] * 4, Turn(1, start=True))
+            await ask(other, model, [[1]] * 4, SequenceRef(1, start=True))
             with pytest.raises(Unavailable, match="got 1 rows beside 8 that run, allowed at most 8 rows of sequences"):
-                await ask(sequences.loose, model, [1], Turn(5, start=True))
-        await ask(sequences.loose, model, [1], Turn(5, start=True))
-        await ask(room, model, [1], Turn(4, end=True))
-        await ask(room, model, [1], Turn(5, start=True))
+                await ask(sequences.loose, model, [1], SequenceRef(5, start=True))
+        await ask(sequences.loose, model, [1], SequenceRef(5, start=True))
+        await ask(room, model, [1], SequenceRef(4, end=True))
+        await ask(room, model, [1], SequenceRef(5, start=True))
         assert (sequences.rows, open_now(engine)) == (5, 5)
 
     run(engine, test)
@@ -233,21 +271,21 @@ def test_rows_are_counted_in_a_stream_and_in_the_process(engine: Engine) -> None
 def test_who_waits_too_long_is_forgotten_and_nobody_else(engine: Engine) -> None:
     model = engine.repository.get("gpt")
 
-    async def test(sequences: Sequences, room: Room) -> None:
-        await ask(room, model, [1], Turn(5, start=True))
-        await ask(room, model, [[1], [2]], Turn(6, start=True))
-        async with room.answer(model, request([1], Turn(7, start=True))):  # takes longer than it may wait
+    async def test(sequences: Sequences, room: SequenceStore) -> None:
+        await ask(room, model, [1], SequenceRef(5, start=True))
+        await ask(room, model, [[1], [2]], SequenceRef(6, start=True))
+        async with room.answer(model, request([1], SequenceRef(7, start=True))):  # takes longer than it may wait
             for _ in range(3):
                 await asyncio.sleep(0.1)
-                await ask(room, model, [1], Turn(5))
+                await ask(room, model, [1], SequenceRef(5))
         assert where(room) == {("gpt", 1, 5): [4], ("gpt", 1, 7): [1]}
         with pytest.raises(Invalid, match="got 6, allowed a sequence that runs"):
-            await ask(room, model, [[1], [2]], Turn(6))
+            await ask(room, model, [[1], [2]], SequenceRef(6))
         async with asyncio.timeout(10):
             while where(room):
                 await asyncio.sleep(0.01)
         assert (sequences.rows, open_now(engine)) == (0, 0)
-        await ask(room, model, [1], Turn(5, start=True))  # and the room can be used again
+        await ask(room, model, [1], SequenceRef(5, start=True))  # and the room can be used again
 
     run(engine, test, idle=0.2)
 
@@ -255,9 +293,9 @@ def test_who_waits_too_long_is_forgotten_and_nobody_else(engine: Engine) -> None
 def test_a_request_that_is_cancelled_leaves_nothing(engine: Engine) -> None:
     model = engine.repository.get("gpt")
 
-    async def test(sequences: Sequences, room: Room) -> None:
+    async def test(sequences: Sequences, room: SequenceStore) -> None:
         async def never() -> None:
-            async with room.answer(model, request([1], Turn(5, start=True))):
+            async with room.answer(model, request([1], SequenceRef(5, start=True))):
                 await asyncio.Event().wait()
 
         task = asyncio.ensure_future(never())
@@ -274,12 +312,12 @@ def test_a_request_that_is_cancelled_leaves_nothing(engine: Engine) -> None:
 def test_with_several_workers_only_streams_have_sequences(engine: Engine) -> None:
     model = engine.repository.get("gpt")
 
-    async def test(sequences: Sequences, room: Room) -> None:
+    async def test(sequences: Sequences, room: SequenceStore) -> None:
         allowed = "none, since any of 2 workers may get the next request: state its offset instead"
-        for turn in (Turn("a", start=True), Turn("a")):
+        for turn in (SequenceRef("a", start=True), SequenceRef("a")):
             with pytest.raises(Invalid, match=f"parameters.sequence_id: got 'a', allowed {allowed}"):
                 await ask(sequences.loose, model, [1], turn)
-        await ask(room, model, [1], Turn("a", start=True))
+        await ask(room, model, [1], SequenceRef("a", start=True))
 
     run(engine, test, workers=2)
 
@@ -287,11 +325,11 @@ def test_with_several_workers_only_streams_have_sequences(engine: Engine) -> Non
 def test_what_belongs_to_no_sequence_is_answered_as_ever(engine: Engine) -> None:
     model = engine.repository.get("gpt")
 
-    async def test(_: Sequences, room: Room) -> None:
+    async def test(_: Sequences, room: SequenceStore) -> None:
         async with room.answer(model, request([1], None, 3)) as answer:
             assert answer.arrays["embeddings"].tobytes() == await stateless(engine, model, [1], 3)
         with pytest.raises(Invalid, match="bias: got a request for it"):
-            async with room.answer(model, BiasRequest(query_length=1, key_length=1)):
+            async with room.answer(model, PairwiseBiasRequest(query_length=1, key_length=1)):
                 pass
         assert where(room) == {}
 

@@ -7,7 +7,7 @@ import pytest
 
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.core.errors import Invalid
-from preblock.service.core.types import Request, Rows
+from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.engine.truncation import truncate
 from preblock.service.engine.validation import check
 from tests.support.manifests import tiny_manifest
@@ -16,11 +16,11 @@ M = 8
 SKIPPING = tiny_manifest().model_copy(update={"counts": "ids", "padding_id": 0})
 
 
-def rows_of(rows: list[list[int]]) -> Rows:
-    return Rows(np.concatenate(rows), np.array([len(row) for row in rows]))
+def rows_of(rows: list[list[int]]) -> TokenRows:
+    return TokenRows(np.concatenate(rows), np.array([len(row) for row in rows]))
 
 
-def lists_of(rows: Rows) -> list[list[int]]:
+def lists_of(rows: TokenRows) -> list[list[int]]:
     return [part.tolist() for part in np.split(rows.values, rows.starts[1:])]
 
 
@@ -39,7 +39,7 @@ def test_random_rows_keep_the_longest_part_that_fits(side: str, masked: bool, ma
         lengths = random.integers(1, 20, random.integers(1, 5))
         ids, masks, segments = ([random.integers(0, n, length).tolist() for length in lengths] for n in (11, 2, 2))
         offset = random.integers(0, M, len(ids))
-        request = Request(
+        request = TokenRequest(
             input_ids=rows_of(ids),
             attention_mask=rows_of(masks) if masked else None,
             indices={"token_type_ids": rows_of(segments)},
@@ -68,7 +68,7 @@ def test_random_rows_keep_the_longest_part_that_fits(side: str, masked: bool, ma
 
 @pytest.mark.parametrize(("side", "kept"), [("left", [1, 5, 6, 2]), ("right", [1, 3, 4, 2])])
 def test_special_tokens_stay(side: str, kept: list[int]) -> None:
-    request = Request(
+    request = TokenRequest(
         input_ids=rows_of([[1, 3, 4, 5, 6, 2]]),
         special=np.array([1, 0, 0, 0, 0, 1], np.bool_),
         spans=np.array([[0, 0], [0, 1], [1, 2], [2, 3], [3, 4], [0, 0]]),
@@ -84,7 +84,7 @@ def test_special_tokens_stay(side: str, kept: list[int]) -> None:
 
 
 def test_nothing_is_cut_unless_asked_for() -> None:
-    request = Request(input_ids=rows_of([[1] * 20]))
+    request = TokenRequest(input_ids=rows_of([[1] * 20]))
     assert truncate(request, tiny_manifest()) is request
 
 
@@ -100,13 +100,13 @@ def test_nothing_is_cut_unless_asked_for() -> None:
     ],
 )
 def test_what_leaves_no_room_for_a_token_is_refused(fields: dict[str, Any], message: str) -> None:
-    request = Request(input_ids=rows_of([[1] * 10]), truncate="left", **fields)
+    request = TokenRequest(input_ids=rows_of([[1] * 10]), truncate="left", **fields)
     with pytest.raises(Invalid, match=message):
         check(request, tiny_manifest(), 1000)
 
 
 def test_where_no_length_is_too_long_nothing_is_cut() -> None:
     manifest = tiny_manifest().model_copy(update={"max_len": None})
-    request = Request(input_ids=rows_of([[1] * 1000]), truncate="right")
+    request = TokenRequest(input_ids=rows_of([[1] * 1000]), truncate="right")
     check(request, manifest, 1000)
     assert truncate(request, manifest).input_ids.lengths.tolist() == [1000]

@@ -7,16 +7,16 @@ import pytest
 
 from preblock.service.codecs.native_json import read_embed
 from preblock.service.core.errors import Invalid, TooLarge
-from preblock.service.core.types import Request, Rows
+from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.engine.validation import check
 from tests.support.manifests import tiny_manifest
 
 LARGEST, SMALLEST = 2**63 - 1, -(2**63)
 
 
-def request(**fields: Any) -> Request:
+def request(**fields: Any) -> TokenRequest:
     read = read_embed(fields).request
-    assert isinstance(read, Request)
+    assert isinstance(read, TokenRequest)
     return read
 
 
@@ -126,9 +126,9 @@ def test_a_model_without_segments_takes_none() -> None:
     [([], "input_ids: got an empty batch, allowed at least one row"), ([1, 0, 1], r"input_ids\[1\]: got an empty row")],
 )
 def test_empty_rows_are_refused(lengths: list[int], message: str) -> None:
-    rows = Rows(np.zeros(sum(lengths), np.int64), np.array(lengths, np.int64))
+    rows = TokenRows(np.zeros(sum(lengths), np.int64), np.array(lengths, np.int64))
     with pytest.raises(Invalid, match=message):
-        check(Request(input_ids=rows), tiny_manifest(), 20)
+        check(TokenRequest(input_ids=rows), tiny_manifest(), 20)
 
 
 def test_the_most_tokens_of_a_request_are_counted_over_all_rows() -> None:
@@ -140,5 +140,5 @@ def test_the_most_tokens_of_a_request_are_counted_over_all_rows() -> None:
 def test_what_is_checked_is_not_changed() -> None:
     ids = np.array([[1, 2], [3, 4]])
     ids.setflags(write=False)
-    check(Request(input_ids=Rows.of_array(ids), offset=np.array([6, 0])), tiny_manifest(), 20)
+    check(TokenRequest(input_ids=TokenRows.of_array(ids), offset=np.array([6, 0])), tiny_manifest(), 20)
     assert ids.tolist() == [[1, 2], [3, 4]]

@@ -23,7 +23,7 @@ from websockets.sync.client import connect as connect_socket
 
 from preblock.service.app import create_app, create_engine
 from preblock.service.core.settings import Settings
-from preblock.service.observability.context import Visit
+from preblock.service.observability.context import RequestContext
 from preblock.service.server.supervisor import configure
 from tests.conftest import Server
 
@@ -60,7 +60,7 @@ def test_an_id_that_is_not_allowed_is_replaced(alike: httpx.Client, wanted: str)
     headers = httpx.Headers({b"X-Request-Id": wanted.encode("latin-1")})
     for answer in (alike.get("/livez", headers=headers), alike.post(EMBED, content=b"{}", headers=headers)):
         assert MADE.fullmatch(answer.headers["X-Request-Id"])
-    assert len(Visit(b"x" * 128).id) == 128
+    assert len(RequestContext(b"x" * 128).id) == 128
 
 
 def test_every_request_without_one_gets_its_own(alike: httpx.Client) -> None:

@@ -22,11 +22,11 @@ from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.builders import gpt2_embedding
 from preblock.service.artifacts.manifest import Source
-from preblock.service.core.types import Rows
-from preblock.service.observability.context import CURRENT, Visit
-from preblock.service.observability.logs import Json, NameRequest, Requests
+from preblock.service.core.types import TokenRows
+from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
+from preblock.service.observability.logs import AccessLog, JsonFormatter, RequestIdFilter
 from preblock.service.observability.metrics import Metrics
-from preblock.service.observability.timing import Observation
+from preblock.service.observability.timing import RequestTimer
 from tests.conftest import PREBLOCK, free_port, said_at_the_start
 
 EMBED = "/models/gpt/embed"
@@ -130,14 +130,14 @@ def test_a_line_holds_as_many_ids_as_are_asked_for(models: Path, most: int) -> N
 
 def test_ids_of_a_request_are_noted_by_rows_and_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "preblock.requests")
-    log, visit = Requests(1, 3), Visit(b"mine")
-    token = CURRENT.set(visit)
+    log, visit = AccessLog(1, 3), RequestContext(b"mine")
+    token = CURRENT_REQUEST.set(visit)
     for lengths in ([2, 0, 3, 1], [5], [1], []):
-        log.note(visit, Rows(np.arange(sum(lengths)), np.array(lengths, np.int64)))
+        log.note(visit, TokenRows(np.arange(sum(lengths)), np.array(lengths, np.int64)))
         log.write(visit, "decode", "m", "ok", 0.1)
-        with Observation(Metrics(), "decode"):  # of another step, whose ids were not read
+        with RequestTimer(Metrics(), "decode"):  # of another step, whose ids were not read
             log.write(visit, "decode", "m", "ok", 0.1)
-    CURRENT.reset(token)
+    CURRENT_REQUEST.reset(token)
     told = [getattr(record, "fields", {}).get("input_ids") for record in caplog.records]
     assert told == [[[0, 1], [], [2]], None, [[0, 1, 2]], None, [[0]], None, [], None]
     assert [vars(record)["asked"] for record in caplog.records[:2]] == [" [[0, 1], [], [2]]", ""]
@@ -155,23 +155,23 @@ def test_more_is_logged_where_the_level_says_so(models: Path) -> None:
 
 def test_a_share_of_the_requests_has_lines(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "preblock.requests")
-    log = Requests(0.25)
+    log = AccessLog(0.25)
     for _ in range(4000):
         log.write(None, "native", "m", "ok", 0.1)
     assert 800 < len(caplog.records) < 1200
 
 
 def test_a_line_of_json_holds_what_went_wrong_and_for_whom() -> None:
-    token = CURRENT.set(Visit(b"mine"))
+    token = CURRENT_REQUEST.set(RequestContext(b"mine"))
     try:
         raise ValueError('two\nlines "and" é')
     except ValueError as error:
         trace = (type(error), error, error.__traceback__)
         record = logging.LogRecord("n", logging.ERROR, "f", 1, "a %s", ("b",), trace)
-        assert NameRequest().filter(record)
+        assert RequestIdFilter().filter(record)
     finally:
-        CURRENT.reset(token)
-    line = Json().format(record)
+        CURRENT_REQUEST.reset(token)
+    line = JsonFormatter().format(record)
     assert "\n" not in line
     document = json.loads(line)
     assert (document["level"], document["message"], document["request_id"]) == ("ERROR", "a b", "mine")

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from preblock.service.core.errors import Invalid, NotFound
 from preblock.service.observability.instruments import LARGEST_BATCH, SECONDS
 from preblock.service.observability.metrics import Metrics
-from preblock.service.observability.timing import Execution
+from preblock.service.observability.timing import RunTimer
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
@@ -58,7 +58,7 @@ def test_many_answers_are_summed_by_what_they_share_and_the_last_of_them_is_the_
     """Also where they are told long after."""
     metrics, now = Metrics(), time.perf_counter()
     for ago, batch in ((60, 1), (59, 2), (58, LARGEST_BATCH + 1), (57, LARGEST_BATCH + 2), (1, 1)):
-        execution = Execution(metrics, "m", 1)
+        execution = RunTimer(metrics, "m", 1)
         execution.marks = [now - ago + late for late in (0, 0.1, 0.3, 0.6, 1)]
         execution.rows = execution.batch = batch
         metrics.answered("native", execution, 5, now - ago - 0.2, 10, 20, 0.01, 0.02)

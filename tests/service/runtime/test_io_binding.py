@@ -18,9 +18,9 @@ from preblock.export.stem import export_stem, prove_stem
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.modules.stems import PatchConfig, PatchStem
 from preblock.service.core.errors import ArtifactError
-from preblock.service.core.types import Pieces, Request, Rows
+from preblock.service.core.types import ChunkedTensor, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.fast_path import Run, plain
+from preblock.service.engine.fast_path import FastRun, plain
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.cuda_memory import Bytes
@@ -215,22 +215,22 @@ def with_memory(engine: Engine, repository: Path, memory: Memory) -> Callable[[s
     return model
 
 
-def rows_of(*lengths: int) -> Rows:
-    return Rows(np.random.default_rng(len(lengths)).integers(0, 30000, sum(lengths)), np.array(lengths))
+def rows_of(*lengths: int) -> TokenRows:
+    return TokenRows(np.random.default_rng(len(lengths)).integers(0, 30000, sum(lengths)), np.array(lengths))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_large_answer_is_computed_ahead_and_the_same(
     engine: Engine, with_memory: Callable[[str], Model], name: str, memory: Memory
 ) -> None:
-    request = Request(input_ids=rows_of(*[200] * 40), offset=np.array([5]), in_pieces=True)
+    request = TokenRequest(input_ids=rows_of(*[200] * 40), offset=np.array([5]), in_pieces=True)
     answers = [
         asyncio.run(engine.embed(model, request)).tensors["embeddings"]
         for model in (with_memory(name), engine.repository.get(name))
     ]
     found: list[bytes] = []
     for answer in answers:
-        assert isinstance(answer, Pieces)
+        assert isinstance(answer, ChunkedTensor)
         found.append(b"".join(piece.tobytes() for piece in answer))
     assert found[0] == found[1]
     assert len(memory.parts) >= 3
@@ -242,7 +242,9 @@ def test_requests_of_any_small_size_share_a_call_where_more_cost_nothing(
     def batches(model: Model) -> list[int]:
         found = plain(engine, model, ("embeddings",), "float32")
         assert found is not None
-        runs = [Run(found, "native", rows_of(length).values.reshape(1, -1), np.array([3])) for length in (1, 150, 40)]
+        runs = [
+            FastRun(found, "native", rows_of(length).values.reshape(1, -1), np.array([3])) for length in (1, 150, 40)
+        ]
         vectors = [run.finish() for run in runs]
         expected = [engine.repository.get("gpt2-small").run(run._member.feeds, ("embeddings",)) for run in runs]
         assert [values.tobytes() for values in vectors] == [each["embeddings"].tobytes() for each in expected]

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from preblock.service.artifacts.manifest import describe
 from preblock.service.core.errors import ArtifactError, Invalid, TooLarge
-from preblock.service.core.types import Request, Rows, TextRequest
+from preblock.service.core.types import TextRequest, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
@@ -127,8 +127,10 @@ def test_segments_are_those_of_the_tokenizer(tmp_path: Path, engine: Engine) -> 
     file = tmp_path / "tokenizer.json"
     write_tokenizer(file)
     file.write_text(file.read_text().replace('"type_id": 0', '"type_id": 1').replace('"type_id":0', '"type_id":1'))
-    segments = Rows(np.ones(3, np.int64), np.array([3]))
-    request = Request(input_ids=Rows(np.array([1, 4, 2]), np.array([3])), indices={"token_type_ids": segments})
+    segments = TokenRows(np.ones(3, np.int64), np.array([3]))
+    request = TokenRequest(
+        input_ids=TokenRows(np.array([1, 4, 2]), np.array([3])), indices={"token_type_ids": segments}
+    )
     expected = asyncio.run(engine.embed(model, request)).arrays["embeddings"]
     other = replace(model, tokenizer=tokenizer_of(file))
     assert (

@@ -6,7 +6,7 @@ from fastapi.responses import Response
 from preblock.service.api.http.answer import TYPES, respond, writable
 from preblock.service.api.http.body import read_body, write_body
 from preblock.service.api.http.negotiation import JSON, answer_type, body_type
-from preblock.service.api.http.request import Arrival
+from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.schemas import native as schemas
 from preblock.service.codecs.native_json import read_bias, read_json
 from preblock.service.engine.engine import Engine
@@ -23,14 +23,14 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             accept = ", ".join(request.headers.getlist("accept"))
             answer_type(accept, TYPES)  # what no answer can follow is refused before the body is read
             body_type(request.headers.get("content-type"), (JSON,))
-            body = await read_body(Arrival.of(request), engine, max_body_bytes)
+            body = await read_body(RawRequest.of(request), engine, max_body_bytes)
             fields = await engine.scheduler.run(len(body), lambda: read_json(body), text=True)
             message, encoding = read_bias(fields)
             media = answer_type(accept, *writable(message.dtype))
             answer = await engine.bias(model, message)
             text = media == JSON and encoding == "float"
             response = await engine.scheduler.run(answer.size, lambda: respond(answer, media, encoding), text)
-            return await write_body(response, Arrival.of(request), engine, text)
+            return await write_body(response, RawRequest.of(request), engine, text)
 
     @routes.post("/models/{name}/bias", **schemas.BIAS)
     async def bias_newest(request: Request, name: str) -> Response:

@@ -13,10 +13,10 @@ from preblock.service.api.http import errors
 from preblock.service.api.http.negotiation import EVENTS, JSON, NDJSON, answer_type, body_type
 from preblock.service.api.http.query import single_values
 from preblock.service.api.http.schemas import native as schemas
-from preblock.service.api.http.streaming.ndjson import FAREWELL_SECONDS, Lines
-from preblock.service.api.http.streaming.session import Session
+from preblock.service.api.http.streaming.ndjson import FAREWELL_SECONDS, NdjsonStream
+from preblock.service.api.http.streaming.session import DecodeSession
 from preblock.service.api.http.streaming.sse import open_events
-from preblock.service.api.streams import Closing, Lifetime, Streams
+from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegistry
 from preblock.service.codecs import decode_frames, decode_json
 from preblock.service.codecs.native_json import read_query
 from preblock.service.core.errors import PreblockError, UnsupportedFormat
@@ -29,7 +29,7 @@ LONGEST_REASON = 123
 """Bytes, of a close frame (RFC 6455, section 5.5)."""
 
 
-def router(engine: Engine, streams: Streams, max_body_bytes: int) -> APIRouter:
+def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIRouter:
     """Return the routes of these protocols."""
     routes = APIRouter(tags=["decode"])
 
@@ -42,7 +42,7 @@ def router(engine: Engine, streams: Streams, max_body_bytes: int) -> APIRouter:
                     fields = read_query(single_values(socket.scope["query_string"]))
                     model = engine.repository.get(name, version)
                     observation.model = model.name
-                    session = Session(engine, model, fields)
+                    session = DecodeSession(engine, model, fields)
                     lifetime = stack.enter_context(streams.open())
             except PreblockError as error:
                 await socket.send_denial_response(errors.respond(error, socket.url.path))
@@ -64,7 +64,7 @@ def router(engine: Engine, streams: Streams, max_body_bytes: int) -> APIRouter:
             coding = request.headers.get("content-encoding", "identity")
             if coding.lower() != "identity":
                 raise UnsupportedFormat("Content-Encoding", coding, "identity, for lines that are read as they come")
-            return Lines(streams, Session(engine, model, fields), max_body_bytes)
+            return NdjsonStream(streams, DecodeSession(engine, model, fields), max_body_bytes)
 
     @routes.post("/models/{name}/decode", **schemas.DECODE)
     async def decode_newest(request: Request, name: str) -> Response:
@@ -82,11 +82,11 @@ def router(engine: Engine, streams: Streams, max_body_bytes: int) -> APIRouter:
 class Connection(Protocol):
     """Of a WebSocket, what answers plain steps without the rest of a stream."""
 
-    def listen(self, session: Session | None, lifetime: Lifetime) -> None:
+    def listen(self, session: DecodeSession | None, lifetime: StreamLifetime) -> None:
         """Answer plain steps of the session until told otherwise; None does so."""
 
 
-async def converse(socket: WebSocket, session: Session, lifetime: Lifetime) -> None:
+async def converse(socket: WebSocket, session: DecodeSession, lifetime: StreamLifetime) -> None:
     """Answer message after message, until either side ends the stream."""
     connection: Connection = socket.scope["state"][CONNECTION]
     try:
@@ -109,11 +109,11 @@ async def converse(socket: WebSocket, session: Session, lifetime: Lifetime) -> N
             session.told = session.stream.offset
             # Neither receiving nor sending lets others run while messages wait.
             await asyncio.sleep(0)
-    except Closing as closing:
+    except StreamEnd as closing:
         await say_goodbye(socket, session, closing)
 
 
-async def say_goodbye(socket: WebSocket, session: Session, closing: Closing) -> None:
+async def say_goodbye(socket: WebSocket, session: DecodeSession, closing: StreamEnd) -> None:
     """Tell the client, as it spoke last, where it has been told that its rows are, and close."""
     offset = session.told
     reason = orjson.dumps({"closing": closing.reason, "next_offset": offset.tolist()}).decode()

@@ -14,17 +14,25 @@ from preblock.service.api.http.answer import TYPES, respond, writable
 from preblock.service.api.http.body import read_body, write_body
 from preblock.service.api.http.negotiation import BYTES, JSON, NPY, SAFETENSORS, answer_type, body_type
 from preblock.service.api.http.query import single_values
-from preblock.service.api.http.request import Arrival
-from preblock.service.api.http.response import Reply
+from preblock.service.api.http.request import RawRequest
+from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.api.http.schemas import native as schemas
 from preblock.service.api.http.target import Handler
-from preblock.service.api.request_cache import Form, form_of, form_of_json
+from preblock.service.api.request_cache import RequestTemplate, form_of, form_of_json
 from preblock.service.codecs.arrays import read_npy, read_raw
-from preblock.service.codecs.native_json import Embed, Wishes, floats_of, read_beside, read_embed, read_json, read_query
+from preblock.service.codecs.native_json import (
+    EmbedMessage,
+    RequestOptions,
+    floats_of,
+    read_beside,
+    read_embed,
+    read_json,
+    read_query,
+)
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, check_prompt_embeds
 from preblock.service.codecs.safetensors import read_safetensors
 from preblock.service.core.errors import Invalid
-from preblock.service.core.types import Request
+from preblock.service.core.types import TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import is_plain, plain
 from preblock.service.runtime.repository import Model
@@ -37,7 +45,7 @@ FILE_COST = 2**12
 def handler(engine: Engine, max_body_bytes: int) -> Handler:
     """Return what answers a request of this protocol."""
 
-    async def embed(arrival: Arrival, name: str, version: str | None = None) -> Response:
+    async def embed(arrival: RawRequest, name: str, version: str | None = None) -> Response:
         with engine.request("native") as observation:
             model = engine.repository.get(name, version)
             observation.model = model.name
@@ -59,7 +67,11 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             files = FILE_COST * len(answer.lengths) if encoding == PROMPT_EMBEDS else 0
             response = await engine.scheduler.run(answer.size + files, lambda: respond(answer, media, encoding), text)
             alike = kind in ARRAYS or (kind == JSON and engine.scheduler.is_small(len(body), text=True))
-            if alike and isinstance(wanted, Request) and (media in ARRAYS or (media == JSON and encoding == "base64")):
+            if (
+                alike
+                and isinstance(wanted, TokenRequest)
+                and (media in ARRAYS or (media == JSON and encoding == "base64"))
+            ):
                 response.form = partial(_form, engine, model, wanted, body, kind)
             return await write_body(response, arrival, engine, text)
 
@@ -73,17 +85,19 @@ def router(embed: Handler) -> APIRouter:
     @routes.post("/models/{name}/embed", **schemas.EMBED)
     async def embed_newest(request: fastapi.Request, name: str) -> Response:
         """Return the vectors that enter block 0, from the model's highest version."""
-        return await embed(Arrival.of(request), name, None)
+        return await embed(RawRequest.of(request), name, None)
 
     @routes.post("/models/{name}/versions/{version}/embed", **schemas.EMBED)
     async def embed_version(request: fastapi.Request, name: str, version: str) -> Response:
         """Return the vectors that enter block 0, from one version of the model."""
-        return await embed(Arrival.of(request), name, version)
+        return await embed(RawRequest.of(request), name, version)
 
     return routes
 
 
-def _form(engine: Engine, model: Model, request: Request, body: bytes, kind: str, response: Reply) -> Form | None:
+def _form(
+    engine: Engine, model: Model, request: TokenRequest, body: bytes, kind: str, response: ChunkedResponse
+) -> RequestTemplate | None:
     """Return the form of a request whose body ends with its ids, or is JSON."""
     answers, ids = plain(engine, model, request.outputs, request.dtype), request.input_ids.values
     if answers is None or not is_plain(request):
@@ -97,7 +111,7 @@ def _form(engine: Engine, model: Model, request: Request, body: bytes, kind: str
     return form_of("native", answers, request, response, body[:start], start)
 
 
-def _read(body: bytes, kind: str, query: bytes, indices: Collection[str]) -> Embed:
+def _read(body: bytes, kind: str, query: bytes, indices: Collection[str]) -> EmbedMessage:
     if kind in ARRAYS and (wishes := _beside(query, tuple(indices))):
         return wishes.of(_read_array(body, kind, single_values(query)))
     fields = read_query(single_values(query))
@@ -116,7 +130,7 @@ def _read(body: bytes, kind: str, query: bytes, indices: Collection[str]) -> Emb
 
 
 @lru_cache  # a client asks the same again and again
-def _beside(query: bytes, indices: tuple[str, ...]) -> Wishes | None:
+def _beside(query: bytes, indices: tuple[str, ...]) -> RequestOptions | None:
     return read_beside(single_values(query), indices)
 
 

@@ -12,14 +12,16 @@ def router(engine: Engine) -> APIRouter:
     """Return the routes that describe models."""
     routes = APIRouter(tags=["models"])
 
-    def describe(model: Model | Stem) -> schemas.Model:
-        return schemas.Model(
+    def describe(model: Model | Stem) -> schemas.ModelDescription:
+        return schemas.ModelDescription(
             name=model.name,
             version=model.version,
             identity=model.identity,
             versions=engine.repository.versions(model.name),
             provider=model.provider,
-            provider_choice=schemas.Provider(**engine.repository.choice._asdict() | {"active": model.provider}),
+            provider_choice=schemas.ProviderDescription(
+                **engine.repository.choice._asdict() | {"active": model.provider}
+            ),
             max_len=model.manifest.max_len if isinstance(model.manifest, Manifest) else None,
             max_tokens=engine.max_tokens,
             manifest=model.manifest,
@@ -27,17 +29,17 @@ def router(engine: Engine) -> APIRouter:
         )
 
     @routes.get("/models")
-    async def list_models() -> list[schemas.Model]:
+    async def list_models() -> list[schemas.ModelDescription]:
         """Return every model, in its highest version."""
         return [describe(model) for model in engine.repository.newest()]
 
     @routes.get("/models/{name}", responses=schemas.NOT_FOUND)
-    async def get_model(name: str) -> schemas.Model:
+    async def get_model(name: str) -> schemas.ModelDescription:
         """Return a model: manifest, limits, parity report, and the provider that really runs."""
         return describe(engine.repository.find(name))
 
     @routes.get("/models/{name}/versions/{version}", responses=schemas.NOT_FOUND)
-    async def get_version(name: str, version: str) -> schemas.Model:
+    async def get_version(name: str, version: str) -> schemas.ModelDescription:
         """Return one version of a model."""
         return describe(engine.repository.find(name, version))
 

@@ -7,12 +7,12 @@ from fastapi.responses import Response
 
 from preblock.service.api.http.body import read_body, write_body
 from preblock.service.api.http.negotiation import JSON, body_type
-from preblock.service.api.http.request import Arrival
-from preblock.service.api.http.response import Reply
+from preblock.service.api.http.request import RawRequest
+from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.api.http.schemas import openai as schemas
 from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.openai import (
-    Embeddings,
+    EmbeddingsMessage,
     model_document,
     models_document,
     read_embeddings,
@@ -33,9 +33,9 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
         """Return a vector for each input: the mean of the vectors that enter block 0, or as `pooling` says."""
         with engine.request("openai") as observation:
             body_type(request.headers.get("content-type"), (JSON,))
-            body = await read_body(Arrival.of(request), engine, max_body_bytes)
+            body = await read_body(RawRequest.of(request), engine, max_body_bytes)
 
-            def read() -> tuple[Model, Embeddings]:
+            def read() -> tuple[Model, EmbeddingsMessage]:
                 document = read_json(body)
                 model = engine.repository.get(*read_model(document))
                 observation.model = model.name
@@ -45,7 +45,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             answer = await engine.embed(model, message.request)
             text = message.encoding == "float"
             content = await engine.scheduler.run(answer.size, lambda: write_embeddings(answer, message), text)
-            return await write_body(Reply(content, JSON), Arrival.of(request), engine, text)
+            return await write_body(ChunkedResponse(content, JSON), RawRequest.of(request), engine, text)
 
     @routes.get("/models", response_model=schemas.OpenAIModels)
     async def list_models() -> dict[str, Any]:

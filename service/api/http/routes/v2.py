@@ -11,11 +11,11 @@ from fastapi.responses import Response
 
 from preblock.service.api.http.body import read_body, write_body
 from preblock.service.api.http.negotiation import BYTES, JSON, body_type
-from preblock.service.api.http.request import Arrival
-from preblock.service.api.http.response import Reply
+from preblock.service.api.http.request import RawRequest
+from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.api.http.schemas import v2 as schemas
 from preblock.service.api.http.target import Handler
-from preblock.service.api.request_cache import Form, form_of
+from preblock.service.api.request_cache import RequestTemplate, form_of
 from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.ragged import refuse_unknown
 from preblock.service.codecs.v2.infer import HEADER_LENGTH, check_finite, places, read_infer, write_infer
@@ -28,19 +28,19 @@ from preblock.service.codecs.v2.metadata import (
     server_metadata,
 )
 from preblock.service.core.errors import Invalid, Unavailable
-from preblock.service.core.types import AnyRequest, Request
+from preblock.service.core.types import AnyRequest, TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import is_plain, plain
-from preblock.service.engine.sequences import Room
+from preblock.service.engine.sequences import SequenceStore
 from preblock.service.runtime.repository import Model, Stem
 
 HEADER = HEADER_LENGTH.lower().encode()
 
 
-def handler(engine: Engine, sequences: Room, max_body_bytes: int) -> Handler:
+def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Handler:
     """Return what answers an inference request of this protocol; `sequences` are those that it may belong to."""
 
-    async def infer(arrival: Arrival, name: str, version: str | None = None) -> Response:
+    async def infer(arrival: RawRequest, name: str, version: str | None = None) -> Response:
         with engine.request("open-inference") as observation:
             model = engine.repository.find(name, version)
             observation.model = model.name
@@ -52,7 +52,7 @@ def handler(engine: Engine, sequences: Room, max_body_bytes: int) -> Handler:
                 len(body), lambda: read_infer(body, header_length, model.manifest), text
             )
             request = message.request
-            if isinstance(request, Request):
+            if isinstance(request, TokenRequest):
                 texts = [output for output, binary in message.binary.items() if not binary]
                 # Where bytes follow, the length of the JSON is told before it.
                 request.in_pieces = request.sequence is None and len(texts) in (0, len(message.binary))
@@ -64,9 +64,9 @@ def handler(engine: Engine, sequences: Room, max_body_bytes: int) -> Handler:
                     answer.size, lambda: write_infer(answer, message), as_text
                 )
                 if json_length is None:
-                    reply = Reply(parts, JSON)
+                    reply = ChunkedResponse(parts, JSON)
                 else:
-                    reply = Reply(parts, BYTES, [(HEADER, b"%d" % json_length)])
+                    reply = ChunkedResponse(parts, BYTES, [(HEADER, b"%d" % json_length)])
                     reply.form = partial(_form, engine, model, message.request, body, header_length)
                 return await write_body(reply, arrival, engine, as_text)
 
@@ -74,10 +74,15 @@ def handler(engine: Engine, sequences: Room, max_body_bytes: int) -> Handler:
 
 
 def _form(
-    engine: Engine, model: Model | Stem, request: AnyRequest, body: bytes, header_length: str | None, reply: Reply
-) -> Form | None:
+    engine: Engine,
+    model: Model | Stem,
+    request: AnyRequest,
+    body: bytes,
+    header_length: str | None,
+    reply: ChunkedResponse,
+) -> RequestTemplate | None:
     """Return the form of a request whose tensors, and whose answer's, are bytes."""
-    if header_length is None or not isinstance(model, Model) or not isinstance(request, Request):
+    if header_length is None or not isinstance(model, Model) or not isinstance(request, TokenRequest):
         return None
     answers = plain(engine, model, request.outputs, request.dtype)
     at = places(body, header_length, model.manifest)
@@ -129,7 +134,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
         return model_config(model.name, model.manifest, model.provider)
 
     # Before the path of a model, whose name it could be.
-    @routes.get("/models/stats", response_model=schemas.Statistics)
+    @routes.get("/models/stats", response_model=schemas.ModelStatisticsList)
     async def statistics_of_all() -> dict[str, Any]:
         """Return what happened to every version of every model, as Triton tells it."""
         return statistics(None, None)
@@ -156,22 +161,22 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
     add("", metadata, schemas.ModelMetadata)
     add("/ready", model_ready, schemas.ModelReady)
     add("/config", config, dict[str, Any])
-    add("/stats", statistics, schemas.Statistics)
+    add("/stats", statistics, schemas.ModelStatisticsList)
 
     @routes.post("/models/{name}/infer", **schemas.INFER)
     async def infer_newest(request: fastapi.Request, name: str) -> Response:
         """Return the outputs asked for, `embeddings` by default; inputs other than `input_ids` may be left out."""
-        return await infer(Arrival.of(request), name, None)
+        return await infer(RawRequest.of(request), name, None)
 
     @routes.post("/models/{name}/versions/{version}/infer", **schemas.INFER)
     async def infer_version(request: fastapi.Request, name: str, version: str) -> Response:
         """Return the outputs asked for of one version of the model."""
-        return await infer(Arrival.of(request), name, version)
+        return await infer(RawRequest.of(request), name, version)
 
     @routes.post("/repository/index", **schemas.INDEX)
     async def index(request: fastapi.Request) -> list[dict[str, str]]:
         """Return every version of every model; `ready` leaves out those that are not."""
-        body = await read_body(Arrival.of(request), engine, max_body_bytes)
+        body = await read_body(RawRequest.of(request), engine, max_body_bytes)
         wishes = read_json(body) if body else {}
         refuse_unknown(wishes, ("ready",))
         only_ready = wishes.get("ready", False)
@@ -180,7 +185,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
         return repository_index((astuple(state) for state in engine.repository.index()), only_ready)
 
     async def check(request: fastapi.Request, verb: str) -> None:
-        body = await read_body(Arrival.of(request), engine, max_body_bytes)
+        body = await read_body(RawRequest.of(request), engine, max_body_bytes)
         wishes = read_json(body) if body else {}
         refuse_unknown(wishes, ("parameters",))
         parameters = wishes.get("parameters", {})

@@ -45,7 +45,7 @@ class EmbedRequest(Documented):
     return_tokens: bool = Field(False, description="Whether the answer says what the tokens of a text are.")
 
 
-class Output(Documented):
+class OutputDescription(Documented):
     """One of several outputs."""
 
     shape: list[int]
@@ -64,7 +64,9 @@ class EmbedAnswer(Documented):
     token_embeddings: str | list[Any] | None = Field(
         None, description="The same of the model's own lookup; as prompt_embeds a file for each row, in base64."
     )
-    outputs: dict[str, Output] | None = Field(None, description="Where several were asked for: each by its name.")
+    outputs: dict[str, OutputDescription] | None = Field(
+        None, description="Where several were asked for: each by its name."
+    )
     next_offset: list[int] = Field(description="For each row, the offset that continues it.")
     lengths: list[int] | None = Field(None, description="Tokens of each row, where they differ.")
     truncated: list[int] | None = Field(None, description="Tokens cut of each row, where that was allowed.")
@@ -111,7 +113,7 @@ class Problem(Documented):
     request_id: str | None = Field(None, description="What X-Request-Id says; none in a stream.")
 
 
-class Provider(BaseModel):
+class ProviderDescription(BaseModel):
     """Where models run, and why."""
 
     requested: str = Field(description="What the settings say: auto, cpu or cuda.")
@@ -122,7 +124,7 @@ class Provider(BaseModel):
     reason: str | None = Field(description="Why CUDA is not used where it was tried.")
 
 
-class Model(BaseModel):
+class ModelDescription(BaseModel):
     """A model as it is served."""
 
     name: str
@@ -130,7 +132,7 @@ class Model(BaseModel):
     identity: str = Field(description="SHA-256 of the manifest, which holds the hashes of the files.")
     versions: list[int]
     provider: str = Field(description="The onnxruntime provider that really runs.")
-    provider_choice: Provider
+    provider_choice: ProviderDescription
     max_len: int | None = Field(description="The largest legal offset + real tokens; null where nothing limits it.")
     max_tokens: int = Field(description="Most tokens of one request.")
     manifest: Manifest | StemManifest

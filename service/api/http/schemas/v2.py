@@ -11,7 +11,7 @@ from preblock.service.api.http.schemas.common import ANSWER, BINARY, Documented,
 Parameters = dict[str, str | int | float | bool]
 
 
-class Described(Documented):
+class TensorDescription(Documented):
     """A tensor of a model; sizes that are free are -1."""
 
     name: str
@@ -31,7 +31,7 @@ class InferInput(Documented):
     data: list[Any] = Field([], description="Flat or nested; absent beside the parameter binary_data_size.")
 
 
-class InferWish(Documented):
+class InferOutputRequest(Documented):
     """An output that is asked for."""
 
     model_config = ConfigDict(extra="forbid")
@@ -49,7 +49,7 @@ class InferRequest(Documented):
     model_name: str | None = Field(None, description="Not used; the path names the model.")
     parameters: Parameters = Field({})
     inputs: list[InferInput]
-    outputs: list[InferWish] | None = Field(None, description="Default is the first output.")
+    outputs: list[InferOutputRequest] | None = Field(None, description="Default is the first output.")
 
 
 class InferOutput(Documented):
@@ -104,8 +104,8 @@ class ModelMetadata(BaseModel):
     name: str
     versions: list[str]
     platform: str
-    inputs: list[Described]
-    outputs: list[Described]
+    inputs: list[TensorDescription]
+    outputs: list[TensorDescription]
 
 
 class ModelState(BaseModel):
@@ -117,7 +117,7 @@ class ModelState(BaseModel):
     reason: str
 
 
-class ModelStatistics(BaseModel):
+class ModelStatisticsEntry(BaseModel):
     """What happened to one version of a model."""
 
     name: str
@@ -131,10 +131,10 @@ class ModelStatistics(BaseModel):
     memory_usage: list[dict[str, Any]]
 
 
-class Statistics(BaseModel):
+class ModelStatisticsList(BaseModel):
     """What happened to models."""
 
-    model_stats: list[ModelStatistics]
+    model_stats: list[ModelStatisticsEntry]
 
 
 class OpenInferenceError(Documented):

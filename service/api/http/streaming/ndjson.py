@@ -8,8 +8,8 @@ from starlette.types import Receive, Scope, Send
 
 from preblock.service.api.http import errors
 from preblock.service.api.http.negotiation import NDJSON
-from preblock.service.api.http.streaming.session import Session
-from preblock.service.api.streams import LIFETIME, Closing, Streams
+from preblock.service.api.http.streaming.session import DecodeSession
+from preblock.service.api.streams import LIFETIME, StreamEnd, StreamRegistry
 from preblock.service.codecs import decode_json
 from preblock.service.core.errors import TooLarge
 
@@ -19,7 +19,7 @@ FAREWELL_SECONDS = 2.0
 """How long a client may take to read the last words of a stream."""
 
 
-class Lines(Response):
+class NdjsonStream(Response):
     """Answers each line of the body, while the body is still coming.
 
     Args:
@@ -29,7 +29,7 @@ class Lines(Response):
 
     """
 
-    def __init__(self, streams: Streams, session: Session, longest: int) -> None:
+    def __init__(self, streams: StreamRegistry, session: DecodeSession, longest: int) -> None:
         super().__init__(media_type=NDJSON, headers=HEADERS)
         del self.headers["Content-Length"]
         self._streams, self._session, self._longest = streams, session, longest
@@ -47,7 +47,7 @@ class Lines(Response):
             scope.setdefault("state", {})[LIFETIME] = lifetime
             # So that the client learns at once that it may write.
             await send({"type": "http.response.body", "body": b"", "more_body": True})
-            source = Source(receive, self._longest)
+            source = LineReader(receive, self._longest)
             last = b""
             # As far as the client knows: an answer that was not sent has not fed anything.
             told = self._session.stream.offset
@@ -61,7 +61,7 @@ class Lines(Response):
                     await asyncio.sleep(0)
             except TooLarge as error:
                 last = decode_json.write_error(errors.problem(error)) + b"\n"
-            except Closing as closing:
+            except StreamEnd as closing:
                 last = decode_json.write_state(told, closing=closing.reason) + b"\n"
         try:
             async with asyncio.timeout(FAREWELL_SECONDS):
@@ -70,7 +70,7 @@ class Lines(Response):
             return
 
 
-class Source:
+class LineReader:
     """Lines of a body.
 
     Args:

@@ -4,19 +4,19 @@ from time import perf_counter
 from typing import Any, Literal
 
 from preblock.service.api.http import errors
-from preblock.service.api.streams import Closing
+from preblock.service.api.streams import StreamEnd
 from preblock.service.codecs import decode_frames, decode_json
 from preblock.service.codecs.native_json import read_json
-from preblock.service.core.decode_ops import Close, Message, Step
+from preblock.service.core.decode_ops import CloseOp, DecodeMessage, StepOp
 from preblock.service.core.errors import Conflict, PreblockError
-from preblock.service.engine.decode_stream import DecodeStream
+from preblock.service.engine.decode_stream import DecodeState
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.fast_path import Float32, Run, plain
-from preblock.service.observability.context import CURRENT
+from preblock.service.engine.fast_path import FastRun, Float32, plain
+from preblock.service.observability.context import CURRENT_REQUEST
 from preblock.service.runtime.repository import Model
 
 
-class Session:
+class DecodeSession:
     """A stream, and how its client speaks.
 
     `told` is where the client knows the rows to be: an answer that was not sent has not fed anything. `spoken` is how
@@ -34,7 +34,7 @@ class Session:
 
     def __init__(self, engine: Engine, model: Model, fields: dict[str, Any]) -> None:
         self.engine = engine
-        self.visit = CURRENT.get()
+        self.visit = CURRENT_REQUEST.get()
         self.opened = False
         self._open(model, fields)
         self.told = self.stream.offset
@@ -42,7 +42,7 @@ class Session:
 
     def _open(self, model: Model, fields: dict[str, Any]) -> None:
         options, encoding = decode_json.read_options(fields)
-        self.stream = DecodeStream(self.engine, model, options)
+        self.stream = DecodeState(self.engine, model, options)
         self._encoding = encoding
         self._plain = plain(self.engine, model, options.outputs, options.dtype)
 
@@ -106,7 +106,7 @@ class Session:
         self._done(message)
         return written
 
-    def begin(self, frame: bytes) -> Run | None:
+    def begin(self, frame: bytes) -> FastRun | None:
         """Begin to answer a step that is plain and allowed, to be finished in the next turn of the event loop.
 
         None of any other message.
@@ -130,9 +130,9 @@ class Session:
         except PreblockError:
             return None
         self._begun = began, frame, step
-        return Run(answers, "decode", step.ids, stream.offset)
+        return FastRun(answers, "decode", step.ids, stream.offset)
 
-    def finish(self, run: Run) -> tuple[bytes, Float32]:
+    def finish(self, run: FastRun) -> tuple[bytes, Float32]:
         """Return the frame that answers the step that was begun, head and vectors; the stream has made the step."""
         assert self._plain is not None
         stream, answers, (_, frame, step) = self.stream, self._plain, self._begun
@@ -147,12 +147,12 @@ class Session:
         self.opened = True
         return decode_frames.head_of_plain(step, after, answers.width), vectors
 
-    def end(self, run: Run, size: int, send: float) -> None:
+    def end(self, run: FastRun, size: int, send: float) -> None:
         """Count the step that was begun, and note that its answer was sent in so many bytes and seconds, or 0: not."""
         began, frame, step = self._begun
         if size:
             self.told, self.spoken = self.stream.offset, step.shape.version
-        run.count(self.visit, began, len(frame), size, send, Step.name)
+        run.count(self.visit, began, len(frame), size, send, StepOp.name)
 
     def _reopen(self, document: dict[str, Any]) -> bytes:
         """Open the stream anew, as its first message may say."""
@@ -165,8 +165,8 @@ class Session:
         manifest, outputs = model.manifest, self.stream.options.outputs
         return decode_json.write_opened(model.name, model.version, manifest, self.stream.offset, outputs)
 
-    def _done(self, message: Message) -> None:
+    def _done(self, message: DecodeMessage) -> None:
         self.opened = True
         self.engine.metrics.operation(self.stream.model.name, message.operation.name)
-        if isinstance(message.operation, Close):
-            raise Closing("close")
+        if isinstance(message.operation, CloseOp):
+            raise StreamEnd("close")

@@ -11,31 +11,31 @@ from starlette.types import Message, Receive, Scope, Send
 from preblock.service.api.http import errors
 from preblock.service.api.http.body import read_body
 from preblock.service.api.http.negotiation import EVENTS
-from preblock.service.api.http.request import Arrival
+from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.streaming.ndjson import FAREWELL_SECONDS, HEADERS
-from preblock.service.api.streams import Closing, Lifetime, Streams
+from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegistry
 from preblock.service.codecs import decode_json
 from preblock.service.codecs.native_json import read_json
-from preblock.service.core.decode_ops import Message as Told
+from preblock.service.core.decode_ops import DecodeMessage as Told
 from preblock.service.core.errors import Invalid, PreblockError
-from preblock.service.engine.decode_stream import DecodeStream, chunks
+from preblock.service.engine.decode_stream import DecodeState, chunks
 from preblock.service.engine.engine import Engine
 from preblock.service.runtime.repository import Model
 
 
 async def open_events(
-    engine: Engine, streams: Streams, model: Model, request: Request, query: dict[str, Any], max_body_bytes: int
-) -> "Events":
+    engine: Engine, streams: StreamRegistry, model: Model, request: Request, query: dict[str, Any], max_body_bytes: int
+) -> "EventStream":
     """Read the list of ids, and return its events; the first is ready, so that its error still has a status.
 
     Raises:
         ClientFault: the request, or its first chunk, is not allowed.
 
     """
-    body = await read_body(Arrival.of(request), engine, max_body_bytes)
+    body = await read_body(RawRequest.of(request), engine, max_body_bytes)
     feed = await engine.scheduler.run(len(body), lambda: _read(body, query, model), text=True)
-    chunks = Chunks(engine, DecodeStream(engine, model, feed.options), feed)
-    return Events(streams, chunks, await chunks.next())
+    chunks = EventChunks(engine, DecodeState(engine, model, feed.options), feed)
+    return EventStream(streams, chunks, await chunks.next())
 
 
 def _read(body: bytes, query: dict[str, Any], model: Model) -> decode_json.Feed:
@@ -46,7 +46,7 @@ def _read(body: bytes, query: dict[str, Any], model: Model) -> decode_json.Feed:
     return decode_json.read_feed({**query, **document}, model.manifest.indices)
 
 
-class Chunks:
+class EventChunks:
     """A list of ids that is fed to a stream chunk by chunk.
 
     Args:
@@ -56,7 +56,7 @@ class Chunks:
 
     """
 
-    def __init__(self, engine: Engine, stream: DecodeStream, feed: decode_json.Feed) -> None:
+    def __init__(self, engine: Engine, stream: DecodeState, feed: decode_json.Feed) -> None:
         self._engine, self.stream, self._encoding = engine, stream, feed.encoding
         self.begin = stream.offset
         self._steps = chunks(feed.step, feed.chunk)
@@ -87,7 +87,7 @@ class Chunks:
         return b"id: %d\ndata: %b\n\n" % (self._fed, written)
 
 
-class Events(Response):
+class EventStream(Response):
     """Sends the vectors of each chunk when they are ready.
 
     Args:
@@ -97,7 +97,7 @@ class Events(Response):
 
     """
 
-    def __init__(self, streams: Streams, chunks: Chunks, first: bytes | None) -> None:
+    def __init__(self, streams: StreamRegistry, chunks: EventChunks, first: bytes | None) -> None:
         super().__init__(media_type=EVENTS, headers=HEADERS)
         del self.headers["Content-Length"]
         self._streams, self._chunks, self._first = streams, chunks, first
@@ -122,7 +122,7 @@ class Events(Response):
         except TimeoutError:  # the client does not read
             return
 
-    async def _send_all(self, lifetime: Lifetime, send: Send, left: "asyncio.Future[Message]") -> bytes:
+    async def _send_all(self, lifetime: StreamLifetime, send: Send, left: "asyncio.Future[Message]") -> bytes:
         """Send all events but the last, and return that."""
         event, told = self._first, self._chunks.begin
         try:
@@ -135,7 +135,7 @@ class Events(Response):
             return b"event: end\ndata: %b\n\n" % decode_json.write_state(self._chunks.stream.offset)
         except PreblockError as error:
             return b"event: error\ndata: %b\n\n" % decode_json.write_error(errors.problem(error))
-        except Closing as closing:
+        except StreamEnd as closing:
             # An event that was not sent has not fed anything.
             state = decode_json.write_state(told, closing=closing.reason)
             return b"event: closing\ndata: %b\n\n" % state

@@ -9,12 +9,12 @@ from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from preblock.service.api.http import errors
-from preblock.service.api.http.dispatcher import Entry
-from preblock.service.api.http.request import Arrival
+from preblock.service.api.http.dispatcher import Dispatcher
+from preblock.service.api.http.request import RawRequest
 from preblock.service.core.errors import Invalid
 
 
-async def handler(_: Arrival | Request, name: str, version: str | None) -> Response:
+async def handler(_: RawRequest | Request, name: str, version: str | None) -> Response:
     if name == "wrong":
         raise Invalid("model", name, "another")
     if name == "broken":
@@ -72,19 +72,19 @@ def answer(app: Any, method: str, path: str) -> tuple[int, str | None, bytes]:
 @pytest.mark.parametrize("method", ["POST", "GET"])
 def test_a_path_leads_where_fastapi_leads(method: str, path: str) -> None:
     app = routed()
-    entry = Entry(app, {("/models/", "embed"): handler})
+    entry = Dispatcher(app, {("/models/", "embed"): handler})
     assert answer(entry, method, path) == answer(app, method, path)
 
 
 def test_tensors_do_not_reach_fastapi() -> None:
-    assert answer(Entry(FastAPI(), {("/models/", "embed"): handler}), "POST", "/models/a/embed")[::2] == (
+    assert answer(Dispatcher(FastAPI(), {("/models/", "embed"): handler}), "POST", "/models/a/embed")[::2] == (
         200,
         b"a None",
     )
 
 
 def test_what_was_not_foreseen_is_logged_and_not_told(caplog: pytest.LogCaptureFixture) -> None:
-    status, _, content = answer(Entry(FastAPI(), {("/models/", "embed"): handler}), "POST", "/models/broken/embed")
+    status, _, content = answer(Dispatcher(FastAPI(), {("/models/", "embed"): handler}), "POST", "/models/broken/embed")
     assert status == 500
     assert b"secret" not in content
     assert "a secret" in caplog.text

@@ -26,12 +26,12 @@ from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.builders import gpt2_embedding
 from preblock.models.modules.initialisers import seeded_
-from preblock.service.api.http.request import Arrival
-from preblock.service.api.http.target import Target
+from preblock.service.api.http.request import RawRequest
+from preblock.service.api.http.target import Route
 from preblock.service.app import create_app
 from preblock.service.artifacts.manifest import Source
 from preblock.service.core.settings import Settings
-from preblock.service.observability.context import Visit
+from preblock.service.observability.context import RequestContext
 from preblock.service.server.http_protocol import Http
 from preblock.service.server.supervisor import configure
 
@@ -48,7 +48,7 @@ class Counting(Http):
 
     anew = 0
 
-    async def _answer(self, arrival: Arrival, target: Target, visit: Visit) -> None:
+    async def _answer(self, arrival: RawRequest, target: Route, visit: RequestContext) -> None:
         Counting.anew += 1
         await super()._answer(arrival, target, visit)
 

@@ -14,8 +14,8 @@ import safetensors.torch
 import torch
 from transformers import AutoTokenizer, BertModel
 
-from preblock.service.api.http.response import Reply
-from preblock.service.codecs.chunks import PACKET, Base64
+from preblock.service.api.http.response import ChunkedResponse
+from preblock.service.codecs.chunks import PACKET, Base64Chunks
 from tests.support.protocols import Clients, native_raw, native_safetensors
 
 JSON, BYTES, NPY = "application/json", "application/octet-stream", "application/x-npy"
@@ -287,7 +287,7 @@ def test_a_client_that_leaves_stops_its_answer() -> None:
             left.set()
         await asyncio.sleep(0)
 
-    response = Reply([b"x", Base64((bytes(100 * PACKET),))], JSON)
+    response = ChunkedResponse([b"x", Base64Chunks((bytes(100 * PACKET),))], JSON)
     scope = {"type": "http", "asgi": {"spec_version": "2.3"}}
     asyncio.run(response(scope, receive, take))
     assert 0 < sum(sent) < 10 * PACKET

@@ -8,9 +8,9 @@ import orjson
 import pytest
 
 from preblock.service.codecs.chunks import joined, size_of
-from preblock.service.codecs.v2.infer import Infer, places, read_infer, write_infer
+from preblock.service.codecs.v2.infer import InferMessage, places, read_infer, write_infer
 from preblock.service.core.errors import Invalid
-from preblock.service.core.types import Request, TokenAnswer, Turn
+from preblock.service.core.types import EmbedResult, SequenceRef, TokenRequest
 from tests.support.manifests import tiny_manifest
 
 
@@ -21,8 +21,8 @@ def body(padding: int = 0) -> tuple[bytes, str]:
     return header + np.arange(6, dtype="<i8").tobytes(), str(len(header))
 
 
-def answer(value: float = 0.5) -> TokenAnswer:
-    return TokenAnswer(
+def answer(value: float = 0.5) -> EmbedResult:
+    return EmbedResult(
         model="m",
         version=2,
         dtype="float32",
@@ -32,14 +32,14 @@ def answer(value: float = 0.5) -> TokenAnswer:
     )
 
 
-def infer(binary: bool) -> Infer:
-    return Infer(read_infer(*body(), tiny_manifest()).request, None, {"embeddings": binary})
+def infer(binary: bool) -> InferMessage:
+    return InferMessage(read_infer(*body(), tiny_manifest()).request, None, {"embeddings": binary})
 
 
 @pytest.mark.parametrize("padding", range(16))
 def test_ids_are_aligned_wherever_their_bytes_begin(padding: int) -> None:
     request = read_infer(*body(padding), tiny_manifest()).request
-    assert isinstance(request, Request)
+    assert isinstance(request, TokenRequest)
     ids = request.input_ids
     assert ids.values.tolist() == [0, 1, 2, 3, 4, 5]
     assert ids.lengths.tolist() == [3, 3]
@@ -77,10 +77,10 @@ def test_json_refuses_what_it_cannot_hold_and_bytes_do_not(value: float) -> None
     assert joined([data]) == np.array([value, 1], np.float32).tobytes()
 
 
-def sequence_of(**parameters: Any) -> Turn | None:
+def sequence_of(**parameters: Any) -> SequenceRef | None:
     ids = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
     request = read_infer(orjson.dumps({"inputs": [ids], "parameters": parameters}), None, tiny_manifest()).request
-    assert isinstance(request, Request)
+    assert isinstance(request, TokenRequest)
     return request.sequence
 
 
@@ -89,9 +89,9 @@ def sequence_of(**parameters: Any) -> Turn | None:
     [(5, 5), ("5", "5"), ("é" * 64, "é" * 64), (2**64 - 1, 2**64 - 1), (-1, 2**64 - 1), (-(2**63), 2**63)],
 )
 def test_a_sequence_is_named_by_a_number_or_a_text(given: int | str, read: int | str) -> None:
-    assert sequence_of(sequence_id=given) == Turn(read)
-    assert sequence_of(sequence_id=given, sequence_start=True, sequence_end=False) == Turn(read, start=True)
-    assert sequence_of(sequence_id=given, sequence_end=True) == Turn(read, end=True)
+    assert sequence_of(sequence_id=given) == SequenceRef(read)
+    assert sequence_of(sequence_id=given, sequence_start=True, sequence_end=False) == SequenceRef(read, start=True)
+    assert sequence_of(sequence_id=given, sequence_end=True) == SequenceRef(read, end=True)
 
 
 @pytest.mark.parametrize("parameters", [{}, {"sequence_id": 0}, {"sequence_id": "", "sequence_start": False}])
