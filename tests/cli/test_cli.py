@@ -348,7 +348,7 @@ def test_both_workers_answer_and_their_metrics_are_summed(two_workers: tuple[Ser
             sent += 40
         assert len(list(temporary.glob("*/metrics/counter_*.db"))) == 2
         told = (
-            f'preblock_requests_total{{protocol="native",model="gpt",outcome="ok"}} {sent}.0',
+            f'preblock_requests_total{{model="gpt",outcome="ok",protocol="native"}} {sent}.0',
             f'preblock_tokens_total{{model="gpt"}} {3 * sent}.0',
         )
         while not all(line in client.get("/metrics").text for line in told):  # each worker tells it a moment later

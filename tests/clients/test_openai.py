@@ -263,8 +263,8 @@ def test_requests_are_counted(tiny_client: openai.OpenAI, tiny: httpx.Client) ->
     with pytest.raises(openai.UnprocessableEntityError):
         tiny_client.embeddings.create(model="gpt", input=[1], dimensions=1)
     metrics = tiny.get("/metrics").text
-    assert 'preblock_requests_total{protocol="openai",model="gpt",outcome="ok"}' in metrics
-    assert 'preblock_requests_total{protocol="openai",model="gpt",outcome="Invalid"}' in metrics
+    assert 'preblock_requests_total{model="gpt",outcome="ok",protocol="openai"}' in metrics
+    assert 'preblock_requests_total{model="gpt",outcome="Invalid",protocol="openai"}' in metrics
 
 
 def test_a_broken_tokenizer_is_the_servers_fault(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_the_environment_limits_tokens(limited: Clients) -> None:
     for protocol in (native_json, grpc_raw):
         with pytest.raises(Refused, match="got 5 tokens, allowed at most 4 tokens in a request"):
             protocol(limited, "gpt", {"input_ids": [[1, 2, 3, 4, 5]]})
-    assert limited.http.get("/models/gpt").json()["max_request_tokens"] == 4
+    assert limited.http.get("/models/gpt").json()["max_tokens"] == 4
 
 
 @pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer"])
@@ -71,8 +71,8 @@ def test_workers_give_the_same_bits_and_their_counters_are_summed(two: Server) -
     time.sleep(2 * TELL_SECONDS)
     text = httpx.get(f"{two.address}/metrics", timeout=60).text
     samples = {(s.name, *s.labels.values()): s.value for f in text_string_to_metric_families(text) for s in f.samples}
-    assert samples["preblock_requests_total", "native", "bert", "ok"] == 20
-    assert samples["preblock_requests_total", "native", "bert", "Invalid"] == 20
+    assert samples["preblock_requests_total", "bert", "ok", "native"] == 20
+    assert samples["preblock_requests_total", "bert", "Invalid", "native"] == 20
     assert samples["preblock_tokens_total", "bert"] == 60
     assert samples["preblock_request_duration_seconds_count", "native"] == 40
 

@@ -310,7 +310,7 @@ def test_metrics_are_true_or_unavailable_without_descriptors(tiny_repository: Pa
                 return False
             families = text_string_to_metric_families(answer.text)
             found = {(s.name, *s.labels.values()): s.value for f in families for s in f.samples}
-            assert found["preblock_requests_total", "native", "gpt", "ok"] == len(clients)
+            assert found["preblock_requests_total", "gpt", "ok", "native"] == len(clients)
             assert found["preblock_resident_memory_bytes", "anonymous"] > 2**20
             return True
 

@@ -69,8 +69,8 @@ def test_where_a_common_run_fails_each_is_answered_for_itself_and_counted_so(
         run.count(None, 0, 8, 16)
     assert outcomes(engine) == {"success": 2, "fail": 1}
     told = engine.metrics.expose("")[0].decode()
-    assert 'preblock_requests_total{protocol="native",model="gpt",outcome="ok"} 2.0' in told
-    assert 'preblock_requests_total{protocol="native",model="gpt",outcome="internal_error"} 1.0' in told
+    assert 'preblock_requests_total{model="gpt",outcome="ok",protocol="native"} 2.0' in told
+    assert 'preblock_requests_total{model="gpt",outcome="internal_error",protocol="native"} 1.0' in told
 
 
 def test_a_run_that_fails_alone_is_counted(engine: Engine, failing: FastPath) -> None:

@@ -23,7 +23,7 @@ def test_a_request_that_ends_well_is_ok() -> None:
     metrics = Metrics()
     with metrics.request("native") as observation:
         observation.model = "m"
-    assert samples(metrics)["preblock_requests_total", "native", "m", "ok"] == 1
+    assert samples(metrics)["preblock_requests_total", "m", "ok", "native"] == 1
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_the_kind_of_an_error_is_the_outcome_and_the_error_goes_on(error: BaseEx
     metrics = Metrics()
     with pytest.raises(type(error)), metrics.request("grpc"):
         raise error
-    assert samples(metrics)["preblock_requests_total", "grpc", "", outcome] == 1
+    assert samples(metrics)["preblock_requests_total", "", outcome, "grpc"] == 1
     assert samples(metrics)["preblock_request_duration_seconds_count", "grpc"] == 1
 
 
@@ -49,8 +49,8 @@ def test_seconds_fall_into_every_bucket_above_them() -> None:
     with metrics.request("native"):
         pass
     found = samples(metrics)
-    assert found["preblock_request_duration_seconds_bucket", "native", "+Inf"] == 1
-    bounds = {key[2] for key in found if key[0] == "preblock_request_duration_seconds_bucket"}
+    assert found["preblock_request_duration_seconds_bucket", "+Inf", "native"] == 1
+    bounds = {key[1] for key in found if key[0] == "preblock_request_duration_seconds_bucket"}
     assert {float(bound) for bound in bounds} == {*SECONDS, float("inf")}
 
 
@@ -63,7 +63,7 @@ def test_many_answers_are_summed_by_what_they_share_and_the_last_of_them_is_the_
         execution.rows = execution.batch = batch
         metrics.answered("native", execution, 5, now - ago - 0.2, 10, 20, 0.01, 0.02)
     found = samples(metrics)
-    assert found["preblock_requests_total", "native", "m", "ok"] == 5
+    assert found["preblock_requests_total", "m", "ok", "native"] == 5
     assert (
         found["preblock_request_duration_seconds_count", "native"]
         == found["preblock_request_duration_seconds_sum", "native"]
@@ -76,10 +76,10 @@ def test_many_answers_are_summed_by_what_they_share_and_the_last_of_them_is_the_
     assert found["preblock_response_bytes_total", "native"] == 100
     assert found["preblock_tokens_total", "m"] == 25
     assert found["preblock_model_rows_total", "m", "1"] == 1 + 2 + 2 * LARGEST_BATCH + 3 + 1
-    counts = {key[3]: value for key, value in found.items() if key[0] == "preblock_model_stages_total"}
+    counts = {key[2]: value for key, value in found.items() if key[0] == "preblock_model_stages_total"}
     assert counts == {"1": 2, "2": 1, "more": 2}
     for phase, seconds in (("compute_input", 0.1), ("queue", 0.2), ("compute_infer", 0.3), ("compute_output", 0.4)):
-        assert found["preblock_model_stage_seconds_total", "m", phase, "1", "1"] == pytest.approx(2 * seconds)
+        assert found["preblock_model_stage_seconds_total", "m", "1", phase, "1"] == pytest.approx(2 * seconds)
     assert found["preblock_model_last_request_timestamp_seconds", "m", "1"] == pytest.approx(time.time(), abs=1)
     assert samples(metrics) == found
 

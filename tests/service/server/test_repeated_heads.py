@@ -371,7 +371,7 @@ def test_all_of_them_are_counted(port: int) -> None:
     def counted() -> list[float]:
         text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
         names = (
-            'preblock_requests_total{protocol="native",model="gpt",outcome="ok"}',
+            'preblock_requests_total{model="gpt",outcome="ok",protocol="native"}',
             'preblock_request_bytes_total{protocol="native"}',
             'preblock_response_bytes_total{protocol="native"}',
             'preblock_tokens_total{model="gpt"}',

@@ -104,7 +104,7 @@ def test_they_count_as_any_other(tiny_repository: Path) -> None:
         answers = [service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(message, timeout=60) for _ in range(7)]
         text = httpx.get(f"{server.address}/metrics", timeout=60).text
         found = dict(re.findall(r"^(preblock_\w+\{.*\}) (\S+)$", text, re.MULTILINE))
-        assert float(found['preblock_requests_total{protocol="grpc",model="gpt",outcome="ok"}']) == 7
+        assert float(found['preblock_requests_total{model="gpt",outcome="ok",protocol="grpc"}']) == 7
         assert float(found['preblock_request_bytes_total{protocol="grpc"}']) == 7 * message.ByteSize()
         assert float(found['preblock_response_bytes_total{protocol="grpc"}']) == sum(
             answer.ByteSize() for answer in answers

@@ -380,7 +380,7 @@ def test_steps_are_counted_as_requests_of_this_protocol(tiny_clients: Clients) -
         found = {
             tuple(s.labels.values()): s.value for f in families for s in f.samples if s.name.endswith("requests_total")
         }
-        return found["decode", "gpt", "ok"], found["decode", "gpt", "Invalid"]
+        return found["gpt", "ok", "decode"], found["gpt", "Invalid", "decode"]
 
     with stream_of(tiny_clients, "gpt") as stream:
         send_text(stream, input_ids=[1])

@@ -50,7 +50,7 @@ def test_requests_and_tokens_are_counted(tiny_clients: Clients, protocol: Callab
     protocol(tiny_clients, "gpt", {"input_ids": [[1]]})
     after = read_metrics(tiny_clients.http)
     counts = {key: after[key] - before.get(key, 0) for key in after}
-    assert counts["preblock_requests_total", label, "gpt", "ok"] == 2
+    assert counts["preblock_requests_total", "gpt", "ok", label] == 2
     assert counts["preblock_tokens_total", "gpt"] == 7
     assert counts["preblock_request_duration_seconds_count", label] == 2
     assert counts["preblock_request_duration_seconds_sum", label] > 0
@@ -66,7 +66,7 @@ def test_requests_and_tokens_are_counted(tiny_clients: Clients, protocol: Callab
     ],
 )
 def test_refusals_are_counted_by_kind(tiny: httpx.Client, path: str, model: str, outcome: str) -> None:
-    key = ("preblock_requests_total", "native", model, outcome)
+    key = ("preblock_requests_total", model, outcome, "native")
     before = read_metrics(tiny).get(key, 0)
     tiny.post(path, content=b"x")
     assert read_metrics(tiny)[key] == before + 1

@@ -117,7 +117,7 @@ def test_embed_describes_every_field_that_is_answered(tiny: httpx.Client, docume
     answers.append(tiny.post("/models/bert/embed", json=text).json())
     schemas = document["components"]["schemas"]
     assert set(schemas["EmbedAnswer"]["properties"]) == set().union(*answers)
-    assert set(schemas["Output"]["properties"]) == set(answers[2]["outputs"]["embeddings"])
+    assert set(schemas["OutputDescription"]["properties"]) == set(answers[2]["outputs"]["embeddings"])
 
 
 def test_embeddings_describes_every_field_that_is_read_and_answered(tiny: httpx.Client, document: Any) -> None:
@@ -138,7 +138,9 @@ def test_embeddings_describes_every_field_that_is_read_and_answered(tiny: httpx.
 
 
 def test_a_model_is_described_as_it_is_shown(tiny: httpx.Client, document: Any) -> None:
-    assert set(document["components"]["schemas"]["Model"]["properties"]) == set(tiny.get("/models/gpt").json())
+    assert set(document["components"]["schemas"]["ModelDescription"]["properties"]) == set(
+        tiny.get("/models/gpt").json()
+    )
 
 
 def test_a_problem_is_described_as_it_is_answered(tiny: httpx.Client, document: Any) -> None:
