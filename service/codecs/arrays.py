@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.core.errors import Malformed
-from preblock.service.core.types import Int64, Tensor
+from preblock.service.core.results import Tensor
+from preblock.service.core.types import Int64
 
 Header = tuple[tuple[int, ...], Literal["C", "F"], np.dtype[Any]]
 """Of a .npy file: shape, order, and type."""

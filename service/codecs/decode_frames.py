@@ -50,7 +50,8 @@ from preblock.service.codecs.chunks import raw_bytes
 from preblock.service.codecs.decode_json import digest
 from preblock.service.core.decode_ops import OF_INTEGERS, OF_NOTHING, DecodeMessage, Operation, StepOp
 from preblock.service.core.errors import Invalid, Malformed
-from preblock.service.core.types import EmbedResult, Int64, TokenRows
+from preblock.service.core.results import EmbedResult
+from preblock.service.core.types import Int64, TokenRows
 
 MAGIC = b"PRBK"
 HEADER = struct.Struct("<4sBBHIIIB3s")

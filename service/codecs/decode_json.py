@@ -9,7 +9,8 @@ import numpy as np
 import orjson
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, Manifest
-from preblock.service.codecs.native_json import answer_json, read_dtype, read_encoding, read_outputs, write_json
+from preblock.service.codecs.native_json import read_dtype, read_encoding, read_outputs
+from preblock.service.codecs.native_json_response import answer_json, write_json
 from preblock.service.codecs.ragged import integers, read_offset, refuse_unknown, rows_of_json, shown
 from preblock.service.core.decode_ops import (
     OF_INTEGERS,
@@ -21,7 +22,8 @@ from preblock.service.core.decode_ops import (
     StepOp,
 )
 from preblock.service.core.errors import Invalid
-from preblock.service.core.types import EmbedResult, Int64
+from preblock.service.core.results import EmbedResult
+from preblock.service.core.types import Int64
 
 OPEN = "open"
 OPTIONS = ("offset", "rows", "output", "dtype", "encoding")

@@ -12,8 +12,7 @@ import orjson
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
-from preblock.service.codecs.chunks import Base64Chunks, JsonFloats, Part, joined, raw_bytes
-from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, write_prompt_embeds
+from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
 from preblock.service.codecs.ragged import (
     integers,
     integers_of,
@@ -24,16 +23,7 @@ from preblock.service.codecs.ragged import (
     shown,
 )
 from preblock.service.core.errors import Invalid, Malformed
-from preblock.service.core.types import (
-    ChunkedTensor,
-    EmbedResult,
-    PairwiseBiasRequest,
-    Result,
-    Tensor,
-    TextRequest,
-    TokenRequest,
-    TokenRows,
-)
+from preblock.service.core.types import PairwiseBiasRequest, TextRequest, TokenRequest, TokenRows
 
 ENCODINGS = ("base64", "float")
 ROWS = ("input_ids", "position_ids", "attention_mask")
@@ -44,8 +34,6 @@ NAMES = ("truncate", "output", "dtype", "encoding", "shape")
 """Fields whose value in a query is text as it is, and no JSON."""
 MAYBE_NAMES = re.compile(rb'"\s*:')
 """Every name of an object ends so; so may texts."""
-MARK, BARE_MARK = orjson.Fragment(b'"\0"'), orjson.Fragment(b"\0")
-"""Stand for base64 and for numbers in a document; JSON that is written holds no such byte."""
 
 
 @dataclass(eq=False, slots=True)
@@ -267,84 +255,3 @@ def read_encoding(fields: Mapping[str, Any], encodings: tuple[str, ...] = ENCODI
 def _integer(field: str, value: Any) -> int:
     """Return a 64-bit integer."""
     return int(integers(field, [value], lambda _: "")[0])
-
-
-def answer_json(answer: Result, encoding: str) -> dict[str, Any]:
-    """Return the answer as a document for `write_json`: one output under its name, or several under `outputs`."""
-    document: dict[str, Any] = {
-        "model": answer.model,
-        "version": answer.version,
-        "dtype": answer.dtype,
-        "encoding": encoding,
-    }
-    written = {name: _written(answer, tensor, encoding) for name, tensor in answer.tensors.items()}
-    if len(written) == 1:
-        ((name, tensor),) = answer.tensors.items()
-        document |= {"shape": tensor.shape, name: written[name]}
-    else:
-        document["outputs"] = {
-            name: {"shape": answer.tensors[name].shape, "data": data} for name, data in written.items()
-        }
-    if isinstance(answer, EmbedResult):
-        document["next_offset"] = answer.next_offset
-        if answer.ragged:
-            document["lengths"] = answer.lengths
-        if answer.truncated is not None:
-            document["truncated"] = answer.truncated
-        if answer.input_ids is not None and answer.spans is not None:
-            ends = answer.input_ids.starts[1:]
-            document |= {"input_ids": np.split(answer.input_ids.values, ends), "spans": np.split(answer.spans, ends)}
-    return document
-
-
-def _written(answer: Result, tensor: Tensor, encoding: str) -> Any:
-    if encoding == PROMPT_EMBEDS and isinstance(answer, EmbedResult):
-        return write_prompt_embeds(tensor, answer.lengths)
-    if isinstance(tensor, ChunkedTensor):
-        return Base64Chunks((tensor,)) if encoding == "base64" else JsonFloats(tensor, tensor.shape)
-    return base64_of(tensor) if encoding == "base64" else floats_of(tensor)
-
-
-def json_content(document: dict[str, Any]) -> list[Part]:
-    """Write a document, arrays included, in parts, so that base64, and what is computed late, are written when sent."""
-    values: list[Base64Chunks | JsonFloats] = []
-
-    def mark(value: object) -> orjson.Fragment:
-        if not isinstance(value, Base64Chunks | JsonFloats):
-            raise TypeError(type(value).__name__)
-        values.append(value)
-        return MARK if isinstance(value, Base64Chunks) else BARE_MARK
-
-    text = orjson.dumps(document, mark, orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS)
-    if not values:  # numbers, some megabytes of them, need not be copied to be parted
-        return [text]
-    before, *others = text.split(b"\0")
-    return [before, *(part for pair in zip(values, others, strict=True) for part in pair)]
-
-
-def write_json(document: dict[str, Any]) -> bytes:
-    """Write a document, arrays included."""
-    return joined(json_content(document))
-
-
-def base64_of(tensor: NDArray[np.generic]) -> Base64Chunks:
-    """Return the values as a JSON string: base64 of little-endian bytes."""
-    return Base64Chunks((raw_bytes(tensor),))
-
-
-def numbers_of(tensor: NDArray[np.generic]) -> JsonFloats:
-    """Return the values, which are finite, as JSON that is written as it is sent."""
-    return JsonFloats(ChunkedTensor(tensor.shape, tensor.dtype.name, iter((tensor,))), tensor.shape)
-
-
-def floats_of(tensor: NDArray[np.generic]) -> NDArray[np.float32]:
-    """Return the values as float32, which holds the narrower types exactly.
-
-    Raises:
-        Invalid: one is infinite or no number.
-
-    """
-    floats = tensor.astype(np.float32, copy=False)
-    if not np.isfinite(floats).all():
-        raise Invalid("encoding", "float", "base64, since a value is infinite or no number, which JSON cannot hold")
-    return floats

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from preblock.service.codecs.chunks import Part
-from preblock.service.codecs.native_json import base64_of, floats_of, json_content, numbers_of, read_text
+from preblock.service.codecs.native_json import read_text
+from preblock.service.codecs.native_json_response import base64_of, floats_of, json_content, numbers_of
 from preblock.service.codecs.ragged import refuse_unknown, rows_of_json, shown
 from preblock.service.core.errors import Invalid, PreblockError
-from preblock.service.core.types import EmbedResult, TextRequest, TokenRequest
+from preblock.service.core.results import EmbedResult
+from preblock.service.core.types import TextRequest, TokenRequest
 
 FIELDS = ("model", "input", "encoding_format", "dimensions", "user", "pooling", "truncate")
 ENCODINGS = ("float", "base64")

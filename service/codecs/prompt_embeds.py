@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.manifest import TOKEN_EMBEDDINGS, Manifest
 from preblock.service.codecs.chunks import Base64Chunks, Buffer, LazyBytes, raw_bytes, slices
 from preblock.service.core.errors import Invalid, TooLarge
-from preblock.service.core.types import ChunkedTensor, Int64, Tensor, TextRequest, TokenRequest
+from preblock.service.core.results import ChunkedTensor, Tensor
+from preblock.service.core.types import Int64, TextRequest, TokenRequest
 
 PROMPT_EMBEDS = "prompt_embeds"
 STORAGES = {"float32": b"FloatStorage", "float16": b"HalfStorage", "bfloat16": b"BFloat16Storage"}

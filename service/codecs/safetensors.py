@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from preblock.service.codecs.chunks import Part, bytes_of
 from preblock.service.core.errors import Malformed
-from preblock.service.core.types import DTYPES, EmbedResult, Result, Tensor
+from preblock.service.core.results import EmbedResult, Result, Tensor
+from preblock.service.core.types import DTYPES
 
 TYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import Manifest
-from preblock.service.core.types import ChunkedTensor, Int64, TokenRequest, TokenRows
+from preblock.service.core.results import ChunkedTensor
+from preblock.service.core.types import Int64, TokenRequest, TokenRows
 from preblock.service.engine.casting import cast
 from preblock.service.engine.planning import BatchItem, rows_of_one, run_members
 from preblock.service.engine.pooling import pool, pool_row

@@ -20,7 +20,8 @@ from preblock.service.core.decode_ops import (
     per_row,
 )
 from preblock.service.core.errors import Conflict, Invalid, PreblockError
-from preblock.service.core.types import DTYPES, EmbedResult, Int64, TokenRequest, TokenRows
+from preblock.service.core.results import EmbedResult
+from preblock.service.core.types import DTYPES, Int64, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.positions import count_real
 from preblock.service.engine.validation import check_like

@@ -10,26 +10,17 @@ Letters: B batch, L length, T tokens of all rows, D output width.
 import math
 from collections.abc import Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import BIAS_GRAPH, EMBEDDINGS, GRAPH, Manifest
-from preblock.service.core.errors import Invalid, PreblockError
+from preblock.service.core.errors import Invalid
 from preblock.service.core.limits import Limits
-from preblock.service.core.types import (
-    AnyRequest,
-    EmbedResult,
-    Int64,
-    PairwiseBiasRequest,
-    Result,
-    StemRequest,
-    Tensor,
-    TextRequest,
-    TokenRequest,
-)
+from preblock.service.core.results import EmbedResult, Result, Tensor
+from preblock.service.core.types import AnyRequest, Int64, PairwiseBiasRequest, StemRequest, TextRequest, TokenRequest
+from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
 from preblock.service.engine.chunking import check_values, computed, divide, in_pieces, pooled, whole
 from preblock.service.engine.planning import BatchItem, RunInputs, plan, run_members, shared, sources
@@ -41,48 +32,10 @@ from preblock.service.engine.validation import check, check_bias, check_stem
 from preblock.service.observability.context import CURRENT_REQUEST, current_trace
 from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
-from preblock.service.observability.timing import RequestTimer, RunTimer
+from preblock.service.observability.timing import RunTimer
 from preblock.service.runtime.model_control import Control
 from preblock.service.runtime.repository import Model, Repository, Stem
 from preblock.service.runtime.session import INLINE_MAX_VALUES
-
-
-class Admission:
-    """A request that is answered while the block runs, counted, timed and within the limits.
-
-    Raises:
-        RateLimited: its caller asks too often.
-        Unavailable: too many are answered now.
-
-    """
-
-    __slots__ = ("_limits", "_log", "_observation")
-
-    def __init__(self, observation: RequestTimer, limits: Limits, log: AccessLog) -> None:
-        self._observation, self._limits, self._log = observation, limits, log
-
-    def __enter__(self) -> RequestTimer:
-        """Begin the request, or refuse it."""
-        self._observation.__enter__()
-        try:
-            self._limits.__enter__()
-        except PreblockError as error:
-            self._end(type(error), error)
-            raise
-        return self._observation
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End the request."""
-        self._limits.__exit__(kind, error, trace)
-        self._end(kind, error)
-
-    def _end(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
-        seen = self._observation
-        seen.__exit__(kind, error, None)
-        if self._log.share:
-            self._log.write(CURRENT_REQUEST.get(), seen.protocol, seen.model, seen.outcome, seen.seconds)
 
 
 class Engine:

@@ -13,7 +13,8 @@ import numpy as np
 
 from preblock.service.core.decode_ops import check_each, per_row
 from preblock.service.core.errors import Conflict, Invalid, TooLarge, Unavailable
-from preblock.service.core.types import AnyRequest, Int64, Result, TokenRequest
+from preblock.service.core.results import Result
+from preblock.service.core.types import AnyRequest, Int64, TokenRequest
 from preblock.service.engine.decode_stream import feed
 from preblock.service.engine.engine import Engine
 from preblock.service.runtime.repository import Model, Stem

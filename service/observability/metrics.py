@@ -6,7 +6,6 @@ sums over all of them.
 
 import asyncio
 import os
-import re
 import time
 from bisect import bisect_left
 from collections import defaultdict
@@ -22,19 +21,17 @@ from prometheus_client.registry import Collector
 from preblock.service.core.errors import Unavailable
 from preblock.service.observability.context import CURRENT_REQUEST
 from preblock.service.observability.instruments import LARGEST_BATCH, MORE, SECONDS, Instruments
+from preblock.service.observability.metric_files import FOLDER, _forget_dead
 from preblock.service.observability.statistics import InferenceStatistics, history
 from preblock.service.observability.timing import INFER, INPUT, OUTPUT, PHASES, QUEUE, RequestTimer, RunTimer
 from preblock.service.observability.totals import COUNT, ROWS, TOTAL, RunTotals
 
-FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 TELL_SECONDS = 0.1
 """With several workers, how late a count may be seen by another."""
 MOST_ANSWERED = 16
 """Requests that are kept before they are summed: one by one takes twice as long, and more would hold others up."""
 FAILED = "failed"
 """In the place of a number of rows: those of executions that failed."""
-RESERVED = {"counter": 2**20, "histogram": 2**18, "gauge_livesum": 2**16, "gauge_max": 2**16}
-"""Bytes of the files of a worker, by their kind: enough for ten versions of models with batches of all sizes."""
 
 
 class Metrics:
@@ -287,28 +284,3 @@ def _add(timed: tuple[Counter, Counter], count: float, seconds: float) -> None:
     times, whole = timed
     times.inc(count)
     whole.inc(seconds)
-
-
-def reserve(folder: Path) -> None:
-    """Take the room that this worker's numbers need: on a full disk, a write into a file that is mapped ends a process.
-
-    Raises:
-        OSError: there is not as much.
-
-    """
-    for kind, size in RESERVED.items():
-        draft = folder / f"{os.getpid()}.tmp"  # whoever reads the others takes no empty file for one of them
-        try:
-            with draft.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, size)
-            draft.replace(folder / f"{kind}_{os.getpid()}.db")
-        finally:
-            draft.unlink(missing_ok=True)
-
-
-def _forget_dead(folder: Path) -> None:
-    """Drop the gauges of workers that died: their streams are gone. Their counters stay."""
-    for file in folder.glob("gauge_live*_*.db"):
-        pid = int(re.findall(r"\d+", file.name)[-1])
-        if not Path(f"/proc/{pid}").exists():
-            multiprocess.mark_process_dead(pid, str(folder))  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from preblock.service.artifacts.manifest import DATA
 from preblock.service.core.auth import as_service
-from preblock.service.observability.metrics import FOLDER
+from preblock.service.observability.metric_files import FOLDER
 from preblock.service.runtime.load_progress import Progress
 from preblock.service.runtime.repository import Repository
 

@@ -31,7 +31,7 @@ from preblock.service.core.heap import keep_pages
 from preblock.service.core.settings import Settings, listed
 from preblock.service.core.settings_reload import SettingsReloader
 from preblock.service.core.tls import check_tls, follow
-from preblock.service.observability import metrics
+from preblock.service.observability import metric_files
 from preblock.service.observability.logs import configuration
 from preblock.service.runtime.repository import Model, Stem
 from preblock.service.server.http_protocol import Http, WebSocket
@@ -111,7 +111,7 @@ def _serve_several(
         counters, shared = Path(folder) / "metrics", Path(folder) / "control"
         counters.mkdir()
         shared.mkdir()
-        os.environ[metrics.FOLDER] = str(counters)  # which is looked for when that is imported
+        os.environ[metric_files.FOLDER] = str(counters)  # which is looked for when that is imported
         processes = _Workers(settings, partial(_work, counters, shared), [listener])
         _prepare(settings)
         hand_over = Thread(target=_hand_over, args=(shared / OPENED, meanwhile, announce, models), daemon=True)
@@ -155,7 +155,7 @@ def _prepare(settings: Settings) -> None:
 def _work(counters: Path, shared: Path, settings: Settings) -> Dispatcher:
     """Return the application of a worker. One that cannot start says why in a line, and is tried again."""
     try:
-        metrics.reserve(counters)
+        metric_files.reserve(counters)
         app = create_app(settings, create_engine(settings, shared))
         (shared / OPENED).touch()
     except (PreblockError, OSError) as error:

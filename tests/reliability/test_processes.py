@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from websockets.sync.client import connect as connect_socket
 
 from preblock.service.artifacts.manifest import DATA
-from preblock.service.observability.metrics import RESERVED
+from preblock.service.observability.metric_files import RESERVED
 from tests.conftest import PREBLOCK, Server, free_port, said_at_the_start, serving
 from tests.reliability.wires import IDS, connection, still_right
 from tests.support.processes import alive, children, fork_servers, workers

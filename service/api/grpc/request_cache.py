@@ -16,7 +16,8 @@ from preblock.service.codecs.chunks import raw_bytes
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.codecs.v2.protobuf import compute, read, write_parts
 from preblock.service.core.errors import Malformed, PreblockError
-from preblock.service.core.types import ChunkedTensor, Int64, TokenRequest
+from preblock.service.core.results import ChunkedTensor
+from preblock.service.core.types import Int64, TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import FastPath, FastRun, integers, is_plain, plain
 from preblock.service.observability.context import CURRENT_REQUEST

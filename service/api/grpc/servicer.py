@@ -30,7 +30,8 @@ from preblock.service.codecs.v2.protobuf import (
     written,
 )
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, NotFound, PreblockError
-from preblock.service.core.types import Result, TokenRequest
+from preblock.service.core.results import Result
+from preblock.service.core.types import TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.sequences import Sequences, SequenceStore
 from preblock.service.runtime.repository import Model

@@ -7,10 +7,10 @@ from preblock.service.api.http.negotiation import BYTES, JSON, NPY, SAFETENSORS
 from preblock.service.api.http.response import ChunkedResponse, Headers, headers
 from preblock.service.codecs.arrays import npy_header
 from preblock.service.codecs.chunks import Part, bytes_of
-from preblock.service.codecs.native_json import answer_json, json_content
+from preblock.service.codecs.native_json_response import answer_json, json_content
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
 from preblock.service.codecs.safetensors import answer_safetensors
-from preblock.service.core.types import Result
+from preblock.service.core.results import Result
 
 TYPES = (JSON, BYTES, NPY, SAFETENSORS)
 

@@ -7,68 +7,38 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import BIAS_GRAPH, Manifest, StemManifest
-from preblock.service.codecs.chunks import JsonFloats, Part, bytes_of
-from preblock.service.codecs.native_json import json_content, read_json, write_json
-from preblock.service.codecs.ragged import integers, numbers, refuse_unknown, shown
-from preblock.service.codecs.v2.metadata import DATATYPES, Manifests, Shapes, describe, inputs_of
-from preblock.service.codecs.v2.parameters import InferOptions, check_input, read_wishes
-from preblock.service.core.errors import Invalid, Malformed
-from preblock.service.core.types import (
-    AnyRequest,
-    ChunkedTensor,
-    PairwiseBiasRequest,
-    Result,
-    StemRequest,
-    TokenRequest,
-    TokenRows,
+from preblock.service.codecs.native_json import read_json
+from preblock.service.codecs.ragged import refuse_unknown, shown
+from preblock.service.codecs.v2.infer_tensors import (
+    INPUT_FIELDS,
+    NUMPY,
+    InferHeader,
+    InputTensor,
+    read_inputs,
+    read_objects,
+    read_parameters,
+    to_array,
+    with_contents,
 )
+from preblock.service.codecs.v2.metadata import DATATYPES, Manifests, Shapes, describe, inputs_of
+from preblock.service.codecs.v2.parameters import InferOptions, read_wishes
+from preblock.service.core.errors import Invalid, Malformed
+from preblock.service.core.types import AnyRequest, PairwiseBiasRequest, StemRequest, TokenRequest, TokenRows
 
 FIELDS = ("id", "parameters", "inputs", "outputs", "model_name")
 """Of a request; some clients repeat the name of the model, which its path says."""
-INPUT_FIELDS = ("name", "datatype", "shape", "parameters", "data")
 OUTPUT_FIELDS = ("name", "parameters")
 OWN = ("input_ids", "attention_mask", "position_ids")
 """Inputs of rows that have a field of a request each."""
 SHAPES = {"offset": "[1] or [batch]", **dict.fromkeys((*OWN, "token_type_ids"), "[batch, length]")}
-NUMPY: dict[str, np.dtype[Any]] = {"INT64": np.dtype("<i8"), "FP32": np.dtype("<f4")}
 LONGEST_KEPT = 2048
 """Bytes of a JSON header that is remembered; one of all inputs of a model has fewer."""
 HEADER_LENGTH = "Inference-Header-Content-Length"
-
-
-@dataclass(frozen=True)
-class InputTensor:
-    """A tensor of a request, whose data is a flat list of JSON or bytes."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    data: list[Any] | memoryview
-
-
-class _Declared(NamedTuple):
-    """A tensor of the JSON of a request: with its data, or how many of the bytes that follow are it."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    data: list[Any] | None
-    size: Any
-
-
-class _Header(NamedTuple):
-    """What the JSON of a request says."""
-
-    inputs: tuple[_Declared, ...]
-    wishes: InferOptions
-    id: str | None
 
 
 @dataclass(frozen=True)
@@ -96,7 +66,7 @@ def read_infer(body: bytes, header_length: str | None, manifest: Manifests) -> I
             return _read_raw(body, manifest)
         header = (_kept_header if end <= LONGEST_KEPT else _read_header)(body[:end], manifest)
         binary = memoryview(body)[end:]
-    request = to_request(_filled(header, binary), header.wishes, manifest)
+    request = to_request(with_contents(header, binary), header.wishes, manifest)
     return InferMessage(request, header.id, header.wishes.binary)
 
 
@@ -115,18 +85,18 @@ def places(body: bytes, header_length: str, manifest: Manifest) -> dict[str, int
     return found
 
 
-def _read_header(text: bytes, manifest: Manifests) -> _Header:
+def _read_header(text: bytes, manifest: Manifests) -> InferHeader:
     document = read_json(text)
     refuse_unknown(document, FIELDS)
-    inputs = _read_inputs(_objects("inputs", document.get("inputs"), INPUT_FIELDS))
+    inputs = read_inputs(read_objects("inputs", document.get("inputs"), INPUT_FIELDS))
     id_ = document.get("id")
     if id_ is not None and not isinstance(id_, str):
         raise Invalid("id", id_, "a string")
-    asked = [] if document.get("outputs") is None else _objects("outputs", document["outputs"], OUTPUT_FIELDS)
+    asked = [] if document.get("outputs") is None else read_objects("outputs", document["outputs"], OUTPUT_FIELDS)
     wishes = read_wishes(
-        _parameters("parameters", document),
+        read_parameters("parameters", document),
         [
-            (output.get("name"), _parameters(f"outputs[{index}].parameters", output))
+            (output.get("name"), read_parameters(f"outputs[{index}].parameters", output))
             for index, output in enumerate(asked)
         ],
         manifest,
@@ -137,7 +107,7 @@ def _read_header(text: bytes, manifest: Manifests) -> _Header:
             raise Invalid(
                 f"outputs {name}", f"{datatype} as JSON", f"binary_data, since {datatype} has no form in JSON"
             )
-    return _Header(tuple(inputs), wishes, id_)
+    return InferHeader(tuple(inputs), wishes, id_)
 
 
 _kept_header = lru_cache(_read_header)
@@ -222,41 +192,11 @@ def _read(inputs: list[InputTensor], known: Shapes, *needed: str) -> dict[str, N
             raise Invalid(f"{tensor.name}.shape", list(tensor.shape), SHAPES.get(tensor.name, str(shape)))
         if 0 in tensor.shape:  # any number of empty rows fits in a few bytes
             raise Invalid(f"{tensor.name}.shape", list(tensor.shape), "sizes of 1 or more")
-        tensors[tensor.name] = _array(tensor)
+        tensors[tensor.name] = to_array(tensor)
     for name in needed:
         if name not in tensors:
             raise Invalid("inputs", f"no {name}", f"a tensor {name}")
     return tensors
-
-
-def write_infer(answer: Result, infer: InferMessage) -> tuple[list[Part], int | None]:
-    """Return the parts of a response body, and the length of the JSON where bytes follow it."""
-    document: dict[str, Any] = {"model_name": answer.model, "model_version": str(answer.version)}
-    if infer.id is not None:
-        document["id"] = infer.id
-    document["outputs"], parts = [], []
-    for name, tensor in answer.tensors.items():
-        output: dict[str, Any] = {"name": name, "datatype": DATATYPES[answer.dtype], "shape": tensor.shape}
-        if infer.binary[name]:
-            parts.append(bytes_of(tensor))
-            output["parameters"] = {"binary_data_size": tensor.nbytes}
-        elif isinstance(tensor, ChunkedTensor):
-            output["data"] = JsonFloats(tensor, (math.prod(tensor.shape),))
-        else:
-            check_finite(name, tensor)
-            output["data"] = tensor.reshape(-1)
-        document["outputs"].append(output)
-    if not parts:
-        return json_content(document), None
-    header = write_json(document)
-    return [header, *parts], len(header)
-
-
-def check_finite(output: str, tensor: NDArray[np.generic]) -> None:
-    """Raise Invalid for values that JSON cannot hold."""
-    if not np.isfinite(tensor).all():
-        allowed = "binary_data, since a value is infinite or no number, which JSON cannot hold"
-        raise Invalid(f"outputs {output}", "JSON", allowed)
 
 
 def _header_length(text: str, length: int) -> int:
@@ -264,90 +204,3 @@ def _header_length(text: str, length: int) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 20 or int(text) > length:
         raise Malformed(HEADER_LENGTH, text, f"0 to {length}, the length of the body")
     return int(text)
-
-
-def _read_inputs(documents: list[dict[str, Any]]) -> list[_Declared]:
-    inputs = []
-    for index, document in enumerate(documents):
-        where = f"inputs[{index}]"
-        name, datatype, shape = document.get("name"), document.get("datatype"), document.get("shape")
-        if not isinstance(name, str) or not isinstance(datatype, str):
-            raise Invalid(where, [name, datatype], "two strings, name and datatype")
-        if not isinstance(shape, list) or any(type(size) is not int or size < 0 for size in shape):
-            raise Invalid(f"{where}.shape", shape, "a list of sizes")
-        parameters = _parameters(f"{where}.parameters", document)
-        check_input(f"{where}.parameters", parameters)
-        size = parameters.get("binary_data_size")
-        data = None
-        if size is None:
-            data = _flatten(f"{where}.data", document.get("data"))
-        elif "data" in document:
-            raise Invalid(where, "data and binary_data_size", "one of them")
-        inputs.append(_Declared(name, datatype, tuple(shape), data, size))
-    return inputs
-
-
-def _filled(header: _Header, binary: memoryview) -> list[InputTensor]:
-    """Return the tensors that a header declares, those without data from the bytes that follow it."""
-    inputs, position = [], 0
-    for index, (name, datatype, shape, data, size) in enumerate(header.inputs):
-        if data is not None:
-            inputs.append(InputTensor(name, datatype, shape, data))
-            continue
-        if type(size) is not int or not 0 <= size <= len(binary) - position:
-            left = f"0 to {len(binary) - position}, the bytes that are left"
-            raise Malformed(f"inputs[{index}].binary_data_size", size, left)
-        inputs.append(InputTensor(name, datatype, shape, binary[position : position + size]))
-        position += size
-    if position != len(binary):
-        raise Malformed("body", f"{len(binary) - position} bytes more", "the bytes that binary_data_size declares")
-    return inputs
-
-
-def _array(tensor: InputTensor) -> NDArray[Any]:
-    """Return the data of a tensor in its shape."""
-    # Python's integers: no product of declared sizes can wrap.
-    count, dtype = math.prod(tensor.shape), NUMPY[tensor.datatype]
-    if isinstance(tensor.data, memoryview):
-        if len(tensor.data) != dtype.itemsize * count:
-            declared = f"{dtype.itemsize * count} bytes for shape {list(tensor.shape)}"
-            raise Malformed(tensor.name, f"{len(tensor.data)} bytes", declared)
-        # Bytes behind a JSON header begin anywhere; onnxruntime wants them aligned.
-        values: NDArray[Any] = np.require(np.frombuffer(tensor.data, dtype), requirements="A")
-    else:
-        if len(tensor.data) != count:
-            raise Invalid(
-                f"{tensor.name}.data", f"{len(tensor.data)} values", f"{count} for shape {list(tensor.shape)}"
-            )
-        read = integers if tensor.datatype == "INT64" else numbers
-        values = read(f"{tensor.name}.data", tensor.data)
-    return values.reshape(tensor.shape)
-
-
-def _flatten(where: str, data: Any) -> list[Any]:
-    """Flatten nested lists, in row-major order; the protocol allows either form."""
-    if not isinstance(data, list):
-        raise Invalid(where, data, "a list")
-    flat: list[Any] = data
-    while any(isinstance(item, list) for item in flat):
-        if not all(isinstance(item, list) for item in flat):
-            raise Invalid(where, "lists beside numbers", "nested lists of one depth, or a flat list")
-        flat = list(chain.from_iterable(flat))
-    return flat
-
-
-def _objects(where: str, value: Any, known: tuple[str, ...]) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise Invalid(where, value, "a list of objects")
-    for index, item in enumerate(value):
-        for name in item:
-            if name not in known:
-                raise Invalid(f"{where}[{index}]", name, ", ".join(known))
-    return value
-
-
-def _parameters(where: str, document: Mapping[str, Any]) -> dict[str, Any]:
-    parameters = document.get("parameters", {})
-    if not isinstance(parameters, dict):
-        raise Invalid(where, parameters, "an object")
-    return parameters

@@ -11,11 +11,13 @@ from google.protobuf.message import DecodeError
 
 from preblock.service.codecs.chunks import bytes_of, raw_bytes
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
-from preblock.service.codecs.v2.infer import InputTensor, to_request
+from preblock.service.codecs.v2.infer import to_request
+from preblock.service.codecs.v2.infer_tensors import InputTensor
 from preblock.service.codecs.v2.metadata import DATATYPES, Manifests
 from preblock.service.codecs.v2.parameters import check_input, read_wishes
 from preblock.service.core.errors import Invalid, Malformed, TooLarge
-from preblock.service.core.types import AnyRequest, ChunkedTensor, Int64, Result
+from preblock.service.core.results import ChunkedTensor, Result
+from preblock.service.core.types import AnyRequest, Int64
 
 LARGEST = 2**31 - 1 - 2**16
 """Bytes of the tensors of an answer: a message of gRPC ends at 2 GiB, and what describes them takes some of that."""

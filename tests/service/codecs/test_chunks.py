@@ -21,7 +21,8 @@ from preblock.service.codecs.chunks import (
     raw_bytes,
     size_of,
 )
-from preblock.service.core.types import DTYPES, ChunkedTensor
+from preblock.service.core.results import ChunkedTensor
+from preblock.service.core.types import DTYPES
 
 RANDOM = np.random.default_rng(0).bytes(5 * CHUNK + 7)
 

@@ -26,7 +26,7 @@ from preblock.service.core.decode_ops import (
     StepOp,
 )
 from preblock.service.core.errors import Invalid, PreblockError
-from preblock.service.core.types import EmbedResult
+from preblock.service.core.results import EmbedResult
 
 INDICES = ("token_type_ids", "word")
 

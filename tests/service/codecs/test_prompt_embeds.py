@@ -16,7 +16,8 @@ from preblock.service.artifacts.manifest import TokenEmbeddings
 from preblock.service.codecs.chunks import Base64Chunks, LazyBytes, joined
 from preblock.service.codecs.prompt_embeds import check_prompt_embeds, torch_file, write_prompt_embeds
 from preblock.service.core.errors import Invalid, TooLarge
-from preblock.service.core.types import ChunkedTensor, TextRequest
+from preblock.service.core.results import ChunkedTensor
+from preblock.service.core.types import TextRequest
 from tests.support.manifests import tiny_manifest
 
 DTYPES = {

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from preblock.service.codecs.chunks import joined
 from preblock.service.codecs.safetensors import LONGEST_HEADER, answer_safetensors, read_safetensors, write_safetensors
 from preblock.service.core.errors import Malformed
-from preblock.service.core.types import EmbedResult, TokenRows
+from preblock.service.core.results import EmbedResult
+from preblock.service.core.types import TokenRows
 
 INTEGERS = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
 IDS: dict[str, NDArray[Any]] = {"input_ids": np.arange(6).reshape(2, 3), "offset": np.array([1, 2], np.int32)}

@@ -20,7 +20,8 @@ from preblock.models.modules.rotary import RotaryConfig, RotaryOutput
 from preblock.models.steps import Positions, Tokens
 from preblock.service.artifacts.manifest import Source
 from preblock.service.core.errors import Invalid
-from preblock.service.core.types import ChunkedTensor, EmbedResult, TokenRequest, TokenRows
+from preblock.service.core.results import ChunkedTensor, EmbedResult
+from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.engine.chunking import WRITTEN_WHOLE
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import plain

@@ -22,7 +22,8 @@ from preblock.service.core.decode_ops import (
     StepOp,
 )
 from preblock.service.core.errors import ClientFault, Conflict, Invalid, TooLarge, Unavailable
-from preblock.service.core.types import EmbedResult, TokenRows
+from preblock.service.core.results import EmbedResult
+from preblock.service.core.types import TokenRows
 from preblock.service.engine.decode_stream import DecodeState
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler

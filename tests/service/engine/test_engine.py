@@ -18,7 +18,8 @@ from preblock.models.steps import Positions, Project, Tokens
 from preblock.service.artifacts.manifest import Manifest, Source
 from preblock.service.codecs.native_json import read_embed
 from preblock.service.core.errors import Invalid, TooLarge
-from preblock.service.core.types import EmbedResult, TokenRequest
+from preblock.service.core.results import EmbedResult
+from preblock.service.core.types import TokenRequest
 from preblock.service.engine.casting import cast
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.planning import RunInputs, plan

@@ -15,7 +15,8 @@ from preblock.models.modules.initialisers import seeded_
 from preblock.models.steps import Mask, Positions, Step, Tokens
 from preblock.service.artifacts.manifest import Source
 from preblock.service.core.errors import Invalid
-from preblock.service.core.types import EmbedResult, TokenRequest, TokenRows
+from preblock.service.core.results import EmbedResult
+from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics

@@ -18,7 +18,8 @@ from preblock.export.stem import export_stem, prove_stem
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.modules.stems import PatchConfig, PatchStem
 from preblock.service.core.errors import ArtifactError
-from preblock.service.core.types import ChunkedTensor, TokenRequest, TokenRows
+from preblock.service.core.results import ChunkedTensor
+from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import FastRun, plain
 from preblock.service.engine.scheduler import Scheduler

@@ -23,12 +23,12 @@ from preblock.service.codecs.arrays import read_npy, read_raw
 from preblock.service.codecs.native_json import (
     EmbedMessage,
     RequestOptions,
-    floats_of,
     read_beside,
     read_embed,
     read_json,
     read_query,
 )
+from preblock.service.codecs.native_json_response import floats_of
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, check_prompt_embeds
 from preblock.service.codecs.safetensors import read_safetensors
 from preblock.service.core.errors import Invalid

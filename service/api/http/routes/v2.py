@@ -18,7 +18,8 @@ from preblock.service.api.http.target import Handler
 from preblock.service.api.request_cache import RequestTemplate, form_of
 from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.ragged import refuse_unknown
-from preblock.service.codecs.v2.infer import HEADER_LENGTH, check_finite, places, read_infer, write_infer
+from preblock.service.codecs.v2.infer import HEADER_LENGTH, places, read_infer
+from preblock.service.codecs.v2.infer_response import check_finite, write_infer
 from preblock.service.codecs.v2.metadata import (
     check_change,
     model_config,

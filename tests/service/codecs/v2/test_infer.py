@@ -8,9 +8,11 @@ import orjson
 import pytest
 
 from preblock.service.codecs.chunks import joined, size_of
-from preblock.service.codecs.v2.infer import InferMessage, places, read_infer, write_infer
+from preblock.service.codecs.v2.infer import InferMessage, places, read_infer
+from preblock.service.codecs.v2.infer_response import write_infer
 from preblock.service.core.errors import Invalid
-from preblock.service.core.types import EmbedResult, SequenceRef, TokenRequest
+from preblock.service.core.results import EmbedResult
+from preblock.service.core.types import SequenceRef, TokenRequest
 from tests.support.manifests import tiny_manifest
 
 

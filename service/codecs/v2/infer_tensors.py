@@ -1,0 +1,136 @@
+"""Input tensors of the Open Inference Protocol: JSON data and binary contents."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preblock.service.codecs.ragged import integers, numbers
+from preblock.service.codecs.v2.parameters import InferOptions, check_input
+from preblock.service.core.errors import Invalid, Malformed
+
+NUMPY: dict[str, np.dtype[Any]] = {"INT64": np.dtype("<i8"), "FP32": np.dtype("<f4")}
+
+INPUT_FIELDS = ("name", "datatype", "shape", "parameters", "data")
+
+
+@dataclass(frozen=True)
+class InputTensor:
+    """A tensor of a request, whose data is a flat list of JSON or bytes."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: list[Any] | memoryview
+
+
+class DeclaredTensor(NamedTuple):
+    """A tensor of the JSON of a request: with its data, or how many of the bytes that follow are it."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: list[Any] | None
+    size: Any
+
+
+class InferHeader(NamedTuple):
+    """What the JSON of a request says."""
+
+    inputs: tuple[DeclaredTensor, ...]
+    wishes: InferOptions
+    id: str | None
+
+
+def read_inputs(documents: list[dict[str, Any]]) -> list[DeclaredTensor]:
+    """Return the inputs of a JSON header, each declared in full. Raises Malformed or Invalid."""
+    inputs = []
+    for index, document in enumerate(documents):
+        where = f"inputs[{index}]"
+        name, datatype, shape = document.get("name"), document.get("datatype"), document.get("shape")
+        if not isinstance(name, str) or not isinstance(datatype, str):
+            raise Invalid(where, [name, datatype], "two strings, name and datatype")
+        if not isinstance(shape, list) or any(type(size) is not int or size < 0 for size in shape):
+            raise Invalid(f"{where}.shape", shape, "a list of sizes")
+        parameters = read_parameters(f"{where}.parameters", document)
+        check_input(f"{where}.parameters", parameters)
+        size = parameters.get("binary_data_size")
+        data = None
+        if size is None:
+            data = _flatten(f"{where}.data", document.get("data"))
+        elif "data" in document:
+            raise Invalid(where, "data and binary_data_size", "one of them")
+        inputs.append(DeclaredTensor(name, datatype, tuple(shape), data, size))
+    return inputs
+
+
+def with_contents(header: InferHeader, binary: memoryview) -> list[InputTensor]:
+    """Return the tensors that a header declares, those without data from the bytes that follow it."""
+    inputs, position = [], 0
+    for index, (name, datatype, shape, data, size) in enumerate(header.inputs):
+        if data is not None:
+            inputs.append(InputTensor(name, datatype, shape, data))
+            continue
+        if type(size) is not int or not 0 <= size <= len(binary) - position:
+            left = f"0 to {len(binary) - position}, the bytes that are left"
+            raise Malformed(f"inputs[{index}].binary_data_size", size, left)
+        inputs.append(InputTensor(name, datatype, shape, binary[position : position + size]))
+        position += size
+    if position != len(binary):
+        raise Malformed("body", f"{len(binary) - position} bytes more", "the bytes that binary_data_size declares")
+    return inputs
+
+
+def to_array(tensor: InputTensor) -> NDArray[Any]:
+    """Return the data of a tensor in its shape."""
+    # Python's integers: no product of declared sizes can wrap.
+    count, dtype = math.prod(tensor.shape), NUMPY[tensor.datatype]
+    if isinstance(tensor.data, memoryview):
+        if len(tensor.data) != dtype.itemsize * count:
+            declared = f"{dtype.itemsize * count} bytes for shape {list(tensor.shape)}"
+            raise Malformed(tensor.name, f"{len(tensor.data)} bytes", declared)
+        # Bytes behind a JSON header begin anywhere; onnxruntime wants them aligned.
+        values: NDArray[Any] = np.require(np.frombuffer(tensor.data, dtype), requirements="A")
+    else:
+        if len(tensor.data) != count:
+            raise Invalid(
+                f"{tensor.name}.data", f"{len(tensor.data)} values", f"{count} for shape {list(tensor.shape)}"
+            )
+        read = integers if tensor.datatype == "INT64" else numbers
+        values = read(f"{tensor.name}.data", tensor.data)
+    return values.reshape(tensor.shape)
+
+
+def _flatten(where: str, data: Any) -> list[Any]:
+    """Flatten nested lists, in row-major order; the protocol allows either form."""
+    if not isinstance(data, list):
+        raise Invalid(where, data, "a list")
+    flat: list[Any] = data
+    while any(isinstance(item, list) for item in flat):
+        if not all(isinstance(item, list) for item in flat):
+            raise Invalid(where, "lists beside numbers", "nested lists of one depth, or a flat list")
+        flat = list(chain.from_iterable(flat))
+    return flat
+
+
+def read_objects(where: str, value: Any, known: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return a list of objects without unknown fields. Raises Malformed or Invalid."""
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise Invalid(where, value, "a list of objects")
+    for index, item in enumerate(value):
+        for name in item:
+            if name not in known:
+                raise Invalid(f"{where}[{index}]", name, ", ".join(known))
+    return value
+
+
+def read_parameters(where: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of an object. Raises Malformed."""
+    parameters = document.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise Invalid(where, parameters, "an object")
+    return parameters
