@@ -20,7 +20,7 @@ import uvloop
 from benchmarks.servers import PREBLOCK, free_port
 from benchmarks.streams import MODEL, SERVER_CORE, WIDTH, be_the_client, running
 from preblock.bench.load import PROTOCOLS, measure
-from preblock.bench.workload import Target
+from preblock.bench.workload import LoadTarget
 from preblock.client import connect
 
 SHAPE = (1, 1)
@@ -65,11 +65,11 @@ def main() -> None:
         running(*pinned, sys.executable, "-m", "benchmarks.ceiling", "--serve") as (_, canned_port),
         running(*pinned, sys.executable, "-m", "benchmarks.canned", free_port(), bare_port) as (_, echo_port),
     ):
-        ours = Target(f"http://127.0.0.1:{port}", MODEL, grpc_port=grpc_port)
+        ours = LoadTarget(f"http://127.0.0.1:{port}", MODEL, grpc_port=grpc_port)
         with connect(ours.url) as client:
             model = client.model(MODEL)
         bare = {
-            protocol: Target(
+            protocol: LoadTarget(
                 f"http://127.0.0.1:{echo_port if protocol == 'steps' else canned_port}", MODEL, None, bare_port
             )
             for protocol in PROTOCOLS

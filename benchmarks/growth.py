@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.servers import PREBLOCK
 from benchmarks.streams import SERVER_CORE, be_the_client, running
 from preblock.bench.load import measure
-from preblock.bench.workload import Target
+from preblock.bench.workload import LoadTarget
 from preblock.client import connect
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
@@ -124,7 +124,7 @@ class Meter:
 
     def line(self, pid: int, port: int, shape: tuple[int, int], connections: int = 1) -> str:
         """Return the cells of a line: medians of the rounds."""
-        target = Target(address(port), "m0")
+        target = LoadTarget(address(port), "m0")
         Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins here
         with connect(target.url) as client:
             model = client.model(target.model)

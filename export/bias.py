@@ -1,7 +1,7 @@
 """Writes the ONNX graph of a pairwise bias, and proves it equal to its PyTorch module.
 
-The graph is written by hand: lengths are values of its inputs, not axes, and the bucket of a distance is found by
-comparing whole numbers, where a logarithm would leave its last bit to the library.
+The graph is written by hand, because lengths are values of its inputs, not axes. The bucket of a distance is found by
+comparing integers: the last bit of a logarithm depends on the library.
 
 Letters: D model width, H heads, Q query length, K key length.
 """
@@ -26,8 +26,7 @@ from preblock.service.runtime.session import Session
 
 Array = NDArray[Any]
 SINUSOID_ULP = 1.0
-"""Of 1, for the sine of one and the same float32 angle, which two libraries compute. Everything else must be equal to
-the bit."""
+"""ULP of 1, for sines of the same float32 angle by two libraries. Everything else must be bit for bit equal."""
 LONG, FAR = 5000, 10**6
 GRID: tuple[tuple[int, int, int], ...] = (
     *((0, length, length) for length in (0, 1, 2, 17, 256)),  # the whole at once
@@ -53,8 +52,8 @@ def export_bias(bias: Bias, folder: Path) -> None:
     """Write `bias.onnx` into `folder`.
 
     Inputs are int64 `query_offset`, `query_length` and `key_length`, each of shape (1,); a sinusoid has no offset.
-    The output is float32 `bias` (1, H, Q, K), of a sinusoid `relative_positions` (rows, D). A trained table lies in
-    the graph itself: that of a published model is a few kilobytes, 32 buckets by at most 128 heads.
+    The output is float32 `bias` (1, H, Q, K), of a sinusoid `relative_positions` (rows, D). A trained table is stored
+    in the graph itself: published models have 32 buckets by at most 128 heads, a few kilobytes.
     """
     match bias:
         case AlibiBias():
@@ -68,7 +67,7 @@ def export_bias(bias: Bias, folder: Path) -> None:
 
 
 def read_bias(folder: Path) -> dict[str, Tensor]:
-    """Return the trained weights of the bias that an artifact holds, under the names of `FrontEnd.state_dict()`."""
+    """Return the trained weights of an artifact's bias, under the names of `FrontEnd.state_dict()`."""
     if not (folder / BIAS_GRAPH).is_file():
         return {}
     initializers = onnx.load(folder / BIAS_GRAPH).graph.initializer
@@ -80,7 +79,7 @@ def prove_bias(bias: Bias, session: Session) -> OutputParity:
     """Compare `session`, that of `bias.onnx`, with `bias` over the grid.
 
     Raises:
-        ParityError: a case differs by more than is allowed, nothing but for sinusoids; the error names the worst.
+        ParityError: a case differs by more than allowed (0 except for sinusoids); the error names the worst.
 
     """
     cases = [_compare(bias, session, *case) for case in GRID]
@@ -117,7 +116,7 @@ def _alibi(bias: AlibiBias) -> onnx.ModelProto:
 
 
 def _t5(bias: T5RelativeBias) -> onnx.ModelProto:
-    # A diagonal of the matrix is one distance: the buckets are those of Q + K - 1 distances, not of Q x K.
+    # A diagonal of the matrix has one distance: only Q + K - 1 buckets are needed, not Q x K.
     if bias.bidirectional:
         distance = "distance = Abs (relative)"
         bucket = """
@@ -177,7 +176,7 @@ def _sinusoid(bias: RelativeSinusoid) -> onnx.ModelProto:
 
 
 def _pairwise(heads: int, body: str, **constants: Array) -> onnx.ModelProto:
-    """Return a graph whose `body` makes `bias` of `query_index` (Q, 1) and `key_index` (K,)."""
+    """Return a graph to compute `bias` from `query_index` (Q, 1) and `key_index` (K,) by `body`."""
     indices = """
       queries = Squeeze (query_length)
       query_range = Range (zero, queries, one)

@@ -1,9 +1,9 @@
-"""What an export can end in."""
+"""The errors of an export."""
 
 
 class ExportError(Exception):
-    """An export that cannot be done. The message is one line and says why."""
+    """The export failed. The message is one line with the reason."""
 
 
 class ParityError(ExportError):
-    """A graph that does not equal its PyTorch module."""
+    """A graph differs from its PyTorch module."""

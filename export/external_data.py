@@ -1,6 +1,6 @@
-"""The data file of an artifact: written in parts straight from where the weights lie, and mapped when it is read.
+"""The data file of an artifact: written in chunks without copying weights, and mapped when it is read.
 
-A front-end may be as large as memory allows once, so that nothing here copies a weight.
+A front-end may fill the memory, so no second copy of a weight is made.
 """
 
 import os
@@ -12,26 +12,26 @@ import onnx
 import torch
 from numpy.typing import NDArray
 
-from preblock.export.progress import Progress, Report
+from preblock.export.progress import Report, StepProgress
 from preblock.service.artifacts.manifest import DATA, GRAPH
 
-PART = 2**26
-"""Bytes that are written at once."""
+CHUNK_BYTES = 2**26
+"""Bytes of one write."""
 SMALL = 256
-"""Bytes up to which a tensor lies in the graph itself."""
+"""Largest tensor, in bytes, stored in the graph itself."""
 
 
 def save_program(program: torch.onnx.ONNXProgram, folder: Path, report: Report) -> onnx.ModelProto:
     """Write the data file of `program` into `folder`, and return the model over it.
 
-    The weights lie one behind the other. onnxruntime maps each from the page that it begins in.
+    The weights follow one another. onnxruntime maps each from the start of its first page.
     """
     initializers = program.model.graph.initializers.items()
     weights = {name: value.const_value.numpy() for name, value in initializers if value.const_value is not None}
     program.save(folder / GRAPH, include_initializers=False)
     model = onnx.load(folder / GRAPH)
     total = sum(values.nbytes for values in weights.values() if values.nbytes > SMALL)
-    progress = Progress(report, "writing the graph", total)
+    progress = StepProgress(report, "writing the graph", total)
     with (folder / DATA).open("wb") as stream:
         for name, values in weights.items():
             model.graph.initializer.append(_save(name, values, stream, progress))
@@ -39,7 +39,10 @@ def save_program(program: torch.onnx.ONNXProgram, folder: Path, report: Report) 
 
 
 def map_weights(model: onnx.ModelProto, folder: Path) -> dict[str, NDArray[Any]]:
-    """Return every initializer of `model` by name; those in the data file are mapped, not read. Changes stay here."""
+    """Return every initializer of `model` by name.
+
+    Tensors in the data file are mapped, not read. Writes to them do not change the file.
+    """
     weights: dict[str, NDArray[Any]] = {}
     for tensor in model.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -51,16 +54,16 @@ def map_weights(model: onnx.ModelProto, folder: Path) -> dict[str, NDArray[Any]]
     return weights
 
 
-def _save(name: str, values: NDArray[Any], stream: BinaryIO, progress: Progress) -> onnx.TensorProto:
+def _save(name: str, values: NDArray[Any], stream: BinaryIO, progress: StepProgress) -> onnx.TensorProto:
     """Append `values` to the data file, and return the tensor over them."""
     if values.nbytes <= SMALL:
         return onnx.numpy_helper.from_array(values, name)
     place = {"location": DATA, "offset": str(stream.tell()), "length": str(values.nbytes)}
     content = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-    for begin in range(0, len(content), PART):
-        part = content[begin : begin + PART]
+    for begin in range(0, len(content), CHUNK_BYTES):
+        part = content[begin : begin + CHUNK_BYTES]
         stream.write(part.data)
-        if len(part) == PART:  # else the disk takes all at once at the end, when nothing tells how far it is
+        if len(part) == CHUNK_BYTES:  # spreads the disk writes, which progress would else not cover
             stream.flush()
             os.fdatasync(stream.fileno())
         progress.add(len(part))

@@ -1,4 +1,4 @@
-"""Writes the ONNX graph of a front-end: dynamic axes, weights in one external data file, nothing of this machine.
+"""Writes the ONNX graph of a front-end: dynamic axes, one external data file, no traces of this machine.
 
 Letters: B batch, L length, D output width.
 """
@@ -28,14 +28,14 @@ from preblock.service.artifacts.manifest import Tensor as TensorSpec
 
 OPSET = 20
 MODULE, TRAINED, TRANSPOSED = "frontend.", (".weight", ".bias"), ".transposed"
-"""In the names of initializers: what the exported module calls the front-end, what ends those of trained weights, and
-what follows where a weight is stored the other way round."""
+"""Parts of the names of initializers: the prefix of the front-end, the suffixes of trained weights, and the suffix of
+transposed ones."""
 BIAS = "bias."
-"""What begins the names of weights that have a graph of their own."""
+"""Prefix of the weights stored in `bias.onnx`."""
 
 
-class _Graph(nn.Module):
-    """The front-end with the inputs of its graph, by name; its outputs are those of `_outputs`."""
+class _ExportedModule(nn.Module):
+    """The front-end with the named inputs of its graph, and every output as a tuple."""
 
     def __init__(self, frontend: FrontEnd | CustomFrontEnd) -> None:
         super().__init__()
@@ -60,27 +60,27 @@ class _Graph(nn.Module):
 def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Report = lambda _: None) -> None:
     """Write the graphs of `frontend` (in evaluation mode) into `folder`, over one data file.
 
-    `report` is told how far it is, if it takes long.
+    `report` receives the progress of a long step.
 
-    `model.onnx` has inputs int64 `input_ids` (batch, length), `offset` (1,) or (batch,), the further indices of a token
-    by their names and `attention_mask` (batch, length) where the front-end has them, and output float32 `embeddings`
-    (batch, length, D). `token.onnx` has input `input_ids` and output `token_embeddings`; it is left out where the two
-    are the same. Where attention is rotary, `model.onnx` has the outputs of `FrontEnd.rotary_outputs` too, float32
-    (1 or batch, length, R), and `embeddings.onnx` is what it is without them: onnxruntime computes every output of a
-    graph, asked for or not.
+    - `model.onnx` has int64 inputs `input_ids` (batch, length) and `offset` (1,) or (batch,), and the float32 output
+      `embeddings` (batch, length, D). Further indices and `attention_mask` (batch, length) are inputs if the
+      front-end has them.
+    - `token.onnx` has input `input_ids` and output `token_embeddings`; it is omitted if that equals `embeddings`.
+    - With rotary attention, `model.onnx` also has the outputs of `FrontEnd.rotary_outputs`, float32 (1 or batch,
+      length, R). `embeddings.onnx` omits them, because onnxruntime computes every output of a graph.
     """
     signature = frontend.signature
     lookup = [] if signature.lookup_width is None else ["token_embeddings"]
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
     names = ["input_ids", "offset", *signature.indices]
     names += ["attention_mask"] if signature.needs_mask else []
-    # Any sizes do, except that `offset` has one element, so that (1,) broadcasts over the batch in the graph.
-    # Each input is a tensor of its own: the exporter makes one input of two arguments that are the same tensor.
+    # `offset` has one element, so that (1,) broadcasts over the batch in the graph; other sizes are arbitrary.
+    # Each input is a separate tensor: the exporter merges arguments with the same tensor into one input.
     samples = {name: torch.ones(1 if name == "offset" else (2, 3), dtype=torch.int64) for name in names}
     shapes = {name: None if name == "offset" else {0: batch, 1: length} for name in names}
     with quiet_exporter(), _refused():
         program = torch.onnx.export(
-            _Graph(frontend).eval(),
+            _ExportedModule(frontend).eval(),
             (),
             kwargs=_arguments(samples, signature),
             dynamo=True,
@@ -109,7 +109,7 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Repo
 
 
 def _arguments(values: dict[str, Any], signature: Signature) -> dict[str, Any]:
-    """Return `values`, one for each input, as the arguments of `_Graph.forward`, in which the indices are one."""
+    """Return `values` as the arguments of `_ExportedModule.forward`, which takes all indices as one."""
     arguments: dict[str, Any] = {}
     for name, value in values.items():
         if name in signature.indices:
@@ -120,7 +120,7 @@ def _arguments(values: dict[str, Any], signature: Signature) -> dict[str, Any]:
 
 
 def _name_projections(model: onnx.ModelProto, config: FrontEndConfig) -> None:
-    """Name the weights of projections, which the exporter transposes and calls after itself."""
+    """Name the weights of projections; the exporter transposes and renames them."""
     projections = [
         f"{MODULE}{name}.weight{TRANSPOSED}"
         for name, step in zip(names_of(config.steps), config.steps, strict=True)
@@ -129,13 +129,13 @@ def _name_projections(model: onnx.ModelProto, config: FrontEndConfig) -> None:
     products = [node for node in model.graph.node if node.op_type == "MatMul"]
     names: dict[str, str] = {}
     for name, product in zip(projections, products, strict=True):
-        product.input[1] = names.setdefault(product.input[1], name)  # one where two have the same values
+        product.input[1] = names.setdefault(product.input[1], name)  # equal weights share one initializer
     for initializer in model.graph.initializer:
         initializer.name = names.get(initializer.name, initializer.name)
 
 
 def _restore_merged(model: onnx.ModelProto, frontend: FrontEnd) -> None:
-    """Add the weights that the exporter left out because another has the same values: the file holds every one."""
+    """Add the weights merged by the exporter with equal ones: an artifact holds every weight."""
     names = {initializer.name.removesuffix(TRANSPOSED) for initializer in model.graph.initializer}
     for name, weight in frontend.state_dict().items():
         if MODULE + name not in names and not name.startswith(BIAS):
@@ -143,7 +143,7 @@ def _restore_merged(model: onnx.ModelProto, frontend: FrontEnd) -> None:
 
 
 def _only(model: onnx.ModelProto, *names: str) -> onnx.ModelProto:
-    """Return the part of `model` that makes the outputs `names`, with all inputs."""
+    """Return the part of `model` for the outputs `names`, with all inputs."""
     part = onnx.ModelProto()
     part.CopyFrom(model)
     wanted, nodes = set(names), []
@@ -162,7 +162,7 @@ def _only(model: onnx.ModelProto, *names: str) -> onnx.ModelProto:
 
 
 def _inputs(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield every name that `node` takes, also those that its subgraphs take from outside."""
+    """Yield the names of all inputs of `node`, including the outer values used by its subgraphs."""
     yield from node.input
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):
@@ -172,13 +172,13 @@ def _inputs(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def load_plain(folder: Path) -> onnx.ModelProto:
-    """Return the graph of the artifact in `folder` that gives `embeddings` alone, without its weights."""
+    """Return the graph in `folder` with `embeddings` as its only vectors, without weights."""
     plain = folder / EMBEDDINGS_GRAPH if (folder / EMBEDDINGS_GRAPH).is_file() else folder / GRAPH
     return onnx.load(plain, load_external_data=False)
 
 
 def save_graph(model: onnx.ModelProto, file: Path) -> None:
-    """Write `model` over the data file that it names, and let ONNX check both."""
+    """Write `model` over its existing data file, and check both with ONNX."""
     onnx.save(model, file)
     onnx.checker.check_model(file, full_check=True)
 
@@ -190,10 +190,9 @@ def describe_graph(graph: Path) -> Graph:
 
 
 def read_initializers(folder: Path) -> dict[str, Tensor]:
-    """Return the trained weights that an artifact holds in float32, under the names of `FrontEnd.state_dict()`.
+    """Return the trained float32 weights of an artifact, under the names of `FrontEnd.state_dict()`.
 
-    They are mapped from the data file. What is derived (sinusoids) is left out: who builds the module again derives it
-    again.
+    They are mapped from the data file. Derived tables (sinusoids) are omitted: a new module computes them.
     """
     weights = {}
     for stored, values in map_weights(onnx.load(folder / GRAPH, load_external_data=False), folder).items():
@@ -206,7 +205,7 @@ def read_initializers(folder: Path) -> dict[str, Tensor]:
 
 @contextmanager
 def quiet_exporter() -> Iterator[None]:
-    """Silence what the exporter says of libraries that a front-end does not use, and of its own deprecations."""
+    """Silence the exporter's messages about unused libraries and its own deprecations."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -220,7 +219,7 @@ def quiet_exporter() -> Iterator[None]:
 
 @contextmanager
 def _refused() -> Iterator[None]:
-    """Turn what the exporter says of a module that it cannot follow into one line."""
+    """Reduce the exporter's error for an untraceable module to one line."""
     try:
         yield
     except torch.onnx.OnnxExporterError as error:
@@ -229,7 +228,7 @@ def _refused() -> Iterator[None]:
 
 
 def forget_machine(message: Message) -> None:
-    """Clear what the exporter notes on the side, however deep: source paths and stack traces of this machine."""
+    """Clear the exporter's metadata at every depth: source paths and stack traces of this machine."""
     for field, value in message.ListFields():
         if field.name in ("metadata_props", "doc_string"):
             message.ClearField(field.name)
@@ -239,9 +238,9 @@ def forget_machine(message: Message) -> None:
 
 
 def _free_offset(model: onnx.ModelProto, rotary: Collection[str]) -> None:
-    """Let `offset` be of shape (1,) or (batch,): exported with one element, it broadcasts in either case.
+    """Make the axis of `offset` dynamic: (1,) or (batch,). Exported with one element, it broadcasts in either case.
 
-    The outputs `rotary` have a row for each of its elements.
+    The outputs `rotary` have one row for each offset.
     """
     del model.graph.value_info[:]  # shapes inferred for one element
     for node in (*model.graph.input, *model.graph.output):

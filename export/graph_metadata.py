@@ -1,6 +1,6 @@
-"""What the graphs of an artifact say of themselves, to whoever opens one without its manifest.
+"""Metadata in the graphs of an artifact, for use without its manifest.
 
-The same for the same front-end: no path, no time, nothing of this machine.
+Equal front-ends get equal metadata: no path, no time, nothing of this machine.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Keeps the proof of a huge artifact within the memory of its module."""
+"""A session to prove huge artifacts in little memory."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.manifest import DATA
 from preblock.service.runtime.session import CPU, Float32, Session
 
-HUGE = 2**27
-"""Bytes of a data file from which on it is worth the time."""
+HUGE_BYTES = 2**27
+"""Smallest data file, in bytes, to save memory for at the cost of time."""
 
 
-class Forgetful(Session):
-    """A session on the CPU that is opened again after each run.
+class ReopeningSession(Session):
+    """A session on the CPU, reopened after each run.
 
-    What a run read of the data file, and much around it, stays in memory for as long as the session that mapped it.
+    The pages of the data file read by a run stay in memory until the session is closed.
     """
 
     def __init__(self, folder: Path, graph: str) -> None:
@@ -24,7 +24,7 @@ class Forgetful(Session):
         super().__init__(folder, CPU, graph=graph)
 
     def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str] | None = None) -> dict[str, Float32]:
-        """Return what a session returns."""
+        """Return the outputs of the graph, and reopen the session."""
         found = super().run(feeds, outputs)
         folder, graph = self._of
         super().__init__(folder, CPU, graph=graph)
@@ -32,7 +32,7 @@ class Forgetful(Session):
 
 
 def open_session(folder: Path, provider: str, graph: str) -> Session:
-    """Open a graph of the artifact in `folder` to prove it; on the CPU, a huge one takes little memory."""
-    if provider == CPU and (folder / DATA).stat().st_size >= HUGE:
-        return Forgetful(folder, graph)
+    """Open a graph in `folder` for a proof. On the CPU, a huge one is reopened after each run."""
+    if provider == CPU and (folder / DATA).stat().st_size >= HUGE_BYTES:
+        return ReopeningSession(folder, graph)
     return Session(folder, provider, graph=graph)

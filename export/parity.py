@@ -1,11 +1,10 @@
-"""Proves a graph equal to its PyTorch module: a grid of calls through the session code that serves.
+"""Proves a graph equal to its PyTorch module, over a grid of calls through the session code of the service.
 
-Letters: B batch, L length, M maximum length.
+Letters: B batch, L length, M maximum length, P width of a table of positions.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from preblock.export.errors import ParityError
+from preblock.export.parity_cases import UNLIMITED_LENGTH, GridCase, arguments_of, feeds_of, grid, in_words
 from preblock.models.custom import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.rotary import SCALINGS
@@ -30,52 +30,29 @@ from preblock.service.runtime.chunks import cut
 from preblock.service.runtime.position_table import place
 from preblock.service.runtime.session import Session
 
-BATCHES = (1, 2, 5)
-LENGTHS = (1, 2, 17)
 ALLOWED_ULP = 8.0
-"""For a front-end with a norm or a projection: its sums may be ordered in any way. Without, bits must be equal."""
+"""For a front-end with a norm or a projection, whose sums may have any order. Others must be bit for bit equal."""
 NARROW_ULP = {"float32": 0.0, "float16": 2.0**14, "bfloat16": 2.0**17}
-"""Besides, where every step is rounded to a narrower type: two units of that type. A sum in another order may round to
-the neighbour there, and a projection carries that further."""
+"""Added if every step is rounded to a narrower type: two units of that type. A sum in another order may round to the
+next value there, and a projection spreads the difference."""
 ROTARY_ULP = 1.0
-"""For cosines and sines, in units in the last place of the largest one: torch's float32 kernels against the float64 of
-the graph, which is rounded. Found: 0.5, 6e-8, at every position up to 2^31."""
-LARGEST = 2**23
-"""Numbers of an output of several rows: the longest rows of a case that would have more are as long as fits."""
-LONG = 512
-"""Length that stands for the longest where no table of positions sets one."""
-PART = 2**20
-"""Numbers of the lookup that are computed at once."""
-PIECE = 2**18
-"""Numbers that are compared at once."""
-WINDOW = 2**23
-"""Numbers of the table of tokens that a case takes its ids from, beside the first and the last."""
+"""For cosines and sines, in ULP of the largest one: torch's float32 kernels against the rounded float64 of the graph.
+Measured: 0.5 ULP, 6e-8, at every position up to 2^31."""
+LOOKUP_CHUNK_VALUES = 2**20
+"""Values of the lookup computed at once."""
+COMPARED_CHUNK_VALUES = 2**18
+"""Values compared at once."""
 TILE = 7
 """Tokens of a tile that is proven: cases have a part of one, a whole one, and several of which the last is a part."""
-PADDINGS: tuple[Literal["none", "left", "right"], ...] = ("none", "left", "right")
+CaseReport = Callable[[int, int, int], None]
+"""Receives the number of finished cases, the number of all cases, and the bytes of the last one."""
 
 
-Cases = Callable[[int, int, int], None]
-"""Is told how many cases of how many are done, and the bytes of the last."""
-
-
-class Arguments(NamedTuple):
-    """The arguments of one comparison; `segments`: every further index is random, and not left out."""
-
-    batch: int
-    length: int
-    offset: tuple[int, ...]
-    segments: bool
-    padding: Literal["none", "left", "right"]
-
-
-def prove(frontend: FrontEnd | CustomFrontEnd, session: Session, report: Cases = lambda *_: None) -> OutputParity:
+def prove(frontend: FrontEnd | CustomFrontEnd, session: Session, report: CaseReport = lambda *_: None) -> OutputParity:
     """Compare `embeddings` of `session` with `frontend` over the grid.
 
-    `report` is told how many cases of how many are done, and the bytes of the last.
-
     Raises:
-        ParityError: a case differs by more than is allowed; the error names the worst.
+        ParityError: a case differs by more than allowed; the error names the worst.
 
     """
     frontend.eval()
@@ -88,20 +65,20 @@ def prove(frontend: FrontEnd | CustomFrontEnd, session: Session, report: Cases =
 
 
 def allowed_ulp(frontend: FrontEnd | CustomFrontEnd) -> float:
-    """Return by how many ULP of the largest value of its row a vector may differ."""
+    """Return the allowed error of a vector, in ULP of the largest value of its row."""
     arithmetic = frontend.config.arithmetic if isinstance(frontend, FrontEnd) else "float32"
     return 0.0 if frontend.signature.exact else ALLOWED_ULP + NARROW_ULP[arithmetic]
 
 
 def judge(output: str, cases: Sequence[ParityCase], allowed_ulp: float) -> OutputParity:
-    """Return the comparison of an output that `cases` make up.
+    """Return the parity of an output over `cases`.
 
     Raises:
-        ParityError: a case differs by more than is allowed; the error names the worst.
+        ParityError: a case differs by more than allowed; the error names the worst.
 
     """
     worst = max(cases, key=lambda case: np.inf if np.isnan(case.max_ulp) else case.max_ulp)
-    if not worst.max_ulp <= allowed_ulp:  # no number is found too
+    if not worst.max_ulp <= allowed_ulp:  # true for NaN too
         at = ", ".join(f"{name} {value}" for name, value in worst.arguments.items())
         raise ParityError(
             f"{output} of the graph differs from its PyTorch module by {worst.max_abs:.3g} "
@@ -116,13 +93,13 @@ def judge(output: str, cases: Sequence[ParityCase], allowed_ulp: float) -> Outpu
 
 
 def prove_lookup(frontend: FrontEnd, session: Session, told: Callable[[int], None] = lambda _: None) -> OutputParity:
-    """Compare a graph of the model's own lookup with `frontend.look_up`, for every id.
+    """Compare the model's own token lookup with `frontend.look_up`, for every id, bit for bit.
 
-    It is that of `token_embeddings`, or one of `embeddings` where the two are the same. `told` is told the bytes of
-    each part of the ids.
+    The output is `token_embeddings`, or `embeddings` if the two are equal. `told` receives the bytes of each chunk of
+    ids.
 
     Raises:
-        ParityError: a value differs; the steps of a lookup leave no bit to chance.
+        ParityError: a value differs.
 
     """
     signature, cases = frontend.signature, []
@@ -130,7 +107,7 @@ def prove_lookup(frontend: FrontEnd, session: Session, told: Callable[[int], Non
     output, width = EMBEDDINGS, signature.width
     if signature.lookup_width is not None:
         output, width = TOKEN_EMBEDDINGS, signature.lookup_width
-    count = min(4096, 1 + PART // width)
+    count = min(4096, 1 + LOOKUP_CHUNK_VALUES // width)
     with torch.inference_mode():
         for part in np.array_split(ids, 1 + ids.size // count):
             expected = frontend.look_up(torch.from_numpy(part)).numpy()
@@ -143,16 +120,16 @@ def prove_lookup(frontend: FrontEnd, session: Session, told: Callable[[int], Non
 
 
 def prove_rotary(frontend: FrontEnd, session: Session, alone: Session) -> dict[str, OutputParity]:
-    """Compare the rotary outputs of `session` with those of `frontend` over the grid, as far as they are legal.
+    """Compare the rotary outputs of `session` with those of `frontend` over the legal part of the grid.
 
-    `alone`, the graph without them, must give the vectors of `session` bit for bit.
+    `alone`, the graph without them, must return the vectors of `session` bit for bit.
 
     Raises:
-        ParityError: a case differs by more than is allowed.
+        ParityError: a case differs by more than allowed.
 
     """
     signature = frontend.signature
-    limit = min((limit for limit in (signature.max_len, signature.rotary_len) if limit), default=LONG)
+    limit = min((limit for limit in (signature.max_len, signature.rotary_len) if limit), default=UNLIMITED_LENGTH)
     largest = max(SCALINGS[output.config.scaling].attention_factor(output.config) for output in frontend.config.rotary)
     unit = float(np.spacing(np.float32(largest)))
     cases: dict[str, list[ParityCase]] = {name: [] for name in signature.rotary}
@@ -160,13 +137,13 @@ def prove_rotary(frontend: FrontEnd, session: Session, alone: Session) -> dict[s
         feeds = feeds_of(signature, case)
         found = session.run(feeds)
         if not np.array_equal(found[EMBEDDINGS], alone.run(feeds)[EMBEDDINGS]):
-            raise ParityError(f"the graph of embeddings alone differs at {_say(case)}")
+            raise ParityError(f"the graph of embeddings alone differs at {in_words(case)}")
         with torch.inference_mode():
             expected = frontend.rotary_outputs(*(torch.from_numpy(feeds[name]) for name in ("input_ids", "offset")))
         for name, values in expected.items():
             same_shape = found[name].shape == tuple(values.shape)
             max_abs = float(np.abs(found[name] - values.numpy()).max()) if same_shape else np.inf
-            cases[name].append(ParityCase(arguments=_arguments(case), max_abs=max_abs, max_ulp=max_abs / unit))
+            cases[name].append(ParityCase(arguments=arguments_of(case), max_abs=max_abs, max_ulp=max_abs / unit))
     return {name: judge(name, compared, ROTARY_ULP) for name, compared in cases.items()}
 
 
@@ -190,7 +167,7 @@ def prove_tiles(
         for kind, call in calls.items():
             found = tiles.run(call)[EMBEDDINGS].reshape(-1, expected.shape[-1])[: case.batch * case.length]
             found = found.reshape(expected.shape)
-            arguments: dict[str, JsonValue] = {**_arguments(case), "tiles": kind}
+            arguments: dict[str, JsonValue] = {**arguments_of(case), "tiles": kind}
             cases.append(_same(found, expected, arguments))
         told(expected.nbytes)
     return judge(IN_TILES, cases, 0.0)
@@ -203,9 +180,9 @@ def prove_positioned(
     plain: Session,
     told: Callable[[int], None] = lambda _: None,
 ) -> OutputParity:
-    """Compare the graph that is given `positions` (1, M, P) with the plain one over the grid, for one offset.
+    """Compare the graph with the input `positions` (1, M, P) to the plain one over the grid, for one offset.
 
-    A graph that adds positions last is run in both ways that the service has. `told` is told the bytes of each case.
+    If the graph adds positions last, both code paths of the service are run. `told` receives the bytes of each case.
 
     Raises:
         ParityError: a bit differs.
@@ -215,30 +192,30 @@ def prove_positioned(
     for case in grid(signature):
         feeds = feeds_of(signature, case)
         expected = plain.run(feeds, [EMBEDDINGS])[EMBEDDINGS]
-        # What is made in place keeps its session open, which a huge table must not.
+        # An in-place result keeps its session open, and with it the memory of a huge table.
         calls = ReadyCalls(positioned, positions, often=0)
         one = len(case.offset) == 1
         if (calls.in_place or not one) and (found := calls.run(feeds)) is not None:
             told_of = {"in_place": True} if calls.in_place else {}
-            cases.append(_same(found, expected, _arguments(case) | told_of))
+            cases.append(_same(found, expected, arguments_of(case) | told_of))
             del found
         del calls
         if not one:
             continue
         found = positioned.run(place(feeds, positions), [EMBEDDINGS])[EMBEDDINGS]
-        cases.append(_same(found, expected, _arguments(case)))
+        cases.append(_same(found, expected, arguments_of(case)))
         told(expected.nbytes)
     return judge(POSITIONED, cases, 0.0)
 
 
 def _same(found: NDArray[np.float32], expected: NDArray[np.float32], arguments: dict[str, JsonValue]) -> ParityCase:
-    """Compare what should have the same bits."""
+    """Compare two arrays with a short path for equal bits."""
     max_abs, max_ulp = (0.0, 0.0) if np.array_equal(found, expected) else difference(found, expected)
     return ParityCase(arguments=arguments, max_abs=max_abs, max_ulp=max_ulp)
 
 
 def _offsets(signature: Signature, feeds: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Return how many real tokens precede each token: int64 (batch, length)."""
+    """Return the number of real tokens before each token: int64 (batch, length)."""
     real = np.ones_like(feeds["input_ids"])
     if signature.counts == "ids":
         real = (feeds["input_ids"] != signature.padding_idx).astype(np.int64)
@@ -248,47 +225,11 @@ def _offsets(signature: Signature, feeds: Mapping[str, NDArray[np.int64]]) -> ND
     return offsets
 
 
-def _arguments(case: Arguments) -> dict[str, JsonValue]:
-    return {**case._asdict(), "offset": list(case.offset)}
-
-
-def _say(case: Arguments) -> str:
-    return (
-        f"batch {case.batch}, length {case.length}, offset {list(case.offset)}, segments {case.segments}, "
-        f"padding {case.padding}"
-    )
-
-
-def longest(signature: Signature) -> int:
-    """Return the longest row that is compared.
-
-    Without a table of positions every place is like every other: a long row shows no more than a short one. Computed
-    ones that follow a table are reached from its end.
-    """
-    return min(signature.max_len or LONG, max(signature.rows, LONG))
-
-
-def grid(signature: Signature) -> Iterator[Arguments]:
-    """Yield all combinations that are legal."""
-    most = longest(signature)
-    for batch in BATCHES:
-        fits = most if batch == 1 else max(LENGTHS[-1], LARGEST // (batch * signature.width))
-        for length in sorted({min(length, most, fits) for length in (*LENGTHS, most)}):
-            last = (signature.max_len or LONG) - length
-            offsets: list[tuple[int, ...]] = [(offset,) for offset in sorted({0, min(1, last), last})]
-            if batch > 1:
-                offsets.append(tuple(int(offset) for offset in np.linspace(0, last, batch)))
-            for offset in offsets:
-                for segments in (False,) if not signature.indices else (True,) if signature.needed else (False, True):
-                    for padding in PADDINGS if signature.counts == "ids" or signature.needs_mask else PADDINGS[:1]:
-                        yield Arguments(batch, length, offset, segments, padding)
-
-
-def _compare(frontend: FrontEnd | CustomFrontEnd, session: Session, case: Arguments) -> ParityCase:
+def _compare(frontend: FrontEnd | CustomFrontEnd, session: Session, case: GridCase) -> ParityCase:
     feeds = feeds_of(frontend.signature, case)
     inputs = {name: torch.from_numpy(array) for name, array in feeds.items()}
     indices = {name: inputs.pop(name) for name in frontend.signature.indices}
-    further = {"indices": indices} if case.segments else {}  # else its own default against the zeros of the graph
+    further = {"indices": indices} if case.segments else {}  # else compare the module's default with zeros in the graph
     if case.padding == "none":
         inputs.pop("attention_mask", None)
     with torch.inference_mode():
@@ -296,49 +237,22 @@ def _compare(frontend: FrontEnd | CustomFrontEnd, session: Session, case: Argume
     try:
         found = session.run(feeds)[EMBEDDINGS]
     except Exception as error:  # onnxruntime's own exceptions share no narrower parent
-        raise ParityError(f"the graph fails at {_say(case)}: {' '.join(str(error).split())}") from error
+        raise ParityError(f"the graph fails at {in_words(case)}: {' '.join(str(error).split())}") from error
     max_abs, max_ulp = difference(found, expected)
-    return ParityCase(arguments=_arguments(case), max_abs=max_abs, max_ulp=max_ulp)
-
-
-def feeds_of(signature: Signature, case: Arguments) -> dict[str, NDArray[np.int64]]:
-    """Make the inputs of a case: random, but the same in every run."""
-    vocab_size, shape = signature.vocab_size, (case.batch, case.length)
-    generator = np.random.Generator(np.random.PCG64([*shape, *case.offset]))
-    excluded = {*signature.refused_ids, signature.padding_idx} - {None}
-    legal = np.setdiff1d(np.arange(vocab_size), list(excluded), assume_unique=True)  # else it looks for ids that repeat
-    # Of a huge table each case takes another part, since what it takes from everywhere is all in memory at once.
-    window = min(len(legal), WINDOW // signature.width)
-    begin = int(generator.integers(0, len(legal) - window + 1)) if window < len(legal) else 0
-    ids = generator.choice(legal[begin : begin + window], shape)
-    # The first and the last id are in every case: an off-by-one in the table shows.
-    if ids.size:
-        ids[0, 0], ids[-1, -1] = legal[0], legal[-1]
-    real = np.ones(shape, np.int64)
-    for row in range(case.batch):
-        padded = min(row + 1, case.length) if case.padding != "none" else 0
-        real[row, slice(0, padded) if case.padding == "left" else slice(case.length - padded, None)] = 0
-    if signature.padding_idx is not None and signature.counts == "ids":
-        ids[real == 0] = signature.padding_idx
-    feeds = {"input_ids": ids, "offset": np.array(case.offset)}
-    for name, count in signature.indices.items():
-        feeds[name] = generator.integers(0, count, shape) if case.segments else np.zeros_like(ids)
-    if signature.needs_mask:
-        feeds["attention_mask"] = real
-    return feeds
+    return ParityCase(arguments=arguments_of(case), max_abs=max_abs, max_ulp=max_ulp)
 
 
 def difference(found: NDArray[np.float32], expected: NDArray[np.float32]) -> tuple[float, float]:
-    """Return the largest absolute difference, and the largest in ULP of the largest value of its row.
+    """Return the largest absolute difference, and the largest one in ULP of the largest value of its row.
 
-    Infinite where the shapes differ or a value is not a number.
+    Both are infinite if the shapes differ or a value is not finite.
     """
     if found.shape != expected.shape:
         return np.inf, np.inf
     width = found.shape[-1]
-    rows, others, count = found.reshape(-1, width), expected.reshape(-1, width), 1 + PIECE // width
+    rows, others, count = found.reshape(-1, width), expected.reshape(-1, width), 1 + COMPARED_CHUNK_VALUES // width
     max_abs = max_ulp = 0.0
-    for begin in range(0, len(rows), count):  # some at a time, since each needs memory
+    for begin in range(0, len(rows), count):  # in chunks, because every temporary needs memory
         one, other = rows[begin : begin + count], others[begin : begin + count]
         if not (np.isfinite(one).all() and np.isfinite(other).all()):
             return np.inf, np.inf

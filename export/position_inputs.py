@@ -1,7 +1,7 @@
-"""Writes a graph of the same vectors that is given those of positions, so that it need not look them up.
+"""Writes a graph with position embeddings as an input, in place of a lookup.
 
-The positions of rows with one offset follow one another: their vectors lie in the table as they are needed, and a view
-of it is all that a call takes. The plain graph copies them first.
+Rows with one offset have consecutive positions, and their vectors are consecutive in the table. A call passes a view
+of the table, without the copy made by the lookup of the plain graph.
 
 Letters: B batch, L length, P width of a table of positions.
 """
@@ -28,13 +28,13 @@ from preblock.service.artifacts.manifest import (
 
 
 def write_positioned(folder: Path) -> None:
-    """Write `positioned.onnx` into `folder`, beside the graph that gives `embeddings` alone, over the same data file.
+    """Write `positioned.onnx` into `folder`, over the same data file as the other graphs.
 
-    In place of `offset` it takes `position_embeddings`, float32 (B or 1, L, P), which that graph looks up. A front-end
-    has none whose positions depend on ids or on a mask, or are no rows of a float32 table, one after another.
+    Its input `position_embeddings`, float32 (B or 1, L, P), replaces `offset`. The graph is written only if positions
+    are consecutive rows of a float32 table, and depend neither on ids nor on a mask.
 
-    Where it adds positions last, the vectors to which it adds them are an output too, `summand`, so that a caller can
-    give both the same memory.
+    If the last step adds positions, the sum before it is a second output, `summand`. A caller can then bind both
+    outputs to the same memory.
     """
     model = load_plain(folder)
     graph, lookup = model.graph, _lookup(model)
@@ -66,9 +66,9 @@ def write_positioned(folder: Path) -> None:
 def _summand(
     embeddings: ValueInfoProto, nodes: list[NodeProto], shapes: Mapping[str, list[object]], width: int
 ) -> list[ValueInfoProto]:
-    """Name what the last node adds positions to, and return it as an output like `embeddings`.
+    """Rename the tensor to which the last node adds positions, and return it as an output like `embeddings`.
 
-    There is none where it does something else, or where what it adds, of this width, or adds it to, is widened.
+    Return nothing if the last node is another operation, or broadcasts either tensor.
     """
     last, shape = nodes[-1], _shape(embeddings)
     computed = {name for node in nodes for name in node.output if shapes.get(name) == shape}
@@ -85,12 +85,12 @@ def _summand(
 
 
 def _shape(value: ValueInfoProto) -> list[object]:
-    """Return sizes, and names of those that are not known."""
+    """Return the sizes of the axes, and the names of dynamic axes."""
     return [dimension.dim_param or dimension.dim_value for dimension in value.type.tensor_type.shape.dim]
 
 
 def positions_of(folder: Path) -> PositionTable:
-    """Return where the table lies whose rows `positioned.onnx` is given."""
+    """Return the place of the position table in the data file."""
     model = load_plain(folder)
     lookup = _lookup(model)
     assert lookup is not None
@@ -104,7 +104,7 @@ def _tensor(graph: GraphProto, name: str) -> TensorProto:
 
 
 def _needed(graph: GraphProto, wanted: set[str]) -> list[NodeProto]:
-    """Return the nodes that give `wanted`, to which what those need is added."""
+    """Return the nodes to compute `wanted`, and add their inputs to `wanted`."""
     nodes: list[NodeProto] = []
     for node in reversed(graph.node):
         if not wanted.isdisjoint(node.output):
@@ -114,7 +114,10 @@ def _needed(graph: GraphProto, wanted: set[str]) -> list[NodeProto]:
 
 
 def _lookup(model: onnx.ModelProto) -> NodeProto | None:
-    """Return what looks positions up; None where that is no Gather of following rows that alone depends on offsets."""
+    """Return the Gather node of positions.
+
+    Return None unless it gathers consecutive rows, and all other nodes are independent of offsets.
+    """
     graph, placed = model.graph, {"offset"}
     tables = {
         tensor.name
@@ -136,7 +139,7 @@ def _lookup(model: onnx.ModelProto) -> NodeProto | None:
 
 
 def _first(graph: GraphProto, lookup: NodeProto) -> int:
-    """Return the row of position 0; -1 where others do not follow it."""
+    """Return the row of position 0; -1 if positions 1 and 2 do not follow it."""
     wanted = {lookup.input[1]}
     nodes = _needed(graph, wanted)
     rows = make_tensor_value_info(lookup.input[1], TensorProto.INT64, None)

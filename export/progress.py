@@ -1,4 +1,4 @@
-"""How far a long step is, in bytes and bytes per second."""
+"""The progress of a long step, in bytes and bytes per second."""
 
 import hashlib
 import time
@@ -6,46 +6,47 @@ from collections.abc import Callable
 from io import BufferedReader
 
 Report = Callable[[str], None]
-PART = 2**20
-"""Bytes that are hashed at once."""
-PATIENCE, PAUSE = 1.0, 0.1
-"""Seconds after which a step says how far it is, and between two times that it does."""
+CHUNK_BYTES = 2**20
+"""Bytes hashed at once."""
+REPORT_AFTER_SECONDS = 1.0
+REPORT_INTERVAL_SECONDS = 0.1
+"""Seconds before the first report of a step, and between two reports."""
 
 
-class Progress:
+class StepProgress:
     """Counts the bytes of one step, and reports them once the step has taken a second.
 
     Args:
-        report: is told the step, and how far it is.
-        step: what is done.
-        total: bytes in all; 0 where that is not known.
+        report: receives the name and the progress of the step.
+        step: name of the step.
+        total: bytes in all; 0 if unknown.
 
     """
 
     def __init__(self, report: Report, step: str, total: int = 0) -> None:
         self._report, self._step, self._total = report, step, total
         self._begin = time.monotonic()
-        self._said = self._begin + PATIENCE - PAUSE
+        self._said = self._begin + REPORT_AFTER_SECONDS - REPORT_INTERVAL_SECONDS
         self._done = 0
 
     def add(self, count: int) -> None:
         """Count further bytes."""
         self._done += count
         now = time.monotonic()
-        if now - self._said >= PAUSE:
+        if now - self._said >= REPORT_INTERVAL_SECONDS:
             self._said = now
             self._report(f"{self._step}: {self._far(now)}")
 
     def cases(self, done: int, of: int, count: int) -> None:
-        """Count the bytes of a case, and report how many cases are done."""
+        """Count the bytes of a case, and report the number of finished cases."""
         self._done += count
         now = time.monotonic()
-        far = f", {self._far(now)}" if now - self._begin >= PATIENCE else ""
+        far = f", {self._far(now)}" if now - self._begin >= REPORT_AFTER_SECONDS else ""
         self._report(f"{self._step}: {done} of {of} cases{far}")
 
     def sha256(self, stream: BufferedReader) -> str:
-        """Return the SHA-256 of what `stream` holds, in hexadecimal, counting its bytes."""
-        digest, part = hashlib.sha256(), bytearray(PART)
+        """Return the SHA-256 of `stream` in hexadecimal, and count its bytes."""
+        digest, part = hashlib.sha256(), bytearray(CHUNK_BYTES)
         while count := stream.readinto(part):
             digest.update(memoryview(part)[:count])
             self.add(count)

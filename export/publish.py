@@ -1,7 +1,7 @@
-"""Puts artifacts into a repository: written beside, then renamed, so that a reader sees all of one or nothing.
+"""Publishes artifacts: a draft is written, then renamed, so that a reader sees a whole artifact or none.
 
-A draft is a folder `<repository>/<name>/.tmp-*` whose exporter holds a lock on it. A draft without a lock was left
-by an exporter that died, and is swept by the next.
+A draft is a folder `<repository>/<name>/.tmp-*`, locked by its exporter. An unlocked draft was left by a dead
+exporter; the next export removes it.
 """
 
 import errno
@@ -19,12 +19,12 @@ from preblock.export.errors import ExportError
 from preblock.service.artifacts.manifest import NAME
 
 DRAFT = ".tmp-"
-ATTEMPTS = 100
-"""How often a draft is made that others take away before it is locked; each time takes one who comes just then."""
+MAX_DRAFT_ATTEMPTS = 100
+"""Most attempts to make a draft. One fails if another exporter removes the draft before it is locked."""
 
 
 def check_name(name: str) -> None:
-    """Raise ExportError unless `name` can be a model's: it is part of paths and URLs."""
+    """Raise ExportError unless `name` is a valid model name, usable in paths and URLs."""
     if not re.fullmatch(NAME, name):
         raise ExportError(
             f"--name: got {name!r}, allowed 1 to 128 letters, digits, '.', '_' and '-', the first a letter or digit"
@@ -40,25 +40,25 @@ def versions(folder: Path) -> list[int]:
 
 @contextmanager
 def draft(repository: Path, name: str) -> Iterator[Path]:
-    """Give a new folder to write an artifact in, locked; it is gone at the end unless `publish` renamed it."""
+    """Yield a new, locked folder for an artifact; it is removed at the end unless `publish` renamed it."""
     check_name(name)
     folder = repository / name / f"{DRAFT}{secrets.token_hex(8)}"
     lock = None
     try:
         lock = _create(folder)
         yield folder
-    finally:  # also for who is interrupted while it is made
+    finally:  # also after an interrupt inside `_create`
         if lock is not None:
             os.close(lock)
         shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError):  # the name itself, where this would have been its first version
+        with suppress(OSError):  # the folder of the model, if it has no version
             folder.parent.rmdir()
 
 
 def publish(folder: Path) -> int:
     """Rename a finished draft to the next version of its model, and return the version."""
     for file in folder.iterdir():
-        # mkstemp-like modes would keep a server of another user out.
+        # A server may run as another user.
         file.chmod(0o644)
         _sync(file)
     folder.chmod(0o755)
@@ -71,14 +71,14 @@ def publish(folder: Path) -> int:
         except OSError:
             if not (parent / str(version)).exists():
                 raise
-            continue  # another export took that version in the meantime
+            continue  # another export has published that version
         _sync(parent)
         return version
 
 
 @contextmanager
 def replacing(file: Path) -> Iterator[Path]:
-    """Give a file to write, which takes the place of `file` at the end; others who would replace it wait."""
+    """Yield a file to write; it replaces `file` at the end. Concurrent replacements wait for the lock."""
     lock = _lock(file.parent, wait=True)
     try:
         with tempfile.TemporaryDirectory(prefix=DRAFT, dir=file.parent) as folder:
@@ -92,9 +92,9 @@ def replacing(file: Path) -> Iterator[Path]:
 
 
 def sweep(parent: Path) -> None:
-    """Remove the drafts in `parent` whose exporters are gone."""
+    """Remove the drafts of dead exporters in `parent`."""
     for folder in parent.glob(f"{DRAFT}*"):
-        with suppress(OSError):  # locked, or swept by another
+        with suppress(OSError):  # locked, or removed by another export
             lock = _lock(folder)
             try:
                 shutil.rmtree(folder)
@@ -103,7 +103,7 @@ def sweep(parent: Path) -> None:
 
 
 def _create(folder: Path) -> int:
-    """Make the draft `folder`, and return the descriptor that holds its lock."""
+    """Make the draft `folder`, and return the descriptor of its lock."""
     attempts = 0
     while True:
         try:
@@ -113,15 +113,17 @@ def _create(folder: Path) -> int:
             return _lock(folder, wait=True)
         except OSError as error:
             attempts += 1
-            # An export that failed may have taken the name away, and a sweeper what was not locked yet.
-            if attempts == ATTEMPTS or not isinstance(error, FileNotFoundError | FileExistsError):
+            # A failed export may remove the folder of the model, and `sweep` a draft not locked yet.
+            if attempts == MAX_DRAFT_ATTEMPTS or not isinstance(error, FileNotFoundError | FileExistsError):
                 raise ExportError(f"{folder.parent}: {error.strerror}") from error
 
 
 def _lock(folder: Path, wait: bool = False) -> int:
-    """Lock `folder` for as long as the descriptor returned is open; where another has, wait, or raise OSError.
+    """Lock `folder` until the returned descriptor is closed. If it is locked, wait or raise OSError.
 
-    What another took away, or made anew, while it was being locked raises FileNotFoundError.
+    Raises:
+        FileNotFoundError: another process removed or replaced the folder before the lock was taken.
+
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -1,6 +1,6 @@
-"""Runs a graph at shapes that no exporter saw, and names what turned out not to be dynamic.
+"""Runs a graph at shapes not used for its export, and reports axes and values frozen by the exporter.
 
-An exporter may take a size or a value of its sample for a constant, and say nothing.
+An exporter may silently take a size or a value of its sample for a constant.
 
 Letters: B batch, L length, D output width, M maximum length.
 """
@@ -13,26 +13,27 @@ import torch
 from numpy.typing import NDArray
 
 from preblock.export.errors import ParityError
-from preblock.export.parity import LONG, Arguments, allowed_ulp, difference, feeds_of, longest
+from preblock.export.parity import allowed_ulp, difference
+from preblock.export.parity_cases import UNLIMITED_LENGTH, GridCase, feeds_of, longest
 from preblock.models.custom import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.service.artifacts.manifest import EMBEDDINGS, TILES_GRAPH, TOKEN_EMBEDDINGS
 from preblock.service.runtime.session import CPU, Session
 
 BATCHES, LENGTHS = (0, 1, 3, 64), (0, 1, 5)
-LARGEST = 2**22
-"""Numbers of an output of several rows: what is larger needs several times the memory, and shows no more."""
+MAX_OUTPUT_VALUES = 2**22
+"""Most values of an output of several rows. Larger ones take several times the memory, and prove no more."""
 
 Vectors = NDArray[np.float32]
 
 
-class Probe:
-    """A graph of token ids, and the module that it must follow.
+class ShapeProbe:
+    """The check of one graph of token ids against its module.
 
     Args:
         frontend: the module.
-        session: of the graph.
-        graph: its name, for errors.
+        session: session of the graph.
+        graph: name of the graph, for errors.
 
     """
 
@@ -43,7 +44,7 @@ class Probe:
         lookup = self._output == TOKEN_EMBEDDINGS
         self._width = signature.lookup_width if lookup else signature.width
         self._allowed = 0.0 if lookup else allowed_ulp(frontend)
-        self._end = signature.max_len or LONG
+        self._end = signature.max_len or UNLIMITED_LENGTH
         self._longest = longest(signature)
         self._batches = BATCHES[1:] if graph == TILES_GRAPH else BATCHES
 
@@ -51,7 +52,7 @@ class Probe:
         """Run the graph over batches, lengths and offsets.
 
         Raises:
-            ParityError: an axis is frozen, the offset is baked in, or positions are clamped; the error names which.
+            ParityError: an axis is frozen, the offset is constant, or positions are clamped.
 
         """
         self._frontend.eval()
@@ -95,7 +96,7 @@ class Probe:
     def _shapes(self) -> Iterator[tuple[int, int, tuple[int, ...]]]:
         for batch in BATCHES[1:]:
             for length in sorted({min(length, self._end) for length in (*LENGTHS[1:], self._longest)}):
-                if batch > 1 and batch * length * (self._width or 0) > LARGEST:
+                if batch > 1 and batch * length * (self._width or 0) > MAX_OUTPUT_VALUES:
                     continue
                 last = self._end - length
                 rows = tuple(int(offset) for offset in np.linspace(last, 0, batch))
@@ -116,10 +117,10 @@ class Probe:
             )
 
     def _check_beyond(self) -> None:
-        """Run one position further than is legal: what gives the last one's vectors there, clamps without a word."""
+        """Run one position over the limit: equal vectors there and at the last legal position show clamping."""
         end = self._end
         if end < 2 or np.array_equal(self._run(1, 1, (end - 2,)), last := self._run(1, 1, (end - 1,))):
-            return  # positions that make no difference
+            return  # positions make no difference in this graph
         for length in (1, 2):
             found = self._try(1, length, (end + 1 - length,))
             if isinstance(found, str):
@@ -128,15 +129,15 @@ class Probe:
                 raise self._error(f"positions are clamped: {end}, beyond the last, gives the vectors of {end - 1}")
 
     def _feeds(self, batch: int, length: int, offset: tuple[int, ...]) -> dict[str, NDArray[np.int64]]:
-        """Return inputs whose ids are alike: only positions tell tokens apart."""
+        """Return inputs with equal ids, so that tokens differ only in position."""
         signature = self._frontend.signature
-        feeds = feeds_of(signature, Arguments(batch, length, (0,), bool(signature.needed), "none"))
-        first = feeds_of(signature, Arguments(1, 1, (0,), bool(signature.needed), "none"))
+        feeds = feeds_of(signature, GridCase(batch, length, (0,), bool(signature.needed), "none"))
+        first = feeds_of(signature, GridCase(1, 1, (0,), bool(signature.needed), "none"))
         alike = {name: np.broadcast_to(first[name], feeds[name].shape).copy() for name in feeds if name != "offset"}
         return alike | {"offset": np.array(offset)}
 
     def _try(self, batch: int, length: int, offset: tuple[int, ...]) -> Vectors | str:
-        """Return the vectors of the graph, or why there are none."""
+        """Return the vectors of the graph, or the error message."""
         feeds = self._feeds(batch, length, offset)
         if self._graph == TILES_GRAPH and len(offset) > 1:  # or one for each token
             feeds["offset"] = (feeds["offset"].reshape(-1, 1) + np.arange(length)).reshape(-1)

@@ -1,4 +1,4 @@
-"""Where a front-end comes from: a folder, a preset, or a repository of a hub. Nothing is guessed."""
+"""Sources of a front-end: a folder, a preset, or a repository of the hub. Nothing is guessed."""
 
 import glob
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 from preblock.export.errors import ExportError
-from preblock.export.progress import Progress, Report
+from preblock.export.progress import Report, StepProgress
 from preblock.models.checkpoints.reader import INDEX, CheckpointError, files_needed, read_frontend
 from preblock.models.checkpoints.stem_reader import is_stem, read_stem, stem_files_needed
 from preblock.models.checkpoints.toml_config import DESCRIPTION, files_described, read_description
@@ -21,11 +21,11 @@ from preblock.service.artifacts.manifest import TOKENIZER
 
 HUB = re.compile(r"hf:(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 SMALL_FILES = ["config.json", DESCRIPTION, INDEX, TOKENIZER]
-"""What says which other files are needed, and what is copied."""
+"""Files to download first. They name the weight files, except for the tokenizer, which is copied."""
 
 
-class Choices(TypedDict, total=False):
-    """What a published checkpoint leaves open, as in `read_frontend`."""
+class SourceOptions(TypedDict, total=False):
+    """Choices left open by a published checkpoint, as in `read_frontend`."""
 
     side: str | None
     arithmetic: Literal["float32", "source"]
@@ -38,7 +38,7 @@ AnyFrontEnd = FrontEnd | CustomFrontEnd | Stem
 
 @dataclass(frozen=True)
 class LoadedSource:
-    """A front-end, what to record of it, and the tokenizer file where the source has one."""
+    """A front-end, its record for the manifest, and its tokenizer file if the source has one."""
 
     frontend: AnyFrontEnd
     record: manifest.Source
@@ -50,18 +50,18 @@ def load_source(
     source: str,
     report: Report = lambda _: None,
     widen: bool = True,
-    **choices: Unpack[Choices],
+    **choices: Unpack[SourceOptions],
 ) -> LoadedSource:
-    """Load the front-end that `source` names: an existing folder, a preset, or `hf:owner/name[@revision]`.
+    """Load the front-end of `source`: an existing folder, a preset, or `hf:owner/name[@revision]`.
 
-    `report` is told how far it is, if it takes long; `widen` and `choices` are those of `read_frontend`.
+    `report` receives the progress of a long step. `widen` and `choices` are the arguments of `read_frontend`.
 
     Raises:
-        ExportError: it names none of these, or cannot be read.
+        ExportError: `source` is none of these, or cannot be read.
 
     """
-    progress = Progress(report, f"reading {source}")
-    # Without a name it would be the working folder.
+    progress = StepProgress(report, f"reading {source}")
+    # An empty name would be the working folder.
     if source and Path(source).is_dir():
         return _load_folder(Path(source), manifest.Source(kind="folder"), choices, progress, widen)
     if source in PRESETS:
@@ -81,8 +81,8 @@ def load_source(
 def _load_folder(
     folder: Path,
     record: manifest.Source,
-    choices: Choices,
-    progress: Progress,
+    choices: SourceOptions,
+    progress: StepProgress,
     widen: bool,
 ) -> LoadedSource:
     described = (folder / DESCRIPTION).is_file()
@@ -106,15 +106,15 @@ def _load_folder(
 
 
 def _refuse_choices(source: str, choices: Mapping[str, Any]) -> None:
-    """Raise ExportError for choices that only a published checkpoint leaves open."""
+    """Raise ExportError for choices allowed only with a published checkpoint."""
     for name, value in choices.items():
         if value not in (None, False, "float32"):
             option = name.replace("_", "-")
             raise ExportError(f"--{option}: got {value!r}, allowed only for published checkpoints; {source} is none")
 
 
-def _download(name: str, revision: str | None, choices: Choices) -> Path:
-    """Download what a front-end needs of a repository, and return the snapshot's folder."""
+def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:
+    """Download the files of a front-end from a repository, and return the snapshot's folder."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

@@ -1,4 +1,4 @@
-"""Writes the ONNX graph of a stem, and proves it: one graph for every batch and every legal size of image.
+"""Writes and proves the ONNX graph of a stem: one graph for every batch and every legal image size.
 
 Letters: B batch, D output width.
 """
@@ -15,7 +15,8 @@ from torch import Tensor
 from preblock.export.errors import ParityError
 from preblock.export.external_data import map_weights, save_program
 from preblock.export.graph import OPSET, forget_machine, quiet_exporter, save_graph
-from preblock.export.parity import ALLOWED_ULP, BATCHES, Cases, difference, judge
+from preblock.export.parity import ALLOWED_ULP, CaseReport, difference, judge
+from preblock.export.parity_cases import BATCHES
 from preblock.export.progress import Report
 from preblock.models.modules.signature import StemSignature
 from preblock.models.modules.stems import Stem, StemConfig, without_storage
@@ -23,16 +24,16 @@ from preblock.service.artifacts.manifest import EMBEDDINGS, GRAPH, OutputParity,
 from preblock.service.runtime.session import Session
 
 GROWTH = 4.0
-"""ULP for each unit in which rounding grows: see `allowed_ulp`."""
+"""Factor of the allowed ULP; see `allowed_ulp`."""
 
 
 def export_stem(stem: Stem, folder: Path, report: Report = lambda _: None) -> None:
     """Write the graph of `stem` (in evaluation mode) into `folder`, over one data file.
 
-    `report` is told how far it is, if it takes long.
+    `report` receives the progress of a long step.
 
     `model.onnx` has one float32 input, `pixel_values` (batch, C, height, width) or `input_features` (batch, C, frames),
-    and output float32 `embeddings` (batch, tokens, D). It does not check sizes: who runs it does.
+    and output float32 `embeddings` (batch, tokens, D). Sizes must be checked by the caller.
     """
     signature = stem.signature
     dynamic = {axis: torch.export.Dim(name) for axis, name in enumerate(signature.shape) if isinstance(name, str)}
@@ -43,7 +44,7 @@ def export_stem(stem: Stem, folder: Path, report: Report = lambda _: None) -> No
             (),
             kwargs={signature.input: sample},
             dynamo=True,
-            # The optimizer folds small tables into others, whose names are not those of weights.
+            # The optimizer folds small tables into others, and gives the results new names.
             optimize=False,
             opset_version=OPSET,
             input_names=[signature.input],
@@ -61,26 +62,26 @@ def export_stem(stem: Stem, folder: Path, report: Report = lambda _: None) -> No
 
 
 def read_stem_weights(folder: Path, config: StemConfig) -> dict[str, Tensor]:
-    """Return the weights that an artifact of `config` holds, mapped, under the names of `state_dict()`."""
+    """Return the mapped weights of an artifact of `config`, under the names of `state_dict()`."""
     names = without_storage(config).state_dict().keys()
     weights = map_weights(onnx.load(folder / GRAPH, load_external_data=False), folder)
     return {name: torch.from_numpy(values) for name, values in weights.items() if name in names}
 
 
 def allowed_ulp(signature: StemSignature) -> float:
-    """Return by how many ULP of the largest value of its row a vector may differ.
+    """Return the allowed error of a vector, in ULP of the largest value of its row.
 
-    The rounding of a sum in two orders differs by about the root of its terms. A place between the patches of the
-    native grid is rounded to float32, or not, as the processor has it; that grows with the side of the grid.
+    The rounding of a sum in two orders differs by about the root of the number of terms. A position between the
+    patches of the native grid is rounded to float32 on some processors; that error grows with the side of the grid.
     """
     return ALLOWED_ULP + GROWTH * (math.sqrt(signature.terms) + sum(_native(signature)[:1]))
 
 
-def prove_stem(stem: Stem, session: Session, report: Cases = lambda *_: None) -> OutputParity:
+def prove_stem(stem: Stem, session: Session, report: CaseReport = lambda *_: None) -> OutputParity:
     """Compare `session` with `stem` over batches and sizes; `report` as in `parity.prove`.
 
     Raises:
-        ParityError: a case differs by more than is allowed; the error names the worst.
+        ParityError: a case differs by more than allowed; the error names the worst.
 
     """
     stem.eval()
@@ -103,7 +104,7 @@ def _shape(signature: StemSignature, batch: int, *grid: int) -> tuple[int, ...]:
 
 
 def _grid(signature: StemSignature) -> Iterator[tuple[int, ...]]:
-    """Yield the shapes that are compared: the native size first, then smaller, larger, and oblong ones."""
+    """Yield the shapes to compare: the native size first, then smaller, larger, and oblong ones."""
     for batch in BATCHES:
         if not signature.image_size:
             yield _shape(signature, batch)

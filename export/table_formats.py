@@ -1,4 +1,4 @@
-"""The types that tables are stored in: how values are rounded to them, and how a graph widens the rows that it gathers.
+"""The stored types of tables: rounding values to them, and widening gathered rows in a graph.
 
 Letters: B batch, L length, V rows and D width of a table, n any number of rows.
 """
@@ -18,23 +18,23 @@ BLOCK = 32
 
 CODES, SCALE, WIDTH = ENDINGS = "", ".scale", ".width"
 Parts = dict[str, Tensor]
-"""What a table is stored as, by what ends the names of its initializers."""
+"""The parts of a stored table, by the suffixes of their initializers."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Format:
-    """One way of storing a table.
+class TableFormat:
+    """The stored form of a table.
 
     Args:
-        dtype: what it is called.
-        scale: what has a scale of its own; None for a type that needs none.
-        block: columns of a block; None where no block has a scale.
-        codes: the type of what is stored for each value.
-        whole: the rows of a table in float32, some (n, D) at a time -> the parts that are stored once.
-        narrow: rows (n, D) and those parts -> the parts that are stored for each row.
-        widen: all parts of n rows -> float32 (n, D), to the bit as `nodes` do it.
-        nodes: the same in onnx's own language, for the parts of one table: float32 `vectors` (B, L, D) of int64
-            `index` (B, L), from the initializers `codes`, `scale` and `width`.
+        dtype: name of the type.
+        scale: unit with one scale; None for a type without scales.
+        block: columns of a block; None unless each block has a scale.
+        codes: torch type of a stored value.
+        whole: makes the parts stored once, from the rows of a table in float32, some (n, D) at a time.
+        narrow: makes the parts stored for each row, from rows (n, D) and the parts stored once.
+        widen: makes float32 (n, D) from all parts of n rows, bit for bit equal to `nodes`.
+        nodes: the same in ONNX's textual form, for the parts of one table. They compute float32 `vectors` (B, L, D)
+            of int64 `index` (B, L) from the initializers `codes`, `scale` and `width`.
 
     """
 
@@ -48,8 +48,8 @@ class Format:
     nodes: Callable[[Parts], str]
 
 
-def find_format(dtype: str, scale: str | None = None) -> Format | None:
-    """Return the format that `--dtype` and `--scale` name; None for float32.
+def find_format(dtype: str, scale: str | None = None) -> TableFormat | None:
+    """Return the format for `--dtype` and `--scale`; None for float32.
 
     Raises:
         ExportError: there is no such format.
@@ -74,7 +74,7 @@ def _once_nothing(_: Iterator[Tensor]) -> Parts:
 
 
 def _scale(largest: Tensor, levels: int) -> Tensor:
-    """Return the scale at which `largest` takes the last of `levels`; where that is nothing, any will do."""
+    """Return the scale to round `largest` to the highest of `levels`; 1 for a table of zeros."""
     scale = largest / levels
     return torch.where(scale == 0, 1.0, scale)
 
@@ -99,8 +99,8 @@ def _int4_whole(table: Iterator[Tensor]) -> Parts:
 
 
 def _int4_rows(rows: Tensor, _: Parts) -> Parts:
-    # The last block is filled with zeros. A byte holds a column of the first half in its lower four bits, and one of
-    # the second half in its upper ones, so that unpacking is one concatenation.
+    # Zeros pad the last block. A byte holds a column of the first half in its lower four bits, and one of the second
+    # half in its upper four, so that unpacking is one concatenation.
     blocks = F.pad(rows, (0, -rows.shape[1] % BLOCK)).reshape(len(rows), -1, BLOCK)
     scale = _scale(blocks.abs().amax(2, keepdim=True), 7)
     lower, upper = (_round(blocks, scale, 7) + 8).to(torch.uint8).flatten(1).chunk(2, dim=1)
@@ -115,7 +115,7 @@ def _int4_widen(parts: Parts) -> Tensor:
 
 def _int4_nodes(parts: Parts) -> str:
     blocks = parts[SCALE].shape[1]
-    # The type int4 cannot be gathered: ONNX has it for few operators.
+    # Gather does not support int4 in ONNX.
     unpacked = f"""
       packed = Gather <axis = 0> (codes, index)
       four_bits = Constant <value = uint8 {{15}}> ()
@@ -143,7 +143,7 @@ def _int4_nodes(parts: Parts) -> str:
 
 
 FORMATS = (
-    Format(
+    TableFormat(
         dtype="float16",
         codes=torch.float16,
         whole=_once_nothing,
@@ -151,7 +151,7 @@ FORMATS = (
         widen=lambda parts: parts[CODES].to(torch.float32),
         nodes=lambda _: "short = Gather <axis = 0> (codes, index) vectors = Cast <to = 1> (short)",
     ),
-    Format(
+    TableFormat(
         dtype="bfloat16",
         codes=torch.bfloat16,
         whole=_once_nothing,
@@ -159,7 +159,7 @@ FORMATS = (
         widen=lambda parts: parts[CODES].to(torch.float32),
         nodes=lambda _: "short = Gather <axis = 0> (codes, index) vectors = Cast <to = 1> (short)",
     ),
-    Format(
+    TableFormat(
         dtype="int8",
         scale="row",
         codes=torch.int8,
@@ -175,7 +175,7 @@ FORMATS = (
         """
         ),
     ),
-    Format(
+    TableFormat(
         dtype="int8",
         scale="tensor",
         codes=torch.int8,
@@ -184,7 +184,7 @@ FORMATS = (
         widen=lambda parts: parts[CODES].to(torch.float32) * parts[SCALE],
         nodes=lambda _: "short = Gather <axis = 0> (codes, index) vectors = DequantizeLinear (short, scale)",
     ),
-    Format(
+    TableFormat(
         dtype="int4",
         scale="block",
         block=BLOCK,
@@ -195,4 +195,4 @@ FORMATS = (
         nodes=_int4_nodes,
     ),
 )
-"""Of a type that has two, the first is the default."""
+"""The first format of a type is its default."""

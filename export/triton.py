@@ -1,4 +1,4 @@
-"""Writes what NVIDIA Triton wants beside the versions of a model, so that it can serve the repository as it is."""
+"""Writes the model configuration of NVIDIA Triton beside the versions of a model."""
 
 import json
 from pathlib import Path
@@ -14,11 +14,11 @@ TYPES = {"int64": "TYPE_INT64", "float32": "TYPE_FP32"}
 def write_config(model: Path) -> Path:
     """Write `config.pbtxt` into `model`, the folder of a model's versions, and return its path.
 
-    It describes `model.onnx` of the highest version, and names the versions that the same description fits.
+    It describes `model.onnx` of the highest version, and lists all versions with the same description.
 
     Raises:
-        ExportError: there is no version, or the disk refuses.
-        ArtifactError: a manifest is broken.
+        ExportError: the model has no version, or the file cannot be written.
+        ArtifactError: a manifest is damaged.
 
     """
     descriptions = {version: _describe(read_manifest(model / str(version))) for version in versions(model)}

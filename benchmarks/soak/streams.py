@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 import preblock
 from benchmarks.soak.shared import PATIENCE, Vectors, Wrong
 from preblock.client.errors import ServiceError
-from preblock.client.frames import ERROR, Answer, Move, Step, read_frame, write_frame
+from preblock.client.frames import ERROR, AnswerFrame, MoveFrame, StepFrame, read_frame, write_frame
 from preblock.client.token_ids import read_rows
 
 MOVES = {"rewind": 4, "reorder": 5, "append": 6, "drop": 7, "ping": 8}
@@ -77,18 +77,18 @@ class Frames:
         if "input_ids" not in message:
             ((name, integers),) = message.items()
             listed = np.array([] if integers is True else integers, np.int64)
-            return write_frame(Move(MOVES[name], listed), number, [], [])
+            return write_frame(MoveFrame(MOVES[name], listed), number, [], [])
         values, lengths = read_rows("input_ids", message["input_ids"])
         parts = {"input_ids": values}
         if "position_ids" in message:
             parts["position_ids"] = read_rows("position_ids", message["position_ids"])[0]
-        return write_frame(Step(parts, lengths), number, message.get("offset", []), [])
+        return write_frame(StepFrame(parts, lengths), number, message.get("offset", []), [])
 
     def read(self, answer: bytes | str) -> Told:
         """Read a frame."""
         assert isinstance(answer, bytes)
         # Broken frames are answered in version 1, of which no more is known here.
-        found = Answer(ERROR, 0, [], [], answer) if answer[4] == 1 else read_frame(answer)
+        found = AnswerFrame(ERROR, 0, [], [], answer) if answer[4] == 1 else read_frame(answer)
         if found.kind == ERROR:
             return Told(refused=str(found.text))
         return Told(found.offset, found.tensors[0].reshape(-1, found.tensors[0].shape[-1]) if found.tensors else None)

@@ -1,1 +1,1 @@
-"""A load generator for a server of one's own: so many connections ask, each as soon as it was answered."""
+"""A load generator for servers: each connection sends one request after another."""

@@ -1,12 +1,9 @@
-"""The connections: each asks, is answered, and asks again, with as little of its own in between as possible."""
+"""The connections of a measurement: each sends a request, waits for the answer, and repeats, with little overhead."""
 
 import asyncio
-import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import httptools
 from websockets.client import ClientProtocol
@@ -15,32 +12,32 @@ from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
 from websockets.uri import parse_uri
 
-from preblock.bench.stats import Tally
-from preblock.bench.workload import Ids, Target, rewind, step
+from preblock.bench.stats import LoadCounters
+from preblock.bench.workload import Ids, LoadTarget, rewind, step
 from preblock.client.errors import ConnectionFailed, ServiceError, of_problem
 from preblock.client.frames import ERROR, HEADER
 
 
-class Link(Protocol):
-    """A connection that asks: where it goes, and where it counts."""
+class LoadConnection(Protocol):
+    """A connection under load, with its address and its counters."""
 
     address: str
-    tally: Tally
+    tally: LoadCounters
 
     async def open(self) -> None:
         """Connect.
 
         Raises:
             OSError: there is no connection.
-            NoAnswer, ServiceError: there is one, and the server refuses what it is for.
+            NoAnswer, ServiceError: the server refuses the stream.
 
         """
         ...
 
     async def ask(self, until: float) -> None:
-        """Ask at least once, and until the time has come or the server wants another connection for more.
+        """Send at least one request, and more until the time `until` or until the server closes the connection.
 
-        What is wrong with an answer is counted.
+        Errors in answers are counted.
 
         Raises:
             OSError, NoAnswer: the connection broke.
@@ -49,21 +46,21 @@ class Link(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection at once."""
         ...
 
 
 def kind_of(error: ServiceError) -> str:
-    """Return what an error is counted as: the kind that the service names, or the status."""
+    """Return the kind of an error for the counters: the kind named by the service, or the status."""
     known = type(error).__name__
     return f"status {error.status}" if known in ("ClientFault", "ServerFault") else known
 
 
-class _Stream(asyncio.Protocol, ABC):
-    """What both links of bytes have in common: `_sent` is when the request on the way left, 0 where there is none."""
+class _ByteConnection(asyncio.Protocol, ABC):
+    """A connection over a byte stream; `_sent` is the time of the request in flight, 0 without one."""
 
-    def __init__(self, target: Target) -> None:
-        self.tally, self.address = Tally(), f"{target.host}:{target.port}"
+    def __init__(self, target: LoadTarget) -> None:
+        self.tally, self.address = LoadCounters(), f"{target.host}:{target.port}"
         self._target = target
         self._sent = self._until = 0.0
         self._transport: asyncio.Transport | None = None
@@ -75,7 +72,7 @@ class _Stream(asyncio.Protocol, ABC):
         await loop.create_connection(lambda: self, self._target.host, self._target.port, ssl=self._target.tls)
 
     async def ask(self, until: float) -> None:
-        """Ask until the time has come."""
+        """Send requests until the time `until`."""
         if self._transport is None:
             raise ConnectionResetError("the server closed the connection")
         self._finished, self._until = asyncio.get_running_loop().create_future(), until
@@ -83,16 +80,16 @@ class _Stream(asyncio.Protocol, ABC):
         await self._finished
 
     def close(self) -> None:
-        """Leave at once."""
+        """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep what writes."""
+        """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Fail who waits."""
+        """Fail the waiting request."""
         self._transport = None
         self._fail(error or ConnectionResetError("the server closed the connection"))
 
@@ -111,16 +108,16 @@ class _Stream(asyncio.Protocol, ABC):
             self._finished.set_exception(error)
 
 
-class HttpLink(_Stream):
-    """Sends the same request of HTTP/1.1 over and over.
+class HttpConnection(_ByteConnection):
+    """Repeats one HTTP/1.1 request.
 
     Args:
-        target: of the load.
-        request: head and body.
+        target: target of the load.
+        request: header block and body.
 
     """
 
-    def __init__(self, target: Target, request: bytes) -> None:
+    def __init__(self, target: LoadTarget, request: bytes) -> None:
         super().__init__(target)
         self._request = request
         self._parser = httptools.HttpResponseParser(self)
@@ -137,11 +134,11 @@ class HttpLink(_Stream):
             self.close()
 
     def on_message_complete(self) -> None:
-        """Count an answer, and ask again."""
+        """Count an answer, and send the next request."""
         status = self._parser.get_status_code()
         if status == 200:
             now = self.tally.answered(self._sent)
-        else:  # a problem fits into one read, head and all
+        else:  # a problem document and its headers fit into one read
             now = time.perf_counter()
             error = of_problem(status, self._last.partition(b"\r\n\r\n")[2])
             self.tally.failed(kind_of(error), str(error.problem.get("detail") or error.problem.get("error")))
@@ -155,17 +152,17 @@ class HttpLink(_Stream):
             self._transport.write(self._request)
 
 
-class StepLink(_Stream):
-    """Steps through a decode stream; at max_len its rows go back to the beginning, which is not counted.
+class DecodeConnection(_ByteConnection):
+    """Sends steps of a decode stream. At max_len its rows are set back to offset 0, without being counted.
 
     Args:
-        target: of the load.
-        ids: of each step.
-        max_len: of the model; None where nothing limits it.
+        target: target of the load.
+        ids: ids of each step.
+        max_len: limit of the model; None without one.
 
     """
 
-    def __init__(self, target: Target, ids: Ids, max_len: int | None) -> None:
+    def __init__(self, target: LoadTarget, ids: Ids, max_len: int | None) -> None:
         super().__init__(target)
         self._step, self._rewind = step(ids), rewind()
         self._most = max_len // ids.shape[1] if max_len is not None else 2**60
@@ -185,7 +182,7 @@ class StepLink(_Stream):
         await self._finished
 
     def data_received(self, data: bytes) -> None:
-        """Count bytes, and read the frames that are whole."""
+        """Count bytes, and read complete frames."""
         self.tally.received += len(data)
         self._socket.receive_data(data)
         for event in self._socket.events_received():
@@ -214,7 +211,7 @@ class StepLink(_Stream):
         if not frame.fin:
             return
         self._unanswered -= 1
-        if self._unanswered:  # this was the rewind, whose answer comes before that of the step
+        if self._unanswered:  # the answer to the rewind, before the answer to the step
             return
         if self._kind == ERROR:
             now, error = time.perf_counter(), of_problem(0, bytes(frame.data[HEADER.size :]))
@@ -237,69 +234,3 @@ class StepLink(_Stream):
         for data in self._socket.data_to_send():
             if self._transport is not None and data:
                 self._transport.write(data)
-
-
-def _roots() -> bytes | None:
-    """Return whom the variable SSL_CERT_FILE trusts, as over HTTP; None for those of gRPC."""
-    file = os.environ.get("SSL_CERT_FILE")
-    return Path(file).read_bytes() if file else None
-
-
-class GrpcLink:
-    """Calls ModelInfer over a channel of its own.
-
-    Args:
-        target: of the load, whose gRPC port is known.
-        ids: of each call.
-
-    """
-
-    def __init__(self, target: Target, ids: Ids) -> None:
-        from preblock.service.codecs.v2 import open_inference_pb2 as pb
-
-        host = f"[{target.host}]" if ":" in target.host else target.host
-        self.tally, self.address = Tally(), f"{host}:{target.grpc_port}"
-        self._target = target
-        request = pb.ModelInferRequest(model_name=target.model, raw_input_contents=[ids.astype("<i8").tobytes()])
-        request.inputs.add(name="input_ids", datatype="INT64", shape=ids.shape)
-        self._request = request.SerializeToString()
-        self._metadata = (("authorization", f"Bearer {target.key}"),) if target.key is not None else ()
-        self._channel: Any = None
-        self._call: Callable[..., Any]
-
-    async def open(self) -> None:
-        """Connect."""
-        import grpc
-
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
-        self._channel = (
-            grpc.aio.secure_channel(self.address, grpc.ssl_channel_credentials(_roots()), options)
-            if self._target.tls
-            else grpc.aio.insecure_channel(self.address, options)
-        )
-        # Without readers and writers of messages, gRPC hands over bytes.
-        self._call = self._channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        await self._channel.channel_ready()
-
-    async def ask(self, until: float) -> None:
-        """Call until the time has come."""
-        import grpc
-
-        while True:
-            sent = time.perf_counter()
-            try:
-                answer = await self._call(self._request, metadata=self._metadata)
-            except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNAVAILABLE:
-                    raise ConnectionFailed(str(error.details())) from error
-                self.tally.failed(error.code().name, str(error.details()))
-                now = time.perf_counter()
-            else:
-                self.tally.received += len(answer)
-                now = self.tally.answered(sent)
-            if now >= until:
-                return
-
-    def close(self) -> None:
-        """Leave; the channel goes with its last reference."""
-        self._channel = None

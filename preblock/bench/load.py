@@ -1,4 +1,4 @@
-"""One measurement: links that ask for a while, and whoever looks on."""
+"""One measurement: connections under load for some seconds, with progress reports."""
 
 import asyncio
 import time
@@ -6,23 +6,25 @@ from collections.abc import Callable
 
 import uvloop
 
-from preblock.bench.connections import GrpcLink, HttpLink, Link, StepLink
+from preblock.bench.connections import DecodeConnection, HttpConnection, LoadConnection
+from preblock.bench.grpc_connection import GrpcConnection
 from preblock.bench.report import line
-from preblock.bench.stats import Result, Tally
-from preblock.bench.workload import Target, json, npy, random_ids, v2
+from preblock.bench.stats import LoadCounters, LoadResult
+from preblock.bench.workload import LoadTarget, json, npy, random_ids, v2
 from preblock.client.errors import NoAnswer, ServiceError, TimedOut
 from preblock.client.results import Model
 
 PROTOCOLS = ("npy", "v2", "json", "grpc", "steps")
-PAUSE, LOOK = 0.1, 0.5
-"""Seconds before a broken connection is made again, and between two looks at a measurement."""
+RECONNECT_SECONDS = 0.1
+REPORT_INTERVAL_SECONDS = 0.5
+"""Seconds before a broken connection is replaced, and between two progress reports."""
 
 Look = Callable[[str], None]
-Show = Callable[[Tally], None]
+Show = Callable[[LoadCounters], None]
 
 
 def measure(
-    target: Target,
+    target: LoadTarget,
     model: Model,
     protocol: str,
     shape: tuple[int, int],
@@ -31,39 +33,41 @@ def measure(
     seconds: float = 5.0,
     timeout: float = 30.0,
     look: Look = lambda _: None,
-) -> Result:
-    """Ask for random ids of one shape by one protocol, over so many connections at a time.
+) -> LoadResult:
+    """Measure one protocol with random ids of one shape.
 
     Args:
-        target: where.
-        model: what the server says of the model.
+        target: model and server.
+        model: description of the model by the server.
         protocol: one of `PROTOCOLS`.
-        shape: rows, and tokens of each.
-        connections: each asks as soon as it was answered.
-        seconds: for which they ask; what is on the way then is waited for. One request of each goes before.
-        timeout: seconds that connecting, and an answer, may take.
-        look: is told how it goes, in a line, every half second.
+        shape: rows, and tokens per row.
+        connections: number of concurrent connections, each with one request at a time.
+        seconds: duration, after one warm-up request per connection; requests in flight at the end are finished.
+        timeout: seconds to wait for a connection, and for an answer.
+        look: receives a progress line every half second.
 
     Raises:
-        Invalid: the model takes no ids, or none of that shape.
-        OSError, NoAnswer, ServiceError: no connection could be made at the beginning.
+        Invalid: the model takes no ids, or not of that shape.
+        OSError, NoAnswer, ServiceError: a first connection failed.
 
     """
     ids = random_ids(model, shape)
     requests = {"npy": npy, "v2": v2, "json": json}
 
-    def make() -> Link:
+    def make() -> LoadConnection:
         if protocol == "grpc":
-            return GrpcLink(target, ids)
+            return GrpcConnection(target, ids)
         if protocol == "steps":
-            return StepLink(target, ids, model.max_len)
-        return HttpLink(target, requests[protocol](target, ids))
+            return DecodeConnection(target, ids, model.max_len)
+        return HttpConnection(target, requests[protocol](target, ids))
 
     tally = uvloop.run(_measure(make, connections, seconds, timeout, lambda tally: look(line(tally, protocol, shape))))
-    return Result.of(tally, protocol, shape, connections)
+    return LoadResult.of(tally, protocol, shape, connections)
 
 
-async def _measure(make: Callable[[], Link], connections: int, seconds: float, timeout: float, show: Show) -> Tally:
+async def _measure(
+    make: Callable[[], LoadConnection], connections: int, seconds: float, timeout: float, show: Show
+) -> LoadCounters:
     links = [make() for _ in range(connections)]
     try:
         for link in links:
@@ -72,28 +76,28 @@ async def _measure(make: Callable[[], Link], connections: int, seconds: float, t
                     await link.open()
             except TimeoutError:
                 raise TimedOut(f"no connection to {link.address} within {timeout:g} s") from None
-        drives = [_Drive(link, make, timeout) for link in links]
-        await asyncio.gather(*(drive.run(0.0, Tally()) for drive in drives))
-        tally = Tally()
-        looking = asyncio.create_task(_look(tally, show))
-        await asyncio.gather(*(drive.run(tally.begin + seconds, tally) for drive in drives))
-        looking.cancel()
-        links = [drive.link for drive in drives]
+        drivers = [_ConnectionDriver(link, make, timeout) for link in links]
+        await asyncio.gather(*(driver.run(0.0, LoadCounters()) for driver in drivers))
+        tally = LoadCounters()
+        reporting = asyncio.create_task(_look(tally, show))
+        await asyncio.gather(*(driver.run(tally.begin + seconds, tally) for driver in drivers))
+        reporting.cancel()
+        links = [driver.link for driver in drivers]
     finally:
         for link in links:
             link.close()
     return tally
 
 
-class _Drive:
-    """Keeps one connection asking, and makes another where it breaks."""
+class _ConnectionDriver:
+    """Keeps one connection under load, and replaces it if it breaks."""
 
-    def __init__(self, link: Link, make: Callable[[], Link], timeout: float) -> None:
+    def __init__(self, link: LoadConnection, make: Callable[[], LoadConnection], timeout: float) -> None:
         self.link, self._make, self._timeout = link, make, timeout
         self._open = True
 
-    async def run(self, until: float, tally: Tally) -> None:
-        """Ask until the time has come, and count what happens."""
+    async def run(self, until: float, tally: LoadCounters) -> None:
+        """Send requests until the time `until`, and count the outcomes."""
         while True:
             self.link.tally = tally
             try:
@@ -106,19 +110,19 @@ class _Drive:
                     return
                 self._renew()
             except (OSError, NoAnswer, ServiceError) as error:
-                # TimeoutError is an OSError; what is raised for it has no words of its own.
+                # TimeoutError is an OSError without a message.
                 tally.failed(type(error).__name__, str(error) or f"no answer within {self._timeout:g} s")
                 self._renew()
                 if time.perf_counter() >= until:
                     return
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(RECONNECT_SECONDS)
 
     def _renew(self) -> None:
         self.link.close()
         self.link, self._open = self._make(), False
 
 
-async def _look(tally: Tally, show: Show) -> None:
+async def _look(tally: LoadCounters, show: Show) -> None:
     while True:
-        await asyncio.sleep(LOOK)
+        await asyncio.sleep(REPORT_INTERVAL_SECONDS)
         show(tally)

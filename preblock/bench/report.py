@@ -1,15 +1,15 @@
-"""What is shown of measurements: a line that is rewritten while one runs, and a table at the end."""
+"""The report of measurements: a progress line during each, and a table at the end."""
 
 import time
 from collections.abc import Sequence
 
-from preblock.bench.stats import QUANTILES, Result, Tally
+from preblock.bench.stats import QUANTILES, LoadCounters, LoadResult
 
 HEAD = ("protocol", "shape", "requests/s", "tokens/s", "MB/s", *(f"{name} ms" for name in QUANTILES), "errors")
 
 
-def line(tally: Tally, protocol: str, shape: tuple[int, int]) -> str:
-    """Return what is known so far."""
+def line(tally: LoadCounters, protocol: str, shape: tuple[int, int]) -> str:
+    """Return the progress line of a running measurement."""
     seconds, requests = time.perf_counter() - tally.begin, len(tally.latencies)
     recent = sorted(tally.latencies[-1000:])
     middle = f", p50 {1e3 * recent[len(recent) // 2]:.3g} ms" if recent else ""
@@ -17,8 +17,8 @@ def line(tally: Tally, protocol: str, shape: tuple[int, int]) -> str:
     return f"{protocol} {shape[0]},{shape[1]}: {seconds:.0f} s, {requests / seconds:,.0f} requests/s{middle}{wrong}"
 
 
-def table(results: Sequence[Result]) -> str:
-    """Return the figures in columns, and below them what the first error of each kind said."""
+def table(results: Sequence[LoadResult]) -> str:
+    """Return a table of the results, and below it the first error of each kind."""
     rows = [HEAD, *(_row(result) for result in results)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
@@ -29,7 +29,7 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def _row(result: Result) -> tuple[str, ...]:
+def _row(result: LoadResult) -> tuple[str, ...]:
     return (
         result.protocol,
         f"{result.shape[0]},{result.shape[1]}",

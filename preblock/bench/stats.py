@@ -1,4 +1,4 @@
-"""What the connections of one measurement saw, and what it comes to."""
+"""The counters of one measurement, and its result."""
 
 import time
 from array import array
@@ -12,16 +12,16 @@ QUANTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 
 
 @dataclass
-class Tally:
-    """Counts, from `begin` on.
+class LoadCounters:
+    """The counters of all connections.
 
     Args:
-        begin: when it began, on the clock of `time.perf_counter`.
-        end: when the last answer came.
-        latencies: seconds of each request that was answered well.
-        received: bytes that came, heads and frames included.
-        errors: how many requests failed, by kind.
-        messages: of each kind, what its first said.
+        begin: start, on the clock of `time.perf_counter`.
+        end: time of the last answer.
+        latencies: seconds of each successful request.
+        received: bytes received, headers and frames included.
+        errors: number of failed requests, by kind.
+        messages: first message of each kind.
 
     """
 
@@ -33,31 +33,31 @@ class Tally:
     messages: dict[str, str] = field(default_factory=dict)
 
     def answered(self, sent: float) -> float:
-        """Count an answer to what was sent then, and return the time."""
+        """Count the answer to a request sent at the time `sent`, and return the present time."""
         self.end = time.perf_counter()
         self.latencies.append(self.end - sent)
         return self.end
 
     def failed(self, kind: str, message: str) -> None:
-        """Count a request that failed."""
+        """Count a failed request."""
         self.errors[kind] += 1
         self.messages.setdefault(kind, message)
 
 
 @dataclass(frozen=True)
-class Result:
-    """One measurement.
+class LoadResult:
+    """The result of one measurement.
 
     Args:
-        protocol: by which it was asked.
-        shape: rows, and tokens of each.
-        connections: that asked at a time.
-        seconds: from the first request to the last answer.
-        requests: that were answered well.
-        rates: requests, tokens and bytes in a second.
-        milliseconds: of a request, at `QUANTILES`; none where nothing was answered.
-        errors: how many requests failed, by kind.
-        messages: of each kind, what its first said.
+        protocol: format of the requests.
+        shape: rows, and tokens per row.
+        connections: number of concurrent connections.
+        seconds: time from the first request to the last answer.
+        requests: number of successful requests.
+        rates: requests, tokens and bytes per second.
+        milliseconds: latency at `QUANTILES`; empty without a successful request.
+        errors: number of failed requests, by kind.
+        messages: first message of each kind.
 
     """
 
@@ -72,8 +72,8 @@ class Result:
     messages: dict[str, str]
 
     @classmethod
-    def of(cls, tally: Tally, protocol: str, shape: tuple[int, int], connections: int) -> "Result":
-        """Sum up what was counted."""
+    def of(cls, tally: LoadCounters, protocol: str, shape: tuple[int, int], connections: int) -> "LoadResult":
+        """Return the result of the counters."""
         requests, seconds = len(tally.latencies), max(tally.end - tally.begin, 1e-9)
         cuts = np.percentile(tally.latencies, list(QUANTILES.values())) if requests else ()
         return cls(
@@ -93,5 +93,5 @@ class Result:
         )
 
     def document(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the result as a JSON object."""
         return asdict(self)

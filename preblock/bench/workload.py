@@ -1,4 +1,4 @@
-"""Where the load goes, and what is sent: a request of every protocol, as the bytes of HTTP or of a message."""
+"""The target of the load, and its requests as bytes: one builder for each protocol."""
 
 import io
 import ssl
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from preblock import __version__
 from preblock.client.errors import invalid
-from preblock.client.frames import REWIND, Move, Step, write_frame
+from preblock.client.frames import REWIND, MoveFrame, StepFrame, write_frame
 from preblock.client.results import Model
 from preblock.client.transport import authorization, options
 
@@ -22,17 +22,17 @@ NPY, BYTES, JSON = "application/x-npy", "application/octet-stream", "application
 
 
 @dataclass(frozen=True)
-class Target:
+class LoadTarget:
     """A model of a server.
 
     Args:
-        url: of the server, http://… or https://…, as the client takes it.
+        url: URL of the server, http://… or https://….
         model: name of the model.
-        key: that the server asks for.
-        grpc_port: of its gRPC.
+        key: API key.
+        grpc_port: gRPC port of the server.
 
     Raises:
-        Invalid: the address or the key cannot be one.
+        Invalid: `url` is not an HTTP URL, or `key` cannot be sent.
 
     """
 
@@ -46,12 +46,12 @@ class Target:
 
     @property
     def address(self) -> httpx.URL:
-        """The address in its parts."""
+        """The parsed URL."""
         return httpx.URL(self.url)
 
     @property
     def host(self) -> str:
-        """Name or number of the host."""
+        """Name or IP address of the host."""
         return self.address.host
 
     @property
@@ -61,7 +61,7 @@ class Target:
 
     @cached_property
     def tls(self) -> ssl.SSLContext | None:
-        """What checks the server's certificate; None without TLS."""
+        """The TLS context, with certificate checks; None without TLS."""
         return ssl.create_default_context() if self.address.scheme == "https" else None
 
     @property
@@ -70,27 +70,27 @@ class Target:
         return {"User-Agent": f"preblock/{__version__}", **authorization(self.key)}
 
     def path(self, *parts: str) -> str:
-        """Return the path of what lies below the address."""
+        """Return the path of `parts` below the URL."""
         return "/".join((self.address.raw_path.decode().rstrip("/"), *(quote(part, safe="") for part in parts)))
 
     def post(self, path: str, headers: dict[str, str], body: bytes) -> bytes:
-        """Return a request of HTTP/1.1."""
+        """Return an HTTP/1.1 request."""
         own = {"Host": self.address.netloc.decode(), "Content-Length": str(len(body))}
         stated = own | self.headers | headers
         lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in stated.items())]
         return "\r\n".join((*lines, "\r\n")).encode() + body
 
 
-def npy(target: Target, ids: Ids) -> bytes:
-    """Ask for `.npy` with `.npy`."""
+def npy(target: LoadTarget, ids: Ids) -> bytes:
+    """Return a request with `.npy` in both directions."""
     body = io.BytesIO()
     np.save(body, ids)
     headers = {"Content-Type": NPY, "Accept": NPY}
     return target.post(target.path("models", target.model, "embed"), headers, body.getvalue())
 
 
-def v2(target: Target, ids: Ids) -> bytes:
-    """Ask by the Open Inference Protocol, for binary tensors with such."""
+def v2(target: LoadTarget, ids: Ids) -> bytes:
+    """Return a request of the Open Inference Protocol, with binary tensors in both directions."""
     tensor = {"name": "input_ids", "shape": ids.shape, "datatype": "INT64"}
     head = orjson.dumps(
         {
@@ -102,27 +102,27 @@ def v2(target: Target, ids: Ids) -> bytes:
     return target.post(target.path("v2", "models", target.model, "infer"), headers, head + ids.tobytes())
 
 
-def json(target: Target, ids: Ids) -> bytes:
-    """Ask with JSON, for JSON that holds the vectors in base64."""
+def json(target: LoadTarget, ids: Ids) -> bytes:
+    """Return a request with JSON in both directions, the vectors in base64."""
     headers = {"Content-Type": JSON, "Accept": JSON}
     return target.post(target.path("models", target.model, "embed"), headers, orjson.dumps({"input_ids": ids.tolist()}))
 
 
 def step(ids: Ids) -> bytes:
-    """Return the frame that feeds each row its next tokens."""
-    return write_frame(Step({"input_ids": ids.ravel()}, np.full(len(ids), ids.shape[1])), 0, (), ())
+    """Return the frame of a step."""
+    return write_frame(StepFrame({"input_ids": ids.ravel()}, np.full(len(ids), ids.shape[1])), 0, (), ())
 
 
 def rewind() -> bytes:
-    """Return the frame that takes all rows back to the beginning."""
-    return write_frame(Move(REWIND, np.zeros(1, np.int64)), 0, (), ())
+    """Return the frame to set all rows back to offset 0."""
+    return write_frame(MoveFrame(REWIND, np.zeros(1, np.int64)), 0, (), ())
 
 
 def random_ids(model: Model, shape: tuple[int, int]) -> Ids:
-    """Return ids of a model, the same every time.
+    """Return random ids for a model, the same in every run.
 
     Raises:
-        Invalid: the model takes none, or none of that shape.
+        Invalid: the model takes no ids, or not of that shape.
 
     """
     vocabulary = model.manifest.get("vocab_size")

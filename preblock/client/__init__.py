@@ -1,4 +1,4 @@
-"""The client: `connect` returns one that waits, `connect_async` one that awaits. It imports nothing of the service."""
+"""The client: `connect` makes a synchronous client, `connect_async` an asynchronous one. It needs no service code."""
 
 from preblock.client.errors import needed
 

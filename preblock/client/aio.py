@@ -1,4 +1,4 @@
-"""The client that awaits, for one event loop. Its methods are those of the client that waits."""
+"""The asynchronous client, for one event loop. It has the methods of the synchronous client."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from preblock.client import decoding, requests
-from preblock.client.decoding import Decoding
+from preblock.client import decode_protocol, requests
+from preblock.client.decode_protocol import DecodeProtocol
 from preblock.client.errors import needed
-from preblock.client.requests import Call, Reply
+from preblock.client.requests import ApiRequest, HttpResponse
 from preblock.client.retry import Outcome, pause, result_of
 from preblock.client.transport import authorization, like, options, socket_address
 
@@ -22,8 +22,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _sent(build: Callable[P, Call[T]]) -> Callable[Concatenate["AsyncClient", P], Coroutine[Any, Any, T]]:
-    """Return the method that sends what `build` returns."""
+def _sent(build: Callable[P, ApiRequest[T]]) -> Callable[Concatenate["AsyncClient", P], Coroutine[Any, Any, T]]:
+    """Return a method to send the request made by `build`."""
 
     @like(build)
     async def method(self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -33,9 +33,9 @@ def _sent(build: Callable[P, Call[T]]) -> Callable[Concatenate["AsyncClient", P]
 
 
 def _opened(
-    build: Callable[P, Decoding],
+    build: Callable[P, DecodeProtocol],
 ) -> Callable[Concatenate["AsyncClient", P], AbstractAsyncContextManager["AsyncDecodeStream"]]:
-    """Return the method that opens what `build` returns."""
+    """Return a method to open the stream made by `build`."""
 
     @like(build)
     def method(
@@ -51,7 +51,7 @@ def _opened(
 
 
 class AsyncClient:
-    """A client of one server, for `async with`; its arguments are those of `Client`."""
+    """A client of one server, for `async with`. Takes the arguments of `Client`."""
 
     def __init__(self, url: str, *, timeout: float = 30.0, retries: int = 3, key: str | None = None) -> None:
         self._http = httpx.AsyncClient(**options(url, timeout, key))
@@ -65,7 +65,7 @@ class AsyncClient:
     bias = _sent(requests.bias)
     models = _sent(requests.models)
     model = _sent(requests.model)
-    decode = _opened(decoding.decode)
+    decode = _opened(decode_protocol.decode)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -79,7 +79,7 @@ class AsyncClient:
     ) -> None:
         await self.aclose()
 
-    async def _send(self, call: Call[T]) -> T:
+    async def _send(self, call: ApiRequest[T]) -> T:
         attempt = 0
         while True:
             outcome = await self._try(call)
@@ -89,12 +89,12 @@ class AsyncClient:
             await asyncio.sleep(seconds)
             attempt += 1
 
-    async def _try(self, call: Call[T]) -> Outcome:
-        body = bytearray()  # may be written to, as the arrays that share its memory may be
+    async def _try(self, call: ApiRequest[T]) -> Outcome:
+        body = bytearray()  # writable, and so are the arrays sharing its memory
         try:
             async with self._http.stream(call.method, call.path, content=call.body, headers=call.headers) as response:
                 async for chunk in response.aiter_bytes():
                     body += chunk
         except httpx.HTTPError as error:
             return error
-        return Reply(response.status_code, response.headers, body)
+        return HttpResponse(response.status_code, response.headers, body)

@@ -1,28 +1,28 @@
-"""Every error that the client raises on purpose. The kinds that a service answers with have its own names.
+"""Errors of the client. Subclasses of ServiceError have the names used by the service.
 
     PreblockError
     ├── ServiceError                the service answered with a problem document
     │   ├── ClientFault             the request is at fault; the same request fails again
-    │   │   ├── Malformed           bytes that cannot be read as what they claim to be
-    │   │   ├── Invalid             readable, but a value is not allowed
-    │   │   ├── Unauthenticated     no key that is known, where one is needed
+    │   │   ├── Malformed           the body cannot be parsed as its content type
+    │   │   ├── Invalid             a value is not allowed
+    │   │   ├── Unauthenticated     the key is missing or unknown
     │   │   ├── NotFound            no such model or version
-    │   │   ├── Forbidden           what the settings, or the key, do not allow
+    │   │   ├── Forbidden           the settings or the key do not allow the request
     │   │   ├── Conflict            the client's idea of a stream is not its state
-    │   │   ├── TooLarge            over a limit of size
-    │   │   ├── RateLimited             over a limit of how often a caller may ask
-    │   │   ├── UnsupportedFormat   a request format that is not read
-    │   │   └── NotAcceptable       an answer format that is not written
+    │   │   ├── TooLarge            over a size limit
+    │   │   ├── RateLimited             over a rate limit
+    │   │   ├── UnsupportedFormat   the request format is not supported
+    │   │   └── NotAcceptable       the response format is not supported
     │   └── ServerFault             the request may be fine
     │       ├── Unavailable         not ready, shutting down, or too busy
-    │       ├── ArtifactError       an artifact that is broken or not understood
-    │       └── ProviderError       an execution provider that cannot be used
+    │       ├── ArtifactError       the artifact is damaged or of an unknown version
+    │       └── ProviderError       the execution provider cannot be used
     └── NoAnswer                    no answer came
         ├── ConnectionFailed        no connection, or it broke
         ├── TimedOut                not in time
-        └── StreamClosed            a decode stream that is over; it says where to resume
+        └── StreamClosed            the decode stream ended; `offset` says where to resume
 
-A `ServiceError` names the field, the value got and the value allowed, where the service does.
+A `ServiceError` holds the field, the value got and the values allowed, if the service states them.
 """
 
 import json
@@ -34,15 +34,15 @@ KIND = "urn:preblock:error:"
 
 
 class PreblockError(Exception):
-    """Whatever the client raises on purpose."""
+    """Base class of the client's errors."""
 
 
 class ServiceError(PreblockError):
     """The service answered with a problem document.
 
     Args:
-        problem: the document (RFC 9457), with `type`, `title`, `status`, `detail`, `field`, `got`, `allowed`, as far as
-            the service states them.
+        problem: the document (RFC 9457). The service states some of `type`, `title`, `status`, `detail`, `field`,
+            `got` and `allowed`.
 
     """
 
@@ -63,15 +63,15 @@ class ClientFault(ServiceError):
 
 
 class Malformed(ClientFault):
-    """Bytes that cannot be read as what they claim to be."""
+    """The body cannot be parsed as its content type."""
 
 
 class Invalid(ClientFault):
-    """Readable, but a value is not allowed."""
+    """A value is not allowed."""
 
 
 class Unauthenticated(ClientFault):
-    """No key that is known, where one is needed."""
+    """The key is missing or unknown."""
 
 
 class NotFound(ClientFault):
@@ -79,27 +79,27 @@ class NotFound(ClientFault):
 
 
 class Forbidden(ClientFault):
-    """What the settings, or the key, do not allow."""
+    """The settings or the key do not allow the request."""
 
 
 class Conflict(ClientFault):
-    """What the client takes for the state of a stream is not its state."""
+    """The client's idea of a stream is not its state."""
 
 
 class TooLarge(ClientFault):
-    """Over a limit of size."""
+    """Over a size limit."""
 
 
 class RateLimited(ClientFault):
-    """Over a limit of how often a caller may ask; the same request may succeed later."""
+    """Over a rate limit; the same request may succeed later."""
 
 
 class UnsupportedFormat(ClientFault):
-    """A request format that is not read."""
+    """The request format is not supported."""
 
 
 class NotAcceptable(ClientFault):
-    """An answer format that is not written."""
+    """The response format is not supported."""
 
 
 class ServerFault(ServiceError):
@@ -111,11 +111,11 @@ class Unavailable(ServerFault):
 
 
 class ArtifactError(ServerFault):
-    """An artifact that is broken or not understood."""
+    """The artifact is damaged or of an unknown version."""
 
 
 class ProviderError(ServerFault):
-    """An execution provider that cannot be used."""
+    """The execution provider cannot be used."""
 
 
 class NoAnswer(PreblockError):
@@ -127,11 +127,11 @@ class ConnectionFailed(NoAnswer):
 
 
 class TimedOut(NoAnswer):
-    """Nothing happened for as long as the client waits."""
+    """Nothing arrived within the timeout."""
 
 
 class StreamClosed(NoAnswer):
-    """A decode stream that is over. A new one with `offset`, of each row, goes on where the last answer ended."""
+    """The decode stream ended. A new stream with `offset`, one for each row, resumes after the last answer."""
 
     def __init__(self, reason: str, offset: list[int]) -> None:
         super().__init__(reason, offset)
@@ -145,10 +145,10 @@ KINDS = {kind.__name__: kind for parent in (ClientFault, ServerFault) for kind i
 
 
 def of_problem(status: int, body: bytes | bytearray) -> ServiceError:
-    """Return the error that an answer states; one that states no known kind is a fault by its status."""
+    """Return the error of a problem document; without a known kind, the status decides."""
     try:
         problem = json.loads(body)
-    except ValueError:  # no answer of the service itself, but of something before it
+    except ValueError:  # the answer of a proxy, not of the service
         problem = None
     if not isinstance(problem, dict):
         problem = {"status": status, "detail": f"status {status}: {body[:200].decode(errors='replace')}"}
@@ -161,7 +161,7 @@ def of_problem(status: int, body: bytes | bytearray) -> ServiceError:
 
 
 def invalid(field: str, got: object, allowed: str) -> Invalid:
-    """Return the error for a value that cannot even be sent."""
+    """Return the error for a value rejected before sending."""
     detail = f"{field}: got {got}, allowed {allowed}"
     stated = {"detail": detail, "field": field, "got": str(got), "allowed": allowed}
     return Invalid({"type": f"{KIND}Invalid", "title": "Invalid", **stated})
@@ -169,7 +169,7 @@ def invalid(field: str, got: object, allowed: str) -> Invalid:
 
 @contextmanager
 def needed(what: str, package: str) -> Iterator[None]:
-    """Say which package is missing where the import in the block fails."""
+    """Name the package to install if the import in the block fails."""
     try:
         yield
     except ModuleNotFoundError as error:

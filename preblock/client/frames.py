@@ -1,4 +1,4 @@
-"""The frames of a decode stream, version 2, as `docs/decode.md` describes them. Letters: R rows, T tokens."""
+"""The frames of a decode stream, version 2, described in `docs/decode.md`. Letters: R rows, T tokens."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,11 @@ DTYPES = {1: "float32", 2: "float16", 3: "bfloat16"}
 
 
 @dataclass(frozen=True)
-class Step:
-    """The next tokens.
+class StepFrame:
+    """The next tokens of each row.
 
     Args:
-        values: by input, int64 (T,): `input_ids`, and what else belongs to each token.
+        values: by input, int64 (T,): `input_ids`, and further inputs with a value for each token.
         lengths: int64 (R,), tokens of each row.
 
     """
@@ -31,23 +31,23 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Move:
-    """Anything else that rows are told: a kind, and its integers."""
+class MoveFrame:
+    """An operation on rows other than a step: its kind, and its integers."""
 
     kind: int
     integers: Int64
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What came back.
+class AnswerFrame:
+    """An answer of the service.
 
     Args:
         kind: VECTORS, ERROR, STATE or CLOSING.
-        number: of the message that is answered.
-        offset: of each row.
-        tensors: each output, (R, L, D) where all rows have one length, else (T, D).
-        text: the problem document of an error, or the reason of a closing.
+        number: number of the answered message.
+        offset: offset of each row.
+        tensors: each output, (R, L, D) if all rows have one length, else (T, D).
+        text: the problem document of an error, or the reason for closing.
 
     """
 
@@ -58,20 +58,20 @@ class Answer:
     text: bytes
 
 
-def write_frame(operation: Step | Move, number: int, offset: Sequence[int], indices: Sequence[str]) -> bytes:
-    """Return the frame that tells `operation`.
+def write_frame(operation: StepFrame | MoveFrame, number: int, offset: Sequence[int], indices: Sequence[str]) -> bytes:
+    """Return an operation as a frame.
 
     Args:
-        operation: what is told.
-        number: of the message, 1 or more.
-        offset: where the rows are taken to be.
+        operation: a step, or a move.
+        number: number of the message, 1 or more.
+        offset: expected offset of each row, checked by the service.
         indices: further inputs of the model, in the order of its manifest.
 
     Raises:
         Invalid: the model has no such input.
 
     """
-    if isinstance(operation, Move):
+    if isinstance(operation, MoveFrame):
         integers = operation.integers.astype("<i8").tobytes()
         return _header(operation.kind, 0, number, len(operation.integers), 0) + integers
     flags = {"position_ids": POSITIONS, "attention_mask": MASK}
@@ -79,7 +79,7 @@ def write_frame(operation: Step | Move, number: int, offset: Sequence[int], indi
     for name in operation.values.keys() - {"input_ids", *flags}:
         raise invalid(name, "values", f"inputs of the model: {', '.join(flags)}")
     given = [name for name in flags if name in operation.values]
-    stated = OFFSETS * (len(offset) == len(operation.lengths))  # else the service says which it allows
+    stated = OFFSETS * (len(offset) == len(operation.lengths))  # else the service reports the lengths it allows
     ids = operation.values["input_ids"]
     parts = [ids, *(operation.values[name] for name in given), *([np.array(offset)] if stated else [])]
     return b"".join(
@@ -95,11 +95,11 @@ def _header(kind: int, flags: int, number: int, rows: int, tokens: int) -> bytes
     return HEADER.pack(MAGIC, VERSION, kind, flags, number, rows, tokens, 0, bytes(3))
 
 
-def read_frame(frame: bytes) -> Answer:
-    """Read an answer; its tensors may be changed.
+def read_frame(frame: bytes) -> AnswerFrame:
+    """Read an answer; its tensors are writable.
 
     Raises:
-        ValueError: it is none of this version, or not as long as it says.
+        ValueError: the frame has another version, or a length other than its header states.
 
     """
     if len(frame) < HEADER.size:
@@ -108,11 +108,11 @@ def read_frame(frame: bytes) -> Answer:
     if (magic, version, flags) != (MAGIC, VERSION, 0) or kind not in (VECTORS, ERROR, STATE, CLOSING):
         raise ValueError(repr(frame[:80]))
     if kind == ERROR:
-        return Answer(kind, number, [], [], frame[HEADER.size :])
+        return AnswerFrame(kind, number, [], [], frame[HEADER.size :])
     at = HEADER.size + 8 * rows
     offset = np.frombuffer(frame, "<i8", rows, HEADER.size).tolist()
     if kind != VECTORS:
-        return Answer(kind, number, offset, [], frame[at:])
+        return AnswerFrame(kind, number, offset, [], frame[at:])
     lengths = np.frombuffer(frame, "<u4", rows, at)
     widths = np.frombuffer(frame, "<u4", last[0], at + 4 * rows).tolist()
     at += 4 * rows + 4 * len(widths)
@@ -120,11 +120,11 @@ def read_frame(frame: bytes) -> Answer:
         raise ValueError(f"a frame of type {dtype} and {tokens} tokens in rows of {lengths.tolist()}")
     even = rows > 0 and (lengths == lengths[0]).all()
     leading = (rows, tokens // rows) if even else (tokens,)
-    data = bytearray(memoryview(frame)[at:])  # a copy, so that the vectors may be changed
+    data = bytearray(memoryview(frame)[at:])  # a copy makes the vectors writable
     values = array_of(data, DTYPES[dtype], [-1])
     if values.size != tokens * sum(widths):
         raise ValueError(f"a frame of {values.size} values for {tokens} tokens of {widths}")
     ends = np.cumsum([tokens * width for width in widths])[:-1]
     parts = np.split(values, ends)
     tensors = [part.reshape(*leading, width) for part, width in zip(parts, widths, strict=True)]
-    return Answer(kind, number, offset, tensors, b"")
+    return AnswerFrame(kind, number, offset, tensors, b"")

@@ -1,7 +1,6 @@
-"""What a client asks for: arguments become a request, and its answer a result. Nothing here opens a connection.
+"""The requests of a client and the readers of their answers, without I/O.
 
-Each public function is a method of both clients, which add their `self` and send what it returns; its docstring is
-the method's.
+Both clients turn each public function into a method with the same docstring. The method sends the returned request.
 """
 
 import json
@@ -20,23 +19,23 @@ from preblock.client.safetensors import read_safetensors, write_safetensors
 T = TypeVar("T")
 
 
-class Tensor(Protocol):
-    """What is taken of torch.Tensor, which need not be installed."""
+class TensorLike(Protocol):
+    """The part of torch.Tensor used here; torch need not be installed."""
 
     def numpy(self, *, force: bool = False) -> NDArray[Any]:
         """Return the values as an array."""
         ...
 
 
-Row = Sequence[int] | NDArray[np.integer[Any]] | Tensor
+Row = Sequence[int] | NDArray[np.integer[Any]] | TensorLike
 Rows = Row | Sequence[Row]
 
 JSON, SAFETENSORS = "application/json", "application/x-safetensors"
 
 
 @dataclass(frozen=True)
-class Reply:
-    """An answer as it came; the names of `headers` have no case."""
+class HttpResponse:
+    """An HTTP response; `headers` ignores the case of names."""
 
     status: int
     headers: Mapping[str, str]
@@ -44,20 +43,20 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Call(Generic[T]):
-    """A request, and how its answer is read."""
+class ApiRequest(Generic[T]):
+    """A request, and the reader of its answer."""
 
     method: str
     path: str
-    read: Callable[[Reply], T]
+    read: Callable[[HttpResponse], T]
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def result(self, reply: Reply) -> T:
-        """Return what the answer says.
+    def result(self, reply: HttpResponse) -> T:
+        """Return the result in a response.
 
         Raises:
-            ServiceError: it is an error, or no answer of this service.
+            ServiceError: the response is an error, or not from this service.
 
         """
         if reply.status != 200:
@@ -81,18 +80,18 @@ def embed(
     output: str = "embeddings",
     dtype: str = "float32",
     **indices: Rows,
-) -> Call[Embeddings]:
+) -> ApiRequest[Embeddings]:
     """Return the vectors that enter block 0.
 
     Args:
-        ids: rows of token ids, which may differ in length: lists, an integer array (B, L), tensors. What is flat is one
-            row. Arrays and tensors of one length travel fastest.
+        ids: rows of token ids: lists, an integer array (B, L), or tensors. Rows may differ in length; a flat list is
+            one row. Arrays and tensors of one length are fastest.
         model: name of the model.
-        version: of the model; default the highest.
+        version: version of the model; default the highest.
         offset: real tokens fed before, one number or one for each row; default 0.
         position_ids: position index of each token, like `ids`; excludes `offset`.
         attention_mask: 1 for a real token, 0 for padding, like `ids`; default 1.
-        truncate: "left" or "right", where a row that is too long is cut; default is an error.
+        truncate: "left" or "right", the side to cut of a row over the limit; default is an error.
         output: name of the output.
         dtype: "float32", "float16" or "bfloat16".
         indices: `token_type_ids` and further inputs of the model, like `ids`.
@@ -117,7 +116,7 @@ def embed(
         return _post(path, rows | names, SAFETENSORS, lambda reply: _embeddings(reply, output))
     headers = {"Accept": SAFETENSORS, "Content-Type": SAFETENSORS}
     body = write_safetensors(rows)
-    return Call("POST", f"{path}?{urlencode(names)}", lambda reply: _embeddings(reply, output), body, headers)
+    return ApiRequest("POST", f"{path}?{urlencode(names)}", lambda reply: _embeddings(reply, output), body, headers)
 
 
 def text(
@@ -130,15 +129,15 @@ def text(
     output: str = "embeddings",
     dtype: str = "float32",
     return_tokens: bool = False,
-) -> Call[Embeddings]:
+) -> ApiRequest[Embeddings]:
     """Return the vectors of texts, for a model with a tokenizer.
 
     Args:
-        text: one for each row; a text alone is one row.
+        text: one text for each row, or a single text.
         model: name of the model.
-        version: of the model; default the highest.
+        version: version of the model; default the highest.
         offset: real tokens fed before, one number or one for each row; default 0.
-        truncate: "left" or "right", where a row that is too long is cut; default is an error.
+        truncate: "left" or "right", the side to cut of a row over the limit; default is an error.
         output: name of the output.
         dtype: "float32", "float16" or "bfloat16".
         return_tokens: whether the result has `input_ids` and `spans`.
@@ -153,13 +152,15 @@ def text(
     return _post(_path(model, version, "embed"), fields, SAFETENSORS, lambda reply: _embeddings(reply, output))
 
 
-def prompt_embeds(ids: Rows, *, model: str, version: int | None = None, dtype: str = "float32") -> Call[list[str]]:
-    """Return for each row what vLLM takes in its field `prompt_embeds`: base64 of what torch saves.
+def prompt_embeds(
+    ids: Rows, *, model: str, version: int | None = None, dtype: str = "float32"
+) -> ApiRequest[list[str]]:
+    """Return each row for the field `prompt_embeds` of vLLM: a tensor saved by torch, in base64.
 
     Args:
         ids: rows of token ids, as for `embed`.
-        model: name of the model, of which it is known who applies the scale.
-        version: of the model; default the highest.
+        model: name of the model; its manifest must say who applies the embedding scale.
+        version: version of the model; default the highest.
         dtype: "float32", "float16" or "bfloat16".
 
     Raises:
@@ -179,15 +180,15 @@ def bias(
     version: int | None = None,
     query_offset: int | None = None,
     dtype: str = "float32",
-) -> Call[Vectors]:
-    """Return what attention adds for the distance between a query and a key: (1, heads, Q, K); of a sinusoid (rows, D).
+) -> ApiRequest[Vectors]:
+    """Return the attention bias for distances between queries and keys: (1, heads, Q, K); of a sinusoid (rows, D).
 
     Args:
         query_length: queries, Q.
-        key_length: keys, K, which stand at positions 0 to K - 1.
-        model: name of the model, which has such a bias.
-        version: of the model; default the highest.
-        query_offset: keys that were fed before the first query; default 0.
+        key_length: keys, K, at positions 0 to K - 1.
+        model: name of a model with an attention bias.
+        version: version of the model; default the highest.
+        query_offset: keys fed before the first query; default 0.
         dtype: "float32", "float16" or "bfloat16".
 
     Raises:
@@ -200,7 +201,7 @@ def bias(
     return _post(_path(model, version, "bias"), lengths | options, SAFETENSORS, _only_tensor)
 
 
-def models() -> Call[list[Model]]:
+def models() -> ApiRequest[list[Model]]:
     """Return every model, in its highest version.
 
     Raises:
@@ -208,19 +209,19 @@ def models() -> Call[list[Model]]:
         NoAnswer: no answer came.
 
     """
-    return Call("GET", "/models", lambda reply: [_model(document) for document in json.loads(reply.body)])
+    return ApiRequest("GET", "/models", lambda reply: [_model(document) for document in json.loads(reply.body)])
 
 
-def model(name: str, version: int | None = None) -> Call[Model]:
+def model(name: str, version: int | None = None) -> ApiRequest[Model]:
     """Return one model; default in its highest version.
 
     Raises:
-        NotFound: there is none.
+        NotFound: no such model or version.
         ServiceError: the service cannot answer.
         NoAnswer: no answer came.
 
     """
-    return Call("GET", _path(name, version), lambda reply: _model(json.loads(reply.body)))
+    return ApiRequest("GET", _path(name, version), lambda reply: _model(json.loads(reply.body)))
 
 
 def decode_path(model: str, version: int | None) -> str:
@@ -229,7 +230,7 @@ def decode_path(model: str, version: int | None) -> str:
 
 
 def from_torch(value: Any) -> Any:
-    """Return a tensor as an array, and the rest as it is."""
+    """Return a tensor as an array, and any other value unchanged."""
     return value.numpy(force=True) if hasattr(value, "detach") else value
 
 
@@ -238,17 +239,17 @@ def _path(model: str, version: int | None, *action: str) -> str:
     return "/".join(("", "models", quote(model, safe=""), *versions, *action))
 
 
-def _post(path: str, document: Mapping[str, Any], accept: str, read: Callable[[Reply], T]) -> Call[T]:
-    return Call("POST", path, read, _json(document), {"Accept": accept, "Content-Type": JSON})
+def _post(path: str, document: Mapping[str, Any], accept: str, read: Callable[[HttpResponse], T]) -> ApiRequest[T]:
+    return ApiRequest("POST", path, read, _json(document), {"Accept": accept, "Content-Type": JSON})
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """Return the options that are not None, as `_plain` has them."""
+    """Return the options other than None, converted by `_plain`."""
     return {name: _plain(value) for name, value in options.items() if value is not None}
 
 
 def _plain(value: Any) -> Any:
-    """Return a tensor as an array, an array of anything but integers as lists, and the rest as it is."""
+    """Return a tensor as an array, an array not of integers as lists, and any other value unchanged."""
     value = from_torch(value)
     return value.tolist() if isinstance(value, np.ndarray) and value.dtype.kind not in "iu" else value
 
@@ -258,12 +259,12 @@ def _json(document: Any) -> bytes:
 
 
 def _listed(value: Any) -> Any:
-    if hasattr(value, "tolist"):  # an array, a tensor, or a number of theirs
+    if hasattr(value, "tolist"):  # an array, a tensor, or one of their scalars
         return value.tolist()
     raise invalid("request", f"a {type(value).__name__}", "numbers, and lists, arrays or tensors of them")
 
 
-def _embeddings(reply: Reply, output: str) -> Embeddings:
+def _embeddings(reply: HttpResponse, output: str) -> Embeddings:
     tensors, metadata = read_safetensors(reply.body)
     lengths = tensors["lengths"]
     input_ids, spans = (
@@ -281,17 +282,17 @@ def _embeddings(reply: Reply, output: str) -> Embeddings:
     )
 
 
-def _only_tensor(reply: Reply) -> Vectors:
+def _only_tensor(reply: HttpResponse) -> Vectors:
     tensors, _ = read_safetensors(reply.body)
     (tensor,) = tensors.values()
     return tensor
 
 
-def _prompts(reply: Reply) -> list[str]:
+def _prompts(reply: HttpResponse) -> list[str]:
     prompts = json.loads(reply.body)["token_embeddings"]
     return [prompts] if isinstance(prompts, str) else list(prompts)
 
 
 def _model(document: Mapping[str, Any]) -> Model:
-    """Read a model; later services may say more of it."""
+    """Read a model. Unknown fields, of a later service, are ignored."""
     return Model(**{known.name: document[known.name] for known in fields(Model)})

@@ -1,4 +1,4 @@
-"""What a client returns. Letters: B rows, L tokens of a row, T tokens of all rows, D width of a vector."""
+"""The results of a client. Letters: B rows, L tokens of a row, T tokens of all rows, D width of a vector."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,15 +26,15 @@ class Embeddings:
     """The vectors of some rows of tokens.
 
     Args:
-        model: name of the model that answered.
+        model: name of the model.
         version: its version.
-        vectors: (B, L, D) where all rows have one length, else (T, D), the rows one after another.
+        vectors: (B, L, D) if all rows have one length, else (T, D), the rows one after another.
         lengths: int64 (B,), tokens of each row.
-        next_offset: int64 (B,), the offset that continues each row.
+        next_offset: int64 (B,), the offset to continue each row with.
         truncated: int64 (B,), tokens cut of each row; None without `truncate`.
-        input_ids: of text, where asked for: the ids of each row.
-        spans: of text, where asked for: for each row int64 (L, 2), the first character of each token and the one after
-            its last.
+        input_ids: the ids of each row of text, with `return_tokens`.
+        spans: for each row of text int64 (L, 2), the first character of each token and the one after its last, with
+            `return_tokens`.
 
     """
 
@@ -57,24 +57,24 @@ class Embeddings:
         """Return `vectors` as a tensor of the same memory."""
         import torch
 
-        if self.vectors.dtype.name == "bfloat16":  # a type that torch does not take from numpy
+        if self.vectors.dtype.name == "bfloat16":  # torch does not take this type from numpy
             return torch.from_numpy(self.vectors.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(self.vectors)
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model as it is served.
+    """A served model.
 
     Args:
-        name: of the model.
-        version: that is described.
-        versions: all that are served.
-        provider: the onnxruntime provider that really runs.
-        max_len: the largest legal offset + real tokens; None where nothing limits it.
+        name: name of the model.
+        version: the described version.
+        versions: all served versions.
+        provider: the onnxruntime provider in use.
+        max_len: the largest legal offset + real tokens; None without a limit.
         max_tokens: most tokens of one request.
-        manifest: of the artifact.
-        parity: how the artifact was proven.
+        manifest: manifest of the artifact.
+        parity: parity report of the artifact.
 
     """
 
@@ -89,7 +89,7 @@ class Model:
 
 
 def array_of(data: bytearray | memoryview, dtype: str, shape: list[int]) -> Vectors:
-    """Return little-endian bytes as an array that shares, and may change, their memory."""
+    """Return little-endian bytes as a writable array of the same memory."""
     return np.frombuffer(data, _dtype(dtype)).reshape(shape)
 
 

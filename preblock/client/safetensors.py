@@ -1,6 +1,6 @@
-"""Tensors by name in the safetensors format: the length of a header in 8 bytes, the header in JSON, and the values.
+"""The safetensors format: the length of the header in 8 bytes, the header in JSON, and the values.
 
-It is written and read here because the library for it copies every tensor, and knows no bfloat16 without torch.
+The safetensors library copies every tensor, and needs torch for bfloat16; hence this reader and writer.
 """
 
 import json
@@ -17,7 +17,7 @@ METADATA = "__metadata__"
 
 
 def write_safetensors(tensors: Mapping[str, NDArray[np.integer[Any]]]) -> bytes:
-    """Write arrays of integers."""
+    """Return integer arrays in the safetensors format."""
     header, parts, end = {}, [], 0
     for name, tensor in tensors.items():
         values = tensor.astype(tensor.dtype.newbyteorder("<"), copy=False).tobytes()
@@ -34,7 +34,7 @@ def read_safetensors(body: bytearray) -> tuple[dict[str, NDArray[Any]], dict[str
     """Return the tensors, which share the memory of `body`, and the metadata.
 
     Raises:
-        KeyError, TypeError, ValueError: it is no such file, or has other types than answers have.
+        KeyError, TypeError, ValueError: `body` is not in the format, or has a type not in `DTYPES`.
 
     """
     start = 8 + int.from_bytes(body[:8], "little")

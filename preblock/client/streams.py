@@ -1,4 +1,4 @@
-"""The connections of a decode stream, one that waits and one that awaits. Imported with the first stream."""
+"""Decode streams, synchronous and asynchronous, over WebSocket. Imported with the first stream."""
 
 import asyncio
 import time
@@ -11,9 +11,10 @@ from websockets.asyncio.client import ClientConnection as AsyncConnection
 from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import ClientConnection, connect
 
-from preblock.client.decoding import Connect, Decoding, Effect, Effects, Exchange, Outcome
+from preblock.client.decode_protocol import DecodeProtocol
+from preblock.client.effects import Connect, Effect, Effects, Exchange, Outcome
 from preblock.client.errors import ConnectionFailed, NoAnswer, TimedOut
-from preblock.client.requests import Reply
+from preblock.client.requests import HttpResponse
 from preblock.client.results import Vectors
 from preblock.client.retry import failure
 from preblock.client.transport import like
@@ -23,53 +24,55 @@ T = TypeVar("T")
 FAILURES = (OSError, WebSocketException)
 
 
-class _Rows:
-    """What both streams say of themselves."""
+class _StreamState:
+    """The state of a decode stream."""
 
-    _decoding: Decoding
+    _protocol: DecodeProtocol
 
     @property
     def offset(self) -> list[int]:
-        """How many real tokens were fed to each row: where a new stream would resume."""
-        return list(self._decoding.offset)
+        """Number of real tokens fed to each row; a new stream resumes there."""
+        return list(self._protocol.offset)
 
     @property
     def companions(self) -> dict[str, Vectors]:
-        """The further outputs of the last step, by name, of the shape of its vectors but for the width."""
-        return self._decoding.companions
+        """The further outputs of the last step, by name. They have the shape of its vectors except for the width."""
+        return self._protocol.companions
 
     @property
     def version(self) -> int:
-        """The version of the model that answers."""
-        assert self._decoding.version is not None
-        return self._decoding.version
+        """The version of the model."""
+        assert self._protocol.version is not None
+        return self._protocol.version
 
 
-def _told(build: Callable[Concatenate[Decoding, P], Effects[T]]) -> Callable[Concatenate["DecodeStream", P], T]:
-    """Return the method that carries out the effects of `build`."""
+def _sync_method(
+    build: Callable[Concatenate[DecodeProtocol, P], Effects[T]],
+) -> Callable[Concatenate["DecodeStream", P], T]:
+    """Return a method to carry out the effects of `build`."""
 
     @like(build)
     def method(self: "DecodeStream", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._carry_out(build(self._decoding, *args, **kwargs))
+        return self._carry_out(build(self._protocol, *args, **kwargs))
 
     return method
 
 
-class DecodeStream(_Rows):
-    """Rows that are fed step by step; for one thread."""
+class DecodeStream(_StreamState):
+    """A decode stream, for one thread."""
 
-    def __init__(self, address: str, decoding: Decoding, timeout: float, headers: Mapping[str, str]) -> None:
-        self._address, self._decoding = address, decoding
+    def __init__(self, address: str, protocol: DecodeProtocol, timeout: float, headers: Mapping[str, str]) -> None:
+        self._address, self._protocol = address, protocol
         self._timeout, self._headers = timeout, headers
         self._connection = ExitStack()
         self._socket: ClientConnection
 
-    step = _told(Decoding.step)
-    rewind = _told(Decoding.rewind)
-    reorder = _told(Decoding.reorder)
-    append = _told(Decoding.append)
-    drop = _told(Decoding.drop)
-    ping = _told(Decoding.ping)
+    step = _sync_method(DecodeProtocol.step)
+    rewind = _sync_method(DecodeProtocol.rewind)
+    reorder = _sync_method(DecodeProtocol.reorder)
+    append = _sync_method(DecodeProtocol.append)
+    drop = _sync_method(DecodeProtocol.drop)
+    ping = _sync_method(DecodeProtocol.ping)
 
     def _carry_out(self, effects: Effects[T]) -> T:
         outcome: Outcome = None
@@ -97,36 +100,36 @@ class DecodeStream(_Rows):
         return None
 
 
-def _awaited(
-    build: Callable[Concatenate[Decoding, P], Effects[T]],
+def _async_method(
+    build: Callable[Concatenate[DecodeProtocol, P], Effects[T]],
 ) -> Callable[Concatenate["AsyncDecodeStream", P], Coroutine[Any, Any, T]]:
-    """Return the method that carries out the effects of `build`."""
+    """Return a method to carry out the effects of `build`."""
 
     @like(build)
     async def method(self: "AsyncDecodeStream", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        # One message at a time: the others wait for its answer.
+        # One message at a time: answers arrive in order.
         async with self._turn:
-            return await self._carry_out(build(self._decoding, *args, **kwargs))
+            return await self._carry_out(build(self._protocol, *args, **kwargs))
 
     return method
 
 
-class AsyncDecodeStream(_Rows):
-    """Rows that are fed step by step, one step at a time."""
+class AsyncDecodeStream(_StreamState):
+    """A decode stream, for one event loop. Concurrent calls run one after another."""
 
-    def __init__(self, address: str, decoding: Decoding, timeout: float, headers: Mapping[str, str]) -> None:
-        self._address, self._decoding = address, decoding
+    def __init__(self, address: str, protocol: DecodeProtocol, timeout: float, headers: Mapping[str, str]) -> None:
+        self._address, self._protocol = address, protocol
         self._timeout, self._headers = timeout, headers
         self._connection = AsyncExitStack()
         self._socket: AsyncConnection
         self._turn = asyncio.Lock()
 
-    step = _awaited(Decoding.step)
-    rewind = _awaited(Decoding.rewind)
-    reorder = _awaited(Decoding.reorder)
-    append = _awaited(Decoding.append)
-    drop = _awaited(Decoding.drop)
-    ping = _awaited(Decoding.ping)
+    step = _async_method(DecodeProtocol.step)
+    rewind = _async_method(DecodeProtocol.rewind)
+    reorder = _async_method(DecodeProtocol.reorder)
+    append = _async_method(DecodeProtocol.append)
+    drop = _async_method(DecodeProtocol.drop)
+    ping = _async_method(DecodeProtocol.ping)
 
     async def _carry_out(self, effects: Effects[T]) -> T:
         outcome: Outcome = None
@@ -157,37 +160,37 @@ class AsyncDecodeStream(_Rows):
 
 @contextmanager
 def open_stream(
-    address: str, decoding: Decoding, timeout: float, retries: int, headers: Mapping[str, str]
+    address: str, protocol: DecodeProtocol, timeout: float, retries: int, headers: Mapping[str, str]
 ) -> Iterator[DecodeStream]:
     """Open a stream at the server `address`, ws://… or wss://…."""
-    stream = DecodeStream(address, decoding, timeout, headers)
+    stream = DecodeStream(address, protocol, timeout, headers)
     with stream._connection:
-        stream._carry_out(decoding.open(retries))
+        stream._carry_out(protocol.open(retries))
         yield stream
 
 
 @asynccontextmanager
 async def open_stream_async(
-    address: str, decoding: Decoding, timeout: float, retries: int, headers: Mapping[str, str]
+    address: str, protocol: DecodeProtocol, timeout: float, retries: int, headers: Mapping[str, str]
 ) -> AsyncIterator[AsyncDecodeStream]:
     """Open a stream at the server `address`, ws://… or wss://…."""
-    stream = AsyncDecodeStream(address, decoding, timeout, headers)
+    stream = AsyncDecodeStream(address, protocol, timeout, headers)
     async with stream._connection:
-        await stream._carry_out(decoding.open(retries))
+        await stream._carry_out(protocol.open(retries))
         yield stream
 
 
 def _options(timeout: float, headers: Mapping[str, str]) -> dict[str, Any]:
-    # A frame is as large as its step asked for, and vectors do not compress. A peer that is gone closes nothing.
+    # The step sets the size of the answer, and vectors do not compress. close_timeout: a dead peer never closes.
     sizes = {"max_size": None, "compression": None}
     return {"open_timeout": timeout, "close_timeout": 1, "additional_headers": headers, **sizes}
 
 
-def _failure(error: Exception) -> Reply | NoAnswer:
-    """Return what came instead of an answer."""
+def _failure(error: Exception) -> HttpResponse | NoAnswer:
+    """Return the outcome for an exception of the connection."""
     if isinstance(error, InvalidStatus):
         response = error.response
-        return Reply(response.status_code, response.headers, bytearray(response.body or b""))
+        return HttpResponse(response.status_code, response.headers, bytearray(response.body or b""))
     if isinstance(error, TimeoutError):
         return TimedOut("no answer in time")
     if isinstance(error, ConnectionClosed):

@@ -1,4 +1,4 @@
-"""The client that waits. One may be shared by threads."""
+"""The synchronous client. Threads may share one."""
 
 import time
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from preblock.client import decoding, requests
-from preblock.client.decoding import Decoding
+from preblock.client import decode_protocol, requests
+from preblock.client.decode_protocol import DecodeProtocol
 from preblock.client.errors import needed
-from preblock.client.requests import Call, Reply
+from preblock.client.requests import ApiRequest, HttpResponse
 from preblock.client.retry import Outcome, pause, result_of
 from preblock.client.transport import authorization, like, options, socket_address
 
@@ -22,8 +22,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _sent(build: Callable[P, Call[T]]) -> Callable[Concatenate["Client", P], T]:
-    """Return the method that sends what `build` returns."""
+def _sent(build: Callable[P, ApiRequest[T]]) -> Callable[Concatenate["Client", P], T]:
+    """Return a method to send the request made by `build`."""
 
     @like(build)
     def method(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -32,8 +32,10 @@ def _sent(build: Callable[P, Call[T]]) -> Callable[Concatenate["Client", P], T]:
     return method
 
 
-def _opened(build: Callable[P, Decoding]) -> Callable[Concatenate["Client", P], AbstractContextManager["DecodeStream"]]:
-    """Return the method that opens what `build` returns."""
+def _opened(
+    build: Callable[P, DecodeProtocol],
+) -> Callable[Concatenate["Client", P], AbstractContextManager["DecodeStream"]]:
+    """Return a method to open the stream made by `build`."""
 
     @like(build)
     def method(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> AbstractContextManager["DecodeStream"]:
@@ -50,13 +52,13 @@ class Client:
     """A client of one server.
 
     Args:
-        url: http://… or https://…, with the path under which the service is, if any.
-        timeout: seconds that connecting, and each read and write, may take.
-        retries: how often a call is sent again where the connection breaks, or the service is too busy.
-        key: that the service asks for; default none.
+        url: http://… or https://…, with the path prefix of the service, if any.
+        timeout: seconds for connecting, and for each read and write.
+        retries: most further attempts of a call, after a broken connection or while the service is too busy.
+        key: API key; default none.
 
     Raises:
-        Invalid: `url` is none, or `key` cannot be sent.
+        Invalid: `url` is not an HTTP URL, or `key` cannot be sent.
 
     """
 
@@ -72,7 +74,7 @@ class Client:
     bias = _sent(requests.bias)
     models = _sent(requests.models)
     model = _sent(requests.model)
-    decode = _opened(decoding.decode)
+    decode = _opened(decode_protocol.decode)
 
     def close(self) -> None:
         """Close the connections."""
@@ -86,7 +88,7 @@ class Client:
     ) -> None:
         self.close()
 
-    def _send(self, call: Call[T]) -> T:
+    def _send(self, call: ApiRequest[T]) -> T:
         attempt = 0
         while True:
             outcome = self._try(call)
@@ -96,12 +98,12 @@ class Client:
             time.sleep(seconds)
             attempt += 1
 
-    def _try(self, call: Call[T]) -> Outcome:
-        body = bytearray()  # may be written to, as the arrays that share its memory may be
+    def _try(self, call: ApiRequest[T]) -> Outcome:
+        body = bytearray()  # writable, and so are the arrays sharing its memory
         try:
             with self._http.stream(call.method, call.path, content=call.body, headers=call.headers) as response:
                 for chunk in response.iter_bytes():
                     body += chunk
         except httpx.HTTPError as error:
             return error
-        return Reply(response.status_code, response.headers, body)
+        return HttpResponse(response.status_code, response.headers, body)

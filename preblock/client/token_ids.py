@@ -1,4 +1,4 @@
-"""Rows of integers for a decode stream: lists, arrays and tensors become int64, exactly or not at all."""
+"""Rows of integers for a decode stream: lists, arrays and tensors become int64, or an error if inexact."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ def read_rows(field: str, rows: Rows) -> tuple[Int64, Int64]:
     """Return the integers of all rows one after another, int64 (T,), and the lengths of the rows, int64 (R,).
 
     Raises:
-        Invalid: they are no integers of 64 bits, or no rows.
+        Invalid: the values are not 64-bit integers, or not rows.
 
     """
     rows = from_torch(rows)
@@ -32,10 +32,10 @@ def read_rows(field: str, rows: Rows) -> tuple[Int64, Int64]:
 
 
 def read_integers(field: str, values: int | Row) -> Int64:
-    """Return int64 (N,); an integer alone is one.
+    """Return an integer or a list of integers as int64 (N,).
 
     Raises:
-        Invalid: it is neither that nor a list of integers of 64 bits.
+        Invalid: the values are not 64-bit integers, or have several axes.
 
     """
     array = _integers(field, from_torch(values))

@@ -1,4 +1,4 @@
-"""What both clients share: where they connect to, and how a call becomes a method."""
+"""Parts of both clients: the options of a connection, and methods made from functions."""
 
 import inspect
 from collections.abc import Callable
@@ -17,7 +17,7 @@ def options(url: str, timeout: float, key: str | None) -> dict[str, Any]:
     """Return the options of an httpx client.
 
     Raises:
-        Invalid: `url` is no address of HTTP, or `key` cannot be sent.
+        Invalid: `url` is not an HTTP URL, or `key` cannot be sent.
 
     """
     try:
@@ -30,14 +30,14 @@ def options(url: str, timeout: float, key: str | None) -> dict[str, Any]:
         raise invalid("key", "other characters", "printable characters of ASCII")
     return {
         "base_url": address,
-        # A request may wait for one of the client's own connections as long as the others take.
+        # No limit on the wait for a free connection of the pool: the requests before it have their own.
         "timeout": httpx.Timeout(timeout, pool=None),
         "headers": {"User-Agent": f"preblock/{__version__}", "Accept-Encoding": "identity", **authorization(key)},
     }
 
 
 def authorization(key: str | None) -> dict[str, str]:
-    """Return the header that a key is sent in, if there is one."""
+    """Return the Authorization header of `key`, if there is one."""
     return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
@@ -48,7 +48,10 @@ def socket_address(base: httpx.URL) -> str:
 
 
 def like(build: Callable[..., Any]) -> Callable[[M], M]:
-    """Give a method the name, the docstring and the signature of what it carries out; its result stands last there."""
+    """Give a method the name, the docstring and the signature of `build`.
+
+    The method's result is the last type argument of the result of `build`.
+    """
 
     def describe(method: M) -> M:
         described = wraps(build)(method)

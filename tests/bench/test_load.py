@@ -13,8 +13,8 @@ import pytest
 import trustme
 
 from preblock.bench.load import PROTOCOLS
-from preblock.bench.stats import Result, Tally
-from preblock.bench.workload import Target, random_ids
+from preblock.bench.stats import LoadCounters, LoadResult
+from preblock.bench.workload import LoadTarget, random_ids
 from preblock.client import Model, connect
 from preblock.client.errors import Invalid
 from tests.cli.test_cli import failing, run
@@ -58,7 +58,7 @@ def test_every_protocol_is_asked_and_every_request_arrives(protocol: str, tiny_s
 
 
 def answered(server: Server) -> int:
-    """How many rows of `gpt` the server says that it answered."""
+    """Return the server's counter of answered rows of `gpt`."""
     with connect(server.address) as client:
         text = client._http.get("/metrics").text
     found = re.findall(r'^preblock_model_rows_total{.*model="gpt".*} (\S+)', text, re.MULTILINE)
@@ -66,9 +66,9 @@ def answered(server: Server) -> int:
 
 
 def test_percentiles_are_those_of_the_latencies() -> None:
-    tally = Tally(begin=10.0, end=12.0, received=4_000)
+    tally = LoadCounters(begin=10.0, end=12.0, received=4_000)
     tally.latencies.extend(number / 1000 for number in range(101))
-    result = Result.of(tally, "npy", (2, 5), 4)
+    result = LoadResult.of(tally, "npy", (2, 5), 4)
     assert result.milliseconds == pytest.approx({"p50": 50, "p90": 90, "p99": 99, "max": 100})
     assert result.rates == pytest.approx({"requests": 50.5, "tokens": 505, "bytes": 2000})
 
@@ -99,7 +99,7 @@ def test_a_terminal_sees_a_line_that_is_rewritten(tiny_server: Server) -> None:
 
 @pytest.fixture(scope="module")
 def guarded(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, str]]:
-    """A server that wants a key, and takes few tokens; and the key."""
+    """A server with API keys and a small token limit, and a valid key."""
     key, entry = run("key", "someone").stdout.split("\n\n")
     keys = tmp_path_factory.mktemp("keys") / "keys.toml"
     keys.write_text(entry)
@@ -192,7 +192,7 @@ def test_a_model_without_ids_is_refused(model: Model) -> None:
 
 
 def test_the_address_may_have_a_path() -> None:
-    assert Target("http://host:81/below/", "a b").path("models", "a b", "embed") == "/below/models/a%20b/embed"
+    assert LoadTarget("http://host:81/below/", "a b").path("models", "a b", "embed") == "/below/models/a%20b/embed"
 
 
 def test_every_protocol_speaks_tls_with_whom_it_trusts(tiny_repository: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tests.support import commands
 
 
 def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `preblock` in a process that has most of what it imports already."""
+    """Run `preblock` in a process forked after its heavy imports."""
     return commands.run(commands.preblock, *arguments, environment=environment)
 
 
@@ -36,7 +36,7 @@ def run_installed(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def failing(*arguments: str | Path, code: int, **environment: str) -> str:
-    """Run what must fail with `code`, and return the one line that it says."""
+    """Run a command, check that it fails with `code`, and return its one line."""
     done = run(*arguments, **environment)
     assert (done.returncode, done.stdout) == (code, ""), done
     (line,) = done.stderr.splitlines()
@@ -296,15 +296,15 @@ def test_nothing_is_proven_on_cuda_where_there_is_none(tiny_repository: Path) ->
 
 
 def test_a_terminal_shows_one_line_that_changes_and_a_file_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    from preblock import cli
+    from preblock.cli.progress import ProgressLine
 
     def shown(terminal: bool) -> str:
         stream, clock = StringIO(), iter([100.0, 101.0, 109.0, 111.0, 112.0])
         monkeypatch.setattr(stream, "isatty", lambda: terminal)
-        monkeypatch.setattr("preblock.cli.time", SimpleNamespace(monotonic=lambda: next(clock)))
+        monkeypatch.setattr("preblock.cli.progress.time", SimpleNamespace(monotonic=lambda: next(clock)))
         with monkeypatch.context() as patch:
             patch.setattr("sys.stderr", stream)
-            with cli._Progress("m") as progress:
+            with ProgressLine("m") as progress:
                 for step in ("reading", "writing", "writing: 8 GB, 1 GB/s", "writing: 9 GB, 1 GB/s", "proving"):
                     progress(step)
         return stream.getvalue()
@@ -333,13 +333,13 @@ def two_workers(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory)
 def test_both_workers_answer_and_their_metrics_are_summed(two_workers: tuple[Server, Path]) -> None:
     server, temporary = two_workers
 
-    # A connection for each request, which either worker may accept; one that started later comes later.
+    # Each request opens a connection, accepted by either worker. The second worker may start later.
     limits, sent, deadline = httpx.Limits(max_keepalive_connections=0), 0, time.monotonic() + 100
     with httpx.Client(base_url=server.address, limits=limits, timeout=60) as client, ThreadPoolExecutor(8) as pool:
 
         def embed(_: int) -> str:
             answer = client.post("/models/gpt/embed", json={"input_ids": [[1, 2, 3]]}).raise_for_status()
-            return answer.headers["X-Request-Id"].partition("-")[0]  # which process it was
+            return answer.headers["X-Request-Id"].partition("-")[0]  # the prefix names the process
 
         seen: set[str] = set()
         while len(seen) < 2:

@@ -1,4 +1,4 @@
-"""Both clients behind one face, so that every test runs with each."""
+"""Fixtures to run every test with both clients."""
 
 import asyncio
 import sys
@@ -16,7 +16,7 @@ Connect = Callable[..., Any]
 
 
 class Waiting:
-    """An `AsyncClient` whose methods wait, each in a run of one event loop."""
+    """An `AsyncClient` with synchronous methods, all run in one event loop."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self._runner = asyncio.Runner()
@@ -50,7 +50,7 @@ class Waiting:
 
 
 class WaitingStream:
-    """An `AsyncDecodeStream` whose methods wait."""
+    """An `AsyncDecodeStream` with synchronous methods."""
 
     def __init__(self, runner: asyncio.Runner, stream: Any) -> None:
         self._runner = runner
@@ -65,7 +65,7 @@ class WaitingStream:
 
 @pytest.fixture(params=["sync", "async"])
 def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
-    """`preblock.connect`, and `preblock.connect_async` that waits; what they return is closed."""
+    """`preblock.connect`, and a synchronous `preblock.connect_async`; both close their clients."""
     kind: Any = preblock.connect if request.param == "sync" else Waiting
     with ExitStack() as stack:
 
@@ -85,6 +85,6 @@ def tiny(connect: Connect, tiny_server: Server) -> Any:
 
 @pytest.fixture
 def flaky(tiny_server: Server) -> Iterator[FlakyProxy]:
-    """A proxy before the tiny models that fails as it is told."""
+    """A failing proxy before the tiny models."""
     with FlakyProxy(tiny_server.address) as proxy:
         yield proxy

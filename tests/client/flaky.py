@@ -1,4 +1,4 @@
-"""A TCP proxy that fails as a test wants it to."""
+"""A TCP proxy with failures chosen by a test."""
 
 import socket
 import threading
@@ -63,7 +63,7 @@ class FlakyProxy:
         self._target = (str(parts.hostname), int(parts.port or 0))
 
     def break_all(self) -> None:
-        """Break every connection there is; one that comes meanwhile, such as another try, is not."""
+        """Break every existing connection, but none opened meanwhile, such as a retry."""
         connections, self._open = self._open, []
         for connection in connections:
             with suppress(OSError):
@@ -71,11 +71,11 @@ class FlakyProxy:
             connection.close()
 
     def hold(self) -> None:
-        """Keep what the server answers, until `release`."""
+        """Hold the server's answers until `release`."""
         self._flowing.clear()
 
     def release(self) -> None:
-        """Let pass what was held."""
+        """Pass the held answers on."""
         self._flowing.set()
 
     def _accept(self) -> None:

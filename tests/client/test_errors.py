@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from preblock.client import errors
-from preblock.client.requests import Call
+from preblock.client.requests import ApiRequest
 from preblock.service.api.http.errors import STATUS, problem
 from preblock.service.core import errors as service
 from tests.client.conftest import Connect
@@ -71,7 +71,7 @@ def test_a_request_at_fault(tiny: Any, ids: Any, options: dict[str, Any], kind: 
 )
 def test_a_format_that_these_clients_do_not_use(tiny: Any, headers: dict[str, str], kind: type[Exception]) -> None:
     with pytest.raises(kind):
-        tiny._send(Call("POST", "/models/gpt/embed", lambda reply: reply, b"{}", headers))
+        tiny._send(ApiRequest("POST", "/models/gpt/embed", lambda reply: reply, b"{}", headers))
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://", "http://host:port", ""])

@@ -1,4 +1,4 @@
-"""What the client shows, and what it imports."""
+"""The public names and the imports of the client."""
 
 import inspect
 import subprocess
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 import preblock
 from preblock import client
-from preblock.client import AsyncClient, Client, Embeddings, decoding, requests
-from preblock.client.decoding import Decoding
+from preblock.client import AsyncClient, Client, Embeddings, decode_protocol, requests
+from preblock.client.decode_protocol import DecodeProtocol
 from preblock.client.streams import AsyncDecodeStream, DecodeStream
 from tests.conftest import ROOT
 
@@ -66,8 +66,8 @@ def test_what_is_missing_is_named(missing: str, script: str, what: str) -> None:
     ("kind", "name", "source"),
     [
         *((kind, name, requests) for kind in (Client, AsyncClient) for name in CALLS),
-        *((kind, "decode", decoding) for kind in (Client, AsyncClient)),
-        *((kind, name, Decoding) for kind in (DecodeStream, AsyncDecodeStream) for name in STEPS),
+        *((kind, "decode", decode_protocol) for kind in (Client, AsyncClient)),
+        *((kind, name, DecodeProtocol) for kind in (DecodeStream, AsyncDecodeStream) for name in STEPS),
     ],
 )
 def test_a_method_tells_what_its_call_does(kind: type, name: str, source: object) -> None:

@@ -1,4 +1,4 @@
-"""What the clients return, on a real server. Oracles: the native API's JSON, the module."""
+"""Results of the clients, on a real server. Oracles: the JSON of the native API, the module."""
 
 import asyncio
 import base64
@@ -33,7 +33,7 @@ ALIBI = FrontEnd(FrontEndConfig(family="alibi", steps=STEPS, max_len=50, bias=Al
 
 @pytest.fixture(scope="module")
 def companions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of `alibi`, which has a bias and further inputs."""
+    """A server of `alibi`, a model with a bias and further inputs."""
     root = tmp_path_factory.mktemp("companions")
     seeded_(ALIBI.eval(), 0)
     export_loaded(LoadedSource(ALIBI, Source(kind="module")), "alibi", root)
@@ -50,7 +50,7 @@ def native(server: Server, model: str, **fields: Any) -> dict[str, Any]:
 
 
 def assert_equal(result: Embeddings, answer: dict[str, Any]) -> None:
-    """Compare all that an answer says, its vectors bit for bit."""
+    """Compare all fields of two results, the vectors bit for bit."""
     assert (result.model, result.version) == (answer["model"], answer["version"])
     assert (result.vectors.dtype.name, list(result.vectors.shape)) == (answer["dtype"], answer["shape"])
     assert result.vectors.tobytes() == answer["data"]

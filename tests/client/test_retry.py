@@ -1,4 +1,4 @@
-"""What is sent again, and what is not, through a proxy that fails."""
+"""Retries through a failing proxy."""
 
 import asyncio
 import email.utils
@@ -10,7 +10,7 @@ import pytest
 
 import preblock
 from preblock.client import errors
-from preblock.client.requests import Reply
+from preblock.client.requests import HttpResponse
 from preblock.client.retry import LONGEST_PAUSE, pause
 from tests.client.conftest import Connect
 from tests.client.flaky import CUT, DROP, STALL, SWALLOW, FlakyProxy, canned
@@ -19,9 +19,9 @@ from tests.conftest import free_port
 BUSY = canned("503 Service Unavailable", b'{"type":"urn:preblock:error:Unavailable","detail":"full"}')
 
 
-def busy(after: str | None = None) -> Reply:
+def busy(after: str | None = None) -> HttpResponse:
     headers = {} if after is None else {"Retry-After": after}
-    return Reply(503, httpx.Headers(headers), bytearray())
+    return HttpResponse(503, httpx.Headers(headers), bytearray())
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_a_cancelled_call_is_over(flaky: FlakyProxy) -> None:
         (httpx.ReadTimeout("x"), None, None),
         (httpx.ConnectTimeout("x"), None, None),
         (httpx.UnsupportedProtocol("x"), None, None),
-        (Reply(200, {}, bytearray()), None, None),
-        (Reply(500, {}, bytearray()), None, None),
+        (HttpResponse(200, {}, bytearray()), None, None),
+        (HttpResponse(500, {}, bytearray()), None, None),
     ],
 )
 def test_pauses(outcome: Any, least: float | None, most: float | None) -> None:

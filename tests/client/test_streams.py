@@ -1,4 +1,4 @@
-"""Decode streams on a real server. Oracle: one call of the same client, which is proven against the native API."""
+"""Decode streams on a real server. Oracle: one call of the same client, itself tested against the native API."""
 
 import asyncio
 import json
@@ -18,7 +18,8 @@ import torch
 
 import preblock
 from preblock.client import errors
-from preblock.client.decoding import Connect, Decoding, Exchange, Pause, decode
+from preblock.client.decode_protocol import DecodeProtocol, decode
+from preblock.client.effects import Connect, Exchange, Pause
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.frontend import FrontEnd, FrontEndConfig
@@ -36,7 +37,7 @@ BUSY = canned("503 Service Unavailable", b'{"type":"urn:preblock:error:Unavailab
 
 @pytest.fixture(scope="module")
 def rotary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of a model whose attention is rotary."""
+    """A server of a model with rotary attention."""
     root = tmp_path_factory.mktemp("rotary")
     outputs = (RotaryOutput(config=RotaryConfig(dim=6)),)
     config = FrontEndConfig(family="llama", steps=(Tokens(rows=11, width=4),), max_len=40, rotary=outputs)
@@ -261,7 +262,7 @@ def test_a_broken_stream_says_where_to_resume(connect: Connecting, flaky: FlakyP
 
 
 def decode_rows(client: Any) -> bytearray:
-    """Everything a decoder does, with rows that are told apart by where they are: the bytes of all that is answered."""
+    """Run every operation of a decoder on rows at distinct offsets, and return the bytes of all answers."""
     found = bytearray()
     with client.decode("bert", offset=[0, 2], resume=True) as stream:
         for ids in ([[1], [2]], [[3, 4], []], [[5], [6]]):
@@ -279,7 +280,7 @@ def decode_rows(client: Any) -> bytearray:
 
 @pytest.fixture(scope="module")
 def impatient(tiny_repository: Path) -> Iterator[Server]:
-    """A server that ends a stream after a second without a message."""
+    """A server with an idle timeout of one second for streams."""
     with serving(tiny_repository, PREBLOCK_STREAM_IDLE_SECONDS="1") as server:
         yield server
 
@@ -289,7 +290,7 @@ def test_a_stream_resumes_wherever_its_connections_break(
     connect: Connecting, flaky: FlakyProxy, tiny: Any, direction: str
 ) -> None:
     """Connections are cut at bytes of the handshake, of the opening and of frames, before and in answers."""
-    # A cut while it opens is followed by a late one, so that pauses do not grow.
+    # A late cut follows a cut during the opening, so that pauses do not grow.
     early, late = [1, 150, 260, 300, 330, 345], [440, 461, 497, 540, 593, 660]
     flaky.script = [After(**{direction: byte}) for pair in zip(early, late, strict=True) for byte in pair]
     script: list[Act] = list(flaky.script)
@@ -412,7 +413,7 @@ def test_a_step_without_an_answer_ends_the_stream(connect: Connecting, flaky: Fl
             stream.step([2])
         assert raised.value.offset == stream.offset == [1]
         flaky.release()
-        # Its answer may come now, and must not be taken for that of the next step.
+        # Its late answer must not be taken for the answer to the next step.
         with pytest.raises(errors.StreamClosed, match="no answer in time"):
             stream.step([3])
     assert time.monotonic() - start < 5
@@ -470,8 +471,8 @@ def test_streams_of_one_client_are_apart(tiny: Any) -> None:
 OPENED = json.dumps({"version": 1, "next_offset": [5], "indices": ["token_type_ids"]}).encode()
 
 
-def opened(resume: bool = False) -> Decoding:
-    """A stream of one row at 5, whose every effect is ours."""
+def opened(resume: bool = False) -> DecodeProtocol:
+    """Return the protocol of an open stream with one row at offset 5; the test plays the connection."""
     decoding = decode("m", offset=5, resume=resume)
     effects = decoding.open(retries=1)
     assert next(effects) == Connect("/models/m/decode")

@@ -1,4 +1,4 @@
-"""A tiny checkpoint that transformers wrote, and a large one."""
+"""A tiny checkpoint written by transformers, and a large one."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def large_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a GPT-2 whose table is 80 MB, and 20 MB as int8: more than is written, or rounded, at once."""
+    """The folder of a GPT-2 with a table of 80 MB, and 20 MB as int8: several chunks to write and to round."""
     folder = tmp_path_factory.mktemp("checkpoint")
     config = {"model_type": "gpt2", "vocab_size": 2**15, "n_embd": 610, "n_positions": 8}
     (folder / "config.json").write_text(json.dumps(config))

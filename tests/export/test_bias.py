@@ -55,7 +55,7 @@ def session_of(bias: Bias, folder: Path) -> Session:
 
 
 def graph_of(bias: Bias, folder: Path) -> Callable[..., Tensor]:
-    """Export `bias`, and return what runs its graph."""
+    """Export `bias`, and return the session of its graph."""
     export_bias(bias, folder)
     session = onnxruntime.InferenceSession(folder / BIAS_GRAPH, providers=["CPUExecutionProvider"])
     names = [node.name for node in session.get_inputs()]
@@ -68,7 +68,7 @@ def graph_of(bias: Bias, folder: Path) -> Callable[..., Tensor]:
 
 
 def saved(name: str, folder: Path, **changes: Any) -> tuple[Any, FrontEnd]:
-    """A model of transformers, and the front-end that is read from its checkpoint."""
+    """A model of transformers, and the front-end read from its checkpoint."""
     model = save(name, folder, **changes)
     return model, read_frontend(folder, name.partition("/")[2] or None)
 
@@ -256,7 +256,7 @@ def test_the_attention_of_transformers_gives_its_own_states_with_the_bias_of_the
         torch.testing.assert_close(states(name, model, run), own, rtol=0, atol=1e-5)
     else:
         assert torch.equal(states(name, model, run), own)
-    # The bias that is fed is the one that is used.
+    # The model uses the given bias.
     assert (states(name, model, run, factor=2.0) - own).abs().max() > 1e-3
 
 

@@ -1,4 +1,4 @@
-"""Whole exports: what an artifact holds, and that it gives what transformers gives."""
+"""Whole exports: the content of an artifact, and vectors equal to those of transformers."""
 
 import hashlib
 import json
@@ -14,10 +14,11 @@ import torch
 from transformers import BertModel, GPT2Config, GPT2Model
 
 import preblock
-from preblock.export import exporter
+from preblock.export import verify as verifying
 from preblock.export.errors import ExportError
-from preblock.export.exporter import Exported, export, export_loaded, verify
+from preblock.export.exporter import Exported, export, export_loaded
 from preblock.export.source import LoadedSource
+from preblock.export.verify import verify
 from preblock.models.builders import gpt2_embedding
 from preblock.models.frontend import FrontEnd, FrontEndConfig
 from preblock.models.steps import Norm, Positions, Project, Tokens
@@ -172,7 +173,7 @@ def test_verify_proves_an_artifact_once_more(tiny: Exported) -> None:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the CPU stand for CUDA."""
     monkeypatch.setattr(session, "why_no_cuda", lambda: None)
-    monkeypatch.setattr(exporter, "open_session", lambda folder, _, graph: Session(folder, graph=graph))
+    monkeypatch.setattr(verifying, "open_session", lambda folder, _, graph: Session(folder, graph=graph))
 
 
 @pytest.mark.usefixtures("cuda")

@@ -1,4 +1,4 @@
-"""What a graph says of itself."""
+"""The metadata of a graph."""
 
 from pathlib import Path
 

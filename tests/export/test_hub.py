@@ -24,7 +24,7 @@ REPOSITORY = "owner/some-model"
 
 @dataclass
 class Hub:
-    """What the hub holds, and the paths that were asked for."""
+    """The files of the hub, and the requested paths."""
 
     folder: Path
     address: str = ""
@@ -81,7 +81,7 @@ def etag(file: Path) -> str:
 
 @pytest.fixture
 def hub(tiny_checkpoint: Path, tmp_path: Path) -> Iterator[Hub]:
-    """A hub with the tiny checkpoint, beside files that a front-end does not need."""
+    """A hub with the tiny checkpoint and files not needed by a front-end."""
     shutil.copytree(tiny_checkpoint, tmp_path / "hub")
     for name in ("pytorch_model.bin", "README.md", "tf_model.h5", "optimizer.safetensors"):
         (tmp_path / "hub" / name).write_bytes(b"not wanted")
@@ -134,7 +134,7 @@ def test_every_revision_is_recorded_as_its_commit_and_downloaded_once(hub: Hub, 
 
 
 def shard(hub: Hub) -> dict[str, str]:
-    """Put the weights of the hub into several files, and return which holds which."""
+    """Split the weights of the hub into several files, and return the file of each weight."""
     BertModel.from_pretrained(hub.folder).save_pretrained(hub.folder, max_shard_size="1KB")
     (hub.folder / "model.safetensors").unlink()
     files: dict[str, str] = json.loads((hub.folder / "model.safetensors.index.json").read_text())["weight_map"]

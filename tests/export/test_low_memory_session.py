@@ -1,4 +1,4 @@
-"""Memory of exports, and of processes that share an artifact: a table is in memory once.
+"""Memory of exports, and of processes sharing an artifact: a table is in memory once.
 
 `make huge` holds the same of larger tables, from float16 and from float32 to every type.
 """
@@ -19,12 +19,13 @@ ROWS, WIDTH, POSITIONS = 40960, 1024, 256
 TABLE = ROWS * WIDTH * 4
 """Bytes in the artifact: 168 MB."""
 PARTS = 150 * 10**6
-"""Bytes of what is compared at once, and of what libraries keep: the same for a table of any size."""
+"""Bytes of one compared chunk, and of memory kept by libraries: the same for every size of table."""
 
 MEASURED = """
 import ctypes, gc, json, sys, time
 from pathlib import Path
-from preblock.export.exporter import export, verify
+from preblock.export.exporter import export
+from preblock.export.verify import verify
 from preblock.service.runtime.repository import Repository
 def status(name):
     lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
@@ -119,7 +120,7 @@ def test_processes_share_the_table(measured: tuple[dict[str, Any], Path]) -> Non
 
 
 def proportional(pid: int, file: Path) -> int:
-    """The bytes of `file` in the memory of a process, each page divided by the processes that have it."""
+    """Return the bytes of `file` in the memory of a process, with shared pages divided among their processes."""
     total, inside = 0, False
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         if "-" in line.split()[0]:

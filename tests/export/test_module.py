@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from preblock.export.errors import ExportError
-from preblock.export.exporter import Exported, export_module, verify
+from preblock.export.exporter import Exported, export_module
+from preblock.export.verify import verify
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import TokenRequest, TokenRows
@@ -24,7 +25,7 @@ from tests.clients.standard import check_standard
 
 V, D, M = 13, 6, 9
 LONG = 512
-"""Positions of a table that lies in the data file, however narrow."""
+"""Number of positions; the table is in the data file even if narrow."""
 
 
 class Mine(nn.Module):
@@ -44,7 +45,7 @@ class Mine(nn.Module):
 
 
 class Sum(nn.Module):
-    """Tokens and positions that are added, of which either may be as narrow as to be widened."""
+    """The sum of tokens and positions; either may be narrow enough to be broadcast."""
 
     def __init__(self, tokens: int, places: int) -> None:
         super().__init__()
@@ -118,7 +119,7 @@ def test_what_cannot_be_built_again_is_said(exported: Exported) -> None:
 
 
 class Frozen(Mine):
-    """Takes the offset as a number, which an export bakes in."""
+    """Converts the offset to a number, which becomes a constant in the graph."""
 
     def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
         start = 1 if torch.compiler.is_compiling() else int(offset[0])

@@ -1,4 +1,4 @@
-"""The proof that a graph equals its module, and that it finds what does not."""
+"""The parity proof accepts equal graphs and finds differences."""
 
 import shutil
 from dataclasses import replace
@@ -12,9 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from preblock.export.errors import ExportError, ParityError
-from preblock.export.exporter import export_loaded, verify
-from preblock.export.parity import Arguments, difference, grid, prove
+from preblock.export.exporter import export_loaded
+from preblock.export.parity import difference, prove
+from preblock.export.parity_cases import GridCase, grid
 from preblock.export.source import LoadedSource
+from preblock.export.verify import verify
 from preblock.models.builders import bert_embedding, gpt2_embedding, transformer_embedding
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.initialisers import seeded_
@@ -38,7 +40,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 class Recording(Session):
-    """A session that keeps what it was asked."""
+    """A session that records its inputs."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -49,9 +51,9 @@ class Recording(Session):
         return super().run(feeds, outputs)
 
 
-def arguments(case: ParityCase) -> Arguments:
+def arguments(case: ParityCase) -> GridCase:
     values: dict[str, Any] = case.arguments
-    return Arguments(**{**values, "offset": tuple(values["offset"])})
+    return GridCase(**{**values, "offset": tuple(values["offset"])})
 
 
 def test_the_grid_covers_batches_lengths_offsets_and_segments(artifacts: dict[str, Path]) -> None:
@@ -132,7 +134,7 @@ def test_the_report_says_how_far_it_is(artifacts: dict[str, Path]) -> None:
 
 
 def changed(frontend: FrontEnd, name: str, row: int, by: float) -> FrontEnd:
-    """A copy whose table `name` differs in one number of `row`."""
+    """Return a copy with one changed value in `row` of the table `name`."""
     weights = {key: value.clone() for key, value in frontend.state_dict().items()}
     weights[name][row, 0] += by
     return FrontEnd.from_tensors(frontend.config, weights)

@@ -1,5 +1,5 @@
-"""The graph that is given its positions: the vectors of the plain one, bit for bit, and only where rows follow one
-another in a table that depends on no id."""
+"""The graph with position embeddings as an input: equal to the plain one bit for bit, and written only for consecutive
+rows of a table, independent of ids."""
 
 import shutil
 from pathlib import Path
@@ -25,7 +25,7 @@ from tests.families.published import save
 FAMILIES = {"gpt2": 0, "bart/decoder": 2, "bert": 0, "ctrl": 0, "roberta": None, "llama": None}
 """The row of position 0; None where there is no such graph: padding counts for nothing, or nothing is looked up."""
 POSITIONS_LAST = {"gpt2", "ctrl"}
-"""Those that add positions last, and so can do it in place."""
+"""Models with positions added last, which allows adding in place."""
 
 
 @pytest.fixture(scope="module")

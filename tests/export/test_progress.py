@@ -1,4 +1,4 @@
-"""What long steps say of themselves."""
+"""Progress reports of long steps."""
 
 import hashlib
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from preblock.export import progress
-from preblock.export.progress import Progress, in_bytes
+from preblock.export.progress import StepProgress, in_bytes
 
 
 class Clock:
@@ -29,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_a_step_of_less_than_a_second_says_nothing(clock: Clock) -> None:
     said: list[str] = []
-    step = Progress(said.append, "writing", 1000)
+    step = StepProgress(said.append, "writing", 1000)
     for _ in range(9):
         clock.now += 0.1
         step.add(100)
@@ -38,7 +38,7 @@ def test_a_step_of_less_than_a_second_says_nothing(clock: Clock) -> None:
 
 def test_a_longer_step_says_bytes_and_rate_ten_times_a_second(clock: Clock) -> None:
     said: list[str] = []
-    step = Progress(said.append, "writing", 4 * 10**9)
+    step = StepProgress(said.append, "writing", 4 * 10**9)
     for _ in range(150):
         clock.now += 0.02
         step.add(20 * 10**6)
@@ -49,7 +49,7 @@ def test_a_longer_step_says_bytes_and_rate_ten_times_a_second(clock: Clock) -> N
 
 def test_cases_are_always_said_and_bytes_after_a_second(clock: Clock) -> None:
     said: list[str] = []
-    step = Progress(said.append, "proving")
+    step = StepProgress(said.append, "proving")
     for done in (1, 2):
         step.cases(done, 2, 3000)
         clock.now += 1.5
@@ -60,7 +60,7 @@ def test_the_hash_is_hashlibs(tmp_path: Path) -> None:
     content = bytes(range(256)) * 5000 + b"rest"  # more than one part
     (tmp_path / "file").write_bytes(content)
     with (tmp_path / "file").open("rb") as stream:
-        assert Progress(print, "hashing").sha256(stream) == hashlib.sha256(content).hexdigest()
+        assert StepProgress(print, "hashing").sha256(stream) == hashlib.sha256(content).hexdigest()
 
 
 @pytest.mark.parametrize(

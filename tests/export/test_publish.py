@@ -1,4 +1,4 @@
-"""How artifacts enter a repository: drafts, versions, and what an export that dies leaves behind."""
+"""Drafts and versions of artifacts, and the remains of killed exports."""
 
 import itertools
 import os
@@ -109,7 +109,7 @@ MOMENTS = {
     "the middle of the rounded table": ("model.onnx.data.new", "float16"),
     "the proof": ("manifest.json", "float32"),
 }
-"""What an export is about once which file of its draft is there, and the type that it stores."""
+"""By moment of an export: a file in the draft by then, and the stored type."""
 
 
 def end_in_the_middle(
@@ -166,7 +166,7 @@ def test_an_export_that_is_interrupted_leaves_no_trace(
 
 
 def test_a_draft_interrupted_at_any_line_of_its_making_leaves_no_trace(tmp_path: Path) -> None:
-    """Stops `draft` before each line that it runs, in turn, until one of them is in the `with` block."""
+    """Interrupts `draft` before each of its lines in turn, until the `with` block is reached."""
 
     def stop_at(line: int) -> bool:
         lines = itertools.count()
@@ -198,7 +198,7 @@ def test_a_draft_interrupted_at_any_line_of_its_making_leaves_no_trace(tmp_path:
 
 
 def test_a_draft_that_others_take_away_at_any_line_of_its_making_is_made(tmp_path: Path) -> None:
-    """Sweeps and removes the name, as another export does, before each line that `draft` and pathlib run, in turn."""
+    """Acts as another export: sweeps and removes the name before each line of `draft` and pathlib in turn."""
     files = {publishing.__file__, pathlib.__file__}
 
     def take_away_at(line: int) -> bool:
@@ -214,7 +214,7 @@ def test_a_draft_that_others_take_away_at_any_line_of_its_making_is_made(tmp_pat
                     (tmp_path / "m").rmdir()
             return trace
 
-        (tmp_path / "m").mkdir()  # left by one who fails just now
+        (tmp_path / "m").mkdir()  # left by an export failing at this moment
         before = sys.gettrace()
         sys.settrace(trace)
         try:

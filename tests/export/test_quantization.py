@@ -1,4 +1,4 @@
-"""Artifacts whose tables are not in float32. Oracles: transformers' tables, rounded by numpy; a bare onnxruntime."""
+"""Artifacts with quantized tables. Oracles: transformers' tables, rounded by numpy; a bare onnxruntime."""
 
 import asyncio
 import base64
@@ -18,11 +18,13 @@ import transformers
 from numpy.typing import NDArray
 
 from preblock.export.errors import ExportError, ParityError
-from preblock.export.exporter import Exported, export, export_loaded, verify
+from preblock.export.exporter import Exported, export, export_loaded
 from preblock.export.parity import prove_lookup
-from preblock.export.quantization import build_narrow, compare_tables
 from preblock.export.source import LoadedSource, load_source
+from preblock.export.stored_tables import build_quantized
+from preblock.export.table_comparison import compare_tables
 from preblock.export.table_formats import find_format
+from preblock.export.verify import verify
 from preblock.models.builders import gpt2_embedding
 from preblock.models.custom import CustomFrontEnd
 from preblock.models.frontend import FrontEnd, FrontEndConfig
@@ -77,7 +79,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def repository(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """That GPT-2, stored in every way."""
+    """The same GPT-2, stored in every format."""
     root = tmp_path_factory.mktemp("repository")
     for way, options in WAYS.items():
         export(str(source), way, root, **options)
@@ -98,14 +100,14 @@ def copy(repository: Path, tmp_path: Path) -> Path:
 
 
 def steps(values: Array, levels: int) -> Array:
-    """Round all of `values` to whole steps of which the largest has `levels`."""
+    """Round `values` to whole steps; the largest value is `levels` steps."""
     step = np.abs(values).max() / np.float32(levels)
     whole: Array = np.rint(values / step) * step
     return whole
 
 
 def rounded(table: Array, way: str) -> Array:
-    """Return what `table` is worth as it is stored."""
+    """Return `table` after rounding to its stored type."""
     if way == "int8":
         return np.stack([steps(row, 127) for row in table])
     if way == "int8-tensor":
@@ -267,7 +269,7 @@ def test_a_narrow_table_gives_every_row_that_numpy_rounds_in_any_shape(
         assert manifest.front_end is not None
         config, format_ = FrontEndConfig.from_document(manifest.front_end), find_format(**WAYS[way])
         assert format_ is not None
-        frontend = build_narrow(config, {}, format_, repository / way / "1")
+        frontend = build_quantized(config, {}, format_, repository / way / "1")
         assert "tokens.weight" not in frontend.state_dict()  # no float32 table is in memory
         expected = rounded(tables[0], way)
         assert np.array_equal(frontend.look_up(torch.arange(V)[None]).detach()[0], expected)
@@ -281,8 +283,8 @@ def test_of_a_lookup_alone_every_id_is_compared(tmp_path: Path) -> None:
     content = bytearray((exported.folder / DATA).read_bytes())
     frontend, format_ = tiny(), find_format("int8")
     assert format_ is not None
-    narrow = build_narrow(frontend.config, {}, format_, exported.folder)
-    content[17 * 8] ^= 1  # a code of an id that no case of the grid need take
+    narrow = build_quantized(frontend.config, {}, format_, exported.folder)
+    content[17 * 8] ^= 1  # a code of an id not covered by the grid
     shutil.copytree(exported.folder, tmp_path / "copy")
     (tmp_path / "copy" / DATA).write_bytes(content)
     with pytest.raises(ParityError, match="at from_id 0, to_id 29"):
@@ -354,7 +356,7 @@ def test_a_value_that_does_not_fit_is_named_and_nothing_is_left(tmp_path: Path, 
 def test_the_largest_float16_fits(tmp_path: Path) -> None:
     frontend = tiny()
     with torch.no_grad():
-        frontend.tokens.weight[3, 2] = 65519  # halfway to what would be the next begins at 65520
+        frontend.tokens.weight[3, 2] = 65519  # 65520 is halfway to the next value, and overflows
     exported = put(frontend, tmp_path, "float16")
     assert run(exported.folder, {"input_ids": np.array([[3]]), "offset": np.array([0])})[0, 0, 2] == 65504
 

@@ -12,8 +12,9 @@ import torch
 import transformers
 
 from preblock.export.errors import ExportError, ParityError
-from preblock.export.exporter import export, verify
+from preblock.export.exporter import export
 from preblock.export.parity import prove_rotary
+from preblock.export.verify import verify
 from preblock.models.frontend import FrontEnd, FrontEndConfig
 from preblock.models.modules.rotary import RotaryConfig, RotaryOutput
 from preblock.service.artifacts.manifest import EMBEDDINGS_GRAPH, GRAPH, Manifest, Rotary, describe, read, write
@@ -78,7 +79,7 @@ def test_one_offset_gives_one_row_and_an_offset_per_row_a_row_each(artifact: Pat
     assert list(found) == ["embeddings", *expected]
     for name, tensor in expected.items():
         assert found[name].shape == (len(offset), 9, R)
-        assert np.abs(found[name] - tensor.numpy()).max() <= 2.0**-24  # half of what is allowed
+        assert np.abs(found[name] - tensor.numpy()).max() <= 2.0**-24  # half of the allowed error
 
 
 def test_a_bit_does_not_depend_on_the_shape_of_the_call(artifact: Path) -> None:
@@ -98,7 +99,7 @@ def test_it_is_verified(artifact: Path) -> None:
 
 
 def change(artifact: Path, copy: Path, name: str, old: str, new: str) -> Path:
-    """Copy the artifact with another operator in a graph, for which its manifest vouches."""
+    """Copy the artifact with another operator in a graph, and with its new hash in the manifest."""
     folder = shutil.copytree(artifact, copy)
     model = onnx.load(folder / name, load_external_data=False)
     node = next(node for node in model.graph.node if node.op_type == old)

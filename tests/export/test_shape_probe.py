@@ -1,4 +1,4 @@
-"""That a graph is dynamic, and that one that is not is found and named."""
+"""The shape probe accepts dynamic graphs, and names frozen axes and values."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.exporter import export_module
 from preblock.export.graph import export_graph
-from preblock.export.shape_probe import Probe
+from preblock.export.shape_probe import ShapeProbe
 from preblock.models.builders import bert_embedding, gpt2_embedding
 from preblock.models.frontend import FrontEnd
 from preblock.service.runtime.session import Session
@@ -67,7 +67,7 @@ class ClampedEarly(Sound):
 
 
 class ClampedBeyond(Sound):
-    """Clamps itself too, so that its graph equals it everywhere."""
+    """Clamps in the module too, so that its graph is equal everywhere."""
 
     def positions(self, input_ids: Tensor, offset: Tensor) -> Tensor:
         return super().positions(input_ids, offset).clamp(max=M - 1)
@@ -114,13 +114,13 @@ def test_a_module_whose_graph_is_not_dynamic_is_refused_and_says_why(
     assert list(tmp_path.iterdir()) == []
 
 
-def broken(frontend: FrontEnd, folder: Path, change: Callable[[onnx.GraphProto], None], graph: str) -> Probe:
-    """The probe of a graph of `frontend` that was changed by hand."""
+def broken(frontend: FrontEnd, folder: Path, change: Callable[[onnx.GraphProto], None], graph: str) -> ShapeProbe:
+    """Return the probe of a modified graph of `frontend`."""
     export_graph(frontend, folder)
     model = onnx.load(folder / graph, load_external_data=False)
     change(model.graph)
     onnx.save(model, folder / graph)
-    return Probe(frontend, Session(folder, graph=graph), graph)
+    return ShapeProbe(frontend, Session(folder, graph=graph), graph)
 
 
 def nothing(graph: onnx.GraphProto) -> None:
@@ -128,7 +128,7 @@ def nothing(graph: onnx.GraphProto) -> None:
 
 
 def replace_output(graph: onnx.GraphProto, *nodes: onnx.NodeProto, **constants: list[int]) -> None:
-    """Let `nodes` make the output from what made it, which is called `before`."""
+    """Add `nodes`, to compute the output of the graph from its old value, now named `before`."""
     output = graph.output[0].name
     last = next(node for node in graph.node if output in node.output)
     last.output[0] = "before"

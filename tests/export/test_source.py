@@ -1,4 +1,4 @@
-"""Which front-end a source names."""
+"""Sources and their front-ends."""
 
 from pathlib import Path
 from typing import Literal

@@ -21,7 +21,7 @@ D = 8
 
 
 def filled(stem: Stem) -> Stem:
-    """With every parameter as large as another, so that each tells."""
+    """Give all parameters the same magnitude, so that an error in any is visible."""
     torch.manual_seed(3)
     for parameter in stem.parameters():
         nn.init.normal_(parameter)
@@ -94,7 +94,7 @@ def test_at_the_native_size_the_table_is_used_as_it_is(tmp_path: Path) -> None:
             tensors[name].zero_()
     config = stem.config
     assert isinstance(config, PatchConfig)
-    alone = from_tensors(config, tensors)  # what is left is the class token and the table
+    alone = from_tensors(config, tensors)  # the class token and the table remain
     assert isinstance(alone, PatchStem)
     export_stem(alone, tmp_path)
     size = config.image_size

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from preblock.export.exporter import Exported, export_loaded, verify
+from preblock.export.exporter import Exported, export_loaded
 from preblock.export.source import LoadedSource
+from preblock.export.verify import verify
 from preblock.models.builders import grid_embedding, hierarchical_embedding, hybrid_embedding
 from preblock.models.frontend import FrontEnd, FrontEndConfig
 from preblock.models.modules.grid import (
@@ -29,7 +30,7 @@ from preblock.service.runtime.session import CPU
 from tests.clients.standard import check_standard
 
 V, D, M, H, W = 23, 8, 4, 3, 5
-# In no alphabetical order, and called as nodes of a graph may be: neither changes what an input is.
+# Not in alphabetical order, and named like nodes of a graph: neither may change an input.
 LEVELS = {"word": 7, "add": 3, "embedding": 5}
 TOKENS = Tokens(rows=V, width=D)
 
@@ -105,7 +106,7 @@ def test_levels_are_added_first_in_their_order(exported: dict[str, Exported]) ->
     x = frontend.tokens(ids)
     expected = module(x, torch.stack(list(indices.values()), dim=-1))
     assert torch.equal(run(exported["levels"], ids, [0], **indices), expected)
-    # Added one by one to the token, the sum has other last bits, so that the order is seen.
+    # Another order of additions changes the last bits, so that the test sees the order.
     one_by_one = x
     for place, index in enumerate(indices.values()):
         one_by_one = one_by_one + frontend.levels[str(place)](index)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from preblock.export.errors import ExportError
-from preblock.export.table_formats import FORMATS, Format, find_format
+from preblock.export.table_formats import FORMATS, TableFormat, find_format
 
 Float32 = NDArray[np.float32]
 HARD = np.array(
@@ -20,7 +20,7 @@ HARD = np.array(
 
 
 def stored(values: Float32, dtype: str, scale: str | None = None) -> tuple[dict[str, NDArray[Any]], Float32]:
-    """Return the parts that a table is stored as, and what they are worth."""
+    """Return the stored parts of a table, and their values in float32."""
     format_ = find_format(dtype, scale)
     assert format_ is not None
     table = torch.from_numpy(values)
@@ -84,7 +84,7 @@ def test_int4_has_two_columns_in_a_byte_and_a_scale_for_32(width: int) -> None:
 
 
 @pytest.mark.parametrize("format_", FORMATS, ids=lambda format_: f"{format_.dtype}-{format_.scale}")
-def test_a_row_is_the_same_whatever_stands_beside_it(format_: Format) -> None:
+def test_a_row_is_the_same_whatever_stands_beside_it(format_: TableFormat) -> None:
     rows = torch.from_numpy(table(9, 70))
     whole = format_.whole(iter([rows]))
     together = format_.narrow(rows, whole)

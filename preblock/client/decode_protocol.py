@@ -1,14 +1,15 @@
-"""A decode stream without its connection: what is to be done next, whatever it is done with.
+"""The protocol of a decode stream without I/O.
 
-`Decoding` yields effects, and is sent what came of each; the streams of `preblock/client/streams.py` carry them out.
+`DecodeProtocol` yields effects and receives the outcome of each. The streams of `preblock/client/streams.py` carry
+them out.
 """
 
 import json
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
+from preblock.client.effects import Connect, Effects, Exchange, Outcome, Pause
 from preblock.client.errors import ConnectionFailed, NoAnswer, StreamClosed, invalid, of_problem
 from preblock.client.frames import (
     APPEND,
@@ -20,55 +21,26 @@ from preblock.client.frames import (
     REWIND,
     STATE,
     VECTORS,
-    Answer,
-    Move,
-    Step,
+    AnswerFrame,
+    MoveFrame,
+    StepFrame,
     read_frame,
     write_frame,
 )
-from preblock.client.requests import Reply, Row, Rows, decode_path
+from preblock.client.requests import HttpResponse, Row, Rows, decode_path
 from preblock.client.results import Vectors
 from preblock.client.retry import pause
 from preblock.client.token_ids import read_integers, read_rows
 
-T = TypeVar("T")
 
-
-@dataclass(frozen=True)
-class Connect:
-    """Connect to `path` at the server; what was connected before is left."""
-
-    path: str
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """Send a message, and wait for one."""
-
-    message: str | bytes
-
-
-@dataclass(frozen=True)
-class Pause:
-    """Wait."""
-
-    seconds: float
-
-
-Effect = Connect | Exchange | Pause
-Outcome = bytes | None | Reply | NoAnswer
-"""What came: a message, nothing, an HTTP answer instead of a WebSocket, or no answer."""
-Effects = Generator[Effect, Outcome, T]
-
-
-class Decoding:
-    """Rows that are fed step by step, and where they are.
+class DecodeProtocol:
+    """The rows of a decode stream, and their offsets.
 
     Args:
         model: name of the model.
-        version: of the model; None for the highest. That which is opened first stays.
-        fields: how the stream opens.
-        resume: whether it goes on through another connection where one breaks.
+        version: version of the model; None for the highest at the first opening.
+        fields: fields of the opening message.
+        resume: whether to continue over a new connection after one breaks.
 
     """
 
@@ -84,10 +56,10 @@ class Decoding:
         self.companions: dict[str, Vectors] = {}
 
     def open(self, retries: int) -> Effects[None]:
-        """Open the stream; with `resume` a message is sent again at most `retries` times, and so is this.
+        """Open the stream. With `resume`, the opening and every later message is sent again at most `retries` times.
 
         Raises:
-            ServiceError: the service refuses it.
+            ServiceError: the service refuses the stream.
             NoAnswer: no connection, or no answer in time.
 
         """
@@ -99,11 +71,11 @@ class Decoding:
     ) -> Effects[Vectors]:
         """Feed each row its next tokens, advance the offsets, and return the vectors.
 
-        They are (R, L, D) where all rows have one length, else (T, D), the rows one after another.
+        They are (R, L, D) if all rows have one length, else (T, D), the rows one after another.
 
         Args:
-            ids: of each row the next token ids, as for `embed`; a row may be empty, but not all.
-            position_ids: position index of each token, like `ids`; a row goes on after the largest.
+            ids: the next token ids of each row, as for `embed`; a row may be empty, but not all.
+            position_ids: position index of each token, like `ids`; a row continues after the largest.
             attention_mask: 1 for a real token, 0 for padding, like `ids`; default 1.
             indices: `token_type_ids` and further inputs of the model, like `ids`.
 
@@ -120,16 +92,16 @@ class Decoding:
                 parts[name], other = read_rows(name, rows)
                 if other.tolist() != lengths.tolist():
                     raise invalid(name, f"rows of {other.tolist()}", f"rows of {lengths.tolist()}, like input_ids")
-        vectors, *companions = (yield from self._ask(Step(parts, lengths), VECTORS)).tensors
+        vectors, *companions = (yield from self._ask(StepFrame(parts, lengths), VECTORS)).tensors
         names = self._fields["output"][1:]
         self.companions = dict(zip(names, companions, strict=True))
         return vectors
 
     def rewind(self, offset: int | Row) -> Effects[None]:
-        """Go back, as after drafts that were refused.
+        """Set rows back to an earlier offset, as after rejected draft tokens.
 
         Args:
-            offset: of each row, at most the present one; an integer for all.
+            offset: offset of each row, at most the present one; an integer for all.
 
         Raises:
             ServiceError: it was refused; it changed nothing, and the stream stays open.
@@ -139,7 +111,7 @@ class Decoding:
         yield from self._move(REWIND, "rewind", offset)
 
     def reorder(self, rows: Row) -> Effects[None]:
-        """Let row i go on from where row `rows[i]` is, as in beam search; rows may be left out and repeated.
+        """Let row i continue from the offset of row `rows[i]`, as in beam search. Rows may be omitted or repeated.
 
         Raises:
             ServiceError: it was refused; it changed nothing, and the stream stays open.
@@ -169,7 +141,7 @@ class Decoding:
         yield from self._move(DROP, "drop", rows)
 
     def ping(self) -> Effects[None]:
-        """Say that the client is still there.
+        """Keep the stream from its idle timeout.
 
         Raises:
             StreamClosed: there was no answer.
@@ -178,20 +150,20 @@ class Decoding:
         yield from self._move(PING, "ping", [])
 
     def _move(self, kind: int, name: str, integers: int | Row) -> Effects[None]:
-        yield from self._ask(Move(kind, read_integers(name, integers)), STATE)
+        yield from self._ask(MoveFrame(kind, read_integers(name, integers)), STATE)
 
-    def _ask(self, operation: Step | Move, kind: int) -> Effects[Answer]:
+    def _ask(self, operation: StepFrame | MoveFrame, kind: int) -> Effects[AnswerFrame]:
         answer = yield from self._persist((operation, kind))
         assert answer is not None
         return answer
 
-    def _persist(self, asked: tuple[Step | Move, int] | None) -> Effects[Answer | None]:
-        """Ask until there is an answer, as long as that may help."""
+    def _persist(self, request: tuple[StepFrame | MoveFrame, int] | None) -> Effects[AnswerFrame | None]:
+        """Send an operation until it is answered or the retries are used up."""
         if self._opened and self._unusable is not None and not self._resume:
             raise StreamClosed(self._unusable, self.offset)
         for attempt in count():
-            outcome = yield from self._try(asked)
-            if not isinstance(outcome, Reply | NoAnswer):
+            outcome = yield from self._try(request)
+            if not isinstance(outcome, HttpResponse | NoAnswer):
                 return outcome
             seconds = pause(outcome, attempt, self._retries) if self._resume else None
             if seconds is None:
@@ -199,21 +171,23 @@ class Decoding:
             yield Pause(seconds)
         raise AssertionError
 
-    def _try(self, asked: tuple[Step | Move, int] | None) -> Effects[Answer | Reply | NoAnswer | None]:
-        """Ask once, connecting first where that is needed; where nothing is asked, connect."""
+    def _try(
+        self, request: tuple[StepFrame | MoveFrame, int] | None
+    ) -> Effects[AnswerFrame | HttpResponse | NoAnswer | None]:
+        """Send an operation once, after connecting if necessary; without one, only connect."""
         if self._unusable is not None:
             failed = yield from self._connect()
             if failed is not None:
                 return failed
-        if asked is None:
+        if request is None:
             return None
-        operation, kind = asked
+        operation, kind = request
         frame = write_frame(operation, self._number + 1, self.offset, self._indices)
         self._number += 1
-        # Until the answer is here, nobody knows where the rows of this connection are. A new one is told.
+        # Until the answer arrives, the offsets on this connection are unknown. A new connection states them.
         self._unusable = "the answer to the message before was not waited for"
-        came = yield Exchange(frame)
-        answer = self._read(came, kind)
+        received = yield Exchange(frame)
+        answer = self._read(received, kind)
         if isinstance(answer, NoAnswer):
             self._unusable = str(answer)
             return answer
@@ -223,12 +197,12 @@ class Decoding:
         self.offset = answer.offset
         return answer
 
-    def _read(self, came: Outcome, kind: int) -> Answer | NoAnswer:
-        if isinstance(came, NoAnswer):
-            return came
-        assert isinstance(came, bytes)
+    def _read(self, received: Outcome, kind: int) -> AnswerFrame | NoAnswer:
+        if isinstance(received, NoAnswer):
+            return received
+        assert isinstance(received, bytes)
         try:
-            answer = read_frame(came)
+            answer = read_frame(received)
         except ValueError as error:
             return ConnectionFailed(f"{error} came")
         if answer.kind == CLOSING:
@@ -238,31 +212,31 @@ class Decoding:
             return ConnectionFailed("a frame came that answers another message")
         return answer
 
-    def _connect(self) -> Effects[Reply | NoAnswer | None]:
-        """Open the stream where its rows are."""
+    def _connect(self) -> Effects[HttpResponse | NoAnswer | None]:
+        """Open the stream at the offsets of its rows."""
         failed = yield Connect(decode_path(self._model, self.version))
         if failed is not None:
             assert not isinstance(failed, bytes)
             return failed
         if self._opened:
-            # An empty list is no offset of a stream without rows.
+            # The service rejects an empty list of offsets.
             self._fields |= {"offset": self.offset or 0, "rows": len(self.offset)}
-        came = yield Exchange(json.dumps({"open": self._fields}))
-        if not isinstance(came, bytes):
-            return came
+        received = yield Exchange(json.dumps({"open": self._fields}))
+        if not isinstance(received, bytes):
+            return received
         try:
-            document = json.loads(came)
+            document = json.loads(received)
             if "error" in document:
                 raise of_problem(0, json.dumps(document["error"]).encode())
             version, offset, indices = (document[name] for name in ("version", "next_offset", "indices"))
         except (KeyError, TypeError, ValueError):
-            return ConnectionFailed(f"{came[:200]!r} came")
+            return ConnectionFailed(f"{received[:200]!r} came")
         self.version, self.offset, self._indices = version, offset, indices
         self._opened, self._unusable, self._number = True, None, 0
         return None
 
-    def _failure(self, outcome: Reply | NoAnswer) -> Exception:
-        if isinstance(outcome, Reply):
+    def _failure(self, outcome: HttpResponse | NoAnswer) -> Exception:
+        if isinstance(outcome, HttpResponse):
             return of_problem(outcome.status, outcome.body)
         return StreamClosed(str(outcome), self.offset) if self._opened else outcome
 
@@ -277,20 +251,18 @@ def decode(
     companions: Sequence[str] = (),
     dtype: str = "float32",
     resume: bool = False,
-) -> Decoding:
-    """Open a stream that is fed step by step, for a `with` block; with an `AsyncClient`, `async with` and `await`.
+) -> DecodeProtocol:
+    """Open a decode stream, for a `with` block; with an `AsyncClient`, `async with` and `await`.
 
     Args:
         model: name of the model.
-        version: of the model; default the highest, which then stays.
+        version: version of the model; default the highest at the first opening.
         offset: real tokens fed before, one number or one for each row.
-        rows: how many, where `offset` is one number; default 1. May be 0.
-        output: what a step returns.
-        companions: further outputs, such as "rotary_cos" and "rotary_sin": `stream.companions` has those of the last
-            step.
+        rows: number of rows, if `offset` is one number; default 1. May be 0.
+        output: name of the output of a step.
+        companions: further outputs, such as "rotary_cos" and "rotary_sin", found in `stream.companions` after a step.
         dtype: "float32", "float16" or "bfloat16".
-        resume: whether a connection that breaks is followed by another that goes on where the last answer ended, as
-            often and after such pauses as a call is sent again.
+        resume: whether to continue over a new connection after one breaks, with the retries and pauses of a call.
 
     Raises:
         ServiceError: the service refuses the stream.
@@ -299,6 +271,6 @@ def decode(
     """
     given = read_integers("offset", offset).tolist()
     count = len(given) if rows is None else rows
-    # A stream without rows has no list of offsets.
+    # The service rejects an empty list of offsets.
     fields = {"offset": given if count else 0, "rows": count, "output": [output, *companions], "dtype": dtype}
-    return Decoding(model, version, fields, resume)
+    return DecodeProtocol(model, version, fields, resume)

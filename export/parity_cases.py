@@ -1,0 +1,98 @@
+"""The grid of calls to compare a graph with its module: shapes, offsets and paddings.
+
+Letters: B batch, L length, M maximum length.
+"""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import JsonValue
+
+from preblock.models.modules.signature import Signature
+
+BATCHES = (1, 2, 5)
+LENGTHS = (1, 2, 17)
+MAX_CASE_VALUES = 2**23
+"""Most values of an output of several rows; longer rows are shortened to fit."""
+UNLIMITED_LENGTH = 512
+"""Longest row without a table of positions to set a limit."""
+ID_WINDOW_VALUES = 2**23
+"""Values of the token table used by one case, besides the first and the last row."""
+PADDINGS: tuple[Literal["none", "left", "right"], ...] = ("none", "left", "right")
+
+
+class GridCase(NamedTuple):
+    """The arguments of one comparison; with `segments`, every further index is random instead of omitted."""
+
+    batch: int
+    length: int
+    offset: tuple[int, ...]
+    segments: bool
+    padding: Literal["none", "left", "right"]
+
+
+def grid(signature: Signature) -> Iterator[GridCase]:
+    """Yield all legal combinations."""
+    most = longest(signature)
+    for batch in BATCHES:
+        fits = most if batch == 1 else max(LENGTHS[-1], MAX_CASE_VALUES // (batch * signature.width))
+        for length in sorted({min(length, most, fits) for length in (*LENGTHS, most)}):
+            last = (signature.max_len or UNLIMITED_LENGTH) - length
+            offsets: list[tuple[int, ...]] = [(offset,) for offset in sorted({0, min(1, last), last})]
+            if batch > 1:
+                offsets.append(tuple(int(offset) for offset in np.linspace(0, last, batch)))
+            for offset in offsets:
+                for segments in (False,) if not signature.indices else (True,) if signature.needed else (False, True):
+                    for padding in PADDINGS if signature.counts == "ids" or signature.needs_mask else PADDINGS[:1]:
+                        yield GridCase(batch, length, offset, segments, padding)
+
+
+def longest(signature: Signature) -> int:
+    """Return the longest row to compare.
+
+    Without a table of positions, a long row proves no more than a short one. Computed positions after a table are
+    reached from its end.
+    """
+    return min(signature.max_len or UNLIMITED_LENGTH, max(signature.rows, UNLIMITED_LENGTH))
+
+
+def feeds_of(signature: Signature, case: GridCase) -> dict[str, NDArray[np.int64]]:
+    """Return the inputs of a case: random, but the same in every run."""
+    vocab_size, shape = signature.vocab_size, (case.batch, case.length)
+    generator = np.random.Generator(np.random.PCG64([*shape, *case.offset]))
+    excluded = {*signature.refused_ids, signature.padding_idx} - {None}
+    legal = np.setdiff1d(np.arange(vocab_size), list(excluded), assume_unique=True)  # else it searches for duplicates
+    # Each case reads another part of a huge table, to keep the mapped pages in memory few.
+    window = min(len(legal), ID_WINDOW_VALUES // signature.width)
+    begin = int(generator.integers(0, len(legal) - window + 1)) if window < len(legal) else 0
+    ids = generator.choice(legal[begin : begin + window], shape)
+    # Every case has the first and the last id, to find off-by-one errors in the table.
+    if ids.size:
+        ids[0, 0], ids[-1, -1] = legal[0], legal[-1]
+    real = np.ones(shape, np.int64)
+    for row in range(case.batch):
+        padded = min(row + 1, case.length) if case.padding != "none" else 0
+        real[row, slice(0, padded) if case.padding == "left" else slice(case.length - padded, None)] = 0
+    if signature.padding_idx is not None and signature.counts == "ids":
+        ids[real == 0] = signature.padding_idx
+    feeds = {"input_ids": ids, "offset": np.array(case.offset)}
+    for name, count in signature.indices.items():
+        feeds[name] = generator.integers(0, count, shape) if case.segments else np.zeros_like(ids)
+    if signature.needs_mask:
+        feeds["attention_mask"] = real
+    return feeds
+
+
+def arguments_of(case: GridCase) -> dict[str, JsonValue]:
+    """Return a case as a JSON object."""
+    return {**case._asdict(), "offset": list(case.offset)}
+
+
+def in_words(case: GridCase) -> str:
+    """Return a case in words, for errors."""
+    return (
+        f"batch {case.batch}, length {case.length}, offset {list(case.offset)}, segments {case.segments}, "
+        f"padding {case.padding}"
+    )

@@ -1,0 +1,175 @@
+"""The proof of an artifact, during the export and again later."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from preblock.export.bias import prove_bias, read_bias
+from preblock.export.describe import describe_artifact
+from preblock.export.errors import ExportError
+from preblock.export.graph import read_initializers
+from preblock.export.low_memory_session import open_session
+from preblock.export.parity import prove, prove_lookup, prove_positioned, prove_rotary, prove_tiles
+from preblock.export.progress import Report, StepProgress
+from preblock.export.publish import replacing
+from preblock.export.shape_probe import ShapeProbe
+from preblock.export.source import AnyFrontEnd, LoadedSource
+from preblock.export.stem import prove_stem, read_stem_weights
+from preblock.export.stored_tables import build_quantized, read_format
+from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.modules import stems
+from preblock.models.modules.stems import Stem
+from preblock.service.artifacts.manifest import (
+    BIAS_GRAPH,
+    EMBEDDINGS,
+    EMBEDDINGS_GRAPH,
+    GRAPH,
+    IN_TILES,
+    MANIFEST,
+    PARITY,
+    POSITIONED,
+    POSITIONED_GRAPH,
+    TILES_GRAPH,
+    TOKEN_EMBEDDINGS,
+    TOKEN_GRAPH,
+    TOKEN_GRAPHS,
+    Artifact,
+    Manifest,
+    OutputParity,
+    Parity,
+    ParityReport,
+    StemManifest,
+    check_files,
+    read,
+    read_manifest,
+    write,
+)
+from preblock.service.artifacts.onnx_check import check_graphs
+from preblock.service.core.errors import PreblockError
+from preblock.service.runtime import session as runtime_session
+from preblock.service.runtime.position_table import map_positions
+from preblock.service.runtime.session import CPU, Session
+
+
+def verify(
+    folder: Path, report: Report = lambda _: None, provider: Literal["cpu", "cuda"] | None = None
+) -> ParityReport:
+    """Check the hashes of the artifact in `folder`, and prove its graphs equal to a PyTorch module again.
+
+    The module is built from the manifest and the stored weights. All other fields of the manifest must follow from
+    it. The result on `provider`, by default on every usable one, replaces its section of the parity report.
+
+    Raises:
+        ExportError: a file differs from its hash, or a graph from the module; the provider cannot be used; or the
+            report cannot be written.
+
+    """
+    try:
+        providers = find_providers(provider)
+        manifest = read_manifest(folder)
+        report("checking the hashes")
+        total = sum(file.bytes for file in manifest.files.values())
+        check_files(folder, manifest, StepProgress(report, "checking the hashes", total).sha256)
+        check_graphs(folder, manifest)
+        if manifest.front_end is None:
+            raise ExportError(f"{folder}: the hashes agree; the module that it came from alone can prove it again")
+        try:
+            frontend = _build_again(manifest, manifest.front_end, folder)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise ExportError(f"{folder}: manifest and weights disagree: {' '.join(str(error).split())}") from error
+        resized = manifest.resized if isinstance(manifest, Manifest) else None
+        again = describe_artifact(LoadedSource(frontend, manifest.source, resized=resized), folder, report)
+        for name in type(manifest).model_fields:
+            told, true = getattr(manifest, name), getattr(again, name)
+            if name != "versions" and told != true:
+                raise ExportError(f"{folder / MANIFEST}: {name} is {told!r}, that of the artifact is {true!r}")
+        found = {name: prove_artifact(frontend, folder, name, report) for name in providers}
+        return _record(folder, found).model_copy(update={"providers": found})
+    except PreblockError as error:
+        raise ExportError(str(error)) from error
+
+
+def find_providers(provider: Literal["cpu", "cuda"] | None = None) -> list[str]:
+    """Return the onnxruntime name of `provider`, or the names of all usable providers."""
+    if provider == "cpu":
+        return [CPU]
+    reason = runtime_session.why_no_cuda()
+    if provider == "cuda" and reason:
+        raise ExportError(f"--provider: got cuda, allowed cpu, since {reason}")
+    return [runtime_session.CUDA] if provider == "cuda" else [CPU] if reason else [CPU, runtime_session.CUDA]
+
+
+def prove_artifact(frontend: AnyFrontEnd, folder: Path, provider: str, report: Report) -> Parity:
+    """Prove every graph in `folder` equal to `frontend` on `provider`."""
+    step = "proving it equal" if provider == CPU else f"proving it equal on {provider}"
+    report(step)
+
+    def session(graph: str = GRAPH) -> Session:
+        return open_session(folder, provider, graph)
+
+    outputs: dict[str, OutputParity] = {}
+    if isinstance(frontend, Stem):
+        outputs[EMBEDDINGS] = prove_stem(frontend, session(), StepProgress(report, step).cases)
+    else:
+        graphs = [graph for graph in (*TOKEN_GRAPHS, TILES_GRAPH) if (folder / graph).is_file()]
+        if provider != CPU:
+            graphs = [graph for graph in graphs if graph != TILES_GRAPH]
+        for graph in graphs:
+            ShapeProbe(frontend, session(graph), graph).check()
+        others: dict[str, OutputParity] = {}
+        plain = EMBEDDINGS_GRAPH if EMBEDDINGS_GRAPH in graphs else GRAPH
+        # An open session keeps the memory of its runs.
+        if TILES_GRAPH in graphs:
+            told = StepProgress(report, "proving tiles equal").add
+            others[IN_TILES] = prove_tiles(frontend.signature, session(TILES_GRAPH), session(plain), told)
+        if provider == CPU and (folder / POSITIONED_GRAPH).is_file():
+            told = StepProgress(report, "proving given positions equal").add
+            manifest = read_manifest(folder)
+            assert isinstance(manifest, Manifest)
+            given = session(POSITIONED_GRAPH), map_positions(folder, manifest)
+            others[POSITIONED] = prove_positioned(frontend.signature, *given, session(plain), told)
+        outputs |= {EMBEDDINGS: prove(frontend, session(), StepProgress(report, step).cases)} | others
+    if isinstance(frontend, FrontEnd):
+        signature = frontend.signature
+        step, width = "proving the lookup equal", signature.lookup_width or signature.width
+        progress = StepProgress(report, step, 4 * signature.vocab_size * width)
+        if signature.lookup_width is not None:
+            outputs[TOKEN_EMBEDDINGS] = prove_lookup(frontend, session(TOKEN_GRAPH), progress.add)
+        elif frontend.config.only_looks_up:
+            every_id = prove_lookup(frontend, session(), progress.add)
+            cases = (*outputs[EMBEDDINGS].cases, *every_id.cases)
+            outputs[EMBEDDINGS] = outputs[EMBEDDINGS].model_copy(update={"cases": cases})
+        if frontend.signature.rotary:
+            report("proving the rotary outputs equal")
+            outputs |= prove_rotary(frontend, session(), session(EMBEDDINGS_GRAPH))
+        if frontend.config.bias is not None:
+            bias = session(BIAS_GRAPH)
+            outputs[bias.outputs[0].name] = prove_bias(frontend.bias, bias)
+    return Parity(onnxruntime=runtime_session.VERSION, torch=torch.__version__, outputs=outputs)
+
+
+def _build_again(manifest: Artifact, document: dict[str, Any], folder: Path) -> FrontEnd | Stem:
+    """Return the module described by the manifest, with the weights of the artifact."""
+    if isinstance(manifest, StemManifest):
+        stem_config = stems.from_document(document)
+        return stems.from_tensors(stem_config, read_stem_weights(folder, stem_config))
+    config = FrontEndConfig.from_document(document)
+    weights, format_ = read_initializers(folder) | read_bias(folder), read_format(folder)
+    return build_quantized(config, weights, format_, folder) if format_ else FrontEnd.from_tensors(config, weights)
+
+
+def _record(folder: Path, found: dict[str, Parity]) -> ParityReport:
+    """Replace the sections of the proven providers in the parity report, and return the report."""
+    told = read(ParityReport, folder / PARITY)
+    if all(told.providers.get(provider) == parity for provider, parity in found.items()):
+        return told  # no write needed, perhaps not permitted
+    try:
+        with replacing(folder / PARITY) as file:
+            # Read again under the lock: another process may have added a provider.
+            told = read(ParityReport, folder / PARITY)
+            report = told.model_copy(update={"providers": told.providers | found})
+            write(report, file)
+    except OSError as error:
+        raise ExportError(f"{folder / PARITY}: proven, but not recorded: {error.strerror}") from error
+    return report

@@ -1,0 +1,55 @@
+"""Options, settings and checks shared by several commands."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from preblock.service.core.errors import PreblockError
+
+REPOSITORY = click.option(
+    "--repository",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of the models; default PREBLOCK_REPOSITORY, or model_repository.",
+)
+PROVIDER = click.option(
+    "--provider",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    help="Device to run models on; default auto: CUDA if it works, else the CPU.",
+)
+
+
+def read_settings(**options: Any) -> Any:
+    """Return the settings, with `options` over variables, file and defaults."""
+    return load_settings(**options).settings
+
+
+def load_settings(**options: Any) -> Any:
+    """Return the settings and the origin of each; an option of None is ignored."""
+    from preblock.service.core.settings import load
+
+    try:
+        return load({name: value for name, value in options.items() if value is not None})
+    except PreblockError as error:
+        if error.field.startswith("--"):
+            raise click.UsageError(str(error)) from error
+        raise
+
+
+def require(module: str, extra: str) -> None:
+    """Fail if `module` is not installed; the error holds the command to install it."""
+    if find_spec(module) is None:
+        raise click.ClickException(f"this command needs {module}: pip install 'preblock[{extra}]'")
+
+
+def find_newest(repository: Path, name: str) -> Path:
+    """Return the folder of the highest version of the model `name`."""
+    from preblock.service.core.errors import NotFound
+    from preblock.service.runtime.repository import find_artifacts
+
+    artifacts = find_artifacts(repository)
+    folders = [folder for found, _, folder in artifacts if found == name]
+    if not folders:
+        raise NotFound("NAME", name, ", ".join(dict.fromkeys(found for found, _, _ in artifacts)))
+    return folders[-1]
