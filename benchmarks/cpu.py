@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.builders import bert_embedding, gpt2_embedding, transformer_embedding
+from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings, TransformerEmbedding
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.initialisers import seeded_
 from preblock.service.artifacts.manifest import EMBEDDINGS, GRAPH, Source
@@ -34,9 +34,9 @@ from preblock.service.runtime.session import CPU, SLOW_ON_CPU
 
 WIDTH, POSITIONS = 768, 8192
 FRONT_ENDS: dict[str, Callable[[], FrontEnd]] = {
-    "learned": lambda: gpt2_embedding(50257, WIDTH, POSITIONS),
-    "sinusoidal": lambda: transformer_embedding(50257, WIDTH, POSITIONS),
-    "bert": lambda: bert_embedding(30522, WIDTH, POSITIONS),
+    "learned": lambda: GPT2Embeddings(50257, WIDTH, POSITIONS),
+    "sinusoidal": lambda: TransformerEmbedding(50257, WIDTH, POSITIONS),
+    "bert": lambda: BertEmbeddings(30522, WIDTH, POSITIONS),
 }
 SHAPES = ((1, 1), (1, 128), (8, 128), (32, 512), (1, 8192))
 RAGGED = {"ragged, 8 rows": (8, 128), "ragged, 32 rows": (32, 512)}

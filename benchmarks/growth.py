@@ -26,7 +26,7 @@ from preblock.bench.workload import LoadTarget
 from preblock.client import connect
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.builders import gpt2_embedding
+from preblock.models.embeddings import GPT2Embeddings
 from preblock.models.modules.initialisers import seeded_
 from preblock.service.artifacts.manifest import Source
 
@@ -111,7 +111,7 @@ def address(port: int) -> str:
 
 def write(root: Path, name: str, vocabulary: int) -> None:
     """Export a front-end of learned positions with random tables."""
-    frontend = gpt2_embedding(vocabulary, WIDTH, POSITIONS)
+    frontend = GPT2Embeddings(vocabulary, WIDTH, POSITIONS)
     seeded_(frontend, 0)
     export_loaded(LoadedSource(frontend, Source(kind="module")), name, root)
 

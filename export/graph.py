@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from preblock.export.errors import ExportError
 from preblock.export.external_data import map_weights, save_program
 from preblock.export.progress import Report
+from preblock.models.config import FrontEndConfig
 from preblock.models.custom import CustomFrontEnd
-from preblock.models.frontend import FrontEnd, FrontEndConfig, names_of
+from preblock.models.frontend import FrontEnd
 from preblock.models.modules.signature import Signature
-from preblock.models.steps import Project
+from preblock.models.steps import Project, names_of
 from preblock.service.artifacts.manifest import EMBEDDINGS_GRAPH, GRAPH, TOKEN_GRAPH, Graph
 from preblock.service.artifacts.manifest import Tensor as TensorSpec
 

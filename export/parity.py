@@ -15,7 +15,7 @@ from preblock.export.errors import ParityError
 from preblock.export.parity_cases import UNLIMITED_LENGTH, GridCase, arguments_of, feeds_of, grid, in_words
 from preblock.models.custom import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
-from preblock.models.modules.rotary import SCALINGS
+from preblock.models.modules.rotary_config import SCALINGS
 from preblock.models.modules.signature import Signature
 from preblock.service.artifacts.manifest import (
     EMBEDDINGS,

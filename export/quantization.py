@@ -18,7 +18,7 @@ from preblock.export.progress import Report, StepProgress
 from preblock.export.stored_tables import TYPES, place_of, row_parts, table_progress, tables_of
 from preblock.export.table_formats import SCALE, WIDTH, Parts, TableFormat
 from preblock.models.frontend import FrontEnd
-from preblock.models.modules.tokens import TokenTable
+from preblock.models.modules.tokens import TokenEmbedding
 from preblock.service.artifacts.manifest import DATA, TOKEN_GRAPHS
 
 FLUSH_BYTES = 2**26
@@ -33,7 +33,7 @@ def sketch(frontend: FrontEnd) -> FrontEnd:
     for number, (name, table) in enumerate(tables_of(frontend).items()):
         module = drawn.get_submodule(name.removesuffix(".weight"))
         module.weight = nn.Parameter(torch.full((2, table.shape[1]), number + 1.0))
-        if isinstance(module, TokenTable):
+        if isinstance(module, TokenEmbedding):
             module.padding_idx = None  # out of range here, and used only in training
     return drawn
 

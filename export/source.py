@@ -9,11 +9,13 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from preblock.export.errors import ExportError
 from preblock.export.progress import Report, StepProgress
-from preblock.models.checkpoints.reader import INDEX, CheckpointError, files_needed, read_frontend
+from preblock.models.checkpoints.reader import files_needed, read_frontend
 from preblock.models.checkpoints.stem_reader import is_stem, read_stem, stem_files_needed
-from preblock.models.checkpoints.toml_config import DESCRIPTION, files_described, read_description
+from preblock.models.checkpoints.toml_config import files_described, read_description
+from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.models.custom import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
+from preblock.models.frontend_file import DESCRIPTION, INDEX
 from preblock.models.modules.stems import Stem
 from preblock.models.presets import PRESETS, build_preset
 from preblock.service.artifacts import manifest

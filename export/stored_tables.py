@@ -17,10 +17,11 @@ from preblock.export.external_data import map_weights
 from preblock.export.graph import MODULE
 from preblock.export.progress import Report, StepProgress
 from preblock.export.table_formats import CODES, ENDINGS, FORMATS, SCALE, Parts, TableFormat
-from preblock.models.frontend import FrontEnd, FrontEndConfig
-from preblock.models.modules.hybrid import HybridPositions
-from preblock.models.modules.positions import LearnedPositions
-from preblock.models.modules.tokens import TokenTable
+from preblock.models.config import FrontEndConfig
+from preblock.models.frontend import FrontEnd
+from preblock.models.modules.hybrid import HybridPositionalEncoding
+from preblock.models.modules.positions import LearnedPositionalEncoding
+from preblock.models.modules.tokens import TokenEmbedding
 from preblock.service.artifacts.manifest import GRAPH
 
 TYPES = {
@@ -32,14 +33,14 @@ TYPES = {
     torch.int64: onnx.TensorProto.INT64,
 }
 DTYPES: dict[int, torch.dtype] = {data_type: dtype for dtype, data_type in TYPES.items()}
-TABLES = TokenTable | LearnedPositions | HybridPositions
+TABLES = TokenEmbedding | LearnedPositionalEncoding | HybridPositionalEncoding
 """Modules with a trained table, stored in the chosen type. Norms, projections and sinusoids stay in float32."""
 CHUNK_VALUES = 2**20
 """Values of a table processed at once, to bound the working memory."""
 
 
 class QuantizedTable(nn.Module):
-    """A stored table in place of a `TokenTable`; rows are widened at lookup.
+    """A stored table in place of a `TokenEmbedding`; rows are widened at lookup.
 
     Args:
         format_: stored type.
@@ -90,7 +91,7 @@ def build_quantized(
     frontend = FrontEnd.from_tensors(config, {**weights, **tensors}).eval()
     for name, parts in stored.items():
         module = frontend.get_submodule(name.removesuffix(".weight"))
-        if isinstance(module, TokenTable):
+        if isinstance(module, TokenEmbedding):
             frontend.set_submodule(name.removesuffix(".weight"), QuantizedTable(format_, parts))
         else:
             module.weight = nn.Parameter(format_.widen(parts))

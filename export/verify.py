@@ -17,7 +17,8 @@ from preblock.export.shape_probe import ShapeProbe
 from preblock.export.source import AnyFrontEnd, LoadedSource
 from preblock.export.stem import prove_stem, read_stem_weights
 from preblock.export.stored_tables import build_quantized, read_format
-from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.config import FrontEndConfig
+from preblock.models.frontend import FrontEnd
 from preblock.models.modules import stems
 from preblock.models.modules.stems import Stem
 from preblock.service.artifacts.manifest import (

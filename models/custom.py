@@ -10,15 +10,15 @@ from preblock.models.modules.signature import Signature
 
 
 class CustomFrontEnd(nn.Module):
-    """A module whose `forward` takes `(input_ids, offset)` and returns the vectors that enter block 0.
+    """A user's own module as a front-end.
 
     Args:
         module: `forward(input_ids, offset)` with int64 `input_ids` (B, L) and `offset` (1,) or (B,), the number of
-            tokens already fed; returns float32 (B, L, D). What it checks by value belongs under
-            `if not torch.compiler.is_compiling()`, since an exporter cannot follow it.
+            tokens already fed; returns float32 (B, L, D). Put checks on values under
+            `if not torch.compiler.is_compiling()`, since an exporter cannot follow them.
         vocab_size: legal ids are 0 to V - 1.
         max_len: M, the largest legal offset + L.
-        exact: its graph must equal it bit for bit; default False, for modules that sum: norms, projections.
+        exact: its graph must equal it bit for bit; default False, for norms, projections and other sums.
 
     Raises:
         ValueError: the module does not return float32 vectors (B, L, D).
@@ -43,6 +43,6 @@ class CustomFrontEnd(nn.Module):
         )
 
     def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
-        """Return what the module returns."""
+        """Return the vectors of the module: float32 (B, L, D)."""
         vectors: Tensor = self.module(input_ids, offset)
         return vectors

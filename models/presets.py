@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from preblock.models.builders import gpt2_embedding, transformer_embedding
+from preblock.models.embeddings import GPT2Embeddings, TransformerEmbedding
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.initialisers import seeded_
 
@@ -20,9 +20,9 @@ class Preset:
 
 PRESETS = {
     # Radford et al. 2019, the smallest model: 50257 x 768 tokens, 1024 learned positions.
-    "gpt2-small": Preset(lambda: gpt2_embedding(50257, 768, 1024), seed=2019),
+    "gpt2-small": Preset(lambda: GPT2Embeddings(50257, 768, 1024), seed=2019),
     # Vaswani et al. 2017, the base model. Sinusoids know no limit; 4096 is the one configured here.
-    "transformer-base": Preset(lambda: transformer_embedding(32000, 512, 4096), seed=2017),
+    "transformer-base": Preset(lambda: TransformerEmbedding(32000, 512, 4096), seed=2017),
 }
 
 

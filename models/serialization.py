@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+Keys = tuple[str, ...]
+"""Possible names of one tensor in a checkpoint, the current spelling first."""
 
 
 def config_of(document: Mapping[str, Any], kinds: Mapping[str, type[T]]) -> T:
-    """Return what a document describes, which is one of `kinds`.
+    """Return the config of a document: one of `kinds`, with its arguments.
 
     Raises:
         ValueError: the kind, or a field or its value, is not known.
@@ -24,7 +26,7 @@ def config_of(document: Mapping[str, Any], kinds: Mapping[str, type[T]]) -> T:
 
 
 def check_counts(**counts: int) -> None:
-    """Raise ValueError for what is no count of 1 or more."""
+    """Raise ValueError unless every value is an int of 1 or more."""
     for name, count in counts.items():
         if type(count) is not int or count < 1:
             raise ValueError(f"{name}: got {count!r}, allowed 1 or more")

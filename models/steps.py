@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 from preblock.models.modules.sinusoids import POSITIONS, RECIPES
-
-Keys = tuple[str, ...]
+from preblock.models.serialization import Keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +191,15 @@ def parameters(step: Step) -> dict[str, Keys]:
             return {"weight": step.weight}
         case _:
             return {}
+
+
+def names_of(steps: tuple[Step, ...]) -> list[str]:
+    """Name each step after its kind, with a number where a kind stands again: norm, norm2."""
+    names: list[str] = []
+    for step in steps:
+        count = sum(name.rstrip("0123456789") == step.kind for name in names)
+        names.append(f"{step.kind}{count + 1}" if count else step.kind)
+    return names
 
 
 def indexed(steps: tuple[Step, ...]) -> list[Segments]:

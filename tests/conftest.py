@@ -25,7 +25,7 @@ from tokenizers.processors import TemplateProcessing
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.builders import bert_embedding, gpt2_embedding
+from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings
 from preblock.models.modules.initialisers import seeded_
 from preblock.service.artifacts.manifest import Source
 from tests.support.torchlib import read_once
@@ -184,7 +184,7 @@ def tiny_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     write_tokenizer(tokenizer)
     for seed, (name, frontend) in enumerate(
-        [("bert", bert_embedding(11, 4, 8)), ("bert", bert_embedding(11, 4, 8)), ("gpt", gpt2_embedding(7, 4, 6))]
+        [("bert", BertEmbeddings(11, 4, 8)), ("bert", BertEmbeddings(11, 4, 8)), ("gpt", GPT2Embeddings(7, 4, 6))]
     ):
         seeded_(frontend, seed)
         file = tokenizer if name == "bert" else None

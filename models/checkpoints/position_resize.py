@@ -12,8 +12,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from preblock.models.frontend import FrontEnd, names_of
+from preblock.models.frontend import FrontEnd
 from preblock.models.modules.sinusoids import sinusoid
+from preblock.models.steps import names_of
 
 
 def truncate(table: Tensor, length: int) -> Tensor:

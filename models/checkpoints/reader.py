@@ -1,36 +1,30 @@
 """Reads the front-end of a published checkpoint: `config.json` and safetensors files, by the family table."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from preblock.models.checkpoints.attention_families import LengthMissing, as_stored, bias_of, find_rotary, read_rotary
-from preblock.models.checkpoints.families import ALL, FAMILIES, SIZES, Config, Family, known, sides_of
-from preblock.models.frontend import FrontEnd, FrontEndConfig, names_of
+from preblock.models.checkpoints.bias_families import bias_of
+from preblock.models.checkpoints.families import FAMILIES, SIZES, known, sides_of
+from preblock.models.checkpoints.family import ALL, Config, Family
+from preblock.models.checkpoints.rotary_families import LengthMissing, as_stored, find_rotary, read_rotary
+from preblock.models.checkpoints.step_tensors import Told, files_of_steps, read_tensors
+from preblock.models.checkpoints.weight_files import (
+    CheckpointError,
+    files_of_keys,
+    find_key,
+    one_line,
+    open_weights,
+    read_json,
+)
+from preblock.models.config import FrontEndConfig
+from preblock.models.frontend import FrontEnd
 from preblock.models.modules.bias import BiasConfig, T5Config
-from preblock.models.steps import Keys, Levels, Positions, Project, Segments, Step, Tokens, parameters
-
-PLAIN = (torch.float32, torch.float16, torch.bfloat16)
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-PART = 2**25
-"""Numbers that are converted at once."""
-STORED = ("learned", "hybrid", "factorised")
-"""Tables of positions that no recipe derives."""
-
-
-Told = Callable[[int], None]
-
-
-class CheckpointError(ValueError):
-    """A folder that is not a checkpoint whose front-end is understood. The message says why."""
+from preblock.models.steps import Positions, Step, Tokens
 
 
 def read_frontend(
@@ -44,21 +38,20 @@ def read_frontend(
 ) -> FrontEnd:
     """Build the front-end of the checkpoint in `folder`, with float32 tensors, reading no other tensor.
 
-    Tensors that are float32 in the file are mapped from it, not read.
+    Float32 tensors are mapped from the file, not read.
 
     Args:
         folder: holds `config.json` and safetensors files.
-        side: "encoder" or "decoder" of a model that has both, "text" of one that has images too; None for one that has
-            no sides.
-        arithmetic: "source" rounds after every step to the type of the token table in the file, as a library does that
-            loads the model in that type; default float32, in which every type of file is exact.
-        segments: in families where segments are rows of the token table, which a library adds only when it is given
-            segments, add them always; default False, never.
-        rotary_length: for a rotary model whose frequencies depend on it (rope types "dynamic" and "longrope"), tokens
-            of the whole sequence; default None, which leaves the rotary outputs of such a model out.
-        told: is told the bytes of each part that was converted to float32; default nobody.
-        widen: default True; False leaves a large table of tokens, mapped, in the type that it has in the file, for who
-            reads it part by part. The front-end cannot run then.
+        side: "encoder" or "decoder" of an encoder-decoder, "text" of a model with images too; None for all others.
+        arithmetic: "source" rounds after every step to the type of the token table in the file, like a library with
+            the model loaded in that type; default float32, exact for every type of file.
+        segments: require segments in families with segments as rows of the token table, where a library adds them
+            only on request; default False, never add them.
+        rotary_length: tokens of the whole sequence, for frequencies that depend on it (rope types "dynamic" and
+            "longrope"); default None, which leaves the rotary outputs of such a model out.
+        told: called with the bytes of each chunk after its conversion to float32; default a function that does nothing.
+        widen: default True; False leaves a large token table mapped and in its stored type, to be read in chunks. The
+            front-end cannot run then.
 
     Raises:
         CheckpointError: a file is missing or broken, the family is not known, or its values are not understood.
@@ -80,7 +73,7 @@ def read_frontend(
 
 
 def files_needed(folder: Path, side: str | None = None, segments: bool = False) -> list[str]:
-    """Return the names of the weight files that `read_frontend` opens; they need not be there yet.
+    """Return the names of the weight files for `read_frontend`; they need not be there yet.
 
     Raises:
         CheckpointError: as `read_frontend`.
@@ -91,17 +84,6 @@ def files_needed(folder: Path, side: str | None = None, segments: bool = False) 
     companions = [bias.weight] if isinstance(bias, T5Config) else []
     companions += [rotary.tensors] if rotary else []
     return files_of_steps(folder, template, family.prefix, companions)
-
-
-def files_of_steps(folder: Path, steps: Sequence[Step], prefix: str = "", companions: Sequence[Keys] = ()) -> list[str]:
-    """Return the names of the weight files that hold the tensors of `steps` and `companions`, as the index has them."""
-    if not (folder / INDEX).is_file():
-        return [WEIGHTS]
-    files = files_of_keys(folder)
-    prefix = _prefix(folder, files, steps, prefix)
-    wanted = [keys for step in steps for keys in parameters(step).values()]
-    found = [_find(files, prefix, keys) for keys in (*wanted, *companions)]
-    return sorted({files[key].name for key in found if key})
 
 
 def _read_config(
@@ -123,7 +105,7 @@ def _read_config(
 
 
 def section_of(document: Mapping[str, Any], sections: Sequence[str]) -> Mapping[str, Any]:
-    """Return the part of `config.json` that stands under the first of `sections` that is there; all of it for none."""
+    """Return the first of `sections` found in `config.json`; all of the file without sections."""
     if not sections:
         return document
     key = next((key for key in sections if document.get(key) is not None), None)
@@ -135,7 +117,7 @@ def section_of(document: Mapping[str, Any], sections: Sequence[str]) -> Mapping[
 
 
 def family_of(config: Mapping[str, Any], side: str | None = None) -> tuple[str, Family]:
-    """Return the name and the row of the family table that `config` follows."""
+    """Return the name and the row of the family of `config`."""
     model_type = config.get("model_type")
     sides = sides_of(str(model_type))
     name = f"{model_type}/{side}" if sides else str(model_type)
@@ -152,81 +134,6 @@ def family_of(config: Mapping[str, Any], side: str | None = None) -> tuple[str, 
             allowed = " or ".join(map(repr, understood))
             raise CheckpointError(f"config.json: {key} is {values[key]!r}, understood is {allowed}")
     return name, family
-
-
-def read_tensors(
-    folder: Path,
-    steps: Sequence[Step],
-    prefix: str = "",
-    pairwise: BiasConfig | None = None,
-    told: Told = lambda *_: None,
-    widen: bool = True,
-) -> tuple[tuple[Step, ...], dict[str, Tensor], Any]:
-    """Return `steps` with their sizes, their tensors and that of the bias, and the type that the first has in the file.
-
-    The tensors are float32, except where `widen` is False as in `read_frontend`, under the names of
-    `FrontEnd.state_dict()`. Every name in the files may have `prefix`
-    before it. A table of positions that is in the file wins over the recipe that would derive it.
-
-    Raises:
-        CheckpointError: a file or a tensor is missing or broken.
-
-    """
-    files = files_of_keys(folder)
-    prefix = _prefix(folder, files, steps, prefix)
-    tensors: dict[str, Tensor] = {}
-    stored: list[str] = []
-    sized: list[Step] = []
-    with ExitStack() as stack:
-        opened: dict[Path, Any] = {}
-
-        def read(keys: tuple[str, ...], table: bool = False) -> Tensor | None:
-            key = _find(files, prefix, keys)
-            if key is None:
-                return None
-            file = files[key]
-            if file not in opened:
-                opened[file] = stack.enter_context(open_weights(file))
-            tensor = get_tensor(opened[file], key, file)
-            stored.append(str(tensor.dtype).removeprefix("torch."))
-            if table and not widen and tensor.numel() > PART:
-                return tensor
-            if tensor.dtype == torch.float32:  # all that are mapped share one mapping, which lives as long as any
-                return tensor if widen else tensor.clone()
-            return _convert(file, key, tensor, told)
-
-        for name, step in zip(names_of(tuple(steps)), steps, strict=True):
-            own: dict[str, Tensor] = {}
-            for parameter, keys in parameters(step).items():
-                tensor = read(keys, isinstance(step, Tokens))
-                if tensor is not None:
-                    own[parameter] = tensor
-                elif not (isinstance(step, Positions) and step.table not in STORED):
-                    missing = keys[0] if keys else f"is named by {name}.{parameter}"
-                    raise CheckpointError(f"{folder}: no tensor {prefix}{missing}")
-            tensors |= {f"{name}.{parameter}": tensor for parameter, tensor in own.items()}
-            sized.append(_size(step, own, sized))
-        if isinstance(pairwise, T5Config):
-            weight = read(pairwise.weight)
-            if weight is None:
-                raise CheckpointError(f"{folder}: no tensor {prefix}{pairwise.weight[0]}")
-            tensors["bias.weight"] = weight
-    return tuple(sized), tensors, stored[0]
-
-
-def _convert(file: Path, key: str, tensor: Tensor, told: Told) -> Tensor:
-    """Return `tensor`, which is `key` of `file`, as float32."""
-    if tensor.numel() <= PART:
-        return tensor.to(torch.float32)
-    converted = torch.empty(tensor.shape, dtype=torch.float32)
-    rows = max(1, PART // tensor[0].numel())
-    for begin in range(0, len(tensor), rows):
-        # A mapping of its own for each part: what was read stays in memory for as long as its mapping.
-        with open_weights(file) as weights:
-            part = weights.get_slice(key)[begin : begin + rows]
-            converted[begin : begin + rows] = part
-            told(part.nbytes)
-    return converted
 
 
 def _with_rotary(
@@ -265,36 +172,12 @@ def _with_rotary(
 def _read_tensor(folder: Path, prefix: str, keys: tuple[str, ...]) -> Tensor | None:
     """Return a tensor as float32, or None where the files do not have it."""
     files = files_of_keys(folder)
-    key = _find(files, "", keys) or _find(files, prefix, keys)
+    key = find_key(files, "", keys) or find_key(files, prefix, keys)
     if key is None:
         return None
     with open_weights(files[key]) as file:
         tensor: Tensor = file.get_tensor(key)
     return tensor.to(torch.float32)
-
-
-def _size(step: Step, own: Mapping[str, Tensor], before: Sequence[Step]) -> Step:
-    """Return `step` with the sizes of its own tensors, or of the steps before it."""
-    match step:
-        case Tokens():
-            return replace(step, rows=own["weight"].shape[0], width=own["weight"].shape[-1])
-        case Segments(table="tokens"):
-            tokens = before[0]
-            return replace(step, rows=tokens.rows) if isinstance(tokens, Tokens) else step
-        case Segments():
-            return replace(step, rows=own["weight"].shape[0])
-        case Levels():
-            parts = (
-                _size(level, {"weight": own[f"{place}.weight"]} if level.table == "own" else {}, before)
-                for place, level in enumerate(step.levels)
-            )
-            return replace(step, levels=tuple(part for part in parts if isinstance(part, Segments)))
-        case Positions() if "weight" in own:
-            return replace(step, rows=own["weight"].shape[0], table="hybrid" if step.table == "hybrid" else "learned")
-        case Project():
-            return replace(step, width=own["weight"].shape[0])
-        case _:
-            return step
 
 
 def _configure(name: str, family: Family, values: Mapping[str, Any], steps: tuple[Step, ...]) -> FrontEndConfig:
@@ -315,7 +198,7 @@ def _configure(name: str, family: Family, values: Mapping[str, Any], steps: tupl
 
 
 def _padding(stated: Any, steps: tuple[Step, ...]) -> Any:
-    """Some files state -1, or an id beyond the table, for none; only where positions depend on it is that a fault."""
+    """Return the padding id. Files may state -1 or an id beyond the table for none, unless positions need it."""
     rows = steps[0].rows if isinstance(steps[0], Tokens) else 0
     counted = any(isinstance(step, Positions) and step.counts == "ids" for step in steps)
     return stated if counted or (type(stated) is int and 0 <= stated < rows) else None
@@ -327,7 +210,7 @@ def limit_of(positions: Positions | None) -> int | None:
 
 
 def _check_sizes(values: Mapping[str, Any], frontend: FrontEndConfig) -> None:
-    """Compare the sizes that `config.json` states with those of the tensors."""
+    """Compare the sizes in `config.json` with those of the tensors."""
     for keys, sizes_of in SIZES:
         allowed = sizes_of(frontend)
         for key in keys:
@@ -336,77 +219,3 @@ def _check_sizes(values: Mapping[str, Any], frontend: FrontEndConfig) -> None:
                 raise ValueError(f"{key} is {stated!r}, the tensors have {' or '.join(map(str, sorted(allowed)))}")
     if frontend.max_len is not None and (type(frontend.max_len) is not int or frontend.max_len < 1):
         raise ValueError(f"the longest input is {frontend.max_len!r}, allowed 1 or more")
-
-
-def _prefix(folder: Path, files: Mapping[str, Path], steps: Sequence[Step], prefix: str) -> str:
-    """Return nothing or `prefix`, whichever the files put before the names of tensors."""
-    first = getattr(steps[0], "weight", ())
-    found = next((p for p in ("", prefix) if _find(files, p, first)), None)
-    if found is None:
-        tried = " or ".join(p + key for p in dict.fromkeys(("", prefix)) for key in first)
-        missing = tried or "is named by the first step"
-        raise CheckpointError(f"{folder}: no tensor {missing}; do the files belong together?")
-    return found
-
-
-def _find(files: Mapping[str, Path], prefix: str, keys: tuple[str, ...]) -> str | None:
-    return next((prefix + key for key in keys if prefix + key in files), None)
-
-
-def files_of_keys(folder: Path) -> dict[str, Path]:
-    """Return which file of `folder` holds which tensor; the index decides where there is one."""
-    if (folder / INDEX).is_file():
-        weight_map = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-            raise CheckpointError(f"{folder / INDEX}: no weight_map of tensors to files")
-        for file in set(weight_map.values()):
-            if Path(file).name != file:
-                raise CheckpointError(f"{folder / INDEX}: {file!r} lies outside the folder")
-        return {key: folder / file for key, file in weight_map.items()}
-    if (folder / WEIGHTS).is_file():
-        with open_weights(folder / WEIGHTS) as weights:
-            return dict.fromkeys(weights.keys(), folder / WEIGHTS)
-    if any(folder.glob("pytorch_model*.bin")):
-        raise CheckpointError(
-            f"{folder}: only pytorch_model.bin, a pickle, which can run any code when it is read; convert it to "
-            "safetensors first: load it with transformers where you trust it, then save_pretrained()"
-        )
-    raise CheckpointError(f"{folder}: neither {WEIGHTS} nor {INDEX}")
-
-
-def open_weights(file: Path) -> Any:
-    """Open a safetensors file, whose tensors are read one by one."""
-    try:
-        return safe_open(file, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file}: {one_line(error)}") from error
-
-
-def get_tensor(weights: Any, key: str, file: Path) -> Tensor:
-    """Return one tensor of `file`, which `open_weights` opened, in the type that it has there."""
-    try:
-        tensor: Tensor = weights.get_tensor(key)
-    except SafetensorError as error:
-        raise CheckpointError(f"{file}: {one_line(error)}") from error
-    if tensor.dtype not in PLAIN:  # float8 needs a scale, and float64 would be rounded
-        allowed = ", ".join(map(str, PLAIN))
-        raise CheckpointError(f"{file.parent}: tensor {key} is {tensor.dtype}, allowed {allowed}")
-    return tensor
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Return the JSON object in `file`."""
-    try:
-        document = json.loads(file.read_bytes())
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{file.parent}: no {file.name}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{file}: {one_line(error)}") from error
-    if not isinstance(document, dict):
-        raise CheckpointError(f"{file}: not a JSON object")
-    return document
-
-
-def one_line(error: Exception) -> str:
-    """Return the message of an error in one line."""
-    return " ".join(str(error).split())

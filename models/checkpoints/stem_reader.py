@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from preblock.models.checkpoints.families import STEMS, Config, StemFamily
-from preblock.models.checkpoints.reader import (
-    INDEX,
-    WEIGHTS,
+from preblock.models.checkpoints.family import Config
+from preblock.models.checkpoints.reader import section_of
+from preblock.models.checkpoints.stem_families import STEMS, StemFamily
+from preblock.models.checkpoints.weight_files import (
     CheckpointError,
     files_of_keys,
     get_tensor,
     one_line,
     open_weights,
     read_json,
-    section_of,
 )
+from preblock.models.frontend_file import INDEX, WEIGHTS
 from preblock.models.modules.stems import Stem, StemConfig, from_tensors, without_storage
 
 

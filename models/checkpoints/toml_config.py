@@ -19,8 +19,9 @@
     theta = 500000.0
     layout = "half"                  # or "interleaved"
 
+`FrontEnd.save_frontend` writes such a folder.
 `models/steps.py` has every kind and its fields; `FrontEndConfig` the fields beside the steps;
-`models/modules/rotary.py` the fields of [[rotary]]: `RotaryConfig`, with `name` and `layout` of `RotaryOutput`.
+`models/modules/rotary_config.py` the fields of [[rotary]]: `RotaryConfig`, with `name` and `layout` of `RotaryOutput`.
 """
 
 import tomllib
@@ -28,12 +29,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from preblock.models.checkpoints.reader import CheckpointError, Told, files_of_steps, limit_of, one_line, read_tensors
-from preblock.models.frontend import FrontEnd, FrontEndConfig
-from preblock.models.modules.rotary import RotaryOutput
+from preblock.models.checkpoints.reader import limit_of
+from preblock.models.checkpoints.step_tensors import Told, files_of_steps, read_tensors
+from preblock.models.checkpoints.weight_files import CheckpointError, one_line
+from preblock.models.config import FrontEndConfig
+from preblock.models.frontend import FrontEnd
+from preblock.models.frontend_file import DESCRIPTION
+from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.steps import Positions, Step, from_document
 
-DESCRIPTION = "frontend.toml"
 FURTHER = ("steps", "rotary", "no_rotary", "bias")
 """Fields of `FrontEndConfig` that are no plain values of the file."""
 

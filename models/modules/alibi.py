@@ -135,6 +135,10 @@ class AlibiBias(nn.Module):
         bias = self._rounded(self._rounded(relative.to(torch.float32)) * self.slopes.reshape(1, -1, 1, 1))
         return bias if self.divisor == 1 else bias / self.divisor
 
+    def extra_repr(self) -> str:
+        """Return the sizes for `repr`."""
+        return f"heads={self.heads}, anchor={self.anchor!r}"
+
     def _rounded(self, x: Tensor) -> Tensor:
         return x if self.arithmetic == "float32" else x.to(torch.bfloat16).to(torch.float32)
 

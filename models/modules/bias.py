@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from preblock.models.modules.alibi import AlibiBias
 from preblock.models.modules.relative import RelativeSinusoid, T5RelativeBias
-from preblock.models.serialization import check_counts, config_of
-from preblock.models.steps import Keys
+from preblock.models.serialization import Keys, check_counts, config_of
 
 
 @dataclass(frozen=True, kw_only=True)

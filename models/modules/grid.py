@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from preblock.models.modules.hierarchical import HierarchicalPositions, check_levels, check_shape
-from preblock.models.modules.initialisers import normal_
-from preblock.models.modules.positions import SinusoidalPositions, join
-from preblock.models.modules.tokens import TokenTable
+from preblock.models.modules.hierarchical import HierarchicalPositionalEncoding, check_levels, check_shape
+from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser, initialise_
+from preblock.models.modules.positions import SinusoidalPositionalEncoding, join
+from preblock.models.modules.tokens import TokenEmbedding
 
 
 def grid_ids(height: int, width: int, device: torch.device | None = None) -> Tensor:
@@ -31,7 +31,7 @@ def _ids_of(x: Tensor, position_ids: Tensor | None, height: int, width: int) -> 
     return grid_ids(height, width, x.device)
 
 
-class SinusoidalGridPositions(nn.Module):
+class SinusoidalGridEncoding(nn.Module):
     """The sinusoid of the row and the sinusoid of the column side by side (Parmar et al. 2018, Carion et al. 2020).
 
     Columns 0 to D/2 - 1 of a vector tell the row, D/2 to D - 1 the column.
@@ -57,7 +57,7 @@ class SinusoidalGridPositions(nn.Module):
                 "each in pairs of sine and cosine"
             )
         self.height, self.width = height, width
-        self.axis = SinusoidalPositions(d_model // 2, max(height, width), base=base)
+        self.axis = SinusoidalPositionalEncoding(d_model // 2, max(height, width), base=base)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, position_ids: Tensor | None = None) -> Tensor:
@@ -81,8 +81,12 @@ class SinusoidalGridPositions(nn.Module):
         vectors = torch.cat((self.axis(row, row), self.axis(column, column)), dim=-1)
         return join(x, vectors, self.dropout)
 
+    def extra_repr(self) -> str:
+        """Return the sizes for `repr`."""
+        return f"height={self.height}, width={self.width}"
 
-class LearnedGridPositions(nn.Module):
+
+class LearnedGridEncoding(nn.Module):
     """One trained vector per cell, in a table of H * W rows (Dosovitskiy et al. 2021).
 
     Args:
@@ -90,18 +94,31 @@ class LearnedGridPositions(nn.Module):
         height: H, rows of the grid.
         width: W, columns of the grid.
         dropout: probability, applied after the sum; default 0.1.
+        init: initial values of the table, a name of `INITIALISERS`, or pretrained values (H * W, D); default "normal".
+        std: standard deviation of `init="normal"`; default 0.02.
+
+    Raises:
+        ValueError: `init` is not known or not of shape (H * W, D), or `std` is not above 0.
 
     """
 
-    def __init__(self, d_model: int, height: int, width: int, dropout: float = 0.1) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        height: int,
+        width: int,
+        dropout: float = 0.1,
+        init: Initialiser | Tensor = "normal",
+        std: float = DEFAULT_STD,
+    ) -> None:
         super().__init__()
         self.height, self.width = height, width
         self.weight = nn.Parameter(torch.empty(height * width, d_model))
         self.dropout = nn.Dropout(dropout)
-        normal_(self.weight)
+        initialise_(self.weight, init, std)
 
     def forward(self, x: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """Add the position vectors to `x`; arguments as in `SinusoidalGridPositions`.
+        """Add the position vectors to `x`; arguments as in `SinusoidalGridEncoding`.
 
         Raises:
             ValueError: L is not H * W, `position_ids` is of another shape, or an index lies outside the grid.
@@ -114,8 +131,12 @@ class LearnedGridPositions(nn.Module):
         row, column = ids.unbind(-1)
         return join(x, F.embedding(row * self.width + column, self.weight), self.dropout)
 
+    def extra_repr(self) -> str:
+        """Return the sizes for `repr`."""
+        return f"height={self.height}, width={self.width}, d_model={self.weight.shape[1]}"
 
-class FactorisedGridPositions(nn.Module):
+
+class FactorisedGridEncoding(nn.Module):
     """One trained vector per row and one per column, added (Lee et al. 2023, Dehghani et al. 2023).
 
     (H + W) * D parameters instead of H * W * D, and every cell is trained wherever its row and its column were.
@@ -125,16 +146,29 @@ class FactorisedGridPositions(nn.Module):
         height: H, rows of the grid.
         width: W, columns of the grid.
         dropout: probability, applied after the sum; default 0.1.
+        init: initial values of the tables, a name of `INITIALISERS`; default "normal".
+        std: standard deviation of `init="normal"`; default 0.02.
+
+    Raises:
+        ValueError: `init` is not known, or `std` is not above 0.
 
     """
 
-    def __init__(self, d_model: int, height: int, width: int, dropout: float = 0.1) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        height: int,
+        width: int,
+        dropout: float = 0.1,
+        init: Initialiser = "normal",
+        std: float = DEFAULT_STD,
+    ) -> None:
         super().__init__()
         self.height, self.width = height, width
-        self.axes = HierarchicalPositions(d_model, {"row": height, "column": width}, dropout)
+        self.axes = HierarchicalPositionalEncoding(d_model, {"row": height, "column": width}, dropout, init, std)
 
     def forward(self, x: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """Add the position vectors to `x`; arguments as in `SinusoidalGridPositions`.
+        """Add the position vectors to `x`; arguments as in `SinusoidalGridEncoding`.
 
         Raises:
             ValueError: L is not H * W, `position_ids` is of another shape, or an index lies outside the grid.
@@ -143,21 +177,33 @@ class FactorisedGridPositions(nn.Module):
         joined: Tensor = self.axes(x, _ids_of(x, position_ids, self.height, self.width))
         return joined
 
+    def extra_repr(self) -> str:
+        """Return the sizes for `repr`."""
+        return f"height={self.height}, width={self.width}"
+
 
 class FactorisedCells(nn.Module):
-    """What `FactorisedGridPositions` adds, for tokens that are the cells of a grid in their order, row by row.
+    """The vectors of `FactorisedGridEncoding` for a sequence of tokens: position p is the cell p of the grid.
 
     Args:
         d_model: width D of a vector.
         height: H, rows of the grid.
         width: W, columns of the grid.
+        init: initial values of the tables, a name of `INITIALISERS`; default "normal".
+        std: standard deviation of `init="normal"`; default 0.02.
+
+    Raises:
+        ValueError: `init` is not known, or `std` is not above 0.
 
     """
 
-    def __init__(self, d_model: int, height: int, width: int) -> None:
+    def __init__(
+        self, d_model: int, height: int, width: int, init: Initialiser = "normal", std: float = DEFAULT_STD
+    ) -> None:
         super().__init__()
         self.width = width
-        self.rows, self.columns = TokenTable(height, d_model), TokenTable(width, d_model)
+        self.rows = TokenEmbedding(height, d_model, init=init, std=std)
+        self.columns = TokenEmbedding(width, d_model, init=init, std=std)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Tensor:
         """Add to `x` (B, L, D) the vectors of the cells `position_ids`, int64 (1 or B, L), 0 to H * W - 1."""

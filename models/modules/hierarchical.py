@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from preblock.models.modules.initialisers import normal_
+from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser, initialise_
 from preblock.models.modules.positions import join
 
 
@@ -35,7 +35,7 @@ def check_levels(x: Tensor, position_ids: Tensor, levels: Mapping[str, int]) -> 
             raise ValueError(f"position_ids: {level} got {lowest if lowest < 0 else highest}, allowed 0 to {rows - 1}")
 
 
-class HierarchicalPositions(nn.Module):
+class HierarchicalPositionalEncoding(nn.Module):
     """One table per level, and the sum of one row of each: paragraph, sentence, word; or year, month, day, hour.
 
     Bai et al. 2021 (Segatron) for texts, Zhou et al. 2021 (Informer) for times.
@@ -45,13 +45,22 @@ class HierarchicalPositions(nn.Module):
         levels: name of each level -> rows of its table, in the order of the last axis of `position_ids`. Indices
             start at 0: months 1 to 12 are the indices 0 to 11 of a level of 12 rows.
         dropout: probability, applied after the sum; default 0.1.
+        init: initial values of the tables, a name of `INITIALISERS`; default "normal".
+        std: standard deviation of `init="normal"`; default 0.02.
 
     Raises:
-        ValueError: there is no level.
+        ValueError: there is no level, `init` is not known, or `std` is not above 0.
 
     """
 
-    def __init__(self, d_model: int, levels: Mapping[str, int], dropout: float = 0.1) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        levels: Mapping[str, int],
+        dropout: float = 0.1,
+        init: Initialiser = "normal",
+        std: float = DEFAULT_STD,
+    ) -> None:
         super().__init__()
         if not levels:
             raise ValueError("levels: got none, allowed one or more")
@@ -60,7 +69,7 @@ class HierarchicalPositions(nn.Module):
         # One by one: handed a dict at once, ParameterDict sorts it by name.
         for level, rows in levels.items():
             table = torch.empty(rows, d_model)
-            normal_(table)
+            initialise_(table, init, std)
             self.tables[level] = nn.Parameter(table)
         self.dropout = nn.Dropout(dropout)
 
@@ -84,3 +93,7 @@ class HierarchicalPositions(nn.Module):
         indices = zip(self.levels, position_ids.unbind(-1), strict=True)
         vectors = reduce(torch.add, [F.embedding(ids, self.tables[level]) for level, ids in indices])
         return join(x, vectors, self.dropout)
+
+    def extra_repr(self) -> str:
+        """Return the sizes for `repr`."""
+        return f"levels={self.levels}"

@@ -7,16 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from preblock.models.modules.initialisers import normal_
+from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser, initialise_
 from preblock.models.modules.positions import check_position_ids, join, positions_of
 from preblock.models.modules.sinusoids import Sinusoid
 
 
-class HybridPositions(nn.Module):
+class HybridPositionalEncoding(nn.Module):
     """One trained vector per position up to M, the sinusoid of the position from M on; chosen token by token.
 
     The parts are those of Gehring et al. 2017 and Vaswani et al. 2017. Trained values near normal(0, 0.02) meet
-    sinusoids of amplitude 1 at M; a table that starts from sinusoids (`sinusoidal_`) starts without that step.
+    sinusoids of amplitude 1 at M; `init="sinusoidal"` starts without that step.
 
     Args:
         d_model: width D of a vector; even, unless `pad_odd`.
@@ -24,14 +24,25 @@ class HybridPositions(nn.Module):
         dropout: probability, applied after the sum; default 0.1.
         base: of the sinusoids; 10000 in the paper.
         pad_odd: for an odd width, fill the last column of the sinusoids with zeros; default False.
+        init: initial values of the learned table, a name of `INITIALISERS`, or pretrained values (M, D);
+            default "normal".
+        std: standard deviation of `init="normal"`; default 0.02.
 
     Raises:
-        ValueError: D is odd and `pad_odd` is False, or M is less than 1.
+        ValueError: D is odd and `pad_odd` is False, M is less than 1, `init` is not known or not of shape (M, D), or
+            `std` is not above 0.
 
     """
 
     def __init__(
-        self, d_model: int, max_len: int, dropout: float = 0.1, base: float = 10000.0, pad_odd: bool = False
+        self,
+        d_model: int,
+        max_len: int,
+        dropout: float = 0.1,
+        base: float = 10000.0,
+        pad_odd: bool = False,
+        init: Initialiser | Tensor = "normal",
+        std: float = DEFAULT_STD,
     ) -> None:
         super().__init__()
         if max_len < 1:
@@ -40,7 +51,7 @@ class HybridPositions(nn.Module):
         self.sinusoid = Sinusoid(d_model, base, pad_odd)
         self.weight = nn.Parameter(torch.empty(max_len, d_model))
         self.dropout = nn.Dropout(dropout)
-        normal_(self.weight)
+        initialise_(self.weight, init, std)
 
     def forward(self, x: Tensor, position_ids: Tensor | None = None, offset: int | Tensor = 0) -> Tensor:
         """Add the position vectors to `x`.
@@ -68,3 +79,7 @@ class HybridPositions(nn.Module):
         beyond = self.sinusoid(positions).to(self.weight.dtype)
         vectors = torch.where((positions < self.max_len).unsqueeze(-1), learned, beyond)
         return join(x, vectors, self.dropout)
+
+    def extra_repr(self) -> str:
+        """Return the sizes for `repr`."""
+        return f"max_len={self.max_len}, d_model={self.weight.shape[1]}"

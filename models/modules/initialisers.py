@@ -1,9 +1,11 @@
-"""How tables start.
+"""Initial values of tables.
 
 Letters: D model width, M rows of a position table.
 """
 
+import math
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import torch
@@ -11,14 +13,43 @@ from torch import Tensor, nn
 
 from preblock.models.modules.sinusoids import sinusoid
 
-STANDARD_DEVIATION = 0.02
-"""Of every table (Devlin et al. 2018, Radford et al. 2019)."""
+Initialiser = Literal["normal", "xavier_uniform", "zeros", "sinusoidal"]
+"""Names of `INITIALISERS` that need no values."""
+DEFAULT_STD = 0.02
+"""Standard deviation of the tables of BERT and GPT-2 (Devlin et al. 2018, Radford et al. 2019)."""
 
 
-def normal_(table: Tensor) -> None:
-    """Fill `table` from normal(0, 0.02), with torch's own generator; one on the device "meta" has nothing to fill."""
-    if not table.is_meta:  # for which torch would import its compiler: more than two seconds
-        nn.init.normal_(table, std=STANDARD_DEVIATION)
+def initialise_(table: Tensor, init: Initialiser | Tensor = "normal", std: float = DEFAULT_STD) -> None:
+    """Fill `table` as `init` says; a table on the device "meta" has no values to fill.
+
+    Args:
+        table: float (rows, D).
+        init: a name of `INITIALISERS`, or pretrained values of the shape of `table`; default "normal".
+        std: standard deviation of `init="normal"`; default 0.02.
+
+    Raises:
+        ValueError: `init` is not known or of another shape, `std` is not above 0, or D is odd for "sinusoidal".
+
+    """
+    if isinstance(init, Tensor):
+        pretrained_(table, init)
+        return
+    names = [name for name in INITIALISERS if name != "pretrained"]
+    if init not in names:
+        raise ValueError(f"init: got {init!r}, allowed {', '.join(names)}, or a tensor of pretrained values")
+    if not 0 < std < math.inf:
+        raise ValueError(f"std: got {std!r}, allowed a number above 0")
+    if table.is_meta:  # torch would import its compiler for it, which takes more than two seconds
+        return
+    if init == "normal":
+        normal_(table, std)
+    else:
+        INITIALISERS[init](table)
+
+
+def normal_(table: Tensor, std: float = DEFAULT_STD) -> None:
+    """Fill `table` from normal(0, std) with torch's own generator."""
+    nn.init.normal_(table, std=std)
 
 
 def seeded_(module: nn.Module, seed: int) -> None:
@@ -31,7 +62,7 @@ def seeded_(module: nn.Module, seed: int) -> None:
         for parameter in module.parameters():
             if parameter.ndim == 2:
                 generator.standard_normal(dtype=np.float32, out=parameter.detach().numpy())
-                parameter.mul_(STANDARD_DEVIATION)
+                parameter.mul_(DEFAULT_STD)
 
 
 def sinusoidal_(table: Tensor, base: float = 10000.0) -> None:
@@ -53,11 +84,11 @@ def pretrained_(table: Tensor, values: Tensor) -> None:
     """Copy `values` into `table`.
 
     Raises:
-        ValueError: they are of another shape.
+        ValueError: their shape differs from that of `table`.
 
     """
     if values.shape != table.shape:
-        raise ValueError(f"values: got shape {tuple(values.shape)}, allowed {tuple(table.shape)}")
+        raise ValueError(f"pretrained: got shape {tuple(values.shape)}, allowed {tuple(table.shape)}")
     with torch.no_grad():
         table.copy_(values)
 
@@ -69,4 +100,4 @@ INITIALISERS: dict[str, Callable[..., object]] = {
     "sinusoidal": sinusoidal_,
     "pretrained": pretrained_,
 }
-"""How a position table may start, by name. Each fills the table that it is given first, in place."""
+"""Initialisers of a table by name. Each fills its first argument in place."""

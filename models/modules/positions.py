@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from preblock.models.modules.initialisers import normal_
+from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser, initialise_
 from preblock.models.modules.sinusoids import Sinusoid
 
 
@@ -53,22 +53,35 @@ def join(x: Tensor, vectors: Tensor, dropout: nn.Dropout) -> Tensor:
     return joined
 
 
-class LearnedPositions(nn.Module):
+class LearnedPositionalEncoding(nn.Module):
     """One trained vector per position, in a table of M rows (Gehring et al. 2017; Devlin et al. 2018).
 
     Args:
         d_model: width D of a vector.
         max_len: rows M of the table; the largest legal `offset + length`.
         dropout: probability, applied after the sum; default 0.1.
+        init: initial values of the table, a name of `INITIALISERS`, or pretrained values of the shape of the table;
+            default "normal".
+        std: standard deviation of `init="normal"`; default 0.02.
+
+    Raises:
+        ValueError: `init` is not known or not of shape (M, D), or `std` is not above 0.
 
     """
 
-    def __init__(self, d_model: int, max_len: int, dropout: float = 0.1) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        max_len: int,
+        dropout: float = 0.1,
+        init: Initialiser | Tensor = "normal",
+        std: float = DEFAULT_STD,
+    ) -> None:
         super().__init__()
         self.max_len = max_len
         self.weight = nn.Parameter(torch.empty(max_len, d_model))
         self.dropout = nn.Dropout(dropout)
-        normal_(self.weight)
+        initialise_(self.weight, init, std)
 
     def forward(self, x: Tensor, position_ids: Tensor | None = None, offset: int | Tensor = 0) -> Tensor:
         """Add the position vectors to `x`.
@@ -103,8 +116,12 @@ class LearnedPositions(nn.Module):
                 f"length {length} + offset {highest} = {highest + length} exceeds the maximum length {self.max_len}"
             )
 
+    def extra_repr(self) -> str:
+        """Return the sizes for `repr`."""
+        return f"max_len={self.max_len}, d_model={self.weight.shape[1]}"
 
-class SinusoidalPositions(nn.Module):
+
+class SinusoidalPositionalEncoding(nn.Module):
     """Fixed sinusoids of the position, without parameters (Vaswani et al. 2017, section 3.5).
 
     Args:
@@ -140,7 +157,7 @@ class SinusoidalPositions(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, position_ids: Tensor | None = None, offset: int | Tensor = 0) -> Tensor:
-        """Add the position vectors to `x`; shapes and arguments as in `LearnedPositions`, without its limit.
+        """Add the position vectors to `x`; shapes and arguments as in `LearnedPositionalEncoding`, without its limit.
 
         Raises:
             ValueError: a position is negative.
@@ -156,12 +173,16 @@ class SinusoidalPositions(nn.Module):
         vectors = self.sinusoid(positions).to(self.table.dtype) if computed else F.embedding(positions, self.table)
         return join(x, vectors, self.dropout)
 
+    def extra_repr(self) -> str:
+        """Return the sizes for `repr`."""
+        return f"max_len={self.max_len}, d_model={self.sinusoid.d_model}"
 
-class FixedPositions(nn.Module):
-    """A table of positions that is not trained, such as that of a published model; a buffer that is not saved.
+
+class FixedPositionalEncoding(nn.Module):
+    """A table of positions that is not trained, as published models derive it; a buffer that is not saved.
 
     Args:
-        table: (M, D).
+        table: float (M, D).
 
     """
 
@@ -179,3 +200,7 @@ class FixedPositions(nn.Module):
 
         """
         return x + F.embedding(position_ids, self.table)
+
+    def extra_repr(self) -> str:
+        """Return the sizes for `repr`."""
+        return f"max_len={self.table.shape[0]}, d_model={self.table.shape[1]}"

@@ -1,5 +1,4 @@
-"""What attention adds for the distance between a query and a key: T5's learned bias, and the sinusoids of
-Transformer-XL and XLNet.
+"""Attention by distance between query and key: T5's learned bias, and the sinusoids of Transformer-XL and XLNet.
 
 Letters: D model width, H heads, Q query length, K key length.
 """
@@ -13,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from preblock.models.modules.initialisers import normal_
+from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser, initialise_
 
 
 def relative_positions(
@@ -56,22 +55,34 @@ class T5RelativeBias(nn.Module):
     section 2.1).
 
     Half of a direction's buckets hold one distance each; the others grow with the logarithm of the distance up to
-    `max_distance`, from which on all share the last. `weight` is (buckets, H), normal(0, 0.02) at first.
+    `max_distance`, from which on all share the last.
 
     Args:
         heads: H.
-        buckets: rows of the table, over both directions; 32 in T5.
-        max_distance: tokens from which on the last bucket holds every distance; 128 in T5.
+        buckets: rows of the table (buckets, H), over both directions; default 32, as in T5.
+        max_distance: distance in tokens from which on every key falls into the last bucket; default 128, as in T5.
         bidirectional: True for an encoder: half of the buckets are for keys after the query. False for a decoder:
-            keys after the query get the bucket of distance 0, and a causal mask has to take them away.
+            keys after the query get the bucket of distance 0, and a causal mask has to hide them. Default True.
+        init: initial values of the table, a name of `INITIALISERS`, or pretrained values of the shape of the table;
+            default "normal".
+        std: standard deviation of `init="normal"`; default 0.02.
 
     Raises:
-        ValueError: fewer buckets than one per half, an odd number of them for two directions, or a `max_distance`
-            within the buckets of one distance each.
+        ValueError: fewer buckets than one per half, an odd number of them for two directions, a `max_distance`
+            within the buckets of one distance each, `init` is not known or not of shape (buckets, H), or `std` is not
+            above 0.
 
     """
 
-    def __init__(self, heads: int, buckets: int, max_distance: int, bidirectional: bool) -> None:
+    def __init__(
+        self,
+        heads: int,
+        buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool = True,
+        init: Initialiser | Tensor = "normal",
+        std: float = DEFAULT_STD,
+    ) -> None:
         super().__init__()
         least = 4 if bidirectional else 2
         if buckets < least or (bidirectional and buckets % 2):
@@ -83,13 +94,15 @@ class T5RelativeBias(nn.Module):
             raise ValueError(f"max_distance: got {max_distance}, allowed {self.exact + 1} or more")
         self.max_distance, self.bidirectional = max_distance, bidirectional
         self.weight = nn.Parameter(torch.empty(buckets, heads))
-        normal_(self.weight)
+        initialise_(self.weight, init, std)
 
     def forward(self, query_offset: int, query_length: int, key_length: int) -> Tensor:
-        """Return the bias (1, H, Q, K) of queries from position `query_offset` on and keys from position 0 on.
+        """Return the bias (1, H, Q, K), in the type of the table.
 
-        With a cache of past keys, `query_offset` is the number of them, and the result the last rows of the bias of
-        the whole sequence.
+        Args:
+            query_offset: position of the first query: the number of cached keys.
+            query_length: Q.
+            key_length: K, cached keys included; keys stand at positions 0 to K - 1.
 
         Raises:
             ValueError: an argument is negative.
@@ -117,6 +130,11 @@ class T5RelativeBias(nn.Module):
         grown = (self.exact + steps.to(torch.int64)).clamp(max=self.one_way - 1)
         buckets = torch.where(distance < self.exact, distance, grown)
         return buckets + (relative > 0) * self.one_way if self.bidirectional else buckets
+
+    def extra_repr(self) -> str:
+        """Return the sizes for `repr`."""
+        buckets, heads = self.weight.shape
+        return f"heads={heads}, buckets={buckets}, max_distance={self.max_distance}, bidirectional={self.bidirectional}"
 
 
 class RelativeSinusoid(nn.Module):
@@ -171,6 +189,10 @@ class RelativeSinusoid(nn.Module):
             distance = distance.clamp(-self.clamp_len, self.clamp_len)
         angle = distance.unsqueeze(1).to(torch.float32) * self.frequencies
         return torch.cat((angle.sin(), angle.cos()), dim=-1)
+
+    def extra_repr(self) -> str:
+        """Return the sizes for `repr`."""
+        return f"d_model={self.d_model}, clamp_len={self.clamp_len}, bidirectional={self.bidirectional}"
 
     def _frequencies(self) -> Tensor:
         # A real tensor also where the parameters are built without storage: it is derived, and never loaded.

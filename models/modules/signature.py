@@ -1,4 +1,4 @@
-"""What the graph of a front-end takes and promises: all that an export needs to know of it beside the module itself."""
+"""Inputs, sizes and promises of the graph of a front-end: the facts for an export beside the module itself."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -126,6 +126,10 @@ class Sinusoid(nn.Module):
         vectors = halves.index_select(-1, self.order.to(positions.device))
         return F.pad(vectors, (0, 1)) if self.d_model % 2 else vectors
 
+    def extra_repr(self) -> str:
+        """Return the sizes for `repr`."""
+        return f"d_model={self.d_model}"
+
 
 def sinusoid(positions: Tensor, d_model: int, base: float = 10000.0, pad_odd: bool = False) -> Tensor:
     """Return the sinusoids of int64 `positions` (...) as float32 (..., D), as `Sinusoid` gives them.

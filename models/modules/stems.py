@@ -11,17 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from preblock.models.modules.initialisers import normal_
+from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser, initialise_
 from preblock.models.modules.signature import StemSignature
 from preblock.models.serialization import check_counts, config_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatchConfig:
-    """What a stem of images is made of.
+    """The sizes of a stem of images.
 
     Args:
-        family: the row of the family table that it follows, or another name for what it is.
+        family: its row of the family table, or another name.
         width: D.
         channels: C of an image.
         image_size: height and width of the images that the table of positions was made for.
@@ -58,10 +58,10 @@ class PatchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AudioConfig:
-    """What a stem of spectrograms is made of.
+    """The sizes of a stem of spectrograms.
 
     Args:
-        family: the row of the family table that it follows, or another name for what it is.
+        family: its row of the family table, or another name.
         width: D.
         channels: C, mel bins of a frame.
         positions: N, vectors of a spectrogram, which has 2 N frames.
@@ -87,9 +87,18 @@ class PatchStem(nn.Module):
 
     The table of positions is learned for one grid of patches. For another grid it is interpolated: bicubic, the
     corners not aligned, the row of the class token kept. A LayerNorm may follow (Radford et al. 2021).
+
+    Args:
+        config: the sizes.
+        init: initial values of the class token and of the positions, a name of `INITIALISERS`; default "normal".
+        std: standard deviation of `init="normal"`; default 0.02.
+
+    Raises:
+        ValueError: `init` is not known, or `std` is not above 0.
+
     """
 
-    def __init__(self, config: PatchConfig) -> None:
+    def __init__(self, config: PatchConfig, init: Initialiser = "normal", std: float = DEFAULT_STD) -> None:
         super().__init__()
         self.config = config
         self.class_token = nn.Parameter(torch.empty(config.width))
@@ -98,12 +107,12 @@ class PatchStem(nn.Module):
         )
         self.positions = nn.Parameter(torch.empty(1 + config.side**2, config.width))
         self.norm = None if config.norm_eps is None else nn.LayerNorm(config.width, eps=config.norm_eps)
-        normal_(self.class_token)
-        normal_(self.positions)
+        initialise_(self.class_token.data.unsqueeze(0), init, std)
+        initialise_(self.positions, init, std)
 
     @property
     def signature(self) -> StemSignature:
-        """What its graph takes and promises."""
+        """The input, sizes and promises of its graph."""
         config = self.config
         return StemSignature(
             family=config.family,
@@ -152,21 +161,35 @@ class PatchStem(nn.Module):
             table = planes.squeeze(0).permute(1, 2, 0)
         return torch.cat((self.positions[:1], table.flatten(0, 1)))
 
+    def extra_repr(self) -> str:
+        """Return the sizes for `repr`."""
+        return f"family={self.config.family!r}, width={self.config.width}, image_size={self.config.image_size}"
+
 
 class AudioStem(nn.Module):
-    """A log-mel spectrogram as a row of vectors, one for two frames (Radford et al. 2022)."""
+    """A log-mel spectrogram as a row of vectors, one for two frames (Radford et al. 2022).
 
-    def __init__(self, config: AudioConfig) -> None:
+    Args:
+        config: the sizes.
+        init: initial values of the positions, a name of `INITIALISERS`; default "normal".
+        std: standard deviation of `init="normal"`; default 0.02.
+
+    Raises:
+        ValueError: `init` is not known, or `std` is not above 0.
+
+    """
+
+    def __init__(self, config: AudioConfig, init: Initialiser = "normal", std: float = DEFAULT_STD) -> None:
         super().__init__()
         self.config = config
         self.conv1 = nn.Conv1d(config.channels, config.width, 3, padding=1)
         self.conv2 = nn.Conv1d(config.width, config.width, 3, stride=2, padding=1)
         self.positions = nn.Parameter(torch.empty(config.positions, config.width))
-        normal_(self.positions)
+        initialise_(self.positions, init, std)
 
     @property
     def signature(self) -> StemSignature:
-        """What its graph takes and promises."""
+        """The input, sizes and promises of its graph."""
         config = self.config
         return StemSignature(
             family=config.family,
@@ -191,6 +214,10 @@ class AudioStem(nn.Module):
             self.signature.check(input_features.shape)
         x = F.gelu(self.conv2(F.gelu(self.conv1(input_features))))
         return x.transpose(1, 2) + self.positions
+
+    def extra_repr(self) -> str:
+        """Return the sizes for `repr`."""
+        return f"family={self.config.family!r}, width={self.config.width}, positions={self.config.positions}"
 
 
 Stem = PatchStem | AudioStem

@@ -17,7 +17,8 @@ import preblock
 from preblock.client import Embeddings
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.config import FrontEndConfig
+from preblock.models.frontend import FrontEnd
 from preblock.models.modules.bias import AlibiConfig
 from preblock.models.modules.initialisers import seeded_
 from preblock.models.steps import Levels, Segments, Tokens

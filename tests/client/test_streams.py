@@ -22,9 +22,11 @@ from preblock.client.decode_protocol import DecodeProtocol, decode
 from preblock.client.effects import Connect, Exchange, Pause
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.config import FrontEndConfig
+from preblock.models.frontend import FrontEnd
 from preblock.models.modules.initialisers import seeded_
-from preblock.models.modules.rotary import RotaryConfig, RotaryOutput
+from preblock.models.modules.rotary_config import RotaryConfig
+from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.steps import Tokens
 from preblock.service.artifacts.manifest import Source
 from tests.client.conftest import Connect as Connecting

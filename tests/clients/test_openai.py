@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, BertModel
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.builders import bert_embedding
+from preblock.models.embeddings import BertEmbeddings
 from preblock.service.artifacts.manifest import Source
 from preblock.service.codecs.openai import AT_ONCE
 from tests.conftest import Server, serving
@@ -269,7 +269,7 @@ def test_requests_are_counted(tiny_client: openai.OpenAI, tiny: httpx.Client) ->
 
 def test_a_broken_tokenizer_is_the_servers_fault(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{}")
-    source = LoadedSource(bert_embedding(11, 4, 8), Source(kind="module"), tmp_path / "broken.json")
+    source = LoadedSource(BertEmbeddings(11, 4, 8), Source(kind="module"), tmp_path / "broken.json")
     export_loaded(source, "broken", tmp_path / "repository")
     with serving(tmp_path / "repository") as running, connected(running) as client:
         with pytest.raises(openai.InternalServerError) as raised:

@@ -14,7 +14,7 @@ from preblock.export.errors import ExportError
 from preblock.export.exporter import export, export_loaded
 from preblock.export.source import LoadedSource
 from preblock.export.triton import write_config
-from preblock.models.builders import gpt2_embedding
+from preblock.models.embeddings import GPT2Embeddings
 from preblock.models.modules.initialisers import seeded_
 from preblock.models.modules.stems import AudioConfig, AudioStem
 from preblock.service.artifacts.manifest import Source
@@ -62,7 +62,7 @@ def test_every_field_is_triton_s(repository: Path) -> None:
 
 
 def test_only_versions_that_take_and_give_the_same_are_named(repository: Path) -> None:
-    for longer, frontend in ((3, gpt2_embedding(7, 4, 6)), (4, gpt2_embedding(7, 4, 9))):
+    for longer, frontend in ((3, GPT2Embeddings(7, 4, 6)), (4, GPT2Embeddings(7, 4, 9))):
         seeded_(frontend, longer)
         export_loaded(LoadedSource(frontend, Source(kind="module")), "bert", repository)
         config = read(write_config(repository / "bert"))

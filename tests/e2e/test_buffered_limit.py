@@ -18,11 +18,13 @@ from tritonclient.utils import InferenceServerException
 from preblock.client.errors import TooLarge
 from preblock.export.exporter import export_loaded
 from preblock.export.source import AnyFrontEnd, LoadedSource
-from preblock.models.builders import gpt2_embedding
-from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.config import FrontEndConfig
+from preblock.models.embeddings import GPT2Embeddings
+from preblock.models.frontend import FrontEnd
 from preblock.models.modules.bias import AlibiConfig
 from preblock.models.modules.initialisers import seeded_
-from preblock.models.modules.rotary import RotaryConfig, RotaryOutput
+from preblock.models.modules.rotary_config import RotaryConfig
+from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.modules.stems import PatchConfig, PatchStem
 from preblock.models.steps import Tokens
 from preblock.service.artifacts.manifest import Source
@@ -62,7 +64,7 @@ IN_PIECES: tuple[Protocol, ...] = (
     *(native_json, native_float, native_bytes, native_npy, native_raw, native_safetensors, own_client, openai_mean),
     *(open_inference_json, open_inference_binary),
 )
-GPT = gpt2_embedding(V, D, LONGEST)
+GPT = GPT2Embeddings(V, D, LONGEST)
 TOKENS = Tokens(rows=V, width=D)
 ANGLES = (RotaryOutput(config=RotaryConfig(dim=32)),)
 FRONTENDS: dict[str, AnyFrontEnd] = {

@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.builders import bert_embedding
+from preblock.models.embeddings import BertEmbeddings
 from preblock.service.api.http.errors import STATUS
 from preblock.service.artifacts.manifest import GRAPH, Source
 from tests.conftest import ROOT, Server, serving
@@ -71,7 +71,7 @@ def place(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     root = shutil.copytree(tiny_repository, tmp_path_factory.mktemp("errors") / "repository")
     broken = root.parent / "tokenizer.json"
     broken.write_text("{}")
-    export_loaded(LoadedSource(bert_embedding(11, 4, 8), Source(kind="module"), broken), "broken", root)
+    export_loaded(LoadedSource(BertEmbeddings(11, 4, 8), Source(kind="module"), broken), "broken", root)
     options = ("--model-control", "explicit")
     keys = root.parent / "keys.toml"
     keys.write_text(f'[[keys]]\nname = "bert"\nsha256 = "{sha256(KEY.encode()).hexdigest()}"\nmodels = ["bert"]\n')

@@ -22,7 +22,7 @@ from websockets.sync.client import connect as connect_socket
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.builders import gpt2_embedding
+from preblock.models.embeddings import GPT2Embeddings
 from preblock.service.artifacts.manifest import Source
 from preblock.service.core.auth import new_key
 from tests.conftest import PREBLOCK, Server, said_at_the_start, serving
@@ -39,7 +39,7 @@ BYTES = "Content-Type: application/octet-stream\r\nAccept: application/octet-str
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One model with wide vectors, and little else to open."""
     root = tmp_path_factory.mktemp("life")
-    export_loaded(LoadedSource(gpt2_embedding(50, WIDTH, 600), Source(kind="module")), "gpt", root)
+    export_loaded(LoadedSource(GPT2Embeddings(50, WIDTH, 600), Source(kind="module")), "gpt", root)
     return root
 
 

@@ -25,7 +25,7 @@ from websockets.sync.client import connect as connect_socket
 import preblock
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.builders import gpt2_embedding
+from preblock.models.embeddings import GPT2Embeddings
 from preblock.service.artifacts.manifest import Source
 from preblock.service.core.auth import Authenticator, new_key
 from preblock.service.core.errors import RateLimited, Unavailable
@@ -311,7 +311,7 @@ def test_callers_are_counted_apart_and_forgotten() -> None:
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of one thread, which some clients keep busy for longer than others may wait for it."""
     root = tmp_path_factory.mktemp("busy")
-    export_loaded(LoadedSource(gpt2_embedding(7, 768, 1024), Source(kind="module")), "gpt", root)
+    export_loaded(LoadedSource(GPT2Embeddings(7, 768, 1024), Source(kind="module")), "gpt", root)
     large, over = {"model": "gpt", "input": [[0] * 1024] * 64, "encoding_format": "base64"}, threading.Event()
 
     def ask() -> None:

@@ -27,7 +27,7 @@ from websockets.sync.client import connect as connect_socket
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.builders import gpt2_embedding
+from preblock.models.embeddings import GPT2Embeddings
 from preblock.service.artifacts.manifest import Source
 from preblock.service.core.settings import RELOADABLE, load
 from tests.conftest import PREBLOCK, ROOT, free_port, said_at_the_start
@@ -97,7 +97,7 @@ def served(models: Path, folder: Path, *options: str) -> Iterator[Served]:
 def server(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("followed")
     models = shutil.copytree(tiny_repository, folder / "models")
-    export_loaded(LoadedSource(gpt2_embedding(7, 256, 6), Source(kind="module")), "wide", models)
+    export_loaded(LoadedSource(GPT2Embeddings(7, 256, 6), Source(kind="module")), "wide", models)
     with served(models, folder) as running:
         yield running
 

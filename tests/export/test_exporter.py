@@ -19,8 +19,9 @@ from preblock.export.errors import ExportError
 from preblock.export.exporter import Exported, export, export_loaded
 from preblock.export.source import LoadedSource
 from preblock.export.verify import verify
-from preblock.models.builders import gpt2_embedding
-from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.config import FrontEndConfig
+from preblock.models.embeddings import GPT2Embeddings
+from preblock.models.frontend import FrontEnd
 from preblock.models.steps import Norm, Positions, Project, Tokens
 from preblock.service.artifacts.manifest import Manifest, ParityReport, Resized, Source, read, write
 from preblock.service.runtime import session
@@ -97,7 +98,7 @@ def test_the_tokenizer_is_copied_byte_for_byte(tiny: Exported, tiny_checkpoint: 
 
 
 def test_a_source_without_a_tokenizer_gives_an_artifact_without_one(tmp_path: Path) -> None:
-    loaded = LoadedSource(gpt2_embedding(7, 4, 6), Source(kind="module"))
+    loaded = LoadedSource(GPT2Embeddings(7, 4, 6), Source(kind="module"))
     exported = export_loaded(loaded, "m", tmp_path)
     assert not (exported.folder / "tokenizer.json").exists()
     assert "tokenizer.json" not in exported.manifest.files
@@ -250,7 +251,7 @@ def test_a_name_that_is_refused_costs_no_reading(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_is_not_proven_is_not_published(tmp_path: Path) -> None:
-    frontend = gpt2_embedding(7, 4, 6)
+    frontend = GPT2Embeddings(7, 4, 6)
     torch.nn.init.constant_(frontend.tokens.weight, float("inf"))
     with pytest.raises(ExportError, match="differs from its PyTorch module"):
         export_loaded(LoadedSource(frontend, Source(kind="module")), "m", tmp_path)
@@ -278,7 +279,7 @@ def test_a_disk_that_refuses_in_the_middle_is_said_in_one_line_and_leaves_no_tra
 
 
 def test_a_front_end_in_training_stays_in_training(tmp_path: Path) -> None:
-    frontend = gpt2_embedding(7, 4, 6).train()
+    frontend = GPT2Embeddings(7, 4, 6).train()
     export_loaded(LoadedSource(frontend, Source(kind="module")), "m", tmp_path)
     assert frontend.training
     assert frontend.dropout.training

@@ -10,18 +10,18 @@ import torch
 from numpy.typing import NDArray
 
 from preblock.export.graph import describe_graph, export_graph, read_initializers
-from preblock.models.builders import bert_embedding, gpt2_embedding, transformer_embedding
+from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings, TransformerEmbedding
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.initialisers import seeded_
 from tests.clients.standard import check_standard
 
 V, D, M = 23, 8, 10
 FRONTENDS = {
-    "bert": bert_embedding(V, D, M),
-    "gpt2": gpt2_embedding(V, D, M),
-    "transformer": transformer_embedding(V, D, M),
-    "bert without segments": bert_embedding(V, D, M, segments=0),
-    "learned and scaled": transformer_embedding(V, D, M, "learned", padding_idx=3),
+    "bert": BertEmbeddings(V, D, M),
+    "gpt2": GPT2Embeddings(V, D, M),
+    "transformer": TransformerEmbedding(V, D, M),
+    "bert without segments": BertEmbeddings(V, D, M, segments=0),
+    "learned and scaled": TransformerEmbedding(V, D, M, "learned", padding_idx=3),
 }
 KINDS = pytest.mark.parametrize("kind", FRONTENDS)
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from preblock.export.errors import ExportError
-from preblock.export.exporter import Exported, export_module
+from preblock.export.exporter import Exported, export, export_module
 from preblock.export.verify import verify
+from preblock.models import BertEmbeddings
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import TokenRequest, TokenRows
@@ -146,3 +147,21 @@ def test_a_module_in_training_stays_in_training(tmp_path: Path) -> None:
     module = Mine().train()
     export_module(module, "mine", tmp_path, vocab_size=V, max_len=M)
     assert module.training
+
+
+def test_saved_front_end_is_exported_with_its_trained_weights(tmp_path: Path) -> None:
+    frontend = BertEmbeddings(V, D, M)
+    optimizer = torch.optim.SGD(frontend.parameters(), lr=0.1)
+    ids = torch.tensor([[1, 2, 12], [3, 0, 5]])
+    frontend(ids).square().sum().backward()
+    optimizer.step()
+    frontend.save_frontend(tmp_path / "trained")
+    exported = export(str(tmp_path / "trained"), "trained", tmp_path / "models")
+    verify(exported.folder)
+    (model,) = Repository(tmp_path / "models", CPU, 1).all()
+    assert isinstance(model, Model)
+    feeds = {"input_ids": ids.numpy(), "token_type_ids": np.zeros_like(ids.numpy()), "offset": np.array([2])}
+    found = model.run(feeds, ("embeddings",))["embeddings"]
+    expected = frontend.eval()(ids, offset=2).detach().numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    assert model.manifest.family == "bert"

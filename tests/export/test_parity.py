@@ -17,7 +17,7 @@ from preblock.export.parity import difference, prove
 from preblock.export.parity_cases import GridCase, grid
 from preblock.export.source import LoadedSource
 from preblock.export.verify import verify
-from preblock.models.builders import bert_embedding, gpt2_embedding, transformer_embedding
+from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings, TransformerEmbedding
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.initialisers import seeded_
 from preblock.service.artifacts.manifest import Manifest, ParityCase, Source, describe, read, write
@@ -25,7 +25,7 @@ from preblock.service.core.types import Int64
 from preblock.service.runtime.session import CPU, Session
 
 M = 20
-BERT, GPT2, TRANSFORMER = bert_embedding(30, 8, M), gpt2_embedding(30, 8, M), transformer_embedding(30, 8, M)
+BERT, GPT2, TRANSFORMER = BertEmbeddings(30, 8, M), GPT2Embeddings(30, 8, M), TransformerEmbedding(30, 8, M)
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +74,11 @@ def test_the_grid_covers_batches_lengths_offsets_and_segments(artifacts: dict[st
 def test_rows_that_are_too_long_for_a_batch_are_as_long_as_fits() -> None:
     width, longest = 2**11, 4096
     lengths: dict[int, set[int]] = {}
-    for case in grid(gpt2_embedding(30, 8, longest).signature):
+    for case in grid(GPT2Embeddings(30, 8, longest).signature):
         lengths.setdefault(case.batch, set()).add(case.length)
     assert lengths == {batch: {1, 2, 17, longest} for batch in (1, 2, 5)}
     wide: dict[int, set[int]] = {}
-    for case in grid(replace(gpt2_embedding(30, 8, longest).signature, width=width)):
+    for case in grid(replace(GPT2Embeddings(30, 8, longest).signature, width=width)):
         assert case.batch == 1 or case.batch * case.length * width <= 2**23
         wide.setdefault(case.batch, set()).add(case.length)
         assert max(case.offset) + case.length <= longest
@@ -92,7 +92,7 @@ def test_a_front_end_without_segments_is_proven_without_them(artifacts: dict[str
 
 
 def test_a_maximum_shorter_than_the_grid_is_respected(tmp_path: Path) -> None:
-    frontend = gpt2_embedding(30, 8, 2)
+    frontend = GPT2Embeddings(30, 8, 2)
     exported = export_loaded(LoadedSource(frontend, Source(kind="module")), "m", tmp_path)
     parity = exported.parity.providers[CPU].outputs["embeddings"]
     found = {(case.length, case.offset) for case in map(arguments, parity.cases) if case.batch == 1}
@@ -101,7 +101,7 @@ def test_a_maximum_shorter_than_the_grid_is_respected(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("arithmetic", "unit"), [("float16", 2**13), ("bfloat16", 2**16)])
 def test_a_norm_that_is_rounded_may_fall_on_the_neighbour(tmp_path: Path, arithmetic: Any, unit: int) -> None:
-    frontend = FrontEnd(replace(bert_embedding(500, 256, 512).config, arithmetic=arithmetic))
+    frontend = FrontEnd(replace(BertEmbeddings(500, 256, 512).config, arithmetic=arithmetic))
     seeded_(frontend, 0)
     exported = export_loaded(LoadedSource(frontend, Source(kind="module")), "m", tmp_path)
     assert exported.parity.providers[CPU].outputs["embeddings"].max_ulp <= unit

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from preblock.export.errors import ParityError
 from preblock.export.exporter import Exported, export
 from preblock.export.parity import prove_positioned
-from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.config import FrontEndConfig
+from preblock.models.frontend import FrontEnd
 from preblock.service.artifacts.manifest import MANIFEST, POSITIONED, Manifest, PositionTable, read, write
 from preblock.service.core.errors import ArtifactError
 from preblock.service.runtime.bound_calls import ReadyCalls

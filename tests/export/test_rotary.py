@@ -15,8 +15,10 @@ from preblock.export.errors import ExportError, ParityError
 from preblock.export.exporter import export
 from preblock.export.parity import prove_rotary
 from preblock.export.verify import verify
-from preblock.models.frontend import FrontEnd, FrontEndConfig
-from preblock.models.modules.rotary import RotaryConfig, RotaryOutput
+from preblock.models.config import FrontEndConfig
+from preblock.models.frontend import FrontEnd
+from preblock.models.modules.rotary_config import RotaryConfig
+from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.service.artifacts.manifest import EMBEDDINGS_GRAPH, GRAPH, Manifest, Rotary, describe, read, write
 from preblock.service.core.types import Int64
 from preblock.service.runtime.session import Session

@@ -12,12 +12,12 @@ from preblock.export.errors import ExportError, ParityError
 from preblock.export.exporter import export_module
 from preblock.export.graph import export_graph
 from preblock.export.shape_probe import ShapeProbe
-from preblock.models.builders import bert_embedding, gpt2_embedding
+from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings
 from preblock.models.frontend import FrontEnd
 from preblock.service.runtime.session import Session
 
 V, D, M = 13, 6, 9
-GPT2, BERT = gpt2_embedding(V, D, M).eval(), bert_embedding(V, D, M).eval()
+GPT2, BERT = GPT2Embeddings(V, D, M).eval(), BertEmbeddings(V, D, M).eval()
 
 
 class Sound(nn.Module):

@@ -13,16 +13,17 @@ from torch import Tensor
 from preblock.export.exporter import Exported, export_loaded
 from preblock.export.source import LoadedSource
 from preblock.export.verify import verify
-from preblock.models.builders import grid_embedding, hierarchical_embedding, hybrid_embedding
-from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.config import FrontEndConfig
+from preblock.models.embeddings import GridEmbedding, HierarchicalEmbedding, HybridEmbedding
+from preblock.models.frontend import FrontEnd
 from preblock.models.modules.grid import (
-    FactorisedGridPositions,
-    LearnedGridPositions,
-    SinusoidalGridPositions,
+    FactorisedGridEncoding,
+    LearnedGridEncoding,
+    SinusoidalGridEncoding,
     grid_ids,
 )
-from preblock.models.modules.hierarchical import HierarchicalPositions
-from preblock.models.modules.hybrid import HybridPositions
+from preblock.models.modules.hierarchical import HierarchicalPositionalEncoding
+from preblock.models.modules.hybrid import HybridPositionalEncoding
 from preblock.models.modules.initialisers import seeded_
 from preblock.models.steps import Positions, Scale, Segments, Step, Tokens
 from preblock.service.artifacts.manifest import Manifest, Source
@@ -40,17 +41,17 @@ def build(*steps: Step, max_len: int | None = None) -> FrontEnd:
 
 
 FRONTENDS = {
-    "levels": hierarchical_embedding(V, D, LEVELS),
+    "levels": HierarchicalEmbedding(V, D, LEVELS),
     "segments": build(
         Positions(rows=H * W),
         Segments(rows=3, input="speaker"),
         Segments(table="tokens", rows=V, by=2.5),
         max_len=H * W,
     ),
-    "hybrid": hybrid_embedding(V, D, M, max_len=2**31),
+    "hybrid": HybridEmbedding(V, D, M, max_len=2**31),
     "sinusoidal grid": build(Scale(by=3.0), Positions(table="exact", grid=(H, W)), max_len=H * W),
-    "learned grid": grid_embedding(V, D, (H, W)),
-    "factorised grid": grid_embedding(V, D, (H, W), "factorised"),
+    "learned grid": GridEmbedding(V, D, (H, W)),
+    "factorised grid": GridEmbedding(V, D, (H, W), "factorised"),
 }
 EVERY = pytest.mark.parametrize("kind", FRONTENDS)
 
@@ -100,7 +101,7 @@ def test_levels_are_added_first_in_their_order(exported: dict[str, Exported]) ->
     frontend, ids = FRONTENDS["levels"], random(V, 3, 6)
     indices = {name: random(rows, 3, 6) for name, rows in LEVELS.items()}
     module = with_tables(
-        HierarchicalPositions(D, LEVELS),
+        HierarchicalPositionalEncoding(D, LEVELS),
         *((f"tables.{name}", frontend.get_parameter(f"levels.{place}.weight")) for place, name in enumerate(LEVELS)),
     )
     x = frontend.tokens(ids)
@@ -139,19 +140,19 @@ def test_hybrid_rows_are_learned_up_to_their_end_and_exact_sinusoids_beyond(
     offset: list[int], exported: dict[str, Exported]
 ) -> None:
     frontend, ids = FRONTENDS["hybrid"], random(V, 2, 6)
-    module = with_tables(HybridPositions(D, M), ("weight", frontend.get_parameter("positions.weight")))
+    module = with_tables(HybridPositionalEncoding(D, M), ("weight", frontend.get_parameter("positions.weight")))
     expected = module(frontend.tokens(ids), offset=torch.tensor(offset))
     assert torch.equal(run(exported["hybrid"], ids, offset), expected)
     assert torch.equal(frontend(ids, torch.tensor(offset)), expected)
 
 
 GRIDS: dict[str, Callable[[FrontEnd], Any]] = {
-    "sinusoidal grid": lambda _: SinusoidalGridPositions(D, H, W).eval(),
+    "sinusoidal grid": lambda _: SinusoidalGridEncoding(D, H, W).eval(),
     "learned grid": lambda frontend: with_tables(
-        LearnedGridPositions(D, H, W), ("weight", frontend.get_parameter("positions.weight"))
+        LearnedGridEncoding(D, H, W), ("weight", frontend.get_parameter("positions.weight"))
     ),
     "factorised grid": lambda frontend: with_tables(
-        FactorisedGridPositions(D, H, W),
+        FactorisedGridEncoding(D, H, W),
         ("axes.tables.row", frontend.get_parameter("positions.rows.weight")),
         ("axes.tables.column", frontend.get_parameter("positions.columns.weight")),
     ),

@@ -7,7 +7,8 @@ from preblock.export.errors import ParityError
 from preblock.export.exporter import Exported, export
 from preblock.export.parity import prove_tiles
 from preblock.export.tiles import tiles_of
-from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.config import FrontEndConfig
+from preblock.models.frontend import FrontEnd
 from preblock.service.artifacts.manifest import IN_TILES, Manifest, Tiles
 from preblock.service.runtime.session import CPU, Session
 from tests.families.published import save

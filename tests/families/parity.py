@@ -9,7 +9,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from preblock.export.parity import difference
-from preblock.models.frontend import FrontEndConfig
+from preblock.models.config import FrontEndConfig
 from preblock.service.artifacts.manifest import TOKEN_GRAPHS
 from preblock.service.runtime.session import Session
 from tests.families import stems

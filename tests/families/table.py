@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from preblock.models.checkpoints.families import FAMILIES
-from preblock.models.frontend import FrontEndConfig
+from preblock.models.config import FrontEndConfig
 from preblock.service.artifacts.manifest import MANIFEST, Manifest, read
 from tests.conftest import PREBLOCK, ROOT
 from tests.families import stems

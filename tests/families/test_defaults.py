@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING
 
-from preblock.models.checkpoints.families import FAMILIES, Config
+from preblock.models.checkpoints.families import FAMILIES
+from preblock.models.checkpoints.family import Config
 
 
 class Recorded(Config):

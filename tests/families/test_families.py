@@ -8,9 +8,9 @@ import pytest
 
 from preblock.export.graph import export_graph
 from preblock.export.parity import ROTARY_ULP
-from preblock.models.checkpoints.attention_families import ROTARY
 from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.checkpoints.reader import read_frontend
+from preblock.models.checkpoints.rotary_families import ROTARY
 from tests.clients.standard import check_standard
 from tests.families.parity import check_rows_of_one, compare, compare_rotary
 from tests.families.published import PUBLISHED, Model, save

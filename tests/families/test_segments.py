@@ -17,7 +17,8 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 from preblock.export.graph import export_graph
 from preblock.export.parity import difference
 from preblock.models.checkpoints.families import FAMILIES
-from preblock.models.checkpoints.reader import CheckpointError, read_frontend
+from preblock.models.checkpoints.reader import read_frontend
+from preblock.models.checkpoints.weight_files import CheckpointError
 from tests.families.published import PUBLISHED, VOCABULARY, WIDTH, Model, save
 
 CACHED = ("gpt2", "gpt_neo", "gptj", "codegen", "ctrl")

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
-from transformers.models.bert.modeling_bert import BertEmbeddings
+from transformers.models.bert import modeling_bert
 
-from preblock.models.builders import bert_embedding, gpt2_embedding, transformer_embedding
 from preblock.models.checkpoints.reader import read_frontend
+from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings, TransformerEmbedding
 from preblock.models.frontend import FrontEnd
-from preblock.models.modules.positions import SinusoidalPositions
+from preblock.models.modules.positions import SinusoidalPositionalEncoding
 
 V, D, M, S, PADDING = 50, 16, 12, 3, 4
 IDS = torch.tensor([[3, 0, 49, 7, 7], [1, 2, 48, PADDING, PADDING]])
@@ -21,19 +21,19 @@ SEGMENTS = torch.tensor([[0, 1, 2, 2, 0], [1, 1, 1, 0, 0]])
 
 
 @pytest.fixture
-def oracle() -> BertEmbeddings:
+def oracle() -> modeling_bert.BertEmbeddings:
     torch.manual_seed(1)
     config = BertConfig(vocab_size=V, hidden_size=D, max_position_embeddings=M, type_vocab_size=S, pad_token_id=PADDING)
-    module = BertEmbeddings(config)  # type: ignore[no-untyped-call]
+    module = modeling_bert.BertEmbeddings(config)  # type: ignore[no-untyped-call]
     for parameter in module.parameters():
         nn.init.normal_(parameter)
     return module.eval()
 
 
 @pytest.fixture
-def bert(oracle: BertEmbeddings) -> FrontEnd:
+def bert(oracle: modeling_bert.BertEmbeddings) -> FrontEnd:
     """A front-end around the tensors of `oracle`."""
-    config = bert_embedding(V, D, M, S, PADDING).config
+    config = BertEmbeddings(V, D, M, S, PADDING).config
     tensors = {
         "tokens.weight": oracle.word_embeddings.weight,
         "segments.weight": oracle.token_type_embeddings.weight,
@@ -44,25 +44,25 @@ def bert(oracle: BertEmbeddings) -> FrontEnd:
     return FrontEnd.from_tensors(config, tensors).eval()
 
 
-def test_without_segments_equals_transformers_bert(bert: FrontEnd, oracle: BertEmbeddings) -> None:
+def test_without_segments_equals_transformers_bert(bert: FrontEnd, oracle: modeling_bert.BertEmbeddings) -> None:
     assert torch.equal(bert(IDS), oracle(IDS))
 
 
-def test_with_segments_equals_transformers_bert(bert: FrontEnd, oracle: BertEmbeddings) -> None:
+def test_with_segments_equals_transformers_bert(bert: FrontEnd, oracle: modeling_bert.BertEmbeddings) -> None:
     assert torch.equal(bert(IDS, token_type_ids=SEGMENTS), oracle(IDS, SEGMENTS))
     assert not torch.equal(bert(IDS, token_type_ids=SEGMENTS), bert(IDS))
 
 
-def test_with_position_ids_equals_transformers_bert(bert: FrontEnd, oracle: BertEmbeddings) -> None:
+def test_with_position_ids_equals_transformers_bert(bert: FrontEnd, oracle: modeling_bert.BertEmbeddings) -> None:
     position_ids = torch.tensor([[11, 0, 5, 5, 1], [0, 1, 2, 0, 0]])
     assert torch.equal(bert(IDS, position_ids=position_ids), oracle(IDS, position_ids=position_ids))
 
 
-def test_with_an_offset_equals_transformers_bert(bert: FrontEnd, oracle: BertEmbeddings) -> None:
+def test_with_an_offset_equals_transformers_bert(bert: FrontEnd, oracle: modeling_bert.BertEmbeddings) -> None:
     assert torch.equal(bert(IDS, 7), oracle(IDS, past_key_values_length=7))
 
 
-def test_gradients_equal_those_of_transformers_bert(bert: FrontEnd, oracle: BertEmbeddings) -> None:
+def test_gradients_equal_those_of_transformers_bert(bert: FrontEnd, oracle: modeling_bert.BertEmbeddings) -> None:
     weights = torch.randn(2, 5, D)
     (oracle(IDS, SEGMENTS) * weights).sum().backward()
     expected = [parameter.grad for parameter in oracle.parameters()]
@@ -109,25 +109,25 @@ def entering_block_0(model: GPT2Model, input_ids: Tensor, fed: int) -> Tensor:
 @pytest.mark.parametrize("fed", [0, 1, 3])
 def test_equals_what_enters_the_first_block_of_transformers_gpt2(gpt2: GPT2Model, fed: int) -> None:
     tensors = {"tokens.weight": gpt2.wte.weight, "positions.weight": gpt2.wpe.weight}
-    frontend = FrontEnd.from_tensors(gpt2_embedding(V, D, M).config, tensors).eval()
+    frontend = FrontEnd.from_tensors(GPT2Embeddings(V, D, M).config, tensors).eval()
     assert torch.equal(frontend(IDS[:, fed:], fed), entering_block_0(gpt2, IDS, fed))
 
 
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
 def test_a_transformer_embedding_is_the_scaled_table_plus_positions(positions: str) -> None:
-    frontend = transformer_embedding(V, D, M, "learned" if positions == "learned" else "sinusoidal").eval()
+    frontend = TransformerEmbedding(V, D, M, "learned" if positions == "learned" else "sinusoidal").eval()
     table = nn.Embedding(V, D, _weight=frontend.tokens.weight)
     rows = frontend.positions(IDS, offset=2)
     assert torch.equal(frontend(IDS, 2), table(IDS) * math.sqrt(D) + rows)
 
 
 def test_a_transformer_embedding_has_sinusoids_beyond_its_table() -> None:
-    frontend = transformer_embedding(V, D, M, scale=False).eval()
+    frontend = TransformerEmbedding(V, D, M, scale=False).eval()
     table = nn.Embedding(V, D, _weight=frontend.tokens.weight)
-    assert torch.equal(frontend(IDS, 1000), table(IDS) + SinusoidalPositions(D, 2000)(IDS, offset=1000))
+    assert torch.equal(frontend(IDS, 1000), table(IDS) + SinusoidalPositionalEncoding(D, 2000)(IDS, offset=1000))
 
 
-@pytest.mark.parametrize("build", [transformer_embedding, bert_embedding, gpt2_embedding])
+@pytest.mark.parametrize("build", [TransformerEmbedding, BertEmbeddings, GPT2Embeddings])
 def test_dropout_comes_once_and_in_training_alone(build: Callable[..., FrontEnd]) -> None:
     torch.manual_seed(3)
     frontend = build(V, 512, M, dropout=0.5)
@@ -141,7 +141,7 @@ def test_dropout_comes_once_and_in_training_alone(build: Callable[..., FrontEnd]
 
 def test_training_teaches_every_table() -> None:
     torch.manual_seed(4)
-    frontend = bert_embedding(V, D, M, dropout=0.0)
+    frontend = BertEmbeddings(V, D, M, dropout=0.0)
     before = {name: parameter.detach().clone() for name, parameter in frontend.named_parameters()}
     target, optimizer = torch.randn(2, 5, D), torch.optim.Adam(frontend.parameters(), lr=0.05)
     losses = []
@@ -157,7 +157,7 @@ def test_training_teaches_every_table() -> None:
 
 
 def test_built_from_tensors_it_shares_their_memory() -> None:
-    source = bert_embedding(V, D, M)
+    source = BertEmbeddings(V, D, M)
     tensors = source.state_dict()
     built = FrontEnd.from_tensors(source.config, tensors)
     for name, tensor in built.state_dict().items():
@@ -165,14 +165,14 @@ def test_built_from_tensors_it_shares_their_memory() -> None:
 
 
 def test_built_from_tensors_it_has_its_sinusoids() -> None:
-    source = transformer_embedding(V, D, M).eval()
+    source = TransformerEmbedding(V, D, M).eval()
     built = FrontEnd.from_tensors(source.config, source.state_dict()).eval()
     assert torch.equal(built(IDS, 3), source(IDS, 3))
 
 
 @pytest.mark.parametrize("change", ["missing", "unknown", "reshaped"])
 def test_other_tensors_are_refused(change: str) -> None:
-    source = gpt2_embedding(V, D, M)
+    source = GPT2Embeddings(V, D, M)
     tensors = dict(source.state_dict())
     if change == "missing":
         del tensors["positions.weight"]
@@ -185,7 +185,7 @@ def test_other_tensors_are_refused(change: str) -> None:
 
 
 def test_saved_weights_load_back(tmp_path: Path) -> None:
-    source, other = bert_embedding(V, D, M).eval(), bert_embedding(V, D, M).eval()
+    source, other = BertEmbeddings(V, D, M).eval(), BertEmbeddings(V, D, M).eval()
     torch.save(source.state_dict(), tmp_path / "weights.pt")
     other.load_state_dict(torch.load(tmp_path / "weights.pt"))
     assert torch.equal(other(IDS), source(IDS))
@@ -193,10 +193,10 @@ def test_saved_weights_load_back(tmp_path: Path) -> None:
 
 def test_segments_are_refused_where_there_are_none() -> None:
     with pytest.raises(ValueError, match="token_type_ids: the front-end 'gpt2' has no such index, allowed none"):
-        gpt2_embedding(V, D, M)(IDS, token_type_ids=SEGMENTS)
+        GPT2Embeddings(V, D, M)(IDS, token_type_ids=SEGMENTS)
 
 
-@pytest.mark.parametrize("build", [bert_embedding, gpt2_embedding])
+@pytest.mark.parametrize("build", [BertEmbeddings, GPT2Embeddings])
 def test_a_sequence_longer_than_the_maximum_is_refused(build: Callable[..., FrontEnd]) -> None:
     with pytest.raises(ValueError, match=r"length 5 \+ offset 8 = 13 exceeds the maximum length 12"):
         build(V, D, M)(IDS, 8)
@@ -204,7 +204,7 @@ def test_a_sequence_longer_than_the_maximum_is_refused(build: Callable[..., Fron
 
 def test_positions_take_the_share_of_the_parameters_that_is_published() -> None:
     with torch.device("meta"):
-        bert, gpt2 = bert_embedding(30522, 768, 512), gpt2_embedding(50257, 768, 1024)
+        bert, gpt2 = BertEmbeddings(30522, 768, 512), GPT2Embeddings(50257, 768, 1024)
     for frontend, percent in ((bert, 1.7), (gpt2, 2.0)):
         assert (
             round(100 * frontend.get_parameter("positions.weight").numel() / frontend.tokens.weight.numel(), 1)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from preblock.models.builders import bert_embedding
+from preblock.models.embeddings import BertEmbeddings
 from preblock.models.modules.initialisers import seeded_
 from preblock.models.presets import PRESETS, build_preset
 
@@ -33,7 +33,7 @@ def test_limits_are_those_of_the_papers(name: str, max_len: int) -> None:
 
 
 def test_seeded_weights_are_the_same_twice_and_others_with_another_seed() -> None:
-    first, second, other = (bert_embedding(11, 4, 8) for _ in range(3))
+    first, second, other = (BertEmbeddings(11, 4, 8) for _ in range(3))
     for frontend, seed in ((first, 5), (second, 5), (other, 6)):
         torch.manual_seed(seed * 100)
         seeded_(frontend, seed)
@@ -43,7 +43,7 @@ def test_seeded_weights_are_the_same_twice_and_others_with_another_seed() -> Non
 
 
 def test_seeding_leaves_the_norm_as_it_is() -> None:
-    frontend = bert_embedding(11, 4, 8)
+    frontend = BertEmbeddings(11, 4, 8)
     seeded_(frontend, 1)
     assert frontend.norm is not None
     assert frontend.norm.weight.tolist() == [1.0] * 4

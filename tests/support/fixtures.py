@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.builders import gpt2_embedding
+from preblock.models.embeddings import GPT2Embeddings
 from preblock.service.artifacts.manifest import GRAPH, Source
 from tests.conftest import Server
 from tests.support.protocols import Clients, connect
@@ -45,7 +45,7 @@ def tiny(tiny_clients: Clients) -> httpx.Client:
 def weighty_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One `gpt`, large enough that its weights lie in the data file; those of the tiny models lie in the graph."""
     root = tmp_path_factory.mktemp("weighty")
-    export_loaded(LoadedSource(gpt2_embedding(100, 32, 50), Source(kind="module")), "gpt", root)
+    export_loaded(LoadedSource(GPT2Embeddings(100, 32, 50), Source(kind="module")), "gpt", root)
     return root
 
 

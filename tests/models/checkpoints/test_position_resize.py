@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
 
-from preblock.models.builders import grid_embedding, hybrid_embedding
 from preblock.models.checkpoints.position_resize import (
     RESIZINGS,
     hybrid,
@@ -18,8 +17,9 @@ from preblock.models.checkpoints.position_resize import (
     resized,
     truncate,
 )
-from preblock.models.modules.hybrid import HybridPositions
-from preblock.models.modules.positions import LearnedPositions
+from preblock.models.embeddings import GridEmbedding, HybridEmbedding
+from preblock.models.modules.hybrid import HybridPositionalEncoding
+from preblock.models.modules.positions import LearnedPositionalEncoding
 
 D, M = 6, 10
 LENGTHS = pytest.mark.parametrize("length", [M, M + 1, 2 * M - 1, 2 * M, 23, 1000])
@@ -93,7 +93,7 @@ def test_hybrid_keeps_the_rows_and_adds_sinusoids(table: Tensor) -> None:
 
 
 def test_hybrid_is_what_the_hybrid_module_adds() -> None:
-    module, no_ids = HybridPositions(D, M, base=500.0), torch.zeros((1, 25), dtype=torch.int64)
+    module, no_ids = HybridPositionalEncoding(D, M, base=500.0), torch.zeros((1, 25), dtype=torch.int64)
     assert torch.equal(hybrid(module.weight, 25, base=500.0), module(no_ids)[0])
 
 
@@ -105,8 +105,8 @@ def test_truncation_keeps_the_first_rows_in_memory_of_their_own(table: Tensor) -
 
 @pytest.mark.parametrize("name", ["interpolate", "interpolate_positions", "hybrid"])
 def test_a_resized_table_serves_the_longer_input(name: str) -> None:
-    module, x = LearnedPositions(D, M).eval(), torch.randn(2, 17, D)
-    longer = LearnedPositions(D, 17).eval()
+    module, x = LearnedPositionalEncoding(D, M).eval(), torch.randn(2, 17, D)
+    longer = LearnedPositionalEncoding(D, 17).eval()
     longer.weight = nn.Parameter(RESIZINGS[name](module.weight, 17))
     with pytest.raises(ValueError, match="exceeds the maximum length 10"):
         module(x)
@@ -159,7 +159,7 @@ def test_hybrid_of_an_odd_width_is_refused() -> None:
 
 
 def test_hybrid_positions_keep_their_rows_at_another_limit() -> None:
-    frontend = hybrid_embedding(11, D, M, max_len=20).eval()
+    frontend = HybridEmbedding(11, D, M, max_len=20).eval()
     longer, ids = resized(frontend, 30), torch.zeros((1, 30), dtype=torch.int64)
     assert (longer.config.max_len, longer.state_dict()["positions.weight"].shape) == (30, (M, D))
     assert torch.equal(longer.eval()(ids)[:, :20], frontend(ids[:, :20]))
@@ -170,4 +170,4 @@ def test_hybrid_positions_keep_their_rows_at_another_limit() -> None:
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "factorised"])
 def test_a_grid_is_not_resized_as_if_it_were_a_line(positions: Literal["learned", "sinusoidal", "factorised"]) -> None:
     with pytest.raises(ValueError, match="max_len: got 12, allowed 6, the cells of a grid"):
-        resized(grid_embedding(11, 8, (2, 3), positions), 12, "interpolate")
+        resized(GridEmbedding(11, 8, (2, 3), positions), 12, "interpolate")

@@ -21,7 +21,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from preblock.models.checkpoints.reader import CheckpointError, files_needed, read_frontend
+from preblock.models.checkpoints.reader import files_needed, read_frontend
+from preblock.models.checkpoints.weight_files import CheckpointError
 from tests.families.published import PUBLISHED, save
 
 BERT = BertConfig(

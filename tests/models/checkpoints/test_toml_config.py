@@ -9,10 +9,11 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
-from preblock.models.checkpoints.reader import CheckpointError
 from preblock.models.checkpoints.toml_config import files_described, read_description
-from preblock.models.frontend import FrontEnd, FrontEndConfig
-from preblock.models.modules.grid import SinusoidalGridPositions
+from preblock.models.checkpoints.weight_files import CheckpointError
+from preblock.models.config import FrontEndConfig
+from preblock.models.frontend import FrontEnd
+from preblock.models.modules.grid import SinusoidalGridEncoding
 from preblock.models.modules.sinusoids import sinusoid
 from preblock.models.steps import from_document, to_document
 
@@ -143,7 +144,7 @@ def test_hybrid_positions_are_limited_by_max_len_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ('table = "exact"', SinusoidalGridPositions(4, 3, 3)(torch.zeros((1, 9), dtype=torch.int64))[0]),
+        ('table = "exact"', SinusoidalGridEncoding(4, 3, 3)(torch.zeros((1, 9), dtype=torch.int64))[0]),
         ('weight = "places"', TABLES["places"]),
         (
             'table = "factorised"\nweight = "corner"\ncolumns = "corner"',

@@ -9,10 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from preblock.models.checkpoints.attention_families import BIASES, bias_of
+from preblock.models.checkpoints.bias_families import BIASES, bias_of
 from preblock.models.checkpoints.families import FAMILIES
-from preblock.models.checkpoints.reader import CheckpointError, read_frontend
-from preblock.models.frontend import FrontEndConfig
+from preblock.models.checkpoints.reader import read_frontend
+from preblock.models.checkpoints.weight_files import CheckpointError
+from preblock.models.config import FrontEndConfig
 from preblock.models.modules.alibi import AlibiBias
 from preblock.models.modules.bias import (
     AlibiConfig,

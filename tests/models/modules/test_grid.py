@@ -8,14 +8,14 @@ from transformers.models.detr.modeling_detr import DetrSinePositionEmbedding
 from transformers.models.pix2struct.modeling_pix2struct import Pix2StructVisionEmbeddings
 
 from preblock.models.modules.grid import (
-    FactorisedGridPositions,
-    LearnedGridPositions,
-    SinusoidalGridPositions,
+    FactorisedGridEncoding,
+    LearnedGridEncoding,
+    SinusoidalGridEncoding,
     grid_ids,
 )
 
-Module = FactorisedGridPositions | LearnedGridPositions | SinusoidalGridPositions
-KINDS = pytest.mark.parametrize("kind", [FactorisedGridPositions, LearnedGridPositions, SinusoidalGridPositions])
+Module = FactorisedGridEncoding | LearnedGridEncoding | SinusoidalGridEncoding
+KINDS = pytest.mark.parametrize("kind", [FactorisedGridEncoding, LearnedGridEncoding, SinusoidalGridEncoding])
 
 D, H, W = 8, 3, 5
 NO_IDS = torch.zeros((1, H * W), dtype=torch.int64)
@@ -41,26 +41,26 @@ def test_patches_are_told_row_by_row() -> None:
 
 
 def test_sinusoids_of_the_whole_grid_are_detrs() -> None:
-    found = SinusoidalGridPositions(D, H, W)(NO_IDS).reshape(H, W, D)
+    found = SinusoidalGridEncoding(D, H, W)(NO_IDS).reshape(H, W, D)
     torch.testing.assert_close(found[1:, 1:], detr(H - 1, W - 1), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("height", "width"), [(2, 2), (W, H), (40, 2)], ids=["smaller", "turned", "beyond the table"])
 def test_sinusoids_of_another_grid_are_detrs(height: int, width: int) -> None:
     ids = torch.zeros((1, height * width), dtype=torch.int64)
-    found = SinusoidalGridPositions(D, H, W)(ids, grid_ids(height, width) + 1)
+    found = SinusoidalGridEncoding(D, H, W)(ids, grid_ids(height, width) + 1)
     torch.testing.assert_close(found[0], detr(height, width).flatten(0, 1), rtol=0, atol=1e-6)
 
 
 def test_the_base_of_the_sinusoids_is_a_parameter() -> None:
-    found = SinusoidalGridPositions(D, H, W, base=16.0)(NO_IDS, torch.tensor([[[0, 8]]]).expand(1, H * W, 2))
+    found = SinusoidalGridEncoding(D, H, W, base=16.0)(NO_IDS, torch.tensor([[[0, 8]]]).expand(1, H * W, 2))
     # Four columns tell each axis, so that the second wavelength is the square root of the base.
     expected = [0.0, 1.0, 0.0, 1.0, *(f(torch.tensor(angle)) for angle in (8.0, 2.0) for f in (torch.sin, torch.cos))]
     torch.testing.assert_close(found[0, 0], torch.tensor(expected))
 
 
 def test_factorised_tables_are_pix2structs(pix2struct: Pix2StructVisionEmbeddings) -> None:
-    module, patches = FactorisedGridPositions(D, max(H, W), max(H, W)).eval(), torch.randn(2, 4, D)
+    module, patches = FactorisedGridEncoding(D, max(H, W), max(H, W)).eval(), torch.randn(2, 4, D)
     module.load_state_dict(
         {
             "axes.tables.row": pix2struct.row_embedder.weight,
@@ -74,12 +74,12 @@ def test_factorised_tables_are_pix2structs(pix2struct: Pix2StructVisionEmbedding
 
 
 def test_a_learned_table_is_added_as_it_lies() -> None:
-    module, x = LearnedGridPositions(D, H, W).eval(), torch.randn(2, H * W, D)
+    module, x = LearnedGridEncoding(D, H, W).eval(), torch.randn(2, H * W, D)
     assert torch.equal(module(x), x + module.weight)
 
 
 def test_a_learned_cell_is_found_by_its_row_and_column() -> None:
-    module, ids = LearnedGridPositions(D, H, W), torch.tensor([[[2, 4], [0, 3], [1, 0]]])
+    module, ids = LearnedGridEncoding(D, H, W), torch.tensor([[[2, 4], [0, 3], [1, 0]]])
     oracle = nn.Embedding(H * W, D, _weight=module.weight)
     assert torch.equal(module(NO_IDS[:, :3], ids), oracle(torch.tensor([[14, 3, 5]])))
 
@@ -137,7 +137,7 @@ def test_a_negative_index_is_refused(kind: type[Module]) -> None:
         kind(D, H, W)(torch.randn(1, 1, D), torch.tensor([[[0, -1]]]))
 
 
-@pytest.mark.parametrize("kind", [FactorisedGridPositions, LearnedGridPositions])
+@pytest.mark.parametrize("kind", [FactorisedGridEncoding, LearnedGridEncoding])
 @pytest.mark.parametrize(
     ("cell", "message"), [([H, 0], "row got 3, allowed 0 to 2"), ([0, W], "column got 5, allowed 0 to 4")]
 )
@@ -149,12 +149,12 @@ def test_a_cell_outside_the_tables_is_refused(kind: type[Module], cell: list[int
 @pytest.mark.parametrize("d_model", [6, 7])
 def test_sinusoids_of_a_width_that_is_no_multiple_of_four_are_refused(d_model: int) -> None:
     with pytest.raises(ValueError, match=f"d_model: got {d_model}, allowed a multiple of 4"):
-        SinusoidalGridPositions(d_model, H, W)
+        SinusoidalGridEncoding(d_model, H, W)
 
 
 @pytest.mark.parametrize(
     ("kind", "parameters"),
-    [(LearnedGridPositions, 196 * 768), (FactorisedGridPositions, 28 * 768), (SinusoidalGridPositions, 0)],
+    [(LearnedGridEncoding, 196 * 768), (FactorisedGridEncoding, 28 * 768), (SinusoidalGridEncoding, 0)],
 )
 def test_the_parameters_of_a_vision_transformers_grid(kind: type[Module], parameters: int) -> None:
     # Dosovitskiy et al. 2021, base size: 224 pixels in patches of 16.
@@ -162,10 +162,10 @@ def test_the_parameters_of_a_vision_transformers_grid(kind: type[Module], parame
 
 
 def test_sinusoids_are_not_saved() -> None:
-    assert SinusoidalGridPositions(D, H, W).state_dict() == {}
+    assert SinusoidalGridEncoding(D, H, W).state_dict() == {}
 
 
-@pytest.mark.parametrize("kind", [FactorisedGridPositions, LearnedGridPositions])
+@pytest.mark.parametrize("kind", [FactorisedGridEncoding, LearnedGridEncoding])
 def test_learned_tables_start_from_a_normal_distribution(kind: type[Module]) -> None:
     torch.manual_seed(0)
     for table in kind(256, 20, 25).parameters():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from preblock.models.modules.hierarchical import HierarchicalPositions
+from preblock.models.modules.hierarchical import HierarchicalPositionalEncoding
 
 D = 6
 TEXT = {"paragraph": 3, "sentence": 4, "word": 5}
@@ -20,14 +20,14 @@ def draw(levels: dict[str, int], batch: int, length: int) -> Tensor:
 @pytest.mark.parametrize("batch", [1, 2], ids=["ids for all rows", "ids per row"])
 def test_equals_torchs_embeddings_of_the_levels_added(levels: dict[str, int], batch: int) -> None:
     torch.manual_seed(0)
-    module, x, ids = HierarchicalPositions(D, levels).eval(), torch.randn(2, 7, D), draw(levels, batch, 7)
+    module, x, ids = HierarchicalPositionalEncoding(D, levels).eval(), torch.randn(2, 7, D), draw(levels, batch, 7)
     oracles = [nn.Embedding(rows, D, _weight=module.tables[level]) for level, rows in levels.items()]
     expected = x + sum(oracle(ids[..., level]) for level, oracle in enumerate(oracles))
     torch.testing.assert_close(module(x, ids), expected, rtol=0, atol=1e-6)
 
 
 def test_returns_the_vectors_alone_for_ids() -> None:
-    module, ids = HierarchicalPositions(D, TEXT), torch.tensor([[[2, 3, 4], [0, 0, 0]]])
+    module, ids = HierarchicalPositionalEncoding(D, TEXT), torch.tensor([[[2, 3, 4], [0, 0, 0]]])
     found = module(torch.zeros((5, 2), dtype=torch.int64), ids)
     last, first = (sum(module.tables[level][row] for level in TEXT) for row in (-1, 0))
     assert torch.equal(found, torch.stack((last, first)).unsqueeze(0))
@@ -35,14 +35,14 @@ def test_returns_the_vectors_alone_for_ids() -> None:
 
 def test_one_index_moves_the_vector_by_its_own_level_alone() -> None:
     torch.manual_seed(0)
-    module, no_ids = HierarchicalPositions(D, TEXT), torch.zeros((1, 1), dtype=torch.int64)
+    module, no_ids = HierarchicalPositionalEncoding(D, TEXT), torch.zeros((1, 1), dtype=torch.int64)
     before, after = (module(no_ids, torch.tensor([[[1, sentence, 2]]])) for sentence in (0, 3))
     step = module.tables["sentence"][3] - module.tables["sentence"][0]
     torch.testing.assert_close((after - before)[0, 0], step, rtol=0, atol=1e-7)
 
 
 def test_tables_are_named_and_ordered_as_the_levels() -> None:
-    module = HierarchicalPositions(D, TIME)
+    module = HierarchicalPositionalEncoding(D, TIME)
     assert {name: tuple(table.shape) for name, table in module.state_dict().items()} == {
         "tables.year": (30, D),
         "tables.month": (12, D),
@@ -54,13 +54,13 @@ def test_tables_are_named_and_ordered_as_the_levels() -> None:
 
 def test_tables_start_from_a_normal_distribution() -> None:
     torch.manual_seed(0)
-    for table in HierarchicalPositions(256, {"sentence": 200, "word": 500}).parameters():
+    for table in HierarchicalPositionalEncoding(256, {"sentence": 200, "word": 500}).parameters():
         assert abs(table.detach().mean()) < 5e-4
         assert abs(table.detach().std() - 0.02) < 5e-4
 
 
 def test_only_the_rows_in_use_get_a_gradient() -> None:
-    module = HierarchicalPositions(D, TEXT, dropout=0.0)
+    module = HierarchicalPositionalEncoding(D, TEXT, dropout=0.0)
     module(torch.zeros(2, 2, D), torch.tensor([[[0, 1, 0], [0, 1, 4]]])).sum().backward()
     gradients = {level: table.grad[:, 0].tolist() for level, table in module.tables.items()}
     assert gradients == {"paragraph": [4, 0, 0], "sentence": [0, 4, 0, 0], "word": [2, 0, 0, 0, 2]}
@@ -68,7 +68,7 @@ def test_only_the_rows_in_use_get_a_gradient() -> None:
 
 def test_dropout_is_applied_after_the_sum_in_training_alone() -> None:
     torch.manual_seed(0)
-    module, x, ids = HierarchicalPositions(64, TEXT, dropout=0.5), torch.randn(8, 50, 64), draw(TEXT, 8, 50)
+    module, x, ids = HierarchicalPositionalEncoding(64, TEXT, dropout=0.5), torch.randn(8, 50, 64), draw(TEXT, 8, 50)
     expected = module.eval()(x, ids)
     found = module.train()(x, ids)
     kept = found != 0
@@ -78,7 +78,7 @@ def test_dropout_is_applied_after_the_sum_in_training_alone() -> None:
 
 def test_no_tokens_are_legal() -> None:
     ids = torch.zeros((1, 0, 3), dtype=torch.int64)
-    assert HierarchicalPositions(D, TEXT).eval()(torch.randn(2, 0, D), ids).shape == (2, 0, D)
+    assert HierarchicalPositionalEncoding(D, TEXT).eval()(torch.randn(2, 0, D), ids).shape == (2, 0, D)
 
 
 @pytest.mark.parametrize(
@@ -93,15 +93,15 @@ def test_no_tokens_are_legal() -> None:
 def test_an_index_outside_its_level_is_refused(index: list[int], message: str) -> None:
     ids = torch.tensor([[[2, 3, 4], index]])
     with pytest.raises(ValueError, match=message):
-        HierarchicalPositions(D, TEXT)(torch.randn(2, 2, D), ids)
+        HierarchicalPositionalEncoding(D, TEXT)(torch.randn(2, 2, D), ids)
 
 
 @pytest.mark.parametrize("shape", [(1, 7), (1, 7, 2), (3, 7, 3), (1, 6, 3), (1, 1, 7, 3)])
 def test_position_ids_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"position_ids: got shape .*allowed \(1, 7, 3\) or \(2, 7, 3\)"):
-        HierarchicalPositions(D, TEXT)(torch.randn(2, 7, D), torch.zeros(shape, dtype=torch.int64))
+        HierarchicalPositionalEncoding(D, TEXT)(torch.randn(2, 7, D), torch.zeros(shape, dtype=torch.int64))
 
 
 def test_no_levels_are_refused() -> None:
     with pytest.raises(ValueError, match="levels: got none, allowed one or more"):
-        HierarchicalPositions(D, {})
+        HierarchicalPositionalEncoding(D, {})

@@ -7,70 +7,70 @@ import torch
 from torch import Tensor, nn
 from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
 
-from preblock.models.modules.hybrid import HybridPositions
+from preblock.models.modules.hybrid import HybridPositionalEncoding
 from preblock.models.modules.initialisers import sinusoidal_
-from preblock.models.modules.positions import LearnedPositions, SinusoidalPositions
+from preblock.models.modules.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
 
 D, M, FAR = 6, 10, 40
 NO_IDS = torch.zeros((1, FAR), dtype=torch.int64)
 
 
-def expected_rows(module: HybridPositions) -> Tensor:
+def expected_rows(module: HybridPositionalEncoding) -> Tensor:
     """The vectors of the positions 0 to FAR - 1: (FAR, D)."""
     beyond = create_sinusoidal_embeddings(FAR, D, torch.empty(FAR, D))[M:]
     return torch.cat((nn.Embedding(M, D, _weight=module.weight)(torch.arange(M)), beyond))
 
 
 def test_positions_below_the_limit_are_learned_and_the_others_sinusoids() -> None:
-    module = HybridPositions(D, M)
+    module = HybridPositionalEncoding(D, M)
     torch.testing.assert_close(module(NO_IDS)[0], expected_rows(module), rtol=0, atol=2e-7)
 
 
 def test_a_row_that_crosses_the_limit_uses_both_parts() -> None:
-    module, x = HybridPositions(D, M).eval(), torch.randn(2, 4, D)
+    module, x = HybridPositionalEncoding(D, M).eval(), torch.randn(2, 4, D)
     for start in range(M - 5, M + 2):
         expected = x + expected_rows(module)[start : start + 4]
         torch.testing.assert_close(module(x, offset=start), expected, rtol=0, atol=1e-6)
 
 
 def test_an_offset_per_row_chooses_for_each_row() -> None:
-    module, x = HybridPositions(D, M).eval(), torch.randn(3, 2, D)
+    module, x = HybridPositionalEncoding(D, M).eval(), torch.randn(3, 2, D)
     rows = expected_rows(module)
     expected = x + torch.stack((rows[:2], rows[M - 1 : M + 1], rows[30:32]))
     torch.testing.assert_close(module(x, offset=torch.tensor([0, M - 1, 30])), expected, rtol=0, atol=1e-6)
 
 
 def test_position_ids_choose_token_by_token() -> None:
-    module, x = HybridPositions(D, M).eval(), torch.randn(2, 4, D)
+    module, x = HybridPositionalEncoding(D, M).eval(), torch.randn(2, 4, D)
     ids = torch.tensor([[M, 0, 39, M - 1], [3, 12, 3, 12]])
     torch.testing.assert_close(module(x, ids), x + expected_rows(module)[ids], rtol=0, atol=1e-6)
 
 
 def test_a_learned_row_is_the_same_in_whatever_company() -> None:
-    module = HybridPositions(D, M)
+    module = HybridPositionalEncoding(D, M)
     assert torch.equal(module(NO_IDS)[0, :M], module.weight)
     assert torch.equal(module(NO_IDS[:, :M])[0], module.weight)
 
 
 def test_a_sequence_fed_in_steps_equals_the_sequence_fed_at_once() -> None:
-    module, x = HybridPositions(D, M).eval(), torch.randn(2, 18, D)
+    module, x = HybridPositionalEncoding(D, M).eval(), torch.randn(2, 18, D)
     steps = [module(x[:, start : start + 3], offset=start) for start in range(0, 18, 3)]
     assert torch.equal(torch.cat(steps, dim=1), module(x))
 
 
 def test_started_from_sinusoids_it_equals_sinusoidal_positions_everywhere() -> None:
-    module = HybridPositions(D, M, base=500.0)
+    module = HybridPositionalEncoding(D, M, base=500.0)
     sinusoidal_(module.weight, base=500.0)
-    assert torch.equal(module(NO_IDS), SinusoidalPositions(D, M, base=500.0)(NO_IDS))
+    assert torch.equal(module(NO_IDS), SinusoidalPositionalEncoding(D, M, base=500.0)(NO_IDS))
 
 
 def test_far_positions_work() -> None:
-    module, ids = HybridPositions(D, M), torch.tensor([[10**6, 10**9]])
-    assert torch.equal(module(NO_IDS[:, :2], ids), SinusoidalPositions(D, M)(NO_IDS[:, :2], ids))
+    module, ids = HybridPositionalEncoding(D, M), torch.tensor([[10**6, 10**9]])
+    assert torch.equal(module(NO_IDS[:, :2], ids), SinusoidalPositionalEncoding(D, M)(NO_IDS[:, :2], ids))
 
 
 def test_only_learned_rows_in_use_get_a_gradient() -> None:
-    module, x = HybridPositions(D, M, dropout=0.0), torch.randn(1, 4, D, requires_grad=True)
+    module, x = HybridPositionalEncoding(D, M, dropout=0.0), torch.randn(1, 4, D, requires_grad=True)
     module(x, offset=M - 1).sum().backward()
     assert module.weight.grad is not None
     # The three positions beyond the table leave its last row alone, which one position uses.
@@ -80,23 +80,23 @@ def test_only_learned_rows_in_use_get_a_gradient() -> None:
 
 
 def test_only_the_table_is_trained_and_saved() -> None:
-    assert list(HybridPositions(D, M).state_dict()) == ["weight"]
-    assert sum(parameter.numel() for parameter in HybridPositions(D, M).parameters()) == D * M
+    assert list(HybridPositionalEncoding(D, M).state_dict()) == ["weight"]
+    assert sum(parameter.numel() for parameter in HybridPositionalEncoding(D, M).parameters()) == D * M
 
 
 def test_no_tokens_are_legal() -> None:
-    assert HybridPositions(D, M).eval()(torch.randn(2, 0, D), offset=M).shape == (2, 0, D)
+    assert HybridPositionalEncoding(D, M).eval()(torch.randn(2, 0, D), offset=M).shape == (2, 0, D)
 
 
 @pytest.mark.parametrize("offset", [0, M - 1, M], ids=["below", "across", "beyond"])
 def test_the_type_of_the_module_holds_on_both_sides(offset: int) -> None:
     x = torch.zeros(1, 4, D, dtype=torch.bfloat16)
-    assert HybridPositions(D, M).to(torch.bfloat16)(x, offset=offset).dtype == torch.bfloat16
+    assert HybridPositionalEncoding(D, M).to(torch.bfloat16)(x, offset=offset).dtype == torch.bfloat16
 
 
 def test_dropout_is_applied_after_the_sum_in_training_alone() -> None:
     torch.manual_seed(0)
-    module, x = HybridPositions(64, 30, dropout=0.5), torch.randn(8, 50, 64)
+    module, x = HybridPositionalEncoding(64, 30, dropout=0.5), torch.randn(8, 50, 64)
     expected = module.eval()(x)
     found = module.train()(x)
     kept = found != 0
@@ -105,8 +105,12 @@ def test_dropout_is_applied_after_the_sum_in_training_alone() -> None:
 
 
 def test_it_is_built_and_called_as_the_other_kinds_are() -> None:
-    assert inspect.signature(HybridPositions.forward) == inspect.signature(LearnedPositions.forward)
-    assert inspect.signature(HybridPositions) == inspect.signature(SinusoidalPositions)
+    assert inspect.signature(HybridPositionalEncoding.forward) == inspect.signature(LearnedPositionalEncoding.forward)
+    found, expected = (
+        dict(inspect.signature(kind).parameters) for kind in (HybridPositionalEncoding, SinusoidalPositionalEncoding)
+    )
+    assert {name: found[name] for name in expected} == expected
+    assert set(found) - set(expected) == {"init", "std"}
 
 
 @pytest.mark.parametrize(
@@ -121,20 +125,20 @@ def test_it_is_built_and_called_as_the_other_kinds_are() -> None:
 )
 def test_wrong_positions_are_refused(ids: Tensor | None, offset: int | Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        HybridPositions(D, M)(torch.randn(2, 3, D), ids, offset)
+        HybridPositionalEncoding(D, M)(torch.randn(2, 3, D), ids, offset)
 
 
 def test_an_odd_width_is_refused_when_the_module_is_built() -> None:
     with pytest.raises(ValueError, match="d_model: got 7, allowed an even width"):
-        HybridPositions(7, M)
+        HybridPositionalEncoding(7, M)
 
 
 def test_an_odd_width_is_padded_with_zeros_on_request() -> None:
-    found = HybridPositions(7, M, pad_odd=True)(NO_IDS)[0]
+    found = HybridPositionalEncoding(7, M, pad_odd=True)(NO_IDS)[0]
     assert (found[M:, -1] == 0).all()
     assert (found[:M, -1] != 0).all()
 
 
 def test_a_table_without_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="max_len: got 0, allowed 1 or more"):
-        HybridPositions(D, 0)
+        HybridPositionalEncoding(D, 0)

@@ -1,6 +1,8 @@
 """How a position table may start."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,8 +10,22 @@ import torch
 from torch import Tensor, nn
 from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
 
+from preblock.models.embeddings import (
+    BertEmbeddings,
+    GPT2Embeddings,
+    GridEmbedding,
+    HierarchicalEmbedding,
+    HybridEmbedding,
+    TransformerEmbedding,
+)
+from preblock.models.modules.grid import FactorisedGridEncoding, LearnedGridEncoding
+from preblock.models.modules.hierarchical import HierarchicalPositionalEncoding
+from preblock.models.modules.hybrid import HybridPositionalEncoding
 from preblock.models.modules.initialisers import INITIALISERS, pretrained_, sinusoidal_
-from preblock.models.modules.positions import LearnedPositions, SinusoidalPositions
+from preblock.models.modules.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
+from preblock.models.modules.relative import T5RelativeBias
+from preblock.models.modules.stems import AudioConfig, AudioStem, PatchConfig, PatchStem
+from preblock.models.modules.tokens import TokenEmbedding
 
 D, M = 256, 512
 
@@ -17,7 +33,7 @@ D, M = 256, 512
 def started(name: str, *arguments: Tensor | float) -> nn.Parameter:
     """The table of learned positions after the initialiser `name`."""
     torch.manual_seed(0)
-    table = LearnedPositions(D, M).weight
+    table = LearnedPositionalEncoding(D, M).weight
     INITIALISERS[name](table, *arguments)
     return table
 
@@ -42,7 +58,7 @@ def test_xavier_is_uniform_up_to_its_bound() -> None:
 
 
 def test_zeros_add_nothing() -> None:
-    module, x = LearnedPositions(8, 10).eval(), torch.randn(2, 10, 8)
+    module, x = LearnedPositionalEncoding(8, 10).eval(), torch.randn(2, 10, 8)
     INITIALISERS["zeros"](module.weight)
     assert torch.equal(module(x), x)
 
@@ -53,7 +69,7 @@ def test_the_sinusoidal_start_is_transformers_table() -> None:
 
 
 def test_the_base_of_the_sinusoidal_start_is_selectable() -> None:
-    assert torch.equal(started("sinusoidal", 500.0), SinusoidalPositions(D, M, base=500.0).table)
+    assert torch.equal(started("sinusoidal", 500.0), SinusoidalPositionalEncoding(D, M, base=500.0).table)
     assert not torch.equal(started("sinusoidal", 500.0), started("sinusoidal"))
 
 
@@ -81,5 +97,72 @@ def test_sinusoids_of_an_odd_width_are_refused() -> None:
 
 @pytest.mark.parametrize("shape", [(8, 10), (1, 8), (8,), (11, 8)])
 def test_pretrained_values_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"values: got shape .*, allowed \(10, 8\)"):
+    with pytest.raises(ValueError, match=r"pretrained: got shape .*, allowed \(10, 8\)"):
         pretrained_(torch.empty(10, 8), torch.zeros(shape))
+
+
+PATCHES = PatchConfig(family="p", width=D, channels=1, image_size=16, patch_size=1)
+SPECTROGRAM = AudioConfig(family="a", width=D, channels=1, positions=M)
+OWNERS: dict[str, Callable[..., nn.Module]] = {
+    "tokens": partial(TokenEmbedding, M, D),
+    "learned": partial(LearnedPositionalEncoding, D, M),
+    "hybrid": partial(HybridPositionalEncoding, D, M),
+    "grid": partial(LearnedGridEncoding, D, 16, 32),
+    "factorised grid": partial(FactorisedGridEncoding, D, 400, 300),
+    "hierarchical": partial(HierarchicalPositionalEncoding, D, {"word": M}),
+    "t5": partial(T5RelativeBias, 64, 512, 1000),
+    "patches": partial(PatchStem, PATCHES),
+    "audio": partial(AudioStem, SPECTROGRAM),
+    "transformer": partial(TransformerEmbedding, M, D, M),
+    "bert": partial(BertEmbeddings, M, D, M, segments=M, padding_idx=None),
+    "gpt2": partial(GPT2Embeddings, M, D, M),
+    "hybrid embedding": partial(HybridEmbedding, M, D, M, 2 * M),
+    "grid embedding": partial(GridEmbedding, M, D, (400, 300), "factorised"),
+    "hierarchical embedding": partial(HierarchicalEmbedding, M, D, {"word": M}),
+}
+
+
+def tables(module: nn.Module) -> list[nn.Parameter]:
+    found = [parameter for parameter in module.parameters() if parameter.ndim == 2]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("build", OWNERS.values(), ids=OWNERS)
+def test_std_is_that_of_every_table(build: Callable[..., nn.Module]) -> None:
+    torch.manual_seed(0)
+    for table in tables(build(std=0.5)):
+        assert abs(table.detach().double().std() - 0.5) < 0.01
+
+
+@pytest.mark.parametrize("build", OWNERS.values(), ids=OWNERS)
+def test_init_zeros_fills_every_table(build: Callable[..., nn.Module]) -> None:
+    for table in tables(build(init="zeros")):
+        assert not table.any()
+
+
+@pytest.mark.parametrize("build", OWNERS.values(), ids=OWNERS)
+def test_init_unknown_is_refused(build: Callable[..., nn.Module]) -> None:
+    with pytest.raises(ValueError, match="init: got 'pretrained', allowed normal, xavier_uniform"):
+        build(init="pretrained")
+
+
+@pytest.mark.parametrize("std", [0.0, -1.0, math.inf, math.nan])
+def test_std_out_of_range_is_refused(std: float) -> None:
+    with pytest.raises(ValueError, match="allowed a number above 0"):
+        LearnedPositionalEncoding(D, M, std=std)
+
+
+@pytest.mark.parametrize("name", ["tokens", "learned", "hybrid", "grid"])
+def test_init_tensor_is_copied(name: str) -> None:
+    values = torch.randn(M, D)
+    (table,) = tables(OWNERS[name](init=values))
+    assert torch.equal(table, values)
+    assert table.data_ptr() != values.data_ptr()
+    with pytest.raises(ValueError, match=r"pretrained: got shape \(2, 3\), allowed"):
+        OWNERS[name](init=torch.zeros(2, 3))
+
+
+def test_init_sinusoidal_equals_the_sinusoids() -> None:
+    module = LearnedPositionalEncoding(D, M, init="sinusoidal")
+    assert torch.equal(module.weight, SinusoidalPositionalEncoding(D, M).table)

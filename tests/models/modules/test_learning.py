@@ -17,16 +17,17 @@ from torch.nn import functional
 
 from preblock.models.modules.alibi import AlibiBias
 from preblock.models.modules.grid import (
-    FactorisedGridPositions,
-    LearnedGridPositions,
-    SinusoidalGridPositions,
+    FactorisedGridEncoding,
+    LearnedGridEncoding,
+    SinusoidalGridEncoding,
     grid_ids,
 )
-from preblock.models.modules.hierarchical import HierarchicalPositions
-from preblock.models.modules.hybrid import HybridPositions
-from preblock.models.modules.positions import LearnedPositions, SinusoidalPositions
+from preblock.models.modules.hierarchical import HierarchicalPositionalEncoding
+from preblock.models.modules.hybrid import HybridPositionalEncoding
+from preblock.models.modules.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
 from preblock.models.modules.relative import T5RelativeBias
-from preblock.models.modules.rotary import RotaryConfig, RotaryPositions, rotate
+from preblock.models.modules.rotary import RotaryEmbedding, rotate
+from preblock.models.modules.rotary_config import RotaryConfig
 
 D, HEADS, SIDE = 16, 4, 3
 LENGTH = SIDE * SIDE
@@ -52,12 +53,12 @@ class Reader(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         x, bias = self.tokens(ids), None
-        if not isinstance(self.positions, AlibiBias | RotaryPositions | T5RelativeBias):
+        if not isinstance(self.positions, AlibiBias | RotaryEmbedding | T5RelativeBias):
             x = self.positions(x, *self.arguments)
         query, key, value = (
             part(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
         )
-        if isinstance(self.positions, RotaryPositions):
+        if isinstance(self.positions, RotaryEmbedding):
             cos, sin = self.positions(x)
             query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         elif isinstance(self.positions, AlibiBias | T5RelativeBias):
@@ -91,15 +92,17 @@ def loss_after_training(reader: Reader) -> float:
 @pytest.mark.parametrize(
     "build",
     [
-        pytest.param(lambda: Reader(LearnedPositions(D, LENGTH, dropout=0.0)), id="learned"),
-        pytest.param(lambda: Reader(SinusoidalPositions(D, LENGTH, dropout=0.0)), id="sinusoidal"),
-        pytest.param(lambda: Reader(HybridPositions(D, M, dropout=0.0)), id="hybrid"),
-        pytest.param(lambda: Reader(LearnedGridPositions(D, SIDE, SIDE, dropout=0.0)), id="grid, learned"),
-        pytest.param(lambda: Reader(SinusoidalGridPositions(D, SIDE, SIDE, dropout=0.0)), id="grid, sinusoidal"),
-        pytest.param(lambda: Reader(FactorisedGridPositions(D, SIDE, SIDE, dropout=0.0)), id="grid, factorised"),
-        pytest.param(lambda: Reader(HierarchicalPositions(D, LEVELS, dropout=0.0), READING_ORDER), id="hierarchical"),
+        pytest.param(lambda: Reader(LearnedPositionalEncoding(D, LENGTH, dropout=0.0)), id="learned"),
+        pytest.param(lambda: Reader(SinusoidalPositionalEncoding(D, LENGTH, dropout=0.0)), id="sinusoidal"),
+        pytest.param(lambda: Reader(HybridPositionalEncoding(D, M, dropout=0.0)), id="hybrid"),
+        pytest.param(lambda: Reader(LearnedGridEncoding(D, SIDE, SIDE, dropout=0.0)), id="grid, learned"),
+        pytest.param(lambda: Reader(SinusoidalGridEncoding(D, SIDE, SIDE, dropout=0.0)), id="grid, sinusoidal"),
+        pytest.param(lambda: Reader(FactorisedGridEncoding(D, SIDE, SIDE, dropout=0.0)), id="grid, factorised"),
+        pytest.param(
+            lambda: Reader(HierarchicalPositionalEncoding(D, LEVELS, dropout=0.0), READING_ORDER), id="hierarchical"
+        ),
         # With so small a theta, the second of the two wavelengths is longer than the nine tokens.
-        pytest.param(lambda: Reader(RotaryPositions(RotaryConfig(dim=D // HEADS, theta=64.0))), id="rotary"),
+        pytest.param(lambda: Reader(RotaryEmbedding(RotaryConfig(dim=D // HEADS, theta=64.0))), id="rotary"),
         pytest.param(lambda: Reader(AlibiBias(HEADS)), id="ALiBi"),
         pytest.param(lambda: Reader(T5RelativeBias(HEADS, 32, 128, bidirectional=False)), id="T5"),
     ],
@@ -123,20 +126,20 @@ def cells(batch: int, length: int) -> Tensor:
 @pytest.mark.parametrize(
     ("module", "others"),
     [
-        pytest.param(HybridPositions(D, M), lambda _: {"offset": torch.tensor([M - 2])}, id="hybrid, offset"),
+        pytest.param(HybridPositionalEncoding(D, M), lambda _: {"offset": torch.tensor([M - 2])}, id="hybrid, offset"),
         pytest.param(
-            HybridPositions(D, M, base=12345.678),
+            HybridPositionalEncoding(D, M, base=12345.678),
             lambda x: {"position_ids": torch.randint(10**6, x.shape[:2]) * torch.randint(2, x.shape[:2])},
             id="hybrid, ids",
         ),
         pytest.param(
-            HierarchicalPositions(D, {"sentence": 2, "word": 4}),
+            HierarchicalPositionalEncoding(D, {"sentence": 2, "word": 4}),
             lambda x: {"position_ids": cells(*x.shape[:2])},
             id="hierarchical",
         ),
         *(
             pytest.param(kind(D, 2, 4), others, id=f"{kind.__name__}, {name}")
-            for kind in (LearnedGridPositions, SinusoidalGridPositions, FactorisedGridPositions)
+            for kind in (LearnedGridEncoding, SinusoidalGridEncoding, FactorisedGridEncoding)
             for name, others in (("whole", lambda _: {}), ("ids", lambda x: {"position_ids": cells(*x.shape[:2])}))
         ),
     ],

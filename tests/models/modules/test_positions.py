@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from preblock.models.modules.positions import LearnedPositions, SinusoidalPositions
+from preblock.models.modules.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
 
-Module = LearnedPositions | SinusoidalPositions
-KINDS = pytest.mark.parametrize("kind", [LearnedPositions, SinusoidalPositions])
+Module = LearnedPositionalEncoding | SinusoidalPositionalEncoding
+KINDS = pytest.mark.parametrize("kind", [LearnedPositionalEncoding, SinusoidalPositionalEncoding])
 
 D, M = 6, 10
 
@@ -122,20 +122,27 @@ def test_dropout_is_applied_after_the_sum_in_training_alone(kind: type[Module]) 
 
 
 def test_the_kinds_are_called_in_the_same_way() -> None:
-    assert inspect.signature(LearnedPositions.forward) == inspect.signature(SinusoidalPositions.forward)
-    learned, sinusoidal = (inspect.signature(kind).parameters for kind in (LearnedPositions, SinusoidalPositions))
-    assert dict(learned.items()) == {name: sinusoidal[name] for name in learned}
+    assert inspect.signature(LearnedPositionalEncoding.forward) == inspect.signature(
+        SinusoidalPositionalEncoding.forward
+    )
+    learned, sinusoidal = (
+        inspect.signature(kind).parameters for kind in (LearnedPositionalEncoding, SinusoidalPositionalEncoding)
+    )
+    own = {"init", "std"}
+    assert {name: learned[name] for name in learned if name not in own} == {
+        name: sinusoidal[name] for name in learned if name not in own
+    }
 
 
 def test_learned_is_torchs_embedding_of_the_positions() -> None:
-    module, x = LearnedPositions(D, M, dropout=0.0), torch.randn(2, 4, D)
+    module, x = LearnedPositionalEncoding(D, M, dropout=0.0), torch.randn(2, 4, D)
     oracle = nn.Embedding(M, D, _weight=module.weight)
     assert torch.equal(module(x, offset=5), x + oracle(torch.arange(5, 9)))
 
 
 @pytest.mark.parametrize(("length", "offset"), [(M, 0), (1, M - 1), (4, M - 4)])
 def test_exactly_the_maximum_length_is_legal(length: int, offset: int) -> None:
-    module, x = LearnedPositions(D, M).eval(), torch.randn(1, length, D)
+    module, x = LearnedPositionalEncoding(D, M).eval(), torch.randn(1, length, D)
     assert torch.equal(module(x, offset=offset), x + module.weight[offset:])
 
 
@@ -145,12 +152,12 @@ def test_exactly_the_maximum_length_is_legal(length: int, offset: int) -> None:
 )
 def test_one_token_too_many_is_refused(length: int, offset: int | Tensor, named: int) -> None:
     with pytest.raises(ValueError, match=rf"length {length} \+ offset {named} = \d+ exceeds the maximum length {M}"):
-        LearnedPositions(D, M)(torch.randn(2, length, D), offset=offset)
+        LearnedPositionalEncoding(D, M)(torch.randn(2, length, D), offset=offset)
 
 
 def test_a_position_beyond_the_table_is_refused() -> None:
     with pytest.raises(ValueError, match="position_ids: got 10, allowed 0 to 9"):
-        LearnedPositions(D, M)(torch.randn(1, 2, D), position_ids=torch.tensor([[0, M]]))
+        LearnedPositionalEncoding(D, M)(torch.randn(1, 2, D), position_ids=torch.tensor([[0, M]]))
 
 
 @pytest.mark.parametrize(
@@ -158,12 +165,14 @@ def test_a_position_beyond_the_table_is_refused() -> None:
     [(512, 768, 393_216), (2048, 768, 1_572_864), (2048, 1024, 2_097_152), (8192, 1024, 8_388_608)],
 )
 def test_the_parameters_of_published_sizes(max_len: int, d_model: int, parameters: int) -> None:
-    assert sum(parameter.numel() for parameter in LearnedPositions(d_model, max_len).parameters()) == parameters
+    assert (
+        sum(parameter.numel() for parameter in LearnedPositionalEncoding(d_model, max_len).parameters()) == parameters
+    )
 
 
 def test_the_table_starts_from_a_normal_distribution() -> None:
     torch.manual_seed(0)
-    table = LearnedPositions(256, 512).weight.detach().double().numpy()
+    table = LearnedPositionalEncoding(256, 512).weight.detach().double().numpy()
     assert abs(table.mean()) < 2e-4
     assert abs(table.std() - 0.02) < 2e-4
     # Of a normal distribution 95.45 % lies within two standard deviations.
@@ -171,7 +180,7 @@ def test_the_table_starts_from_a_normal_distribution() -> None:
 
 
 def test_only_the_rows_in_use_get_a_gradient() -> None:
-    module, x = LearnedPositions(D, M, dropout=0.0), torch.randn(3, 2, D, requires_grad=True)
+    module, x = LearnedPositionalEncoding(D, M, dropout=0.0), torch.randn(3, 2, D, requires_grad=True)
     module(x, offset=torch.tensor([0, 1, 1])).sum().backward()
     assert module.weight.grad is not None
     assert module.weight.grad[:, 0].tolist() == [1, 3, 2, *[0] * (M - 3)]
@@ -181,7 +190,7 @@ def test_only_the_rows_in_use_get_a_gradient() -> None:
 
 def test_training_moves_the_table_to_its_target() -> None:
     torch.manual_seed(0)
-    module, target = LearnedPositions(D, M, dropout=0.0), torch.randn(1, M, D)
+    module, target = LearnedPositionalEncoding(D, M, dropout=0.0), torch.randn(1, M, D)
     optimizer = torch.optim.SGD(module.parameters(), lr=10.0)
     for _ in range(50):
         optimizer.zero_grad()

@@ -19,9 +19,10 @@ from transformers.models.llama import modeling_llama
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
-from preblock.models.checkpoints.attention_families import ROTARY, read_rotary
-from preblock.models.modules.positions import LearnedPositions
-from preblock.models.modules.rotary import SCALINGS, RotaryConfig, RotaryPositions, rotate
+from preblock.models.checkpoints.rotary_families import ROTARY, read_rotary
+from preblock.models.modules.positions import LearnedPositionalEncoding
+from preblock.models.modules.rotary import RotaryEmbedding, rotate
+from preblock.models.modules.rotary_config import SCALINGS, RotaryConfig
 
 Layout = Literal["half", "interleaved"]
 
@@ -160,7 +161,7 @@ def some_positions(length: int) -> Tensor:
     return torch.cat((near, far, torch.tensor([length - 2, length - 1]))).unsqueeze(0)
 
 
-def angles(module: RotaryPositions, positions: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+def angles(module: RotaryEmbedding, positions: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     found: tuple[Tensor, Tensor] = module(torch.zeros(*positions.shape, 1, dtype=dtype), position_ids=positions)
     return found
 
@@ -174,14 +175,14 @@ def assert_equal(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) 
 @LENGTHS
 def test_equals_transformers(published: Published, length: int) -> None:
     positions = some_positions(length)
-    module = RotaryPositions(published.read(length))
+    module = RotaryEmbedding(published.read(length))
     assert_equal(angles(module, positions), published.angles(positions))
 
 
 @EACH
 def test_equals_transformers_in_bfloat16(published: Published) -> None:
     positions = some_positions(5000)
-    found = angles(RotaryPositions(published.read(5000)), positions, torch.bfloat16)
+    found = angles(RotaryEmbedding(published.read(5000)), positions, torch.bfloat16)
     assert_equal(found, published.angles(positions, torch.bfloat16))
 
 
@@ -204,14 +205,14 @@ def test_the_angles_of_gptj_are_the_same() -> None:
     sin, cos = modeling_gptj.create_sinusoidal_positions(2048, 12).chunk(2, dim=-1)
     assert config == RotaryConfig(dim=12)
     assert_equal(
-        angles(RotaryPositions(config), torch.arange(2048).unsqueeze(0)),
+        angles(RotaryEmbedding(config), torch.arange(2048).unsqueeze(0)),
         (torch.cat((cos, cos), -1).unsqueeze(0), torch.cat((sin, sin), -1).unsqueeze(0)),
     )
 
 
 @EACH_SCALING
 def test_an_offset_shifts_the_positions(config: RotaryConfig) -> None:
-    module = RotaryPositions(config)
+    module = RotaryEmbedding(config)
     whole = module(torch.zeros((1, 50), dtype=torch.int64))
     assert_equal(module(IDS, offset=7), (whole[0][:, 7:12], whole[1][:, 7:12]))
     found = module(IDS, offset=torch.tensor([3, 45]))
@@ -221,39 +222,41 @@ def test_an_offset_shifts_the_positions(config: RotaryConfig) -> None:
 
 @EACH_SCALING
 def test_a_row_does_not_depend_on_its_neighbours_or_on_earlier_calls(config: RotaryConfig) -> None:
-    module, far = RotaryPositions(config), torch.tensor([3, 100_000])
-    near = RotaryPositions(config)(IDS, offset=3)
+    module, far = RotaryEmbedding(config), torch.tensor([3, 100_000])
+    near = RotaryEmbedding(config)(IDS, offset=3)
     assert_equal(tuple(part[:1] for part in module(IDS, offset=far)), near)
     assert_equal(module(IDS, offset=3), near)
 
 
 def test_is_called_as_other_positions_are() -> None:
-    found, expected = (inspect.signature(kind.forward).parameters for kind in (RotaryPositions, LearnedPositions))
+    found, expected = (
+        inspect.signature(kind.forward).parameters for kind in (RotaryEmbedding, LearnedPositionalEncoding)
+    )
     assert found == expected
 
 
 def test_ids_and_vectors_have_the_same_angles() -> None:
-    module = RotaryPositions(CONFIGS["default"])
+    module = RotaryEmbedding(CONFIGS["default"])
     assert_equal(module(torch.zeros(2, 5, 8)), module(IDS))
 
 
 def test_nothing_is_trained_or_saved() -> None:
-    module = RotaryPositions(CONFIGS["default"])
+    module = RotaryEmbedding(CONFIGS["default"])
     assert list(module.parameters()) == []
     assert module.state_dict() == {}
 
 
 def test_another_type_of_the_module_leaves_the_angles_alone() -> None:
-    module = RotaryPositions(CONFIGS["default"])
+    module = RotaryEmbedding(CONFIGS["default"])
     far = module(IDS, offset=10_000)
     assert_equal(module.to(torch.bfloat16)(IDS, offset=10_000), far)
     assert_equal(module.double()(IDS, offset=10_000), far)
 
 
 def test_storage_that_comes_later_is_filled() -> None:
-    expected = RotaryPositions(CONFIGS["llama3"])(IDS)
+    expected = RotaryEmbedding(CONFIGS["llama3"])(IDS)
     with torch.device("meta"):
-        module = RotaryPositions(CONFIGS["llama3"])
+        module = RotaryEmbedding(CONFIGS["llama3"])
     assert_equal(module(IDS), expected)
     assert module.to("meta").frequencies.device.type == "meta"
     assert_equal(module.to_empty(device="cpu")(IDS), expected)
@@ -263,7 +266,7 @@ def test_storage_that_comes_later_is_filled() -> None:
 def test_rotate_equals_transformers_llama(rows: int) -> None:
     torch.manual_seed(0)
     query, key = torch.randn(2, 4, 5, 32), torch.randn(2, 2, 5, 32)
-    cos, sin = RotaryPositions(CONFIGS["default"])(IDS, offset=torch.arange(rows) + 100)
+    cos, sin = RotaryEmbedding(CONFIGS["default"])(IDS, offset=torch.arange(rows) + 100)
     assert cos.shape == (rows, 5, 32)
     expected = modeling_llama.apply_rotary_pos_emb(query, key, cos, sin)
     assert_equal((rotate(query, cos, sin, "half"), rotate(key, cos, sin, "half")), expected)
@@ -272,7 +275,7 @@ def test_rotate_equals_transformers_llama(rows: int) -> None:
 def test_rotate_equals_transformers_gpt_neox_where_a_part_of_the_head_turns() -> None:
     torch.manual_seed(0)
     query, key = torch.randn(2, 4, 5, 48), torch.randn(2, 4, 5, 48)
-    cos, sin = RotaryPositions(CONFIGS["default"])(IDS, offset=100)
+    cos, sin = RotaryEmbedding(CONFIGS["default"])(IDS, offset=100)
     expected = modeling_gpt_neox.apply_rotary_pos_emb(query, key, cos, sin)  # type: ignore[no-untyped-call]
     assert_equal((rotate(query, cos, sin, "half"), rotate(key, cos, sin, "half")), expected)
     assert torch.equal(expected[0][..., 32:], query[..., 32:])
@@ -282,7 +285,7 @@ def test_rotate_equals_transformers_gpt_neox_where_a_part_of_the_head_turns() ->
 def test_rotate_interleaved_equals_transformers_gptj(width: int) -> None:
     torch.manual_seed(0)
     query = torch.randn(2, 4, 5, width)
-    cos, sin = RotaryPositions(CONFIGS["default"])(IDS, offset=torch.tensor([0, 100]))
+    cos, sin = RotaryEmbedding(CONFIGS["default"])(IDS, offset=torch.tensor([0, 100]))
     sines, cosines = sin[..., :16], cos[..., :16]
     turned = modeling_gptj.apply_rotary_pos_emb(query[..., :32].transpose(1, 2), sines, cosines)
     expected = torch.cat((turned.transpose(1, 2), query[..., 32:]), dim=-1)
@@ -291,7 +294,7 @@ def test_rotate_interleaved_equals_transformers_gptj(width: int) -> None:
 
 def test_rotate_keeps_the_type_of_the_query() -> None:
     query = torch.randn(2, 4, 5, 32, dtype=torch.bfloat16)
-    cos, sin = RotaryPositions(CONFIGS["default"])(query[:, 0])
+    cos, sin = RotaryEmbedding(CONFIGS["default"])(query[:, 0])
     assert rotate(query, cos, sin).dtype == cos.dtype == torch.bfloat16
 
 
@@ -300,7 +303,7 @@ def test_interleaved_pairs_are_complex_numbers_times_a_unit() -> None:
     query = torch.randn(1, 2, 50, 32, dtype=torch.float64)
     angle = torch.outer(torch.arange(50).double(), 10000.0 ** (-torch.arange(16).double() / 16))
     turned = torch.view_as_complex(query.reshape(1, 2, 50, 16, 2)) * torch.polar(torch.ones_like(angle), angle)
-    cos, sin = RotaryPositions(CONFIGS["default"])(torch.zeros((1, 50), dtype=torch.int64))
+    cos, sin = RotaryEmbedding(CONFIGS["default"])(torch.zeros((1, 50), dtype=torch.int64))
     assert (rotate(query, cos, sin, "interleaved") - torch.view_as_real(turned).flatten(-2)).abs().max() < 2e-5
 
 
@@ -309,7 +312,7 @@ def test_a_score_depends_on_the_distance_alone(layout: Layout) -> None:
     torch.manual_seed(0)
     query, key = torch.randn(2, 1, 1, 1, 32, dtype=torch.float64)
     positions = torch.arange(2000).unsqueeze(0)
-    cos, sin = angles(RotaryPositions(CONFIGS["default"]), positions)
+    cos, sin = angles(RotaryEmbedding(CONFIGS["default"]), positions)
     queries = rotate(query.expand(1, 1, 2000, 32), cos, sin, layout)
     keys = rotate(key.expand(1, 1, 2000, 32), cos, sin, layout)
     scores = (queries[:, :, 70:] * keys[:, :, :-70]).sum(-1)
@@ -321,20 +324,20 @@ def test_a_score_depends_on_the_distance_alone(layout: Layout) -> None:
 def test_a_gradient_turns_back(layout: Layout) -> None:
     torch.manual_seed(0)
     query, weights = torch.randn(2, 4, 5, 40, requires_grad=True), torch.randn(2, 4, 5, 40)
-    cos, sin = RotaryPositions(CONFIGS["default"])(IDS, offset=9)
+    cos, sin = RotaryEmbedding(CONFIGS["default"])(IDS, offset=9)
     (rotate(query, cos, sin, layout) * weights).sum().backward()  # type: ignore[no-untyped-call]
     assert query.grad is not None
     torch.testing.assert_close(query.grad, rotate(weights, cos, -sin, layout))
 
 
 def test_an_unknown_layout_is_refused() -> None:
-    cos, sin = RotaryPositions(CONFIGS["default"])(IDS)
+    cos, sin = RotaryEmbedding(CONFIGS["default"])(IDS)
     with pytest.raises(ValueError, match="layout: got 'pairs', allowed 'half', 'interleaved'"):
         rotate(torch.zeros(2, 1, 5, 32), cos, sin, "pairs")  # type: ignore[arg-type]
 
 
 def test_a_head_narrower_than_the_angles_is_refused() -> None:
-    cos, sin = RotaryPositions(CONFIGS["default"])(IDS)
+    cos, sin = RotaryEmbedding(CONFIGS["default"])(IDS)
     with pytest.raises(ValueError, match="cos: got 32 columns, allowed up to the width 16 of a head"):
         rotate(torch.zeros(2, 1, 5, 16), cos, sin)
 
@@ -342,12 +345,12 @@ def test_a_head_narrower_than_the_angles_is_refused() -> None:
 @pytest.mark.parametrize("offset", [-1, torch.tensor([3, -1])])
 def test_a_negative_position_is_refused(offset: int | Tensor) -> None:
     with pytest.raises(ValueError, match="offset: got -1, allowed 0 or more"):
-        RotaryPositions(CONFIGS["default"])(IDS, offset=offset)
+        RotaryEmbedding(CONFIGS["default"])(IDS, offset=offset)
 
 
 @pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
 def test_a_position_beyond_the_length_is_refused_where_the_angles_depend_on_it(scaling: str) -> None:
-    module = RotaryPositions(replace(CONFIGS[scaling], length=5000))
+    module = RotaryEmbedding(replace(CONFIGS[scaling], length=5000))
     module(IDS, offset=4995)
     with pytest.raises(ValueError, match="position: got 5000, allowed 0 to 4999"):
         module(IDS, offset=4996)
@@ -431,7 +434,7 @@ class Angles(nn.Module):
 
     def __init__(self, config: RotaryConfig) -> None:
         super().__init__()
-        self.rotary = RotaryPositions(config)
+        self.rotary = RotaryEmbedding(config)
 
     def forward(self, input_ids: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
         found: tuple[Tensor, Tensor] = self.rotary(input_ids, offset=offset)
@@ -443,7 +446,7 @@ class Turned(nn.Module):
 
     def __init__(self, layout: Layout) -> None:
         super().__init__()
-        self.rotary, self.layout = RotaryPositions(CONFIGS["default"]), layout
+        self.rotary, self.layout = RotaryEmbedding(CONFIGS["default"]), layout
 
     def forward(self, query: Tensor, offset: Tensor) -> Tensor:
         cos, sin = self.rotary(query[:, 0], offset=offset)
@@ -469,7 +472,7 @@ def session(module: nn.Module, x: Tensor, shapes: tuple[object, ...]) -> onnxrun
 def test_the_exported_graph_equals_the_module(config: RotaryConfig) -> None:
     batch, length, offsets = (torch.export.Dim(name) for name in ("batch", "length", "offsets"))
     graph = session(Angles(config), IDS, ({0: batch, 1: length}, {0: offsets}))
-    module = RotaryPositions(config)
+    module = RotaryEmbedding(config)
     # One unit in the last place below the largest value: 6e-8 for a factor of 1 on cos and sin.
     unit = np.spacing(np.nextafter(np.float32(module.attention_factor), np.float32(0)))
     for size, starts in (

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
 
-from preblock.models.modules.positions import LearnedPositions, SinusoidalPositions
+from preblock.models.modules.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
 from preblock.models.modules.sinusoids import sinusoid
 
 
@@ -22,7 +22,7 @@ def exact(positions: list[int], d_model: int, base: int = 10000) -> NDArray[np.f
         return np.array(values, dtype=np.float64)
 
 
-def vectors(module: SinusoidalPositions, positions: list[int]) -> NDArray[np.float32]:
+def vectors(module: SinusoidalPositionalEncoding, positions: list[int]) -> NDArray[np.float32]:
     ids = torch.zeros((1, len(positions)), dtype=torch.int64)
     found: NDArray[np.float32] = module(ids, position_ids=torch.tensor([positions]))[0].numpy()
     return found
@@ -32,14 +32,14 @@ def vectors(module: SinusoidalPositions, positions: list[int]) -> NDArray[np.flo
 def test_the_table_is_mpmaths_value_to_one_unit_in_the_last_place(base: int) -> None:
     positions = [0, 1, 2, 3, 100, *range(511, 4096, 117), 4095]
     expected = exact(positions, 32, base)
-    found = vectors(SinusoidalPositions(32, 4096, base=base), positions)
+    found = vectors(SinusoidalPositionalEncoding(32, 4096, base=base), positions)
     assert (np.abs(found - expected) <= np.spacing(np.abs(expected).astype(np.float32))).all()
 
 
 def test_far_positions_are_mpmaths_value_where_a_float32_product_is_wrong() -> None:
     positions = [10**6 - 1, 10**6, 10**6 + 12345]
     expected = exact(positions, 64)
-    assert np.abs(vectors(SinusoidalPositions(64, 16), positions) - expected).max() <= 1e-7
+    assert np.abs(vectors(SinusoidalPositionalEncoding(64, 16), positions) - expected).max() <= 1e-7
     frequency = np.float32(10000.0) ** (-np.arange(0, 64, 2, dtype=np.float32) / np.float32(64))
     naive = np.sin(np.array(positions, np.float32)[:, None] * frequency)
     assert np.abs(naive - expected[:, 0::2]).max() > 1e-2
@@ -47,23 +47,25 @@ def test_far_positions_are_mpmaths_value_where_a_float32_product_is_wrong() -> N
 
 def test_positions_stay_apart_where_float32_holds_no_more_integers() -> None:
     positions = [2**24, 2**24 + 1, 10**9, 10**9 + 1]
-    assert np.abs(vectors(SinusoidalPositions(16, 16), positions) - exact(positions, 16)).max() <= 1e-6
+    assert np.abs(vectors(SinusoidalPositionalEncoding(16, 16), positions) - exact(positions, 16)).max() <= 1e-6
 
 
 def test_the_table_is_transformers_table_of_distilbert() -> None:
     expected = create_sinusoidal_embeddings(512, 48, torch.empty(512, 48))
-    assert torch.allclose(SinusoidalPositions(48, 512).table, expected, rtol=0, atol=6e-8)
+    assert torch.allclose(SinusoidalPositionalEncoding(48, 512).table, expected, rtol=0, atol=6e-8)
 
 
 def test_beyond_the_table_equals_a_larger_table() -> None:
     ids = torch.zeros((2, 20), dtype=torch.int64)
     offset = torch.tensor([0, 90])
-    assert torch.equal(SinusoidalPositions(8, 7)(ids, offset=offset), SinusoidalPositions(8, 110)(ids, offset=offset))
+    assert torch.equal(
+        SinusoidalPositionalEncoding(8, 7)(ids, offset=offset), SinusoidalPositionalEncoding(8, 110)(ids, offset=offset)
+    )
 
 
 def test_a_rotation_by_k_takes_every_position_p_to_p_plus_k() -> None:
     d_model, count = 16, 300
-    table = SinusoidalPositions(d_model, 2 * count).table.double().numpy()
+    table = SinusoidalPositionalEncoding(d_model, 2 * count).table.double().numpy()
     frequency = 10000.0 ** (-np.arange(0, d_model, 2) / d_model)
     for k in range(count):
         rotation = np.zeros((d_model, d_model))
@@ -76,38 +78,38 @@ def test_a_rotation_by_k_takes_every_position_p_to_p_plus_k() -> None:
 
 
 def test_nothing_is_trained_or_saved() -> None:
-    module = SinusoidalPositions(8, 16)
+    module = SinusoidalPositionalEncoding(8, 16)
     assert list(module.parameters()) == []
     assert module.state_dict() == {}
 
 
 def test_the_table_follows_the_module() -> None:
-    module = SinusoidalPositions(8, 16)
+    module = SinusoidalPositionalEncoding(8, 16)
     assert module.to("meta").table.device.type == "meta"
-    assert SinusoidalPositions(8, 16).to(torch.bfloat16).table.dtype == torch.bfloat16
+    assert SinusoidalPositionalEncoding(8, 16).to(torch.bfloat16).table.dtype == torch.bfloat16
 
 
 def test_the_type_of_the_module_holds_beyond_the_table_too() -> None:
-    module, x = SinusoidalPositions(8, 4).to(torch.bfloat16), torch.zeros(1, 4, 8, dtype=torch.bfloat16)
+    module, x = SinusoidalPositionalEncoding(8, 4).to(torch.bfloat16), torch.zeros(1, 4, 8, dtype=torch.bfloat16)
     assert module(x).dtype == module(x, offset=100).dtype == torch.bfloat16
 
 
 def test_takes_the_place_of_learned_positions() -> None:
     x, position_ids = torch.randn(2, 3, 8), torch.tensor([[4, 0, 2]])
-    for kind in (LearnedPositions, SinusoidalPositions):
+    for kind in (LearnedPositionalEncoding, SinusoidalPositionalEncoding):
         module = kind(8, 16, 0.0)
         assert module(x, position_ids).shape == module(x, None, 5).shape == x.shape
 
 
 def test_an_odd_width_is_refused() -> None:
     with pytest.raises(ValueError, match="d_model: got 7, allowed an even width"):
-        SinusoidalPositions(7, 16)
+        SinusoidalPositionalEncoding(7, 16)
 
 
 @pytest.mark.parametrize("d_model", [1, 7])
 def test_an_odd_width_is_padded_with_zeros_on_request(d_model: int) -> None:
     positions = [0, 1, 15, 200]
-    found = vectors(SinusoidalPositions(d_model, 16, pad_odd=True), positions)
+    found = vectors(SinusoidalPositionalEncoding(d_model, 16, pad_odd=True), positions)
     assert found.shape == (4, d_model)
     assert (found[:, -1] == 0).all()
     assert np.allclose(found[:, :-1], exact(positions, d_model).reshape(4, d_model - 1), rtol=0, atol=1e-7)
@@ -115,4 +117,4 @@ def test_an_odd_width_is_padded_with_zeros_on_request(d_model: int) -> None:
 
 def test_positions_of_any_shape_are_computed() -> None:
     positions = torch.tensor([[3, 1], [4, 1]])
-    assert torch.equal(sinusoid(positions, 8), SinusoidalPositions(8, 5).table[positions])
+    assert torch.equal(sinusoid(positions, 8), SinusoidalPositionalEncoding(8, 5).table[positions])

@@ -20,9 +20,10 @@ from transformers import (
     WhisperModel,
 )
 
-from preblock.models.checkpoints.families import STEMS, Config
-from preblock.models.checkpoints.reader import CheckpointError
+from preblock.models.checkpoints.family import Config
+from preblock.models.checkpoints.stem_families import STEMS
 from preblock.models.checkpoints.stem_reader import is_stem, read_stem
+from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.models.modules.stems import (
     AudioConfig,
     AudioStem,

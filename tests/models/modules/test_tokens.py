@@ -6,36 +6,36 @@ import pytest
 import torch
 from torch import nn
 
-from preblock.models.modules.tokens import TokenTable
+from preblock.models.modules.tokens import TokenEmbedding
 
 IDS = torch.tensor([[3, 0, 9], [9, 9, 1]])
 
 
 def test_looks_up_as_torchs_embedding() -> None:
-    table = TokenTable(10, 4)
+    table = TokenEmbedding(10, 4)
     assert torch.equal(table(IDS), nn.Embedding(10, 4, _weight=table.weight)(IDS))
 
 
 def test_the_table_starts_from_a_normal_distribution() -> None:
     torch.manual_seed(0)
-    table = TokenTable(1000, 100).weight.detach().double()
+    table = TokenEmbedding(1000, 100).weight.detach().double()
     assert abs(table.mean()) < 2e-4
     assert abs(table.std() - 0.02) < 2e-4
 
 
 @pytest.mark.parametrize(("scale", "factor"), [(True, math.sqrt(7)), (3.0, 3.0), (1.0, 1.0), (False, 1.0)])
 def test_the_scale_multiplies_every_vector(scale: float | bool, factor: float) -> None:
-    table = TokenTable(10, 7, scale=scale)
+    table = TokenEmbedding(10, 7, scale=scale)
     assert torch.equal(table(IDS), nn.Embedding(10, 7, _weight=table.weight)(IDS) * factor)
 
 
 def test_the_padding_row_starts_at_zero() -> None:
-    table = TokenTable(10, 4, padding_idx=9)
+    table = TokenEmbedding(10, 4, padding_idx=9)
     assert (table.weight == 0).all(dim=1).tolist() == [False] * 9 + [True]
 
 
 def test_the_padding_row_gets_no_gradient_as_in_torchs_embedding() -> None:
-    table = TokenTable(10, 4, padding_idx=9)
+    table = TokenEmbedding(10, 4, padding_idx=9)
     oracle = nn.Embedding(10, 4, padding_idx=9)
     for module in (table, oracle):
         module(IDS).sum().backward()
@@ -47,14 +47,14 @@ def test_the_padding_row_gets_no_gradient_as_in_torchs_embedding() -> None:
 
 def test_pretrained_values_are_kept_the_padding_row_included() -> None:
     pretrained = torch.randn(10, 4)
-    table = TokenTable(10, 4, padding_idx=9, pretrained=pretrained)
+    table = TokenEmbedding(10, 4, padding_idx=9, init=pretrained)
     assert torch.equal(table.weight, pretrained)
 
 
 def test_training_leaves_the_callers_pretrained_tensor_alone() -> None:
     pretrained = torch.randn(10, 4)
     before = pretrained.clone()
-    table = TokenTable(10, 4, pretrained=pretrained)
+    table = TokenEmbedding(10, 4, init=pretrained)
     table(IDS).sum().backward()
     torch.optim.SGD(table.parameters(), lr=1.0).step()
     assert torch.equal(pretrained, before)
@@ -62,13 +62,13 @@ def test_training_leaves_the_callers_pretrained_tensor_alone() -> None:
 
 
 def test_a_frozen_table_is_not_trained() -> None:
-    table = TokenTable(10, 4, pretrained=torch.ones(10, 4), freeze=True)
+    table = TokenEmbedding(10, 4, init=torch.ones(10, 4), freeze=True)
     assert not table.weight.requires_grad
     assert not table(IDS).requires_grad
 
 
 def test_a_tied_projection_uses_the_very_table() -> None:
-    table, projection = TokenTable(10, 4), nn.Linear(4, 10, bias=False)
+    table, projection = TokenEmbedding(10, 4), nn.Linear(4, 10, bias=False)
     table.tie(projection)
     assert projection.weight is table.weight
     assert len(list(nn.ModuleList([table, projection]).parameters())) == 1
@@ -76,7 +76,7 @@ def test_a_tied_projection_uses_the_very_table() -> None:
 
 def test_a_tied_table_is_trained_from_both_sides() -> None:
     pretrained = torch.randn(10, 4)
-    tied, projection = TokenTable(10, 4, pretrained=pretrained), nn.Linear(4, 10, bias=False)
+    tied, projection = TokenEmbedding(10, 4, init=pretrained), nn.Linear(4, 10, bias=False)
     tied.tie(projection)
     projection(tied(IDS)).sum().backward()
     # Apart, torch gives each side its own gradient; tied, they add up.
@@ -91,14 +91,14 @@ def test_a_tied_table_is_trained_from_both_sides() -> None:
 @pytest.mark.parametrize("padding_idx", [-1, 10])
 def test_a_padding_id_outside_the_table_is_refused(padding_idx: int) -> None:
     with pytest.raises(ValueError, match=f"padding_idx: got {padding_idx}, allowed 0 to 9"):
-        TokenTable(10, 4, padding_idx=padding_idx)
+        TokenEmbedding(10, 4, padding_idx=padding_idx)
 
 
 def test_pretrained_values_of_another_shape_are_refused() -> None:
     with pytest.raises(ValueError, match=r"pretrained: got shape \(4, 10\), allowed \(10, 4\)"):
-        TokenTable(10, 4, pretrained=torch.ones(4, 10))
+        TokenEmbedding(10, 4, init=torch.ones(4, 10))
 
 
 def test_a_projection_of_another_shape_is_refused() -> None:
     with pytest.raises(ValueError, match=r"projection: got weight \(4, 10\), allowed \(10, 4\)"):
-        TokenTable(10, 4).tie(nn.Linear(10, 4))
+        TokenEmbedding(10, 4).tie(nn.Linear(10, 4))

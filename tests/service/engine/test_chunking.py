@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.builders import bert_embedding, gpt2_embedding
-from preblock.models.frontend import FrontEnd, FrontEndConfig
-from preblock.models.modules.rotary import RotaryConfig, RotaryOutput
+from preblock.models.config import FrontEndConfig
+from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings
+from preblock.models.frontend import FrontEnd
+from preblock.models.modules.rotary_config import RotaryConfig
+from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.steps import Positions, Tokens
 from preblock.service.artifacts.manifest import Source
 from preblock.service.core.errors import Invalid
@@ -42,8 +44,8 @@ TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfl
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     root = tmp_path_factory.mktemp("pieces")
     for name, module in (
-        ("gpt", gpt2_embedding(VOCABULARY, WIDTH, MAX_LEN)),
-        ("bert", bert_embedding(VOCABULARY, WIDTH, MAX_LEN)),
+        ("gpt", GPT2Embeddings(VOCABULARY, WIDTH, MAX_LEN)),
+        ("bert", BertEmbeddings(VOCABULARY, WIDTH, MAX_LEN)),
         (
             "roberta",
             FrontEnd(FrontEndConfig(family="roberta", steps=SKIPPED, max_len=MAX_LEN, padding_idx=PADDING)).eval(),
@@ -51,7 +53,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         ("llama", FrontEnd(FrontEndConfig(family="llama", steps=(TOKENS,), max_len=None, rotary=ROTARY)).eval()),
     ):
         export_loaded(LoadedSource(module, Source(kind="module")), name, root)
-    large = gpt2_embedding(VOCABULARY, WIDTH, MAX_LEN)
+    large = GPT2Embeddings(VOCABULARY, WIDTH, MAX_LEN)
     with torch.no_grad():
         next(large.parameters())[7, 3] = 1e6
     export_loaded(LoadedSource(large, Source(kind="module")), "large", root)

@@ -12,8 +12,9 @@ import torch
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.builders import gpt2_embedding
-from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.config import FrontEndConfig
+from preblock.models.embeddings import GPT2Embeddings
+from preblock.models.frontend import FrontEnd
 from preblock.models.steps import Positions, Project, Tokens
 from preblock.service.artifacts.manifest import Manifest, Source
 from preblock.service.codecs.native_json import read_embed
@@ -257,7 +258,7 @@ def test_what_is_refused_fails_alone_and_never_joins(engine: Engine) -> None:
 
 
 def test_a_type_that_is_too_narrow_fails_alone(tmp_path: Path) -> None:
-    frontend = gpt2_embedding(7, 4, 6)
+    frontend = GPT2Embeddings(7, 4, 6)
     with torch.no_grad():
         frontend.tokens.weight[3] = 1e6
     export_loaded(LoadedSource(frontend, Source(kind="module")), "gpt", tmp_path)

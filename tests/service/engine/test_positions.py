@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.config import FrontEndConfig
+from preblock.models.frontend import FrontEnd
 from preblock.models.modules.initialisers import seeded_
 from preblock.models.steps import Mask, Positions, Step, Tokens
 from preblock.service.artifacts.manifest import Source

@@ -20,7 +20,7 @@ from websockets.sync.client import connect as connect_socket
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.builders import gpt2_embedding
+from preblock.models.embeddings import GPT2Embeddings
 from preblock.service.artifacts.manifest import Source
 from preblock.service.core.types import TokenRows
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
@@ -38,7 +38,7 @@ SECRET = 31337
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("log")
-    export_loaded(LoadedSource(gpt2_embedding(50, 64, 600), Source(kind="module")), "gpt", root)
+    export_loaded(LoadedSource(GPT2Embeddings(50, 64, 600), Source(kind="module")), "gpt", root)
     return root
 
 

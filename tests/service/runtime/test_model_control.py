@@ -15,7 +15,7 @@ import pytest
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.builders import gpt2_embedding
+from preblock.models.embeddings import GPT2Embeddings
 from preblock.models.modules.initialisers import seeded_
 from preblock.service.artifacts.manifest import GRAPH, Source
 from preblock.service.core.errors import ArtifactError, Forbidden, NotFound
@@ -31,7 +31,7 @@ def root(tiny_repository: Path, tmp_path: Path) -> Path:
 
 
 def export_next(root: Path, name: str = "gpt", seed: int = 9) -> Path:
-    frontend = gpt2_embedding(7, 4, 6)
+    frontend = GPT2Embeddings(7, 4, 6)
     seeded_(frontend, seed)
     return export_loaded(LoadedSource(frontend, Source(kind="module")), name, root).folder
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.builders import gpt2_embedding
+from preblock.models.embeddings import GPT2Embeddings
 from preblock.service.app import create_app
 from preblock.service.artifacts.manifest import Source
 from preblock.service.core.settings import Settings
@@ -47,7 +47,7 @@ Ids = NDArray[np.int64]
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose answers to the longest requests are large."""
     root = tmp_path_factory.mktemp("connections")
-    export_loaded(LoadedSource(gpt2_embedding(VOCABULARY, WIDTH, MAX_LEN), Source(kind="module")), "gpt", root)
+    export_loaded(LoadedSource(GPT2Embeddings(VOCABULARY, WIDTH, MAX_LEN), Source(kind="module")), "gpt", root)
     return root
 
 
@@ -359,7 +359,7 @@ def test_a_version_that_replaces_another_answers_from_then_on(root: Path, tmp_pa
     ):
         path, body, headers = native(np.array([[1, 2]]), 0)
         old = [client.post(path, content=body, headers=headers) for _ in range(3)][-1]
-        second = LoadedSource(gpt2_embedding(VOCABULARY, WIDTH, MAX_LEN), Source(kind="module"))
+        second = LoadedSource(GPT2Embeddings(VOCABULARY, WIDTH, MAX_LEN), Source(kind="module"))
         export_loaded(second, "gpt", tmp_path / "models")
         deadline = time.monotonic() + 30
         while (new := client.post(path, content=body, headers=headers)).headers["Preblock-Version"] == "1":

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.builders import gpt2_embedding
+from preblock.models.embeddings import GPT2Embeddings
 from preblock.service.app import create_app
 from preblock.service.artifacts.manifest import Source
 from preblock.service.core.auth import new_key
@@ -50,7 +50,7 @@ class Counting(Http):
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     root = tmp_path_factory.mktemp("models")
-    export_loaded(LoadedSource(gpt2_embedding(VOCABULARY, 768, 700), Source(kind="module")), "gpt", root)
+    export_loaded(LoadedSource(GPT2Embeddings(VOCABULARY, 768, 700), Source(kind="module")), "gpt", root)
     config = configure(Settings(), create_app(Settings(repository=root)))
     config.http = Counting
     server = uvicorn.Server(config)
@@ -350,7 +350,7 @@ def test_an_empty_line_before_it_is_not_waited_for(tiny_repository: Path) -> Non
 
 def test_a_version_that_is_there_by_now_answers(tmp_path: Path) -> None:
     def export() -> None:
-        export_loaded(LoadedSource(gpt2_embedding(50, 4, 9), Source(kind="module")), "gpt", tmp_path)
+        export_loaded(LoadedSource(GPT2Embeddings(50, 4, 9), Source(kind="module")), "gpt", tmp_path)
 
     export()
     poll = "--model-control", "poll", "--model-poll-interval-seconds", "0.2"

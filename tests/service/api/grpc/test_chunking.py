@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.builders import bert_embedding, gpt2_embedding
+from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings
 from preblock.service.artifacts.manifest import Source
 from tests.conftest import Server, serving
 
@@ -25,8 +25,8 @@ SHAPES = [(4, 5000), (20000, 1), (1, 4999), (3, 2731), (1, 1)]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     root: Path = tmp_path_factory.mktemp("large")
-    export_loaded(LoadedSource(gpt2_embedding(300, WIDTH, MAX_LEN), Source(kind="module")), "gpt", root)
-    export_loaded(LoadedSource(bert_embedding(300, WIDTH, MAX_LEN), Source(kind="module")), "bert", root)
+    export_loaded(LoadedSource(GPT2Embeddings(300, WIDTH, MAX_LEN), Source(kind="module")), "gpt", root)
+    export_loaded(LoadedSource(BertEmbeddings(300, WIDTH, MAX_LEN), Source(kind="module")), "bert", root)
     with serving(root) as running:
         yield running
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.builders import gpt2_embedding
+from preblock.models.embeddings import GPT2Embeddings
 from preblock.models.modules.initialisers import seeded_
 from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.target import Route
@@ -36,7 +36,7 @@ from preblock.service.server.http_protocol import Http
 from preblock.service.server.supervisor import configure
 
 VOCABULARY, WIDTH, LONGEST = 50, 768, 700
-MODULE = gpt2_embedding(VOCABULARY, WIDTH, LONGEST)
+MODULE = GPT2Embeddings(VOCABULARY, WIDTH, LONGEST)
 BYTES, NPY = "application/octet-stream", "application/x-npy"
 SHAPES = [(1, 1), (1, 3), (2, 50), (1, 515), (3, 400)]
 """Of which the vectors are copied, sent at once, and sent in pieces; of base64 the last of three has other ends."""

@@ -20,10 +20,12 @@ from safetensors.numpy import load, save
 
 from preblock.export.exporter import export_loaded
 from preblock.export.source import AnyFrontEnd, LoadedSource
-from preblock.models.frontend import FrontEnd, FrontEndConfig
+from preblock.models.config import FrontEndConfig
+from preblock.models.frontend import FrontEnd
 from preblock.models.modules.bias import AlibiConfig, BiasConfig, RelativeSinusoidConfig, T5Config
 from preblock.models.modules.initialisers import seeded_
-from preblock.models.modules.rotary import RotaryConfig, RotaryOutput
+from preblock.models.modules.rotary_config import RotaryConfig
+from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.modules.stems import PatchConfig, PatchStem
 from preblock.models.steps import Levels, Positions, Segments, Tokens
 from preblock.service.artifacts.manifest import Source

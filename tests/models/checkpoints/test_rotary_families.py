@@ -13,10 +13,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 
-from preblock.models.checkpoints.attention_families import ROTARY, find_rotary, read_rotary
-from preblock.models.checkpoints.reader import CheckpointError, read_frontend
-from preblock.models.frontend import FrontEnd, FrontEndConfig
-from preblock.models.modules.rotary import RotaryConfig, RotaryPositions, rotate
+from preblock.models.checkpoints.reader import read_frontend
+from preblock.models.checkpoints.rotary_families import ROTARY, find_rotary, read_rotary
+from preblock.models.checkpoints.weight_files import CheckpointError
+from preblock.models.config import FrontEndConfig
+from preblock.models.frontend import FrontEnd
+from preblock.models.modules.rotary import RotaryEmbedding, rotate
+from preblock.models.modules.rotary_config import RotaryConfig
 from tests.families.published import _ENCODER, VOCABULARY, save
 
 POSITIONS = torch.cat((torch.arange(100), torch.arange(100, 1536, 37))).unsqueeze(0)
@@ -88,7 +91,7 @@ def test_a_file_means_what_it_means_to_transformers(family: str, values: dict[st
         row = find_rotary(family, stated)
         assert row is not None
         outputs = read_rotary(row, stated, config.hidden_size, config.max_position_embeddings, 1536)
-        found = {output.name: RotaryPositions(output.config)(POSITIONS, position_ids=POSITIONS) for output in outputs}
+        found = {output.name: RotaryEmbedding(output.config)(POSITIONS, position_ids=POSITIONS) for output in outputs}
         expected = library(family, values)
         assert found.keys() == expected.keys()
         for name, (cos, sin) in expected.items():
@@ -186,7 +189,7 @@ def test_a_table_of_roformer_that_is_another_is_not_passed_off(tmp_path: Path) -
 def test_queries_turn_as_in_transformers_in_the_layout_of_the_row(family: str) -> None:
     torch.manual_seed(0)
     query, row = torch.randn(1, 2, 9, 16), ROTARY[family]
-    cos, sin = RotaryPositions(RotaryConfig(dim=16))(torch.zeros(1, 9, dtype=torch.int64))
+    cos, sin = RotaryEmbedding(RotaryConfig(dim=16))(torch.zeros(1, 9, dtype=torch.int64))
     modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
     if row.layout == "half":
         expected = modeling.apply_rotary_pos_emb(query, query, cos, sin)[0]

@@ -1,12 +1,9 @@
-"""What published models give attention beside the vectors of their front-end: the Hugging Face names of that side.
+"""The rotary table: how published models turn queries and keys. Rows are named as in `families.py`.
 
-A row is named as in `models/checkpoints/families.py`: `ROTARY` holds rotary angles, `BIASES` pairwise biases. Read from
-transformers 5.23, and checked against it.
-
+Read from transformers 5.23, and checked against it.
 Letters: R rotary width, M maximum length.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -14,9 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from preblock.models.checkpoints.families import Config
-from preblock.models.modules.bias import AlibiConfig, BiasConfig, RelativeSinusoidConfig, T5Config
-from preblock.models.modules.rotary import SCALINGS, RotaryConfig, RotaryOutput, RotaryPositions, yarn_scale
+from preblock.models.checkpoints.family import Config
+from preblock.models.modules.rotary import RotaryEmbedding
+from preblock.models.modules.rotary_config import SCALINGS, RotaryConfig, yarn_scale
+from preblock.models.modules.rotary_output import RotaryOutput
 
 Theta = tuple[str | None, float]
 TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
@@ -24,23 +22,23 @@ TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryFamily:
-    """One row: how a family is rotary.
+    """One row: the rotary attention of a family.
 
     Args:
-        heads: heads of attention where the config leaves them out.
-        head_dim: width of a head where the config leaves it out; default the hidden size over the heads.
-        dim: key that holds R itself, and its default; by default R is a share of a head.
-        share: key that holds that share, and its default; by default all of a head turns.
-        thetas: what ends the names of the outputs -> the key that holds theta beside `rope_parameters`, None where
-            nothing does, and its default. Several where layers differ: `rope_parameters` then has an object for each.
-        scaled: which of several an old `rope_scaling` is meant for.
-        types: rope types that the library takes; none where it reads no `rope_parameters`.
+        heads: default number of heads of attention.
+        head_dim: default width of a head; None for the hidden size over the heads.
+        dim: key of R and its default; None for R as a share of a head.
+        share: key of this share and its default; None for all of a head.
+        thetas: ending of the names of the outputs -> the key of theta beside `rope_parameters`, or None, and its
+            default. Several where layers differ: `rope_parameters` then has an object for each.
+        scaled: endings, of several, for an old `rope_scaling`.
+        types: rope types known to the library; none if it reads no `rope_parameters`.
         aliases: other names of rope types.
-        original_len: length of pretraining where the config leaves it out; default its longest input.
-        layout: which columns of a head are a pair, as in `rotate`.
-        angles: the type in which the library computes angles, as in `RotaryConfig`.
-        tensors: keys of a tensor that wins over the config where the file has it: the R/2 frequencies, or a table
-            (M, R) of sines and then cosines.
+        original_len: default length of pretraining; None for the longest input.
+        layout: of pairs of columns, as in `rotate`.
+        angles: type of angles in the library, as in `RotaryConfig`.
+        tensors: keys of a tensor with the R/2 frequencies, or of a table (M, R) of sines and then cosines. If the
+            file has it, it wins over the config.
         when: whether a model is rotary, given its config; default always.
 
     """
@@ -117,7 +115,7 @@ ROTARY: dict[str, RotaryFamily] = {
 
 
 def find_rotary(family: str, values: Mapping[str, Any]) -> RotaryFamily | None:
-    """Return the row of a model of `family` whose `config.json` holds `values`; None where it is not rotary."""
+    """Return the row of a model of `family` with the config `values`; None if it is not rotary."""
     row = ROTARY.get(family)
     return row if row and row.when(Config(values)) else None
 
@@ -146,11 +144,11 @@ def read_rotary(
 
 
 class LengthMissing(ValueError):
-    """A rope type that depends on the length of the whole sequence, without one."""
+    """The rope type depends on the length of the whole sequence, and none was given."""
 
 
 def _rope_parameters(row: RotaryFamily, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what the file says of each rope of the row."""
+    """Return the values in the file for each rope of the row."""
     new, old = (_mapping(key, values.get(key) or {}) for key in ("rope_parameters", "rope_scaling"))
     if not row.types and (new or old):
         raise ValueError(f"rope_parameters: got {dict(new or old)}, allowed none: the library does not read them here")
@@ -262,13 +260,13 @@ def _number(key: str, value: Any) -> Any:
 def as_stored(output: RotaryOutput, tensor: Tensor) -> RotaryOutput | None:
     """Return `output` as `tensor` of the file has it: float32 frequencies (R/2,), or a table (M, R).
 
-    None where a table is not that of `output`, such as one that was stored in a narrow type.
+    None if a table is not that of `output`: some files hold one rounded to a narrow type.
 
     Raises:
         ValueError: there are not R/2 frequencies.
 
     """
-    config, module = output.config, RotaryPositions(output.config)
+    config, module = output.config, RotaryEmbedding(output.config)
     if tensor.ndim == 1:
         if torch.equal(tensor, module.frequencies):
             return output
@@ -281,119 +279,4 @@ def as_stored(output: RotaryOutput, tensor: Tensor) -> RotaryOutput | None:
 
 
 ROUNDING = 2.0**-23
-"""One unit in the last place of 1 in float32, by which a table may differ that another machine computed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BiasRow:
-    """One row of BIASES.
-
-    Args:
-        config: the bias, given the config; None where the model has none.
-        only: keys that change the bias -> the values that this row understands. A dot leads into an object.
-
-    """
-
-    config: Callable[[Config], BiasConfig | None]
-    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-
-
-def _count(c: Config, default: int, *names: str) -> int:
-    """Return a count that may go by several names: which of two values the library takes depends on their order."""
-    stated = {name: c(name) for name in names if c(name) is not None}
-    for name, value in stated.items():
-        if type(value) is not int or value < 1:
-            raise ValueError(f"{name} is {value!r}, understood is 1 or more")
-        if value != next(iter(stated.values())):
-            raise ValueError(
-                f"{name} is {value!r}, understood is {next(iter(stated.values()))}, as {next(iter(stated))}"
-            )
-    return next(iter(stated.values()), default)
-
-
-def _falcon(c: Config) -> AlibiConfig | None:
-    if not c("alibi", False):
-        return None
-    heads = _count(c, 71, "num_attention_heads")
-    return AlibiConfig(
-        heads=heads,
-        anchor="first",
-        recipe="float32_powers",
-        arithmetic="bfloat16",
-        divisor=math.sqrt(_count(c, 4544, "hidden_size", "n_embed") // heads),
-    )
-
-
-def _t5(side: str) -> BiasRow:
-    return BiasRow(
-        config=lambda c: T5Config(
-            heads=_count(c, 8, "num_heads", "num_attention_heads"),
-            buckets=_count(c, 32, "relative_attention_num_buckets"),
-            max_distance=_count(c, 128, "relative_attention_max_distance"),
-            bidirectional=side == "encoder",
-            weight=(f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",),
-        )
-    )
-
-
-def _xlnet(c: Config) -> RelativeSinusoidConfig:
-    clamp_len = c("clamp_len", -1)
-    return RelativeSinusoidConfig(
-        width=_count(c, 1024, "d_model", "hidden_size"),
-        clamp_len=clamp_len if clamp_len > 0 else None,
-        bidirectional=c("attn_type", "bi") == "bi",
-    )
-
-
-BIASES: dict[str, BiasRow] = {
-    "bloom": BiasRow(
-        config=lambda c: AlibiConfig(
-            heads=_count(c, 8, "n_head", "num_attention_heads"), anchor="first", recipe="float32_powers"
-        )
-    ),
-    # The library always adds ALiBi with a maximum of 8, whatever the config says; where it says otherwise, the model
-    # was trained with something else.
-    "mpt": BiasRow(
-        config=lambda c: AlibiConfig(
-            heads=_count(c, 16, "n_heads", "num_attention_heads"), anchor="last", recipe="float32_reciprocals"
-        ),
-        only={"attn_config.alibi": (True,), "attn_config.alibi_bias_max": (8,)},
-    ),
-    # Once, as its default attention adds it; the library's eager attention adds it twice.
-    "falcon": BiasRow(config=_falcon, only={"alibi": (True, False)}),
-    "t5/encoder": _t5("encoder"),
-    "t5/decoder": _t5("decoder"),
-    # With bi_data, each half of a batch reads the distances in another direction.
-    "xlnet": BiasRow(config=_xlnet, only={"attn_type": ("bi", "uni"), "bi_data": (False,)}),
-}
-
-
-def bias_of(name: str, values: Mapping[str, Any]) -> BiasConfig | None:
-    """Return the pairwise bias of the model that `values`, its config, describes; None for one without.
-
-    Args:
-        name: of a row of the family table.
-        values: what `config.json` holds.
-
-    Raises:
-        ValueError: a value is not understood; the error names it.
-
-    """
-    row = BIASES.get(name)
-    if row is None:
-        return None
-    for key, understood in row.only.items():
-        value = _find(values, key)
-        if value is not None and value not in understood:
-            raise ValueError(f"{key} is {value!r}, understood is {' or '.join(map(repr, understood))}")
-    return row.config(Config(values))
-
-
-def _find(values: Mapping[str, Any], key: str) -> Any:
-    name, _, rest = key.partition(".")
-    value = values.get(name)
-    if not rest or value is None:
-        return value
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} is {value!r}, understood is an object")
-    return _find(value, rest)
+"""One unit in the last place of 1 in float32: the tolerance for a table from another machine."""

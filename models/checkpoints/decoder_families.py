@@ -1,0 +1,122 @@
+"""Rows of the family table: decoders, with the Hugging Face names of their tensors."""
+
+import math
+
+from preblock.models.checkpoints.family import Config, Family
+from preblock.models.checkpoints.family_steps import (
+    chosen_segment_steps,
+    count_lookup_steps,
+    learned_position_step,
+    norm_step,
+    project_step,
+    scale_steps,
+    sinusoid_position_step,
+    token_step,
+    weight_keys,
+)
+from preblock.models.steps import Positions, Scale, Step
+
+
+def _opt(c: Config) -> list[Step]:
+    projected = c("word_embed_proj_dim", c("hidden_size")) != c("hidden_size")
+    positions = Positions(weight=weight_keys("decoder.embed_positions"), counts="mask", first=2)
+    return [
+        token_step("decoder.embed_tokens"),
+        *([project_step("decoder.project_in", bias=False)] if projected else []),
+        positions,
+    ]
+
+
+def _rotary(
+    tokens: str, prefix: str, limit: int, key: str = "max_position_embeddings", segments: bool = False
+) -> Family:
+    """A decoder whose positions live in attention: its front-end is the token table."""
+    return Family(
+        steps=lambda c: [token_step(tokens), *chosen_segment_steps(c)],
+        prefix=prefix,
+        limit=(key, limit),
+        segments=segments,
+    )
+
+
+def _gpt(tokens: str, positions: str) -> Family:
+    """A decoder with learned positions, whose segments are tokens."""
+    return Family(
+        steps=lambda c: [token_step(tokens), learned_position_step(positions), *chosen_segment_steps(c)],
+        prefix="transformer.",
+        segments=True,
+    )
+
+
+def _gemma(c: Config) -> list[Step]:
+    return [token_step("embed_tokens"), Scale(by=math.sqrt(c("hidden_size")), cast=True)]
+
+
+def _gemma_family(limit: int) -> Family:
+    return Family(steps=_gemma, prefix="model.", limit=("max_position_embeddings", limit), lookup=lambda _: 2)
+
+
+DECODERS: dict[str, Family] = {
+    "gpt2": _gpt("wte", "wpe"),
+    "gpt_neo": _gpt("wte", "wpe"),
+    "openai-gpt": _gpt("tokens_embed", "positions_embed"),
+    "gptj": _rotary("wte", "transformer.", 2048, "n_positions", segments=True),
+    "codegen": _rotary("wte", "transformer.", 2048, "n_positions", segments=True),
+    "ctrl": Family(
+        steps=lambda c: [
+            token_step("w"),
+            Scale(by=math.sqrt(c("n_embd", 1280))),
+            sinusoid_position_step(c, "pair_half_float32", "n_positions", 256),
+            *chosen_segment_steps(c, by=math.sqrt(c("n_embd", 1280))),
+        ],
+        prefix="transformer.",
+        consumer_scales=True,
+        segments=True,
+    ),
+    "opt": Family(steps=_opt, prefix="model."),
+    "biogpt": Family(
+        steps=lambda c: [
+            token_step("embed_tokens"),
+            *scale_steps(c("scale_embedding", True), math.sqrt(c("hidden_size"))),
+            learned_position_step("embed_positions", first=2),
+        ],
+        prefix="biogpt.",
+        lookup=count_lookup_steps(True),
+    ),
+    "xglm": Family(
+        steps=lambda c: [
+            token_step("embed_tokens"),
+            *scale_steps(c("scale_embedding", True), math.sqrt(c("d_model", 1024))),
+            sinusoid_position_step(
+                c, "tensor2tensor", "max_position_embeddings", 2048, first=2, zero_row=c("pad_token_id", 1)
+            ),
+        ],
+        prefix="model.",
+        lookup=count_lookup_steps(True),
+    ),
+    "bloom": Family(
+        steps=lambda c: [
+            token_step("word_embeddings"),
+            norm_step("word_embeddings_layernorm", c("layer_norm_epsilon", 1e-5)),
+        ],
+        prefix="transformer.",
+    ),
+    "mpt": _rotary("wte", "transformer.", 2048, "max_seq_len"),
+    "falcon": _rotary("word_embeddings", "transformer.", 2048),
+    "llama": _rotary("embed_tokens", "model.", 2048),
+    "mistral": _rotary("embed_tokens", "model.", 131072),
+    "qwen2": _rotary("embed_tokens", "model.", 32768),
+    "qwen3": _rotary("embed_tokens", "model.", 32768),
+    "phi": _rotary("embed_tokens", "model.", 2048),
+    "phi3": _rotary("embed_tokens", "model.", 4096),
+    "gpt_neox": _rotary("embed_in", "gpt_neox.", 2048),
+    "granite": Family(
+        steps=lambda c: [token_step("embed_tokens"), Scale(by=c("embedding_multiplier", 1.0))],
+        prefix="model.",
+        limit=("max_position_embeddings", 2048),
+        consumer_scales=True,
+    ),
+    "gemma": _gemma_family(8192),
+    "gemma2": _gemma_family(8192),
+    "gemma3_text": _gemma_family(131072),
+}

@@ -1,0 +1,119 @@
+"""Rows of the family table: encoder-decoders, a row for each side, with the Hugging Face names of their tensors."""
+
+import math
+from collections.abc import Callable
+
+from preblock.models.checkpoints.family import Config, Family
+from preblock.models.checkpoints.family_steps import (
+    count_lookup_steps,
+    learned_position_step,
+    norm_step,
+    scale_steps,
+    sinusoid_position_step,
+    token_step,
+    weight_keys,
+)
+from preblock.models.steps import Positions, Step, Tokens
+
+
+def _scaled(c: Config, default: bool = False) -> list[Step]:
+    """The scale that most encoder-decoders have."""
+    return scale_steps(c("scale_embedding", default), math.sqrt(c("d_model")))
+
+
+def _shared(side: str) -> Tokens:
+    """One table for both sides, or one for each where a checkpoint does not share it."""
+    return token_step(f"{side}.embed_tokens", "shared")
+
+
+def _bart(side: str) -> Callable[[Config], list[Step]]:
+    return lambda c: [
+        _shared(side),
+        *_scaled(c),
+        learned_position_step(f"{side}.embed_positions", first=2),
+        norm_step(f"{side}.layernorm_embedding", 1e-5),
+    ]
+
+
+def _blenderbot(side: str) -> Callable[[Config], list[Step]]:
+    return lambda c: [_shared(side), *_scaled(c), learned_position_step(f"{side}.embed_positions")]
+
+
+def _marian(side: str) -> Callable[[Config], list[Step]]:
+    return lambda c: [
+        _shared(side),
+        *_scaled(c),
+        sinusoid_position_step(
+            c, "pair_half", "max_position_embeddings", 1024, weight=weight_keys(f"{side}.embed_positions")
+        ),
+    ]
+
+
+def _counted_sinusoids(c: Config, limit: str) -> Positions:
+    padding = c("pad_token_id", 1)
+    return sinusoid_position_step(c, "tensor2tensor", limit, 1024, counts="ids", first=padding + 1, zero_row=padding)
+
+
+def _m2m_100(side: str) -> Callable[[Config], list[Step]]:
+    return lambda c: [_shared(side), *_scaled(c, True), _counted_sinusoids(c, "max_position_embeddings")]
+
+
+ENCODER_DECODERS: dict[str, Family] = {
+    **{
+        f"{name}/{side}": Family(steps=_bart(side), prefix="model.", lookup=count_lookup_steps(False))
+        for name in ("bart", "mbart")
+        for side in ("encoder", "decoder")
+    },
+    **{
+        f"blenderbot/{side}": Family(steps=_blenderbot(side), prefix="model.", lookup=count_lookup_steps(False))
+        for side in ("encoder", "decoder")
+    },
+    "blenderbot-small/encoder": Family(
+        steps=lambda c: [
+            _shared("encoder"),
+            *_scaled(c),
+            learned_position_step("encoder.embed_positions"),
+            norm_step("encoder.layernorm_embedding", 1e-5),
+        ],
+        prefix="model.",
+        lookup=count_lookup_steps(False),
+    ),
+    # It normalises the tokens, does not scale them, whatever the config says, and adds positions last.
+    "blenderbot-small/decoder": Family(
+        steps=lambda _: [
+            _shared("decoder"),
+            norm_step("decoder.layernorm_embedding", 1e-5),
+            learned_position_step("decoder.embed_positions"),
+        ],
+        prefix="model.",
+    ),
+    **{
+        f"{name}/{side}": Family(
+            steps=_marian(side),
+            prefix="model.",
+            lookup=count_lookup_steps(False) if side == "encoder" else lambda _: 1,
+            consumer_scales=side == "decoder",
+        )
+        for name in ("marian", "pegasus")
+        for side in ("encoder", "decoder")
+    },
+    **{
+        f"m2m_100/{side}": Family(steps=_m2m_100(side), prefix="model.", padding=1, lookup=count_lookup_steps(True))
+        for side in ("encoder", "decoder")
+    },
+    "speech_to_text/decoder": Family(
+        steps=lambda c: [
+            token_step("decoder.embed_tokens"),
+            *scale_steps(c("scale_embedding", True), math.sqrt(c("d_model", 256))),
+            _counted_sinusoids(c, "max_target_positions"),
+        ],
+        prefix="model.",
+        padding=1,
+    ),
+    # `scale_embedding` is read by the library, and never used.
+    "whisper/decoder": Family(
+        steps=lambda _: [token_step("decoder.embed_tokens"), learned_position_step("decoder.embed_positions")],
+        prefix="model.",
+    ),
+    **{f"t5/{side}": Family(steps=lambda _: [token_step("shared")]) for side in ("encoder", "decoder")},
+}

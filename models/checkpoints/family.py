@@ -1,0 +1,61 @@
+"""A row of the family table: the front-end of one published model, given its `config.json`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from preblock.models.steps import Step
+
+ALL = -1
+"""Of a lookup: every step."""
+
+
+class Config:
+    """`config.json`, with the library's defaults for keys missing from older files.
+
+    Args:
+        values: of the file.
+        segments: the caller chose segments, in families with optional ones; default False.
+
+    """
+
+    def __init__(self, values: Mapping[str, Any], segments: bool = False) -> None:
+        self._values, self.segments = values, segments
+
+    def __call__(self, key: str, default: Any = None) -> Any:
+        """Return a value, or the default where the key is absent or null."""
+        value = self._values.get(key)
+        return default if value is None else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One row of the family table.
+
+    Args:
+        steps: the steps, given the config; sizes come from the tensors, those of derived tables from the config.
+        prefix: of the keys in the file of a model with a head; default none.
+        limit: key of max_len in the config and its default in the library, for models without a table of positions;
+            None for no limit.
+        padding: default padding id; None for none.
+        only: keys with an effect on the front-end -> their supported values.
+        refused: unsupported ids, given the config: their vectors depend on other tokens.
+        lookup: number of steps of the model's own lookup, given the config, or ALL; default 1.
+        consumer_scales: the model scales `inputs_embeds` itself; default False.
+        segments: its segments are optional and rows of the token table. Default False: it has a table of segments, or
+            none.
+        sections: keys of the part about this model, in the config of several models; the first one found counts.
+            Default none, for the whole config.
+
+    """
+
+    steps: Callable[[Config], list[Step]]
+    prefix: str = ""
+    limit: tuple[str, int] | None = None
+    padding: int | None = None
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    refused: Callable[[Config], list[int]] = lambda _: []
+    lookup: Callable[[Config], int] = lambda _: 1
+    consumer_scales: bool = False
+    segments: bool = False
+    sections: tuple[str, ...] = ()

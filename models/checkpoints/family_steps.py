@@ -1,0 +1,68 @@
+"""Constructors of steps by the names of their tensors: the vocabulary of the family table."""
+
+from collections.abc import Callable
+from typing import Any
+
+from preblock.models.checkpoints.family import Config
+from preblock.models.steps import Norm, Positions, Project, Scale, Segments, Step, Tokens
+
+
+def weight_keys(*names: str, suffix: str = ".weight") -> tuple[str, ...]:
+    """Return the keys of a tensor that goes by several names."""
+    return tuple(name + suffix for name in names)
+
+
+def norm_step(name: str, eps: float, *, bias: bool = True, spellings: tuple[str, ...] = ()) -> Norm:
+    """Return a LayerNorm; old files call its weight gamma and its bias beta."""
+    names = (name, *spellings)
+    weight = (*weight_keys(*names), *weight_keys(*names, suffix=".gamma"))
+    return Norm(
+        eps=eps,
+        weight=weight,
+        bias=(*weight_keys(*names, suffix=".bias"), *weight_keys(*names, suffix=".beta")) if bias else None,
+    )
+
+
+def project_step(name: str, *, bias: bool = True) -> Project:
+    """Return a projection."""
+    return Project(weight=weight_keys(name), bias=weight_keys(name, suffix=".bias") if bias else None)
+
+
+def token_step(*names: str) -> Tokens:
+    """Return the token table, which may go by several names."""
+    return Tokens(weight=weight_keys(*names))
+
+
+def segment_step(name: str) -> Segments:
+    """Return a table of segments."""
+    return Segments(weight=weight_keys(name))
+
+
+def chosen_segment_steps(c: Config, by: float = 1.0) -> list[Step]:
+    """Return segments that are rows of the token table if the caller chose them, else nothing."""
+    return [Segments(table="tokens", by=by, needed=True)] if c.segments else []
+
+
+def learned_position_step(*names: str, first: int = 0) -> Positions:
+    """Return learned positions; `first` is the row of the first token."""
+    return Positions(weight=weight_keys(*names), first=first)
+
+
+def unpadded_position_step(name: str, padding: int) -> Positions:
+    """Return learned positions that do not count padding ids; the first real token takes row padding + 1."""
+    return Positions(weight=weight_keys(name), counts="ids", first=padding + 1)
+
+
+def scale_steps(condition: Any, by: float) -> list[Step]:
+    """Return a scale if `condition` holds, else nothing."""
+    return [Scale(by=by)] if condition else []
+
+
+def sinusoid_position_step(c: Config, table: str, limit: str, default: int, **values: Any) -> Positions:
+    """Return sinusoidal positions; the first row of their table is position 0 unless `values` has `first`."""
+    return Positions(rows=c(limit, default) + values.get("first", 0), table=table, **values)
+
+
+def count_lookup_steps(default: bool) -> Callable[[Config], int]:
+    """Return how many steps the model's own lookup has: with `scale_embedding` its table scales the vectors itself."""
+    return lambda c: 2 if c("scale_embedding", default) else 1

@@ -1,0 +1,144 @@
+"""The tensors of a list of steps, read from safetensors files."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from preblock.models.checkpoints.weight_files import CheckpointError, files_of_keys, find_key, get_tensor, open_weights
+from preblock.models.frontend_file import INDEX, WEIGHTS
+from preblock.models.modules.bias import BiasConfig, T5Config
+from preblock.models.serialization import Keys
+from preblock.models.steps import Levels, Positions, Project, Segments, Step, Tokens, names_of, parameters
+
+PART = 2**25
+"""Numbers per chunk of a conversion to float32."""
+STORED = ("learned", "hybrid", "factorised")
+"""Position tables that a checkpoint has to hold; all others are derived."""
+
+Told = Callable[[int], None]
+
+
+def read_tensors(
+    folder: Path,
+    steps: Sequence[Step],
+    prefix: str = "",
+    pairwise: BiasConfig | None = None,
+    told: Told = lambda *_: None,
+    widen: bool = True,
+) -> tuple[tuple[Step, ...], dict[str, Tensor], Any]:
+    """Return `steps` with their sizes, their tensors and that of the bias, and the stored type of the first tensor.
+
+    The tensors are float32, except where `widen` is False as in `read_frontend`, under the names of
+    `FrontEnd.state_dict()`. Every name in the files may have `prefix` before it. A table of positions in the file
+    wins over a derived one.
+
+    Raises:
+        CheckpointError: a file or a tensor is missing or broken.
+
+    """
+    files = files_of_keys(folder)
+    prefix = find_prefix(folder, files, steps, prefix)
+    tensors: dict[str, Tensor] = {}
+    stored: list[str] = []
+    sized: list[Step] = []
+    with ExitStack() as stack:
+        opened: dict[Path, Any] = {}
+
+        def read(keys: tuple[str, ...], table: bool = False) -> Tensor | None:
+            key = find_key(files, prefix, keys)
+            if key is None:
+                return None
+            file = files[key]
+            if file not in opened:
+                opened[file] = stack.enter_context(open_weights(file))
+            tensor = get_tensor(opened[file], key, file)
+            stored.append(str(tensor.dtype).removeprefix("torch."))
+            if table and not widen and tensor.numel() > PART:
+                return tensor
+            if tensor.dtype == torch.float32:  # mapped: it keeps the mapping of the whole file alive
+                return tensor if widen else tensor.clone()
+            return _convert(file, key, tensor, told)
+
+        for name, step in zip(names_of(tuple(steps)), steps, strict=True):
+            own: dict[str, Tensor] = {}
+            for parameter, keys in parameters(step).items():
+                tensor = read(keys, isinstance(step, Tokens))
+                if tensor is not None:
+                    own[parameter] = tensor
+                elif not (isinstance(step, Positions) and step.table not in STORED):
+                    missing = keys[0] if keys else f"is named by {name}.{parameter}"
+                    raise CheckpointError(f"{folder}: no tensor {prefix}{missing}")
+            tensors |= {f"{name}.{parameter}": tensor for parameter, tensor in own.items()}
+            sized.append(_size(step, own, sized))
+        if isinstance(pairwise, T5Config):
+            weight = read(pairwise.weight)
+            if weight is None:
+                raise CheckpointError(f"{folder}: no tensor {prefix}{pairwise.weight[0]}")
+            tensors["bias.weight"] = weight
+    return tuple(sized), tensors, stored[0]
+
+
+def files_of_steps(folder: Path, steps: Sequence[Step], prefix: str = "", companions: Sequence[Keys] = ()) -> list[str]:
+    """Return the names of the weight files with the tensors of `steps` and `companions`, from the index."""
+    if not (folder / INDEX).is_file():
+        return [WEIGHTS]
+    files = files_of_keys(folder)
+    prefix = find_prefix(folder, files, steps, prefix)
+    wanted = [keys for step in steps for keys in parameters(step).values()]
+    found = [find_key(files, prefix, keys) for keys in (*wanted, *companions)]
+    return sorted({files[key].name for key in found if key})
+
+
+def find_prefix(folder: Path, files: Mapping[str, Path], steps: Sequence[Step], prefix: str) -> str:
+    """Return nothing or `prefix`, whichever the files put before the names of tensors."""
+    first = getattr(steps[0], "weight", ())
+    found = next((p for p in ("", prefix) if find_key(files, p, first)), None)
+    if found is None:
+        tried = " or ".join(p + key for p in dict.fromkeys(("", prefix)) for key in first)
+        missing = tried or "is named by the first step"
+        raise CheckpointError(f"{folder}: no tensor {missing}; do the files belong together?")
+    return found
+
+
+def _convert(file: Path, key: str, tensor: Tensor, told: Told) -> Tensor:
+    """Return `tensor` as float32; a large one is read again from `file` in chunks."""
+    if tensor.numel() <= PART:
+        return tensor.to(torch.float32)
+    converted = torch.empty(tensor.shape, dtype=torch.float32)
+    rows = max(1, PART // tensor[0].numel())
+    for begin in range(0, len(tensor), rows):
+        # A mapping of its own for each chunk: pages stay in memory as long as their mapping.
+        with open_weights(file) as weights:
+            part = weights.get_slice(key)[begin : begin + rows]
+            converted[begin : begin + rows] = part
+            told(part.nbytes)
+    return converted
+
+
+def _size(step: Step, own: Mapping[str, Tensor], before: Sequence[Step]) -> Step:
+    """Return `step` with the sizes of its own tensors, or of the steps before it."""
+    match step:
+        case Tokens():
+            return replace(step, rows=own["weight"].shape[0], width=own["weight"].shape[-1])
+        case Segments(table="tokens"):
+            tokens = before[0]
+            return replace(step, rows=tokens.rows) if isinstance(tokens, Tokens) else step
+        case Segments():
+            return replace(step, rows=own["weight"].shape[0])
+        case Levels():
+            parts = (
+                _size(level, {"weight": own[f"{place}.weight"]} if level.table == "own" else {}, before)
+                for place, level in enumerate(step.levels)
+            )
+            return replace(step, levels=tuple(part for part in parts if isinstance(part, Segments)))
+        case Positions() if "weight" in own:
+            return replace(step, rows=own["weight"].shape[0], table="hybrid" if step.table == "hybrid" else "learned")
+        case Project():
+            return replace(step, width=own["weight"].shape[0])
+        case _:
+            return step

@@ -1,0 +1,79 @@
+"""Files of a checkpoint: `config.json`, and safetensors files with or without an index."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from preblock.models.frontend_file import INDEX, STORED_TYPES, WEIGHTS
+
+
+class CheckpointError(ValueError):
+    """The folder is not a supported checkpoint; the message gives the reason."""
+
+
+def files_of_keys(folder: Path) -> dict[str, Path]:
+    """Return the file of each tensor in `folder`; an index decides where there is one."""
+    if (folder / INDEX).is_file():
+        weight_map = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+            raise CheckpointError(f"{folder / INDEX}: no weight_map of tensors to files")
+        for file in set(weight_map.values()):
+            if Path(file).name != file:
+                raise CheckpointError(f"{folder / INDEX}: {file!r} lies outside the folder")
+        return {key: folder / file for key, file in weight_map.items()}
+    if (folder / WEIGHTS).is_file():
+        with open_weights(folder / WEIGHTS) as weights:
+            return dict.fromkeys(weights.keys(), folder / WEIGHTS)
+    if any(folder.glob("pytorch_model*.bin")):
+        raise CheckpointError(
+            f"{folder}: only pytorch_model.bin, a pickle, which can run any code when it is read; convert it to "
+            "safetensors first: load it with transformers where you trust it, then save_pretrained()"
+        )
+    raise CheckpointError(f"{folder}: neither {WEIGHTS} nor {INDEX}")
+
+
+def open_weights(file: Path) -> Any:
+    """Open a safetensors file to read its tensors one by one."""
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file}: {one_line(error)}") from error
+
+
+def get_tensor(weights: Any, key: str, file: Path) -> Tensor:
+    """Return one tensor of `file`, opened by `open_weights`, in its stored type."""
+    try:
+        tensor: Tensor = weights.get_tensor(key)
+    except SafetensorError as error:
+        raise CheckpointError(f"{file}: {one_line(error)}") from error
+    if tensor.dtype not in STORED_TYPES:
+        allowed = ", ".join(map(str, STORED_TYPES))
+        raise CheckpointError(f"{file.parent}: tensor {key} is {tensor.dtype}, allowed {allowed}")
+    return tensor
+
+
+def find_key(files: Mapping[str, Path], prefix: str, keys: tuple[str, ...]) -> str | None:
+    """Return the first of `keys` found in the files, with `prefix` before it; None without one."""
+    return next((prefix + key for key in keys if prefix + key in files), None)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the JSON object in `file`."""
+    try:
+        document = json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{file.parent}: no {file.name}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{file}: {one_line(error)}") from error
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{file}: not a JSON object")
+    return document
+
+
+def one_line(error: Exception) -> str:
+    """Return the message of an error in one line."""
+    return " ".join(str(error).split())

@@ -1,0 +1,218 @@
+"""The description of a front-end: its steps and their sizes, as plain values.
+
+Letters: L length, D model width, M maximum length.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from preblock.models.modules import bias as biases
+from preblock.models.modules.bias import BiasConfig
+from preblock.models.modules.rotary_output import RotaryOutput
+from preblock.models.modules.signature import Signature
+from preblock.models.steps import (
+    Levels,
+    Mask,
+    Norm,
+    Positions,
+    Project,
+    Scale,
+    Step,
+    Tokens,
+    from_document,
+    indexed,
+    to_document,
+)
+
+OWN_NAMES = (
+    *("input_ids", "offset", "attention_mask", "position_ids", "embeddings", "token_embeddings"),
+    *("output", "dtype", "encoding"),
+)
+"""Reserved names: an input of indices cannot have them, since graphs and requests use them for something else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontEndConfig:
+    """The steps of a front-end, their sizes, and its limits.
+
+    Args:
+        family: its row of the family table, or another name.
+        steps: in order; `Tokens` first.
+        max_len: M, the largest legal offset + real tokens; None where nothing limits it.
+        padding_idx: id of padding, with a row outside training; None for none.
+        refused_ids: unsupported ids: their vectors would depend on other tokens.
+        lookup: number of steps before `inputs_embeds`: the model's own lookup; default 1.
+        consumer_scales: the caller of the model applies the embedding scale to `inputs_embeds`; None for unknown.
+        arithmetic: type to round to after every step, which is computed in float32; default float32, no further
+            rounding. A library rounds so when it loads a checkpoint in a narrower type.
+        dropout: probability after the last step, in training only; default 0.1.
+        bias: attention bias by distance; None for none.
+        rotary: pairs of cosines and sines for attention, as further outputs; default none.
+        no_rotary: the reason why a rotary model has no such outputs; default None.
+
+    Raises:
+        ValueError: the fields do not describe a front-end; the message names the field.
+
+    """
+
+    family: str
+    steps: tuple[Step, ...]
+    max_len: int | None
+    padding_idx: int | None = None
+    refused_ids: tuple[int, ...] = ()
+    lookup: int = 1
+    consumer_scales: bool | None = None
+    arithmetic: Literal["float32", "float16", "bfloat16"] = "float32"
+    dropout: float = 0.1
+    bias: BiasConfig | None = None
+    rotary: tuple[RotaryOutput, ...] = ()
+    no_rotary: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        kinds = [step.kind for step in self.steps]
+        if kinds[:1] != ["tokens"]:
+            raise ValueError(f"steps: got {kinds}, allowed a list that begins with 'tokens'")
+        for kind in ("tokens", "positions", "mask"):
+            if kinds.count(kind) > 1:
+                raise ValueError(f"steps: got {kinds.count(kind)} of kind {kind!r}, allowed at most one")
+        if not 1 <= self.lookup <= len(self.steps):
+            raise ValueError(f"lookup: got {self.lookup}, allowed 1 to {len(self.steps)}")
+        if self.max_len is not None and (type(self.max_len) is not int or self.max_len < 1):
+            raise ValueError(f"max_len: got {self.max_len!r}, allowed 1 or more")
+        self._check_indices()
+        if self.positions:
+            self._check_positions(self.positions)
+        if self.arithmetic not in ("float32", "float16", "bfloat16"):
+            raise ValueError(f"arithmetic: got {self.arithmetic!r}, allowed float32, float16, bfloat16")
+        if self.counts == "ids" and self.padding_idx is None:
+            raise ValueError("padding_idx: got none, allowed an id, since positions skip it")
+        if self.rotary and self.counts != "slots":
+            raise ValueError(f"rotary: got positions that count {self.counts!r}, allowed 'slots'")
+        names = [output.name for output in self.rotary]
+        if len(set(names)) < len(names):
+            raise ValueError(f"rotary: got the names {names}, allowed each once")
+
+    def _check_indices(self) -> None:
+        for step, width in zip(self.steps[1:], self.widths, strict=False):
+            parts = indexed((step,))
+            if isinstance(step, Levels) and not parts:
+                raise ValueError("levels: got none, allowed one or more")
+            for part in parts:
+                if part.table not in ("own", "tokens"):
+                    raise ValueError(f"{step.kind}.table: got {part.table!r}, allowed own, tokens")
+                if part.table == "tokens" and width != self.tokens.width:
+                    raise ValueError(f"{step.kind}.table: got 'tokens', allowed at a width of {self.tokens.width}")
+        for name, count in Counter(part.input for part in indexed(self.steps)).items():
+            if count > 1:
+                raise ValueError(f"input: got {name!r} {count} times, allowed once")
+            if not re.fullmatch("[a-z][a-z0-9_]*", name) or name in OWN_NAMES:
+                raise ValueError(
+                    f"input: got {name!r}, allowed small letters, digits and '_', the first a letter, "
+                    f"other than {', '.join(OWN_NAMES)}"
+                )
+
+    def _check_positions(self, positions: Positions) -> None:
+        positions.check()
+        if self.max_len is None or self.max_len > positions.limit:
+            raise ValueError(f"max_len: got {self.max_len}, allowed 1 to {positions.limit}, as the positions allow")
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the config as plain values, without the names of tensors in a checkpoint."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        values |= {"steps": [to_document(step) for step in self.steps], "refused_ids": list(self.refused_ids)}
+        values["rotary"] = [output.to_document() for output in self.rotary]
+        values["bias"] = None if self.bias is None else biases.to_document(self.bias)
+        return values
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> "FrontEndConfig":
+        """Return the config of a document from `to_document`.
+
+        Raises:
+            ValueError: a step, a rotary output or a bias is not known.
+
+        """
+        steps = tuple(from_document(step) for step in document["steps"])
+        rotary = tuple(RotaryOutput.from_document(output) for output in document["rotary"])
+        bias = None if document["bias"] is None else biases.from_document(document["bias"])
+        further = {"steps": steps, "rotary": rotary, "bias": bias, "refused_ids": tuple(document["refused_ids"])}
+        return cls(**{**document, **further})
+
+    @property
+    def tokens(self) -> Tokens:
+        """The first step."""
+        first = self.steps[0]
+        assert isinstance(first, Tokens)
+        return first
+
+    @property
+    def positions(self) -> Positions | None:
+        """The position step; None without one."""
+        return next((step for step in self.steps if isinstance(step, Positions)), None)
+
+    @property
+    def indices(self) -> dict[str, int]:
+        """Name of each extra input -> the number of its legal indices, in the order of their steps."""
+        return {part.input: self.tokens.rows if part.table == "tokens" else part.rows for part in indexed(self.steps)}
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Names of the required extra inputs."""
+        return tuple(part.input for part in indexed(self.steps) if part.needed)
+
+    @property
+    def counts(self) -> Literal["slots", "ids", "mask"]:
+        """Source of positions: every slot, non-padding ids, or the mask."""
+        return self.positions.counts if self.positions else "slots"
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether `attention_mask` is an input."""
+        return self.counts == "mask" or any(isinstance(step, Mask) for step in self.steps)
+
+    @property
+    def exact(self) -> bool:
+        """Whether every bit is determined: a vector is made of gathers, sums and products of two numbers alone."""
+        return not any(isinstance(step, Norm | Project) for step in self.steps)
+
+    @property
+    def only_looks_up(self) -> bool:
+        """Whether a vector depends on nothing but its id: it is a row of the token table, perhaps scaled."""
+        return all(isinstance(step, Tokens | Scale) for step in self.steps)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The width of `x` after each step; the last is D."""
+        widths = [self.tokens.width]
+        for step in self.steps[1:]:
+            widths.append(step.width if isinstance(step, Project) else widths[-1])
+        return tuple(widths)
+
+    @property
+    def signature(self) -> Signature:
+        """The inputs, sizes and promises of the graph of a front-end."""
+        same = self.lookup == len(self.steps)
+        return Signature(
+            family=self.family,
+            vocab_size=self.tokens.rows,
+            width=self.widths[-1],
+            max_len=self.max_len,
+            rows=(self.positions.cells or self.positions.rows) if self.positions else 0,
+            exact=self.exact,
+            indices=self.indices,
+            needed=self.needed,
+            counts=self.counts,
+            needs_mask=self.needs_mask,
+            padding_idx=self.padding_idx,
+            refused_ids=self.refused_ids,
+            lookup_width=None if same else self.widths[self.lookup - 1],
+            consumer_scales=self.consumer_scales,
+            rotary={
+                output.named(part): output.config.dim for output in self.rotary for part in ("rotary_cos", "rotary_sin")
+            },
+            rotary_len=min((output.config.length for output in self.rotary if output.config.length), default=None),
+        )

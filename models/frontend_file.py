@@ -1,0 +1,88 @@
+"""A front-end on disk: `frontend.toml` beside `model.safetensors`, the source that `preblock export FOLDER` reads."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from preblock.models.config import FrontEndConfig
+from preblock.models.steps import Step, names_of, parameters, to_document
+
+DESCRIPTION = "frontend.toml"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+STORED_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""Types of tensors that a checkpoint may hold: float8 would need a scale, and float64 would be rounded."""
+
+
+def write_frontend(folder: Path, config: FrontEndConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Write a front-end into `folder`, in place of an earlier one.
+
+    Args:
+        folder: made where it does not exist.
+        config: of the front-end.
+        tensors: its weights by their names in `FrontEnd.state_dict()`.
+
+    Raises:
+        ValueError: a tensor is of another type than `STORED_TYPES`, attention has a bias, or `folder` holds a
+            checkpoint in several files.
+        OSError: the disk refuses.
+
+    """
+    if config.bias is not None:
+        raise ValueError(f"bias: got {config.bias.kind!r}, allowed none: {DESCRIPTION} cannot describe it")
+    for name, tensor in tensors.items():
+        if tensor.dtype not in STORED_TYPES:
+            raise ValueError(f"{name}: got {tensor.dtype}, allowed {', '.join(map(str, STORED_TYPES))}")
+    if (folder / INDEX).exists():
+        raise ValueError(f"{folder}: holds {INDEX}, which would hide the saved weights; choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    # The tensors may be mapped from the very file that the new one replaces.
+    draft = folder / f"{WEIGHTS}.new"
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft, {"format": "pt"})
+    draft.replace(folder / WEIGHTS)
+    (folder / DESCRIPTION).write_text("\n".join(_lines(config, tensors)) + "\n", encoding="utf-8")
+
+
+def _lines(config: FrontEndConfig, tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    document = config.to_document()
+    apart = ("steps", "rotary", "bias", "no_rotary")
+    yield from _fields({name: value for name, value in document.items() if name not in apart})
+    for name, step in zip(names_of(config.steps), config.steps, strict=True):
+        yield from ("", "[[steps]]", *_fields(_with_keys(name, step, tensors)))
+    for output in document["rotary"]:
+        yield from ("", "[[rotary]]", *_fields(output))
+
+
+def _with_keys(name: str, step: Step, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the plain values of `step`, and the keys of its tensors: their names in `FrontEnd.state_dict()`."""
+    values = to_document(step)
+    for parameter in parameters(step):
+        key = f"{name}.{parameter}"
+        if key not in tensors:  # a table of positions that is derived
+            continue
+        part, _, field = parameter.rpartition(".")
+        if part.isdigit():
+            values["levels"][int(part)][field] = key
+        else:
+            values["columns" if part == "columns" else field] = key
+    return values
+
+
+def _fields(values: Mapping[str, Any]) -> Iterator[str]:
+    # TOML has no null: a field that is absent has its default, which is None for all of these.
+    return (f"{name} = {_value(value)}" for name, value in values.items() if value is not None)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool | str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, dict):
+        return f"{{ {', '.join(_fields(value))} }}"
+    return repr(value)

@@ -1,0 +1,80 @@
+"""Rotary outputs of a front-end as plain values: the names and the angles of a pair of cosines and sines."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from preblock.models.modules.rotary_config import RotaryConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryOutput:
+    """A pair of further outputs of a front-end: cosines and sines for attention.
+
+    Args:
+        name: ending of the names of the two outputs, after "_": the type of layer if layers differ; default "",
+            for `rotary_cos` and `rotary_sin`.
+        layout: of pairs of columns, as in `rotate`; default "half".
+        config: of the angles.
+
+    Raises:
+        ValueError: the name or the layout is not allowed.
+
+    """
+
+    config: RotaryConfig
+    name: str = ""
+    layout: Literal["half", "interleaved"] = "half"
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch("[a-z][a-z0-9_]*|", str(self.name)):
+            raise ValueError(f"rotary.name: got {self.name!r}, allowed lower-case letters, digits and '_'")
+        if self.layout not in ("half", "interleaved"):
+            raise ValueError(f"rotary.layout: got {self.layout!r}, allowed 'half', 'interleaved'")
+
+    def named(self, part: str) -> str:
+        """Return `part` with the ending: rotary_cos, rotary_cos_full_attention."""
+        return f"{part}_{self.name}" if self.name else part
+
+    def to_document(self) -> dict[str, Any]:
+        """Return plain values, without numbers at their defaults."""
+        numbers = {
+            field.name: list(value) if isinstance(value, tuple) else value
+            for field in fields(self.config)
+            if (value := getattr(self.config, field.name)) != field.default or field.name in ("theta", "scaling")
+        }
+        return {"name": self.name, "layout": self.layout, **numbers}
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> "RotaryOutput":
+        """Return the output of a document from `to_document`.
+
+        Raises:
+            ValueError: a field is not known, or its value not allowed.
+
+        """
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in document.items()
+        }
+        own = {name: values.pop(name) for name in ("name", "layout") if name in values}
+        known = {field.name: field.type for field in fields(RotaryConfig)}
+        for name, value in values.items():
+            if name not in known:
+                raise ValueError(f"rotary.{name} is not known, allowed are {', '.join(['name', 'layout', *known])}")
+            if known[name] in (float, float | None, bool, tuple[float, ...]):  # the others have checks of their own
+                _check_number(f"rotary.{name}", value, known[name])
+        if "dim" not in values:
+            raise ValueError("rotary.dim: got none, allowed an even width of 2 or more")
+        return cls(config=RotaryConfig(**values), **own)
+
+
+def _check_number(name: str, value: Any, kind: Any) -> None:
+    """Raise ValueError unless `value` is of `kind`, the annotation of a field; a whole number is a float too."""
+    several = kind == tuple[float, ...]
+    items = value if several and isinstance(value, tuple) else (value,)
+    if several != isinstance(value, tuple) or not all(
+        isinstance(item, int | float) and isinstance(item, bool) == (kind is bool) for item in items
+    ):
+        allowed = "true or false" if kind is bool else "numbers" if several else "a number"
+        raise ValueError(f"{name}: got {value!r}, allowed {allowed}")

@@ -1,0 +1,71 @@
+"""The PyTorch module of each step of a front-end."""
+
+import torch
+from torch import nn
+
+from preblock.models.config import FrontEndConfig
+from preblock.models.modules.grid import FactorisedCells, SinusoidalGridEncoding
+from preblock.models.modules.hybrid import HybridPositionalEncoding
+from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser
+from preblock.models.modules.positions import (
+    FixedPositionalEncoding,
+    LearnedPositionalEncoding,
+    SinusoidalPositionalEncoding,
+)
+from preblock.models.modules.sinusoids import RECIPES
+from preblock.models.modules.tokens import TokenEmbedding
+from preblock.models.steps import Levels, Norm, Positions, Project, Segments, Step, Tokens
+
+
+def build_module(
+    step: Step, width: int, config: FrontEndConfig, init: Initialiser = "normal", std: float = DEFAULT_STD
+) -> nn.Module | None:
+    """Return the module of a step of `config`; None for a step without one.
+
+    Args:
+        step: one of the steps of `config`.
+        width: of the vectors that enter the step.
+        config: of the whole front-end.
+        init: initial values of the tables, a name of `INITIALISERS`; default "normal".
+        std: standard deviation of `init="normal"`; default 0.02.
+
+    Raises:
+        ValueError: a size or `init` is not allowed.
+
+    """
+    match step:
+        case Tokens():
+            return TokenEmbedding(step.rows, step.width, padding_idx=config.padding_idx, init=init, std=std)
+        case Segments():
+            return TokenEmbedding(step.rows, width, init=init, std=std) if step.table == "own" else None
+        case Levels():
+            own = {str(place): level.rows for place, level in enumerate(step.levels) if level.table == "own"}
+            return nn.ModuleDict(
+                {place: TokenEmbedding(rows, width, init=init, std=std) for place, rows in own.items()}
+            )
+        case Positions(grid=(height, columns), table="factorised"):
+            return FactorisedCells(width, height, columns, init, std)
+        case Positions(grid=(height, columns), table="exact"):
+            with torch.device("cpu"):  # derived, as below
+                cells = torch.zeros((1, height * columns), dtype=torch.int64)
+                return FixedPositionalEncoding(SinusoidalGridEncoding(width, height, columns)(cells)[0])
+        case Positions(table="hybrid"):
+            return HybridPositionalEncoding(width, step.rows, dropout=0.0, init=init, std=std)
+        case Positions(table="learned"):
+            return LearnedPositionalEncoding(width, step.rows, dropout=0.0, init=init, std=std)
+        case Positions(table="exact"):
+            return SinusoidalPositionalEncoding(width, step.rows, dropout=0.0)
+        case Positions(rows=0):
+            raise ValueError(f"rows: got 0, allowed 1 or more for a table {step.table!r}")
+        case Positions():
+            # A real table also where the parameters are built without storage: it is derived, and never loaded.
+            with torch.device("cpu"):
+                table = RECIPES[step.table](step.rows, width, step.zero_row)
+                table = table.to(getattr(torch, config.arithmetic)).to(torch.float32)
+            return FixedPositionalEncoding(table)
+        case Norm():
+            return nn.LayerNorm(width, eps=step.eps, bias=step.bias is not None)
+        case Project():
+            return nn.Linear(width, step.width, bias=step.bias is not None)
+        case _:
+            return None

@@ -1,0 +1,136 @@
+"""A saved front-end, read back: the same configuration and the same weights, bit for bit."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from preblock.models import (
+    BertEmbeddings,
+    FrontEnd,
+    FrontEndConfig,
+    GPT2Embeddings,
+    GridEmbedding,
+    HierarchicalEmbedding,
+    HybridEmbedding,
+    RotaryConfig,
+    TransformerEmbedding,
+)
+from preblock.models.checkpoints.toml_config import files_described, read_description
+from preblock.models.modules.bias import AlibiConfig
+from preblock.models.modules.rotary_output import RotaryOutput
+from preblock.models.steps import Levels, Mask, Norm, Positions, Project, Scale, Segments, Tokens
+
+V, D, M = 9, 4, 6
+YARN = RotaryConfig(dim=4, scaling="yarn", factor=2.0, original_len=8, truncate=False, attention_factor=1.1)
+LONGROPE = RotaryConfig(
+    dim=4, scaling="longrope", factor=2.0, original_len=8, length=16, short_factor=(1.0, 1.5), long_factor=(2.0, 1e-5)
+)
+EVERY_FIELD = FrontEndConfig(
+    family='own "family" \\ é',
+    steps=(
+        Tokens(rows=V, width=D),
+        Scale(by=0.1 + 0.2, cast=True),
+        Segments(rows=3, input="kinds", by=1e-12),
+        Segments(input="marks", table="tokens", rows=V, needed=True),
+        Levels(levels=(Segments(rows=2, input="line"), Segments(rows=V, input="word", table="tokens"))),
+        Positions(rows=M, counts="ids", first=2),
+        Norm(eps=1e-12),
+        Norm(eps=1e-5, bias=None),
+        Project(width=3),
+        Project(width=5, bias=None),
+        Mask(),
+    ),
+    max_len=3,
+    padding_idx=1,
+    refused_ids=(2, 3),
+    lookup=2,
+    consumer_scales=True,
+    arithmetic="bfloat16",
+    dropout=0.25,
+)
+FRONT_ENDS = {
+    "transformer": TransformerEmbedding(V, D, M),
+    "transformer learned": TransformerEmbedding(V, D, M, "learned", padding_idx=2),
+    "bert": BertEmbeddings(V, D, M),
+    "bert without segments": BertEmbeddings(V, D, M, segments=0, padding_idx=None),
+    "gpt2": GPT2Embeddings(V, D, M, dropout=0.0),
+    "hybrid": HybridEmbedding(V, D, M, 20),
+    "grid": GridEmbedding(V, D, (2, 3)),
+    "grid factorised": GridEmbedding(V, D, (2, 3), "factorised"),
+    "grid sinusoidal": GridEmbedding(V, D, (2, 3), "sinusoidal"),
+    "hierarchical": HierarchicalEmbedding(V, D, {"sentence": 3, "word": 5}),
+    "every field": FrontEnd(EVERY_FIELD),
+    "tokens alone": FrontEnd(FrontEndConfig(family="t", steps=(Tokens(rows=V, width=D),), max_len=None)),
+    "library sinusoids": FrontEnd(
+        FrontEndConfig(
+            family="m2m",
+            steps=(Tokens(rows=V, width=D), Positions(rows=M, table="tensor2tensor", first=1, zero_row=0)),
+            max_len=M - 1,
+        )
+    ),
+    "rotary": FrontEnd(
+        FrontEndConfig(
+            family="r",
+            steps=(Tokens(rows=V, width=D),),
+            max_len=M,
+            rotary=(
+                RotaryOutput(config=YARN, name="full"),
+                RotaryOutput(config=LONGROPE, name="sliding", layout="interleaved"),
+            ),
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FRONT_ENDS)
+def test_saved_front_end_is_read_back(name: str, tmp_path: Path) -> None:
+    frontend = FRONT_ENDS[name]
+    frontend.save_frontend(tmp_path / "new" / "folder")
+    found = read_description(tmp_path / "new" / "folder")
+    assert found.config.to_document() == frontend.config.to_document()
+    assert files_described(tmp_path / "new" / "folder") == ["model.safetensors"]
+    expected = frontend.state_dict()
+    assert list(found.state_dict()) == list(expected)
+    for key, tensor in found.state_dict().items():
+        assert torch.equal(tensor, expected[key]), key
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_weights_keep_their_values(dtype: torch.dtype, tmp_path: Path) -> None:
+    frontend = BertEmbeddings(V, D, M).to(dtype)
+    frontend.save_frontend(tmp_path)
+    for key, tensor in read_description(tmp_path).state_dict().items():
+        assert torch.equal(tensor, frontend.state_dict()[key].float())
+
+
+def test_save_replaces_the_file_it_was_read_from(tmp_path: Path) -> None:
+    GPT2Embeddings(V, D, M).save_frontend(tmp_path)
+    read = read_description(tmp_path)
+    before = read.tokens.weight.detach().clone()
+    with torch.no_grad():
+        read.get_parameter("positions.weight").zero_()
+    read.save_frontend(tmp_path)
+    again = read_description(tmp_path)
+    assert torch.equal(again.tokens.weight, before)
+    assert not again.get_parameter("positions.weight").any()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["frontend.toml", "model.safetensors"]
+
+
+def test_save_of_an_unstorable_type_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"tokens\.weight: got torch\.float64, allowed torch\.float32"):
+        GPT2Embeddings(V, D, M).double().save_frontend(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_save_with_a_bias_is_refused(tmp_path: Path) -> None:
+    config = replace(GPT2Embeddings(V, D, M).config, bias=AlibiConfig(heads=2))
+    with pytest.raises(ValueError, match=r"bias: got 'alibi', allowed none: frontend\.toml cannot describe it"):
+        FrontEnd(config).save_frontend(tmp_path)
+
+
+def test_save_beside_a_checkpoint_in_several_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ValueError, match="would hide the saved weights"):
+        GPT2Embeddings(V, D, M).save_frontend(tmp_path)

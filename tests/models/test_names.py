@@ -1,0 +1,89 @@
+"""The names that `preblock.models` gives to users, and how the modules present themselves."""
+
+import subprocess
+import sys
+
+import pytest
+from torch import nn
+
+from preblock import models
+
+NAMES = [
+    "AlibiBias",
+    "AudioConfig",
+    "AudioStem",
+    "BertEmbeddings",
+    "FactorisedGridEncoding",
+    "FrontEnd",
+    "FrontEndConfig",
+    "GPT2Embeddings",
+    "GridEmbedding",
+    "HierarchicalEmbedding",
+    "HierarchicalPositionalEncoding",
+    "HybridEmbedding",
+    "HybridPositionalEncoding",
+    "LearnedGridEncoding",
+    "LearnedPositionalEncoding",
+    "PatchConfig",
+    "PatchStem",
+    "RelativeSinusoid",
+    "RotaryConfig",
+    "RotaryEmbedding",
+    "SinusoidalGridEncoding",
+    "SinusoidalPositionalEncoding",
+    "T5RelativeBias",
+    "TokenEmbedding",
+    "TransformerEmbedding",
+    "rotate",
+]
+
+
+def test_public_names_are_locked() -> None:
+    assert models.__all__ == NAMES == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_public_name_is_importable(name: str) -> None:
+    assert getattr(models, name).__name__ == name
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'TokenTable'"):
+        _ = models.TokenTable  # type: ignore[attr-defined]
+
+
+def test_import_of_the_package_imports_no_torch() -> None:
+    code = "import sys, preblock.models, preblock.models.serialization; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("module", "sizes"),
+    [
+        (models.AlibiBias(4), "heads=4, anchor='query'"),
+        (
+            models.AudioStem(models.AudioConfig(family="a", width=4, channels=2, positions=3)),
+            "family='a', width=4, positions=3",
+        ),
+        (models.BertEmbeddings(9, 4, 6), "family='bert', vocab_size=9, d_model=4, max_len=6"),
+        (models.FactorisedGridEncoding(4, 2, 3), "height=2, width=3"),
+        (models.HierarchicalPositionalEncoding(4, {"word": 5}), "levels={'word': 5}"),
+        (models.HybridPositionalEncoding(4, 6), "max_len=6, d_model=4"),
+        (models.LearnedGridEncoding(4, 2, 3), "height=2, width=3, d_model=4"),
+        (models.LearnedPositionalEncoding(4, 6), "max_len=6, d_model=4"),
+        (
+            models.PatchStem(models.PatchConfig(family="p", width=4, channels=3, image_size=4, patch_size=2)),
+            "family='p', width=4, image_size=4",
+        ),
+        (models.RelativeSinusoid(4), "d_model=4, clamp_len=None, bidirectional=True"),
+        (models.RotaryEmbedding(models.RotaryConfig(dim=4)), "dim=4, theta=10000, scaling='default'"),
+        (models.SinusoidalGridEncoding(4, 2, 3), "height=2, width=3"),
+        (models.SinusoidalPositionalEncoding(4, 6), "max_len=6, d_model=4"),
+        (models.T5RelativeBias(2), "heads=2, buckets=32, max_distance=128, bidirectional=True"),
+        (models.TokenEmbedding(9, 4, True, 1), "vocab_size=9, d_model=4, scale=2, padding_idx=1"),
+        (models.TokenEmbedding(9, 4), "vocab_size=9, d_model=4"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_repr_names_the_sizes(module: nn.Module, sizes: str) -> None:
+    assert module.extra_repr() == sizes
