@@ -18,7 +18,7 @@ from benchmarks.streams import MODEL, WIDTH, echo
 from benchmarks.tensors import SHAPES, bare
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.core.settings import Settings
-from preblock.service.server.supervisor import configure, listen
+from preblock.service.server.run import configure, listen
 
 SERVICE = "inference.GRPCInferenceService"
 

@@ -36,9 +36,8 @@ import uvloop
 
 from preblock.service.app import create_app
 from preblock.service.codecs.decode_frames import HEADER, MAGIC, REWIND, STEP
-from preblock.service.core.copying import begin_again
 from preblock.service.core.settings import Settings
-from preblock.service.server.supervisor import configure, listen
+from preblock.service.server.run import configure, listen
 
 SERVER_CORE, CLIENT_CORE = 0, 1
 """Of the benchmarks that give each its own."""
@@ -142,7 +141,6 @@ async def echo(receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awai
 
 def serve() -> None:
     """Serve both as `preblock serve` would, and print the port."""
-    begin_again()
     settings = Settings(port=0)
     app = create_app(settings)
 

@@ -33,7 +33,7 @@ from benchmarks.streams import CLIENT_CORE, MODEL, SERVER_CORE, WIDTH, running
 from preblock.service.api.streams import StreamRegistry
 from preblock.service.core.settings import Settings
 from preblock.service.observability.metrics import Metrics
-from preblock.service.server.supervisor import configure, listen
+from preblock.service.server.run import configure, listen
 
 SHAPES = ((1, 1), (1, 128), (8, 128), (32, 512))
 CONNECTIONS = 4

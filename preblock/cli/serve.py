@@ -48,7 +48,7 @@ def serve(**options: Any) -> None:
     Every option can also be set by a variable, such as PREBLOCK_PORT, or in the file of --config-file, such as port.
     """
     require("onnxruntime", "cpu")
-    from preblock.service.server.supervisor import serve as run
+    from preblock.service.server.run import serve as run
 
     settings = read_settings(**options)
 

@@ -11,7 +11,7 @@ import signal
 import uvloop  # noqa: F401 - which uvicorn imports when it runs
 from fastapi import FastAPI
 
-import preblock.service.server.supervisor  # noqa: F401
+import preblock.service.server.run  # noqa: F401
 
 FastAPI().get("/")(lambda: None)  # the first route imports more
 # A signal to the whole group is obeyed by the parent, which tells the workers; this process ends after them.

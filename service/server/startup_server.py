@@ -12,9 +12,6 @@ from contextlib import suppress
 from threading import Thread
 from typing import Self
 
-import uvicorn
-from uvicorn.server import ServerState
-
 from preblock.service.api.http.dispatcher import Dispatcher
 from preblock.service.api.http.startup import StartupApp
 from preblock.service.api.streams import StreamRegistry
@@ -23,7 +20,8 @@ from preblock.service.core.settings import Settings, listed
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.collectors import Opening
 from preblock.service.runtime.load_progress import Progress
-from preblock.service.server.http_protocol import Http
+from preblock.service.server.front import Front
+from preblock.service.server.uvicorn_adapter import Config, ServerState
 
 GRACE_SECONDS = 1
 """After the service has begun, how long a connection that was accepted before may take to ask: it is on its way."""
@@ -47,7 +45,7 @@ class Meanwhile:
     def __init__(
         self,
         settings: Settings,
-        configure: Callable[[Settings, Dispatcher], uvicorn.Config],
+        configure: Callable[[Settings, Dispatcher], Config],
         listener: socket.socket,
     ) -> None:
         self.progress = Progress()
@@ -103,7 +101,7 @@ class Meanwhile:
         await self._ended.wait()
 
     def _connection(self) -> asyncio.Protocol:
-        return Http(self._config, self._state, self._known)
+        return Front(self._config, self._state, self._known)
 
     async def _close(self) -> None:
         self._server.close()

@@ -13,7 +13,7 @@ import yaml
 
 from preblock.service.core.settings import Settings
 from preblock.service.observability.tracing import FLUSH_SECONDS
-from preblock.service.server.supervisor import GRACE_SECONDS
+from preblock.service.server.run import GRACE_SECONDS
 from tests.conftest import ROOT, Server
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

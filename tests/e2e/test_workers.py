@@ -19,7 +19,7 @@ from websockets.sync.client import connect as connect_socket
 
 from preblock.service.core.errors import Invalid
 from preblock.service.observability.metrics import TELL_SECONDS
-from preblock.service.server.supervisor import listen
+from preblock.service.server.run import listen
 from tests.conftest import ROOT, Server, serving
 from tests.support.processes import fork_servers, workers
 from tests.support.protocols import Clients, Refused, connect, grpc_raw, native_bytes, native_json

@@ -24,7 +24,7 @@ from websockets.sync.client import connect as connect_socket
 from preblock.service.app import create_app, create_engine
 from preblock.service.core.settings import Settings
 from preblock.service.observability.context import RequestContext
-from preblock.service.server.supervisor import configure
+from preblock.service.server.run import configure
 from tests.conftest import Server
 
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}

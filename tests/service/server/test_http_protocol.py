@@ -33,8 +33,8 @@ from preblock.service.app import create_app
 from preblock.service.artifacts.manifest import Source
 from preblock.service.core.settings import Settings
 from preblock.service.engine.chunking import WRITTEN_WHOLE
-from preblock.service.server.http_protocol import Http
-from preblock.service.server.supervisor import configure
+from preblock.service.server.front import Front
+from preblock.service.server.run import configure
 from tests.conftest import Server, serving
 from tests.service.api.http.test_response import tokens_of
 
@@ -502,7 +502,7 @@ def test_who_leaves_behind_the_last_chunk_is_no_error_of_the_server(
         with stream.makefile("rb", buffering=1) as answer:  # which reads no more than it is asked for
             stream.sendall(request)
             sizes = [len(chunk) for chunk in chunks_of(answer)]
-            connection = cast(Http, next(iter(server.server_state.connections)))
+            connection = cast(Front, next(iter(server.server_state.connections)))
             transport = connection.transport
             connection.loop.call_soon_threadsafe(transport.set_write_buffer_limits, 0)
             stream.sendall(request)

@@ -26,8 +26,8 @@ from preblock.service.app import create_app
 from preblock.service.artifacts.manifest import Source
 from preblock.service.core.auth import new_key
 from preblock.service.core.settings import Settings
-from preblock.service.server.http_protocol import Http
-from preblock.service.server.supervisor import configure
+from preblock.service.server.front import Front
+from preblock.service.server.run import configure
 from tests.conftest import Server, serving
 
 BYTES = "application/octet-stream"
@@ -37,7 +37,7 @@ KEPT_SECONDS = 5
 """For which uvicorn keeps a connection between two requests."""
 
 
-class Counting(Http):
+class Counting(Front):
     """Counts the heads that are read."""
 
     heads = 0
@@ -386,3 +386,16 @@ def test_all_of_them_are_counted(port: int) -> None:
             client.ask(request(3, 4))
         more = [after - then for then, after in zip(before, counted(), strict=True)]
     assert more == [20, 20 * 16, 20 * len(body), 40]
+
+
+def test_a_head_is_not_remembered_for_the_request_behind_it(port: int) -> None:
+    sent = request(1, 2)
+    body = sent.partition(b"\r\n\r\n")[2]
+    other = NOWHERE + b"Content-Length: %d\r\n\r\n" % len(body)
+    with Connection(port) as client:
+        for _ in range(2):
+            assert client.ask(sent)[0] == 200
+        for _ in range(3):
+            client.send(other, body + sent)
+            assert [client.answer()[0] for _ in range(2)] == [404, 200]
+            assert client.ask(other + body)[0] == 404

@@ -24,7 +24,7 @@ from preblock.service.engine.engine import Engine
 
 CODES = {"close": 1000, "shutdown": 1012, "idle": 1008, "time": 1008, "key": 1008}
 CONNECTION = "preblock.connection"
-"""Of a WebSocket, in the state of its request: itself."""
+"""Key in the state of a WebSocket: the connection of our own server, which answers plain steps itself."""
 LONGEST_REASON = 123
 """Bytes, of a close frame (RFC 6455, section 5.5)."""
 
@@ -80,22 +80,25 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
 
 
 class Connection(Protocol):
-    """Of a WebSocket, what answers plain steps without the rest of a stream."""
+    """A connection that answers plain steps without an ASGI message for each."""
 
     def listen(self, session: DecodeSession | None, lifetime: StreamLifetime) -> None:
-        """Answer plain steps of the session until told otherwise; None does so."""
+        """Answer plain steps of the session; with None, leave them to the application again."""
 
 
 async def converse(socket: WebSocket, session: DecodeSession, lifetime: StreamLifetime) -> None:
     """Answer message after message, until either side ends the stream."""
-    connection: Connection = socket.scope["state"][CONNECTION]
+    # Only our own server has such a connection; others hand every message over.
+    connection: Connection | None = socket.scope.get("state", {}).get(CONNECTION)
     try:
         while True:
-            connection.listen(session, lifetime)
+            if connection is not None:
+                connection.listen(session, lifetime)
             try:
                 message = await lifetime.wait(socket.receive)
             finally:
-                connection.listen(None, lifetime)
+                if connection is not None:
+                    connection.listen(None, lifetime)
             if message["type"] == "websocket.disconnect":
                 return
             frame = message.get("bytes")

@@ -26,14 +26,11 @@ from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.embeddings import GPT2Embeddings
 from preblock.models.modules.initialisers import seeded_
-from preblock.service.api.http.request import RawRequest
-from preblock.service.api.http.target import Route
 from preblock.service.app import create_app
 from preblock.service.artifacts.manifest import Source
 from preblock.service.core.settings import Settings
-from preblock.service.observability.context import RequestContext
-from preblock.service.server.http_protocol import Http
-from preblock.service.server.supervisor import configure
+from preblock.service.server.run import configure
+from preblock.service.server.tensor_responder import TensorResponder
 
 VOCABULARY, WIDTH, LONGEST = 50, 768, 700
 MODULE = GPT2Embeddings(VOCABULARY, WIDTH, LONGEST)
@@ -43,14 +40,24 @@ SHAPES = [(1, 1), (1, 3), (2, 50), (1, 515), (3, 400)]
 NUMBERS = count()
 
 
-class Counting(Http):
-    """Counts the requests for tensors that are answered without what is known of one before."""
+class Counting:
+    """Counts the requests for tensors that are answered without a template."""
 
     anew = 0
 
-    async def _answer(self, arrival: RawRequest, target: Route, visit: RequestContext) -> None:
+
+@pytest.fixture(scope="module", autouse=True)
+def counted() -> Iterator[None]:
+    """Count the calls of `TensorResponder.answer`."""
+    answer = TensorResponder.answer
+
+    def counting(*arguments: Any) -> None:
         Counting.anew += 1
-        await super()._answer(arrival, target, visit)
+        answer(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TensorResponder, "answer", counting)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +65,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     root: Path = tmp_path_factory.mktemp("models")
     seeded_(MODULE.eval(), 4)
     export_loaded(LoadedSource(MODULE, Source(kind="module")), "gpt", root)
-    config = configure(Settings(), create_app(Settings(repository=root)))
-    config.http = Counting
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(configure(Settings(), create_app(Settings(repository=root))))
     with create_server(("127.0.0.1", 0)) as listener:
         thread = Thread(target=server.run, args=([listener],))
         thread.start()

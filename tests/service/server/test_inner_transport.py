@@ -1,4 +1,4 @@
-"""What is written in one turn of the event loop goes by one call. Oracle: a socket that reads what was sent."""
+"""Small writes of one event-loop iteration go by one call. Oracle: a socket that reads them."""
 
 import asyncio
 import socket
@@ -9,12 +9,26 @@ import pytest
 import uvloop
 
 from preblock.service.codecs.chunks import COPIED
-from preblock.service.server.write_coalescing import Gathered
+from preblock.service.server.inner_transport import InnerTransport
 
 LARGE = bytes(COPIED + 1)
 
 
-def sent(work: Callable[[Gathered, asyncio.Transport], object]) -> tuple[bytes, bytes, list[dict[str, Any]]]:
+class Owner:
+    """A connection that closes whenever the contained protocol asks for it."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self.transport, self.loop = transport, loop
+        self.close = transport.close
+
+    def pause_reading(self) -> None:
+        self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self.transport.resume_reading()
+
+
+def sent(work: Callable[[InnerTransport, asyncio.Transport], object]) -> tuple[bytes, bytes, list[dict[str, Any]]]:
     """Return what a client has read when `work` is done, and when the turn is over, and what went wrong in the loop."""
     ours, theirs = socket.socketpair()
     wrong: list[dict[str, Any]] = []
@@ -23,7 +37,7 @@ def sent(work: Callable[[Gathered, asyncio.Transport], object]) -> tuple[bytes, 
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: wrong.append(context))
         transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
-        work(Gathered(transport, loop), transport)
+        work(InnerTransport(Owner(transport, loop)), transport)
         at_once = read()
         for _ in range(3):
             await asyncio.sleep(0)
@@ -48,32 +62,32 @@ def sent(work: Callable[[Gathered, asyncio.Transport], object]) -> tuple[bytes, 
 
 
 def test_what_is_small_waits_for_the_end_of_the_turn() -> None:
-    def work(gathered: Gathered, _: asyncio.Transport) -> None:
+    def work(inner: InnerTransport, _: asyncio.Transport) -> None:
         for part in (b"head ", b"body ", b"end"):
-            gathered.write(part)
+            inner.write(part)
 
     assert sent(work) == (b"", b"head body end", [])
 
 
-@pytest.mark.parametrize("end", [Gathered.flush, Gathered.close])
-def test_who_ends_it_has_it_written(end: Callable[[Gathered], None]) -> None:
-    def work(gathered: Gathered, transport: asyncio.Transport) -> None:
-        gathered.write(b"head ")
-        gathered.write(b"body ")
-        end(gathered)
-        assert gathered.is_closing() == transport.is_closing() == (end is Gathered.close)
-        if end is Gathered.flush:
+@pytest.mark.parametrize("end", [InnerTransport.flush, InnerTransport.close])
+def test_who_ends_it_has_it_written(end: Callable[[InnerTransport], None]) -> None:
+    def work(inner: InnerTransport, transport: asyncio.Transport) -> None:
+        inner.write(b"head ")
+        inner.write(b"body ")
+        end(inner)
+        assert inner.is_closing() == transport.is_closing() == (end is InnerTransport.close)
+        if end is InnerTransport.flush:
             transport.write(b"another's")
 
     at_once, later, wrong = sent(work)
-    assert at_once + later == b"head body " + b"another's" * (end is Gathered.flush)
+    assert at_once + later == b"head body " + b"another's" * (end is InnerTransport.flush)
     assert wrong == []
 
 
 def test_what_is_large_comes_behind_what_is_kept() -> None:
-    def work(gathered: Gathered, _: asyncio.Transport) -> None:
+    def work(inner: InnerTransport, _: asyncio.Transport) -> None:
         for part in (b"head ", LARGE, b"end"):
-            gathered.write(part)
+            inner.write(part)
 
     at_once, later, wrong = sent(work)
     assert at_once + later == b"head " + LARGE + b"end"
@@ -83,8 +97,8 @@ def test_what_is_large_comes_behind_what_is_kept() -> None:
 def test_a_client_that_has_left_is_written_nothing() -> None:
     """uvloop raises where something is written to a connection that is closed."""
 
-    def work(gathered: Gathered, transport: asyncio.Transport) -> None:
+    def work(inner: InnerTransport, transport: asyncio.Transport) -> None:
         transport.abort()
-        gathered.write(b"head")
+        inner.write(b"head")
 
     assert sent(work) == (b"", b"", [])

@@ -1,0 +1,204 @@
+"""Serve: one process, or several that share one listening socket and, through the page cache, the tables."""
+
+import gc
+import logging
+import os
+import signal
+import socket
+import ssl
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from types import FrameType
+
+from preblock.service.api.http.dispatcher import Dispatcher
+from preblock.service.app import create_app, create_engine, create_tracing
+from preblock.service.core.auth import as_service
+from preblock.service.core.errors import Invalid, PreblockError
+from preblock.service.core.settings import Settings, listed
+from preblock.service.core.tls import check_tls, follow
+from preblock.service.observability import metric_files
+from preblock.service.observability.logs import configuration
+from preblock.service.runtime.repository import Model, Stem
+from preblock.service.server.front import Front
+from preblock.service.server.startup_server import Meanwhile
+from preblock.service.server.supervisor import Supervisor, start_forkserver
+from preblock.service.server.uvicorn_adapter import Config, Server
+
+LOG = logging.getLogger(__name__)
+PRELOADED, PRELOADED_GRPC = ["preblock.service.server.preload"], ["preblock.service.api.grpc.server"]
+PRELOADED_TRACING = ["preblock.service.observability.tracing", "requests"]
+"""Modules for workers that trace requests; the exporter imports the second one late."""
+BACKLOG = 2048
+POLL_INTERVAL_SECONDS = 0.01
+OPENED = "opened"
+"""A worker touches this file of the folder `control` when its models are open."""
+GRACE_SECONDS = 20
+"""Time of HTTP requests in flight to finish after SIGTERM. Those of gRPC have their own time after it."""
+
+Announce = Callable[[str, list[Model | Stem]], None]
+
+
+def serve(settings: Settings, announce: Announce) -> None:
+    """Serve until SIGTERM or SIGINT, and finish requests in flight.
+
+    `announce` receives the address and the models once connections are accepted.
+
+    Raises:
+        Invalid: an address, a file of keys or of TLS cannot be used, or tracing cannot be set up.
+        ServerFault: the provider cannot be used, or an artifact is broken.
+
+    """
+    check_tls(settings)
+    listener = listen("port", settings.host, settings.port)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit it
+        # Drops a client that does not read, and with it the bytes that wait to be sent.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * settings.stream_idle_seconds)
+    if settings.grpc_port is not None:
+        # Only a check: gRPC itself would share the port of another server without an error.
+        listen("grpc-port", settings.host, settings.grpc_port).close()
+    address = _url("https" if settings.tls_cert_file else "http", settings.host, listener.getsockname()[1])
+    with Meanwhile(settings, configure, listener) as meanwhile:
+        serve_ = _serve_alone if settings.workers == 1 else _serve_several
+        serve_(settings, listener, meanwhile, partial(announce, address))
+
+
+def _serve_alone(
+    settings: Settings, listener: socket.socket, meanwhile: Meanwhile, announce: Callable[[list[Model | Stem]], None]
+) -> None:
+    engine = create_engine(settings, progress=meanwhile.progress)
+    app = create_app(settings, engine)
+    with as_service():
+        models = engine.repository.newest()
+    # uvicorn raises the signal that stopped it again.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    server = _Server(configure(settings, app), partial(announce, models))
+    meanwhile.close()
+    _collect_garbage_from_now_on()
+    server.run(sockets=[listener])
+
+
+def _serve_several(
+    settings: Settings, listener: socket.socket, meanwhile: Meanwhile, announce: Callable[[list[Model | Stem]], None]
+) -> None:
+    # Open everything here first: a broken artifact is reported once, before any worker starts.
+    if (tracing := create_tracing(settings)) is not None:
+        tracing.close()
+    with as_service():
+        models = create_engine(settings, progress=meanwhile.progress).repository.newest()
+    with tempfile.TemporaryDirectory(prefix="preblock-") as folder:
+        counters, control = Path(folder) / "metrics", Path(folder) / "control"
+        counters.mkdir()
+        control.mkdir()
+        os.environ[metric_files.FOLDER] = str(counters)  # prometheus_client reads it when imported
+        supervisor = Supervisor(settings, partial(serve_as_worker, listener, counters, control))
+        grpc = PRELOADED_GRPC if settings.grpc_port is not None else []
+        tracing_modules = PRELOADED_TRACING if settings.tracing != "none" else []
+        start_forkserver([*grpc, *tracing_modules, *PRELOADED])
+        hand_over = Thread(target=_hand_over, args=(control / OPENED, meanwhile, announce, models), daemon=True)
+        del models  # each worker opens its own; this process would keep replaced versions open
+        hand_over.start()
+        _collect_garbage_from_now_on()
+        supervisor.run()
+    if supervisor.killed_by:
+        sys.exit(128 + supervisor.killed_by)
+
+
+def _collect_garbage_from_now_on() -> None:
+    """Turn collection on, except for the objects of the start: a search through them would delay a request."""
+    gc.freeze()
+    gc.enable()
+
+
+def serve_as_worker(listener: socket.socket, counters: Path, control: Path, settings: Settings) -> None:
+    """Serve in a worker until SIGTERM."""
+    config = configure(settings, partial(_create_worker_app, counters, control, settings), factory=True)
+    Server(config).run(sockets=[listener])
+
+
+def _create_worker_app(counters: Path, control: Path, settings: Settings) -> Dispatcher:
+    """Build the application of a worker. A worker that fails logs one line, and is tried again."""
+    try:
+        metric_files.reserve(counters)
+        app = create_app(settings, create_engine(settings, control))
+        (control / OPENED).touch()
+    except (PreblockError, OSError) as error:
+        LOG.error("a worker cannot start, and is tried again: %s", error)
+        raise SystemExit(1) from None
+    return app
+
+
+def _hand_over(
+    opened: Path, meanwhile: Meanwhile, announce: Callable[[list[Model | Stem]], None], models: list[Model | Stem]
+) -> None:
+    """Leave the address to the first worker whose models are open."""
+    while not opened.exists():
+        time.sleep(POLL_INTERVAL_SECONDS)
+    meanwhile.close()
+    announce(models)
+
+
+class _Server(Server):
+    """Announces its start, gRPC included."""
+
+    def __init__(self, config: Config, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Finish requests in flight; at a second signal, exit at once."""
+        if self.should_exit:
+            os._exit(128 + sig)
+        super().handle_exit(sig, frame)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections."""
+        await super().startup(sockets)
+        self._announce()
+
+
+def listen(field: str, host: str, port: int) -> socket.socket:
+    """Return a socket that listens, so that no connection is refused from now on.
+
+    Raises:
+        Invalid: the address cannot be listened on.
+
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise Invalid(field, f"{host}:{port}", f"an address to listen on ({error.strerror})") from error
+
+
+def configure(settings: Settings, app: Callable[..., object], factory: bool = False) -> Config:
+    """Return how `app` is served, whatever it is; with `factory`, what makes it."""
+    return Config(
+        app,
+        factory=factory,
+        lifespan="on",
+        log_config=configuration(settings.log_format, settings.log_level),
+        access_log=False,
+        server_header=False,
+        http=Front,
+        ws="none",  # `Front` speaks it
+        ws_max_size=settings.max_body_bytes,
+        ws_per_message_deflate=False,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        ssl_certfile=settings.tls_cert_file,
+        ssl_keyfile=settings.tls_key,
+        ssl_context_factory=None if settings.tls_cert_file is None else follow,
+        ssl_ca_certs=None if settings.tls_client_ca is None else str(settings.tls_client_ca),
+        ssl_cert_reqs=ssl.CERT_NONE if settings.tls_client_ca is None else ssl.CERT_REQUIRED,
+        proxy_headers=settings.trusted_proxies is not None,
+        forwarded_allow_ips=listed(settings.trusted_proxies),
+    )
+
+
+def _url(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

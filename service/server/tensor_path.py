@@ -1,0 +1,233 @@
+"""Requests for tensors that the connection answers itself, and the memory of the last head.
+
+Many clients send the same head again and again. Reading it takes a third of the time of a small answer.
+"""
+
+from collections.abc import Hashable
+from contextlib import suppress
+from contextvars import Context
+from copy import copy
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol
+
+from preblock.service.api.http.dispatcher import Dispatcher
+from preblock.service.api.http.request import RawRequest
+from preblock.service.api.http.target import Route
+from preblock.service.observability.context import RequestContext, wanted
+from preblock.service.server.incoming_request import Header, IncomingRequest
+from preblock.service.server.read_scheduler import ReadScheduler
+from preblock.service.server.tensor_responder import AnsweringConnection, TensorResponder, receive_nothing
+from preblock.service.server.uvicorn_adapter import ProxyHeadersMiddleware
+
+MAX_BODY_BYTES = 2**18
+"""A longer body is read by the application, because its answer takes long anyway."""
+ELSEWHERE = {b"expect", b"transfer-encoding", b"content-encoding", b"upgrade", b"origin"}
+"""The application answers requests with these headers."""
+BEGIN = b"POST "
+HEAD_END = b"\r\n\r\n"
+
+
+class KnownHead(NamedTuple):
+    """The head of the last request that was answered by a template; the next may begin with the same bytes.
+
+    Args:
+        head: its bytes.
+        size: bytes of the request, with its body.
+        target: of the request.
+        key: of its template.
+        passing: headers that only identify the request.
+        wanted: the id that they give it.
+        scheme: of the URL.
+        context: names its caller.
+        changes: of the keys, as `Dispatcher.changes` counts them.
+
+    """
+
+    head: bytes
+    size: int
+    target: Route
+    key: Hashable
+    passing: list[Header]
+    wanted: bytes | None
+    scheme: str | None
+    context: Context
+    changes: int
+
+
+class ReadingConnection(AnsweringConnection, Protocol):
+    """The connection, as requests for tensors need it."""
+
+    client: tuple[str, int] | None
+    scheme: str
+    scheduler: ReadScheduler
+    active: IncomingRequest | None
+    between: bool
+    unfinished: int
+
+    def has_come(self) -> None:
+        """Wait for a head no longer."""
+
+
+class TensorPath:
+    """Chooses the requests that the connection answers itself, and has them answered.
+
+    Args:
+        connection: of the client.
+        app: the application of the server; only ours has requests for tensors.
+
+    """
+
+    def __init__(self, connection: ReadingConnection, app: Any) -> None:
+        self._connection = connection
+        self._proxies: ProxyHeadersMiddleware | None = None
+        if isinstance(app, ProxyHeadersMiddleware):
+            self._proxies, app = copy(app), app.app
+            self._proxies.app = _answer_nothing
+        self._entry = app if isinstance(app, Dispatcher) else None
+        self._responder = None if self._entry is None else TensorResponder(connection, self._entry)
+        self._known: KnownHead | None = None
+        self._held = 0.0  # when the known head came without its body; 0: it did not
+
+    def take(self, data: bytes) -> bytes:
+        """Answer a request whose head is known, or hold that head; return the input that is left to read."""
+        known = self._known
+        if known is None:
+            return data
+        if self._held:
+            data = known.head + data
+        if data.startswith(known.head) and self._answer_known(known, data):
+            return b""
+        return data
+
+    def take_time(self) -> float:
+        """Return when the request that begins now came."""
+        began, self._held = self._held or perf_counter(), 0.0
+        return began
+
+    def take_held_head(self) -> bytes:
+        """Return the head that is held, to be read."""
+        return self._known.head if self._held and self._known is not None else b""
+
+    def _answer_known(self, known: KnownHead, data: bytes) -> bool:
+        connection, size = self._connection, len(data)
+        began = self._held or perf_counter()
+        if not connection.between or connection.unfinished or connection.active is not None:
+            return False
+        if connection.scheduler.rest or (size != known.size and size != len(known.head)):
+            return False
+        connection.has_come()
+        if size != known.size:
+            self._held = began
+            return True
+        assert self._entry is not None
+        assert self._entry.forms is not None
+        assert self._responder is not None
+        if self._entry.changes() != known.changes:
+            return False
+        form = known.context.run(self._entry.forms.find, known.target, known.key)
+        if form is None:
+            return False
+        body = data[len(known.head) :]
+        visit = RequestContext(known.wanted, began)
+        visit.received, visit.read = len(body), perf_counter() - began
+        connection.active = ANSWERED_AT_ONCE
+        answer = self._responder.answer_by_template
+        if known.context.run(answer, form, known.target, body, visit, known.scheme, known.passing):
+            self._held = 0.0
+            return True
+        connection.active = None
+        return False
+
+    def accepts(self, incoming: IncomingRequest) -> bool:
+        """Return whether the connection answers a request itself, and set its fields for that."""
+        entry = self._entry
+        if entry is None or incoming.method != b"POST" or incoming.version != "1.1":
+            return False
+        target = entry.target(incoming.url)
+        if target is None:
+            return False
+        connection = self._connection
+        incoming.client, incoming.scheme = connection.client, connection.scheme
+        if self._proxies is not None:
+            self._forward(incoming, self._proxies)
+        if entry.forms is not None:
+            incoming.key = (incoming.url, *incoming.headers)
+            incoming.changes = entry.changes()
+            context = entry.admitted(incoming.headers, incoming.client)
+            if context is not None and (form := context.run(entry.forms.find, target, incoming.key)) is not None:
+                incoming.target, incoming.form, incoming.context = target, form, context
+                return True
+        length = None
+        for name, value in incoming.headers:
+            lower = name.lower()
+            if lower == b"content-length":
+                length = value
+            elif lower in ELSEWHERE:
+                return False
+        if length is None or len(length) > 6 or int(length) > MAX_BODY_BYTES:
+            return False
+        incoming.target = target
+        return True
+
+    @staticmethod
+    def _forward(incoming: IncomingRequest, proxies: ProxyHeadersMiddleware) -> None:
+        """Take the client and the scheme from the headers of a trusted proxy."""
+        scope: dict[str, Any] = {"type": "http", "client": incoming.client, "scheme": incoming.scheme}
+        scope["headers"] = incoming.passing
+        with suppress(StopIteration):  # the middleware waits for nothing
+            proxies(scope, receive_nothing, _send_nothing).send(None)  # type: ignore[arg-type]
+        incoming.client, incoming.scheme = scope["client"], scope["scheme"]
+
+    def answer(self, incoming: IncomingRequest, came: bytes) -> None:
+        """Answer a request that `accepts` took, now that its body is there. `came` is the input that began it."""
+        target, responder = incoming.target, self._responder
+        assert target is not None
+        assert responder is not None
+        body = incoming.parts[0] if len(incoming.parts) == 1 else b"".join(incoming.parts)
+        visit = RequestContext(wanted(incoming.passing), incoming.began)
+        visit.received, visit.read = len(body), perf_counter() - incoming.began
+        scheme, passing = incoming.scheme, incoming.passing
+        if incoming.form is not None and incoming.context is not None:
+            answer = responder.answer_by_template
+            if incoming.context.run(answer, incoming.form, target, body, visit, scheme, passing):
+                self._remember(incoming, target, incoming.context, came, len(body))
+                return
+        headers = [(name.lower(), value) for name, value in incoming.headers]
+        scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": "POST",
+            "path": target.path,
+            "query_string": target.query,
+            "headers": [*headers, *passing],
+            "client": incoming.client,
+            "scheme": scheme,
+        }
+        responder.answer(RawRequest(scope, receive_nothing, body), target, visit, incoming.key, scheme, passing)
+
+    def _remember(self, incoming: IncomingRequest, target: Route, context: Context, came: bytes, length: int) -> None:
+        """Remember the head of a request with such a body, if it came alone, and the head or all of it at once."""
+        head, end, rest = came.partition(HEAD_END)
+        # An empty line may stand before a request; it ends no head.
+        if end and head.startswith(BEGIN) and len(rest) in (0, length) and incoming.keep_alive:
+            head += end
+            passing = incoming.passing, wanted(incoming.passing), incoming.scheme
+            self._known = KnownHead(head, len(head) + length, target, incoming.key, *passing, context, incoming.changes)
+
+
+def _complete() -> IncomingRequest:
+    incoming = IncomingRequest(0.0)
+    incoming.complete = True
+    return incoming
+
+
+ANSWERED_AT_ONCE = _complete()
+"""Stands for each request whose head was not read."""
+
+
+async def _send_nothing(_: object) -> None:
+    """Send nothing."""
+
+
+async def _answer_nothing(*_: object) -> None:
+    """Answer nothing: the middleware is asked for the client only."""

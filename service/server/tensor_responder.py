@@ -1,0 +1,295 @@
+"""Answers to requests for tensors, written to the connection without tasks and messages of ASGI.
+
+These would cost as much as all the rest of a small answer.
+"""
+
+import asyncio
+import logging
+from collections.abc import Hashable
+from contextvars import copy_context
+from http import HTTPStatus
+from time import perf_counter
+from typing import Any, Literal, Protocol
+
+from fastapi.responses import Response
+
+from preblock.service.api.http import errors
+from preblock.service.api.http.dispatcher import Dispatcher
+from preblock.service.api.http.request import RawRequest
+from preblock.service.api.http.response import ChunkedResponse, Headers, lines_of
+from preblock.service.api.http.target import Route
+from preblock.service.api.http.tracing import answered, begun, ended, routed
+from preblock.service.api.request_cache import RequestTemplate
+from preblock.service.codecs.chunks import COPIED, Buffer, base64_text, raw_bytes
+from preblock.service.core.errors import PreblockError
+from preblock.service.engine.fast_path import FastRun
+from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
+from preblock.service.server.eager import drive
+
+LOG = logging.getLogger(__name__)
+CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
+STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+
+class AnsweringConnection(Protocol):
+    """The connection, as an answer needs it."""
+
+    transport: asyncio.Transport
+    loop: asyncio.AbstractEventLoop
+    tasks: set[asyncio.Task[None]]
+    keep_alive: bool
+    write_paused: bool
+
+    @property
+    def default_headers(self) -> Headers:
+        """The headers of every answer; another list as soon as the date changes."""
+
+    async def drain(self) -> None:
+        """Wait until the client has taken enough to write more."""
+
+    def finish(self) -> None:
+        """Go on to the next request, the answer being written."""
+
+
+class TensorResponder:
+    """Answers requests for tensors, one at a time.
+
+    Args:
+        connection: of the client.
+        entry: the application.
+
+    """
+
+    def __init__(self, connection: AnsweringConnection, entry: Dispatcher) -> None:
+        self._connection, self._entry = connection, entry
+        self._default_headers: Headers | None = None
+        self._default_lines = b""
+
+    def answer_by_template(
+        self,
+        form: RequestTemplate,
+        target: Route,
+        body: bytes,
+        visit: RequestContext,
+        scheme: str | None,
+        passing: Headers,
+    ) -> bool:
+        """Answer a request by its template. Return False where a check fails; `answer` then gives the error."""
+        if not body.startswith(form.head):
+            return False
+        read = form.read(body)
+        if read is None or not form.plain.takes(*read):
+            return False
+        try:
+            form.plain.limits.__enter__()
+        except PreblockError:
+            return False
+        self._trace(target, visit, scheme, passing)
+        run = FastRun(form.plain, form.protocol, *read)
+        visit.marks = run.execution.marks
+        if run.shared:
+            self._connection.loop.call_soon(self._finish, form, run, visit)
+        elif run.large:
+            drive(self._send_chunks(form, run, visit), copy_context(), self._connection.tasks)
+        else:
+            self._finish(form, run, visit)
+        return True
+
+    def answer(
+        self,
+        arrival: RawRequest,
+        target: Route,
+        visit: RequestContext,
+        key: Hashable,
+        scheme: str | None,
+        passing: Headers,
+    ) -> None:
+        """Answer any other request for tensors, in a coroutine that becomes a task only where it has to wait."""
+        self._trace(target, visit, scheme, passing)
+        drive(self._answer(arrival, target, visit, key), copy_context(), self._connection.tasks)
+
+    def _trace(self, target: Route, visit: RequestContext, scheme: str | None, passing: Headers) -> None:
+        if self._entry.trace is not None:
+            trace = begun(self._entry.trace, visit, "POST", target.path, scheme or "http", passing)
+            routed(trace, target.route)
+
+    def _finish(self, form: RequestTemplate, run: FastRun, visit: RequestContext) -> None:
+        transport = self._connection.transport
+        try:
+            vectors = run.finish()
+        except Exception:
+            LOG.exception("a request failed in an unforeseen way", extra={"request_id": visit.text})
+            run.fail(visit, "internal_error")
+            if not transport.is_closing():
+                self._send_whole(errors.unforeseen(form.path), visit)
+            _end_trace(visit, 500)
+            self._connection.finish()
+            return
+        finally:
+            form.plain.limits.__exit__(None, None, None)
+        if transport.is_closing():
+            run.count(visit, visit.began + visit.read, visit.received, 0)
+            _end_trace(visit, 200)
+            return
+        began = perf_counter()
+        head = self._head(200, form.headers, visit)
+        if form.suffix is not None:
+            text = base64_text(vectors)
+            if len(text) <= COPIED:
+                transport.write(b"".join((head, form.prefix, text, form.suffix)))
+            else:
+                transport.writelines((head + form.prefix, text, form.suffix))
+        elif vectors.nbytes <= COPIED:
+            transport.write(b"".join((head, form.prefix, vectors.data)))
+        else:
+            transport.writelines((head + form.prefix, raw_bytes(vectors)))
+        run.count(visit, visit.began + visit.read, visit.received, form.size, perf_counter() - began)
+        _end_trace(visit, 200)
+        self._connection.finish()
+
+    async def _send_chunks(self, form: RequestTemplate, run: FastRun, visit: RequestContext) -> None:
+        """Write a large answer chunk by chunk, as each is computed and the client takes it."""
+        transport = self._connection.transport
+        began, size = perf_counter(), len(form.prefix)
+        outcome: Literal["ok", "internal_error", "cancelled"] = "cancelled"
+        failure: Exception | None = None
+        waiting: list[Buffer] = [self._head(200, form.headers, visit) + form.prefix]
+        try:
+            for content in form.content(run):
+                waiting.append(content)
+                size += len(content)
+                del content  # lets the next chunk reuse this buffer
+                left = form.size - size
+                if 0 < left <= COPIED:  # a short end would wake the client once more
+                    continue
+                transport.writelines(waiting)
+                waiting.clear()
+                # Others wait until a chunk is sent, because it is still in the processor's cache. After the last
+                # chunk nobody goes first: the client's next request may follow at once.
+                if left:
+                    await self._let_others_run()
+                    if transport.is_closing():
+                        return
+            outcome = "ok"
+        except Exception as error:
+            outcome, failure = "internal_error", error
+            self._abort(visit)
+        finally:
+            form.plain.limits.__exit__(None, None, None)
+            if outcome == "ok":
+                run.count(visit, visit.began + visit.read, visit.received, size, perf_counter() - began)
+                _end_trace(visit, 200)
+                self._connection.finish()
+            else:
+                run.fail(visit, outcome)
+                _end_trace(visit, 200, failure)
+                form.plain.metrics.carried(form.protocol, visit.received, size, visit.read, perf_counter() - began)
+
+    async def _answer(self, arrival: RawRequest, target: Route, visit: RequestContext, key: Hashable) -> None:
+        CURRENT_REQUEST.set(visit)
+        entry = self._entry
+        try:
+            response = await entry.answer(arrival, target)
+            began = perf_counter()
+            size = 0 if self._connection.transport.is_closing() else await self._send(response, visit)
+        except Exception as error:
+            self._abort(visit)
+            _end_trace(visit, 200, error)
+            return
+        except asyncio.CancelledError:  # at the end of the service
+            _end_trace(visit, 200)
+            raise
+        _end_trace(visit, response.status_code)
+        if visit.protocol:
+            entry.carried(visit.protocol, visit.received, size, visit.read, perf_counter() - began)
+        if (
+            entry.forms is not None
+            and isinstance(response, ChunkedResponse)
+            and response.form
+            and (form := response.form(response))
+        ):
+            form.path = target.path
+            entry.forms.keep(key, form)
+        self._connection.finish()
+
+    async def _send(self, response: Response, visit: RequestContext) -> int:
+        """Write an answer, as fast as the client takes it, and return the size of its body."""
+        if not isinstance(response, ChunkedResponse):
+            return self._send_whole(response, visit)
+        transport = self._connection.transport
+        head = self._head(response.status_code, lines_of(response.raw_headers), visit)
+        if response.small:
+            content = list(response.content())
+            transport.writelines((head, *content))
+            return sum(map(len, content))
+        chunked = response.size is None  # RFC 9112, section 7.1
+        head = head.removesuffix(b"\r\n") + CHUNKED if chunked else head
+        waiting: list[Buffer] = [head]
+        size = 0
+        async for packet in response.packets():
+            if transport.is_closing():
+                return size
+            waiting += (b"%x\r\n" % len(packet), packet, b"\r\n") if chunked else (packet,)
+            size += len(packet)
+            left = None if response.size is None else response.size - size
+            # A short packet goes with its neighbours, because each write wakes the client.
+            if left and not chunked and (left <= COPIED or sum(map(len, waiting)) <= COPIED):
+                continue
+            transport.writelines(waiting)
+            waiting.clear()
+            del packet  # lets the next packet reuse this buffer
+            if left != 0:
+                await self._let_others_run()
+        if chunked and not transport.is_closing():  # the client may have left after the last chunk
+            transport.write(b"0\r\n\r\n")
+        return size
+
+    def _send_whole(self, response: Response, visit: RequestContext) -> int:
+        """Write an answer without tensors, and return the size of its body."""
+        head = self._head(response.status_code, lines_of(response.raw_headers), visit)
+        self._connection.transport.write(head + bytes(response.body))
+        return len(response.body)
+
+    def _head(self, status: int, lines: bytes, visit: RequestContext) -> bytes:
+        """Return the head of an answer with such header lines."""
+        defaults = self._connection.default_headers
+        if defaults is not self._default_headers:
+            self._default_headers, self._default_lines = defaults, lines_of(defaults)
+        end = b"\r\n" if self._connection.keep_alive else b"connection: close\r\n\r\n"
+        return b"".join((STATUS_LINES[status], self._default_lines, lines, visit.lines(), end))
+
+    async def _let_others_run(self) -> None:
+        """Wait until more can be written, for one event-loop iteration at least."""
+        if self._connection.write_paused:
+            await self._connection.drain()
+        else:
+            await asyncio.sleep(0)
+
+    def _abort(self, visit: RequestContext) -> None:
+        """Break the connection, so that the client sees an incomplete answer."""
+        LOG.exception("an answer was broken off", extra={"request_id": visit.text})
+        self._connection.transport.abort()
+
+
+def _end_trace(visit: RequestContext, status: int, error: Exception | None = None) -> None:
+    """End the span of a request, if it has one. After an `error` the answer is incomplete."""
+    if visit.trace is not None:
+        answered(visit.trace, status)
+        ended(visit.trace, error)
+
+
+def refusal(status: int, text: str, headers: Headers) -> bytes:
+    """Return the answer to input that cannot be read as a request; the connection closes behind it."""
+    content = text.encode()
+    fields: list[tuple[bytes, bytes]] = [
+        *headers,
+        (b"content-type", b"text/plain; charset=utf-8"),
+        (b"content-length", b"%d" % len(content)),
+        (b"connection", b"close"),
+    ]
+    return b"".join((STATUS_LINES[status], lines_of(fields), b"\r\n", content))
+
+
+async def receive_nothing() -> Any:
+    """Stand for the `receive` of ASGI where the body is there."""
+    raise RuntimeError("the body was received already")
