@@ -28,9 +28,13 @@ from preblock.export.source import LoadedSource
 from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings, TransformerEmbedding
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.initialisers import seeded_
-from preblock.service.artifacts.manifest import EMBEDDINGS, GRAPH, Source
-from preblock.service.runtime.repository import Model, Repository
-from preblock.service.runtime.session import CPU, SLOW_ON_CPU
+from preblock.service.artifacts.manifest import EMBEDDINGS, GRAPH
+from preblock.service.artifacts.records import Source
+from preblock.service.runtime.chunks import PIECE
+from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.session import SLOW_ON_CPU
 
 WIDTH, POSITIONS = 768, 8192
 FRONT_ENDS: dict[str, Callable[[], FrontEnd]] = {
@@ -86,7 +90,7 @@ def main() -> None:
     sys.exit(bool(missed))
 
 
-def measure(model: Model, folder: Path, threads: int, rounds: int) -> list[str]:
+def measure(model: TokenModel, folder: Path, threads: int, rounds: int) -> list[str]:
     """Print the figures of `model`, and return which floors it misses."""
     bare = open_bare(folder / GRAPH, threads)
     missed = []
@@ -99,7 +103,7 @@ def measure(model: Model, folder: Path, threads: int, rounds: int) -> list[str]:
             {
                 "memcpy": partial(np.copyto, target, vectors),
                 "plain": partial(bare.run, [EMBEDDINGS], wanted),
-                "served": partial(model.run, feeds, (EMBEDDINGS,)),
+                "served": partial(serve, model, feeds),
             },
             rounds,
         ).values()
@@ -121,7 +125,16 @@ def measure(model: Model, folder: Path, threads: int, rounds: int) -> list[str]:
     return missed
 
 
-def calls(model: Model) -> dict[str, Feeds]:
+def serve(model: TokenModel, feeds: Feeds) -> None:
+    """Compute the vectors as the engine does: in chunks where they are many."""
+    if feeds["input_ids"].size * WIDTH <= PIECE:
+        model.run(feeds, (EMBEDDINGS,))
+        return
+    for _ in model.run_in_pieces(feeds, EMBEDDINGS, PIECE // WIDTH):
+        pass
+
+
+def calls(model: TokenModel) -> dict[str, Feeds]:
     """Return the feeds of every call, by what it is called."""
     generator = np.random.default_rng(0)
     found: dict[str, Feeds] = {}
@@ -134,7 +147,9 @@ def calls(model: Model) -> dict[str, Feeds]:
     return found
 
 
-def feeds_of(model: Model, shape: tuple[int, int], offset: NDArray[np.int64], generator: np.random.Generator) -> Feeds:
+def feeds_of(
+    model: TokenModel, shape: tuple[int, int], offset: NDArray[np.int64], generator: np.random.Generator
+) -> Feeds:
     """Return random ids and indices of `shape` at `offset`."""
     limits = {"input_ids": model.manifest.vocab_size, **model.manifest.indices}
     return {name: generator.integers(0, limit, shape) for name, limit in limits.items()} | {"offset": offset}

@@ -20,8 +20,8 @@ from preblock.service.engine import planning
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
-from preblock.service.runtime.session import CPU
 
 LENGTHS, REQUESTS, ROUNDS = (1, 4, 16, 32, 64, 128), (2, 4, 16, 64), 15
 

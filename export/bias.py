@@ -21,7 +21,8 @@ from preblock.export.parity import judge
 from preblock.models.modules.alibi import AlibiBias
 from preblock.models.modules.bias import Bias
 from preblock.models.modules.relative import RelativeSinusoid, T5RelativeBias
-from preblock.service.artifacts.manifest import BIAS_GRAPH, OutputParity, ParityCase
+from preblock.service.artifacts.manifest import BIAS_GRAPH
+from preblock.service.artifacts.parity import OutputParity, ParityCase
 from preblock.service.runtime.session import Session
 
 Array = NDArray[Any]

@@ -8,37 +8,34 @@ import torch
 
 from preblock import __version__
 from preblock.export.graph import describe_graph
+from preblock.export.kernel import kernel_of
 from preblock.export.position_inputs import positions_of
 from preblock.export.progress import Report, StepProgress
 from preblock.export.source import LoadedSource
 from preblock.export.stored_tables import read_format
-from preblock.export.tiles import tiles_of
 from preblock.models.custom import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules import stems
 from preblock.models.modules.stems import Stem
+from preblock.service.artifacts.io import describe
 from preblock.service.artifacts.manifest import (
     BIAS_GRAPH,
     DATA,
     EMBEDDINGS,
     POSITIONED_GRAPH,
-    TILES_GRAPH,
     TOKEN_EMBEDDINGS,
     TOKEN_GRAPHS,
     TOKENIZER,
     Manifest,
-    Rotary,
     StemManifest,
-    Tensor,
-    TokenEmbeddings,
-    describe,
 )
+from preblock.service.artifacts.records import Rotary, Tensor, TokenEmbeddings
 
 
 def describe_artifact(loaded: LoadedSource, folder: Path, report: Report) -> Manifest | StemManifest:
     """Return the manifest of the graphs and files in `folder`, hashes included."""
     frontend, signature = loaded.frontend, loaded.frontend.signature
-    graphs = [name for name in (*TOKEN_GRAPHS, TILES_GRAPH, POSITIONED_GRAPH, BIAS_GRAPH) if (folder / name).is_file()]
+    graphs = [name for name in (*TOKEN_GRAPHS, POSITIONED_GRAPH, BIAS_GRAPH) if (folder / name).is_file()]
     files = [name for name in (*graphs, DATA, TOKENIZER) if (folder / name).is_file()]
     hashing = StepProgress(report, "hashing", sum((folder / name).stat().st_size for name in files))
     common: dict[str, Any] = {
@@ -95,7 +92,7 @@ def _describe_tokens(
             )
             for output in (frontend.config.rotary if isinstance(frontend, FrontEnd) else ())
         ),
-        tiles=tiles_of(signature.width) if TILES_GRAPH in common["graphs"] else None,
+        kernel=kernel_of(folder) if POSITIONED_GRAPH in common["graphs"] else None,
         positions=positions_of(folder) if POSITIONED_GRAPH in common["graphs"] else None,
         resized=loaded.resized,
         front_end=frontend.config.to_document() if isinstance(frontend, FrontEnd) else None,

@@ -21,25 +21,16 @@ from preblock.export.stem import export_stem
 from preblock.export.stored_tables import build_quantized
 from preblock.export.table_comparison import compare_tables
 from preblock.export.table_formats import TableFormat, find_format
-from preblock.export.tiles import write_tiles
 from preblock.export.verify import find_providers, prove_artifact
 from preblock.models.checkpoints.position_resize import resized
 from preblock.models.custom import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.stems import Stem
-from preblock.service.artifacts.manifest import (
-    MANIFEST,
-    PARITY,
-    TOKENIZER,
-    Manifest,
-    ParityReport,
-    Resized,
-    Source,
-    StemManifest,
-    StoredTable,
-    write,
-)
+from preblock.service.artifacts.io import write
+from preblock.service.artifacts.manifest import MANIFEST, PARITY, TOKENIZER, Manifest, StemManifest
 from preblock.service.artifacts.onnx_check import check_graphs
+from preblock.service.artifacts.parity import ParityReport, StoredTable
+from preblock.service.artifacts.records import Resized, Source
 from preblock.service.core.errors import PreblockError
 
 
@@ -127,7 +118,6 @@ def export_loaded(
                 source.train(training)
                 source = loaded.frontend
             if not isinstance(loaded.frontend, Stem):
-                write_tiles(folder)
                 write_positioned(folder)
             label_graphs(folder, loaded.frontend.signature)
             if loaded.tokenizer:

@@ -24,8 +24,9 @@ from preblock.models.custom import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.signature import Signature
 from preblock.models.steps import Project, names_of
-from preblock.service.artifacts.manifest import EMBEDDINGS_GRAPH, GRAPH, TOKEN_GRAPH, Graph
-from preblock.service.artifacts.manifest import Tensor as TensorSpec
+from preblock.service.artifacts.manifest import EMBEDDINGS_GRAPH, GRAPH, TOKEN_GRAPH
+from preblock.service.artifacts.records import Graph
+from preblock.service.artifacts.records import Tensor as TensorSpec
 
 OPSET = 20
 MODULE, TRAINED, TRANSPOSED = "frontend.", (".weight", ".bias"), ".transposed"

@@ -9,26 +9,15 @@ import onnx
 
 from preblock import __version__
 from preblock.models.modules.signature import Signature, StemSignature
-from preblock.service.artifacts.manifest import (
-    BIAS_GRAPH,
-    EMBEDDINGS_GRAPH,
-    GRAPH,
-    POSITIONED_GRAPH,
-    TILES_GRAPH,
-    TOKEN_GRAPH,
-)
+from preblock.service.artifacts.manifest import BIAS_GRAPH, EMBEDDINGS_GRAPH, GRAPH, POSITIONED_GRAPH, TOKEN_GRAPH
 
 UNCHECKED = "It checks no index and no length: a negative index wraps, and a GPU may answer zeros to one too large."
 DESCRIPTIONS = {
     GRAPH: f"The vectors that enter block 0 of a transformer, and what its attention is given. {UNCHECKED}",
     EMBEDDINGS_GRAPH: f"The vectors that enter block 0 of a transformer, alone. {UNCHECKED}",
-    TILES_GRAPH: (
-        "The vectors that enter block 0 of a transformer, alone, a tile of tokens at a time: for large calls on the "
-        f"CPU, with one offset, or with one for each token, which is then a row of its own. {UNCHECKED}"
-    ),
     POSITIONED_GRAPH: (
-        "The vectors that enter block 0 of a transformer, alone, from ids and the vectors of their positions; and the "
-        f"summand to which it adds those, where that comes last. {UNCHECKED}"
+        "The vectors that enter block 0 of a transformer, alone, from ids and the vectors of their "
+        f"positions. {UNCHECKED}"
     ),
     TOKEN_GRAPH: f"The vectors of a transformer's own lookup, before positions and norm. {UNCHECKED}",
     BIAS_GRAPH: "What attention adds for the distance between a query and a key.",

@@ -3,7 +3,7 @@
 Letters: B batch, L length, M maximum length, P width of a table of positions.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,17 +17,9 @@ from preblock.models.custom import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.rotary_config import SCALINGS
 from preblock.models.modules.signature import Signature
-from preblock.service.artifacts.manifest import (
-    EMBEDDINGS,
-    IN_TILES,
-    POSITIONED,
-    TOKEN_EMBEDDINGS,
-    OutputParity,
-    ParityCase,
-)
-from preblock.service.runtime.bound_calls import ReadyCalls
-from preblock.service.runtime.chunks import cut
-from preblock.service.runtime.position_table import place
+from preblock.service.artifacts.manifest import EMBEDDINGS, POSITIONED, TOKEN_EMBEDDINGS
+from preblock.service.artifacts.parity import OutputParity, ParityCase
+from preblock.service.runtime.position_table import with_position_view
 from preblock.service.runtime.session import Session
 
 ALLOWED_ULP = 8.0
@@ -42,8 +34,6 @@ LOOKUP_CHUNK_VALUES = 2**20
 """Values of the lookup computed at once."""
 COMPARED_CHUNK_VALUES = 2**18
 """Values compared at once."""
-TILE = 7
-"""Tokens of a tile that is proven: cases have a part of one, a whole one, and several of which the last is a part."""
 CaseReport = Callable[[int, int, int], None]
 """Receives the number of finished cases, the number of all cases, and the bytes of the last one."""
 
@@ -147,32 +137,6 @@ def prove_rotary(frontend: FrontEnd, session: Session, alone: Session) -> dict[s
     return {name: judge(name, compared, ROTARY_ULP) for name, compared in cases.items()}
 
 
-def prove_tiles(
-    signature: Signature, tiles: Session, plain: Session, told: Callable[[int], None] = lambda _: None
-) -> OutputParity:
-    """Compare the graph of tiles with the plain one over the grid: with one offset, and cut as the service cuts.
-
-    `told` is told the bytes of each case.
-
-    Raises:
-        ParityError: a bit differs.
-
-    """
-    cases = []
-    for case in grid(signature):
-        feeds = feeds_of(signature, case)
-        calls = {"tokens": cut(feeds, _offsets(signature, feeds), TILE)}
-        calls |= {"rows": feeds} if len(case.offset) == 1 else {}
-        expected = plain.run(feeds, [EMBEDDINGS])[EMBEDDINGS]
-        for kind, call in calls.items():
-            found = tiles.run(call)[EMBEDDINGS].reshape(-1, expected.shape[-1])[: case.batch * case.length]
-            found = found.reshape(expected.shape)
-            arguments: dict[str, JsonValue] = {**arguments_of(case), "tiles": kind}
-            cases.append(_same(found, expected, arguments))
-        told(expected.nbytes)
-    return judge(IN_TILES, cases, 0.0)
-
-
 def prove_positioned(
     signature: Signature,
     positioned: Session,
@@ -182,7 +146,7 @@ def prove_positioned(
 ) -> OutputParity:
     """Compare the graph with the input `positions` (1, M, P) to the plain one over the grid, for one offset.
 
-    If the graph adds positions last, both code paths of the service are run. `told` receives the bytes of each case.
+    `told` receives the bytes of each case.
 
     Raises:
         ParityError: a bit differs.
@@ -191,18 +155,10 @@ def prove_positioned(
     cases = []
     for case in grid(signature):
         feeds = feeds_of(signature, case)
-        expected = plain.run(feeds, [EMBEDDINGS])[EMBEDDINGS]
-        # An in-place result keeps its session open, and with it the memory of a huge table.
-        calls = ReadyCalls(positioned, positions, often=0)
-        one = len(case.offset) == 1
-        if (calls.in_place or not one) and (found := calls.run(feeds)) is not None:
-            told_of = {"in_place": True} if calls.in_place else {}
-            cases.append(_same(found, expected, arguments_of(case) | told_of))
-            del found
-        del calls
-        if not one:
+        if len(case.offset) > 1:
             continue
-        found = positioned.run(place(feeds, positions), [EMBEDDINGS])[EMBEDDINGS]
+        expected = plain.run(feeds, [EMBEDDINGS])[EMBEDDINGS]
+        found = positioned.run(with_position_view(feeds, positions), [EMBEDDINGS])[EMBEDDINGS]
         cases.append(_same(found, expected, arguments_of(case)))
         told(expected.nbytes)
     return judge(POSITIONED, cases, 0.0)
@@ -212,17 +168,6 @@ def _same(found: NDArray[np.float32], expected: NDArray[np.float32], arguments: 
     """Compare two arrays with a short path for equal bits."""
     max_abs, max_ulp = (0.0, 0.0) if np.array_equal(found, expected) else difference(found, expected)
     return ParityCase(arguments=arguments, max_abs=max_abs, max_ulp=max_ulp)
-
-
-def _offsets(signature: Signature, feeds: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Return the number of real tokens before each token: int64 (batch, length)."""
-    real = np.ones_like(feeds["input_ids"])
-    if signature.counts == "ids":
-        real = (feeds["input_ids"] != signature.padding_idx).astype(np.int64)
-    elif signature.counts == "mask":
-        real = feeds["attention_mask"]
-    offsets: NDArray[np.int64] = feeds["offset"].reshape(-1, 1) + real.cumsum(axis=1) - real
-    return offsets
 
 
 def _compare(frontend: FrontEnd | CustomFrontEnd, session: Session, case: GridCase) -> ParityCase:

@@ -1,60 +1,47 @@
-"""Writes a graph with position embeddings as an input, in place of a lookup.
+"""Writes a graph of the same vectors that is given those of positions, so that it need not look them up.
 
-Rows with one offset have consecutive positions, and their vectors are consecutive in the table. A call passes a view
-of the table, without the copy made by the lookup of the plain graph.
+The positions of rows with one offset follow one another: their vectors lie in the table as they are needed, and a view
+of it is all that a call takes. The plain graph copies them first.
 
 Letters: B batch, L length, P width of a table of positions.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import GraphProto, NodeProto, TensorProto
 from onnx.external_data_helper import uses_external_data
 from onnx.helper import make_graph, make_model, make_tensor_value_info
 from onnx.reference import ReferenceEvaluator
-from onnx.shape_inference import infer_shapes
 
 from preblock.export.graph import load_plain, save_graph
-from preblock.service.artifacts.manifest import (
-    EMBEDDINGS,
-    POSITION_EMBEDDINGS,
-    POSITIONED_GRAPH,
-    SUMMAND,
-    PositionTable,
-)
+from preblock.service.artifacts.manifest import EMBEDDINGS, POSITION_EMBEDDINGS, POSITIONED_GRAPH
+from preblock.service.artifacts.records import PositionTable
 
 
 def write_positioned(folder: Path) -> None:
-    """Write `positioned.onnx` into `folder`, over the same data file as the other graphs.
+    """Write `positioned.onnx` into `folder`, beside the graph that gives `embeddings` alone, over the same data file.
 
-    Its input `position_embeddings`, float32 (B or 1, L, P), replaces `offset`. The graph is written only if positions
-    are consecutive rows of a float32 table, and depend neither on ids nor on a mask.
-
-    If the last step adds positions, the sum before it is a second output, `summand`. A caller can then bind both
-    outputs to the same memory.
+    In place of `offset` it takes `position_embeddings`, float32 (B or 1, L, P), which that graph looks up. A front-end
+    has none whose positions depend on ids or on a mask, or are no rows of a float32 table, one after another.
     """
     model = load_plain(folder)
     graph, lookup = model.graph, _lookup(model)
     if lookup is None:
         return
     width = _tensor(graph, lookup.input[0]).dims[1]
-    shapes = {value.name: _shape(value) for value in infer_shapes(model).graph.value_info}
     wanted, placed = {EMBEDDINGS}, lookup.output[0]
     lookup.output[0] = "nowhere"
     kept = _needed(graph, wanted)
     for node in kept:
         node.input[:] = [POSITION_EMBEDDINGS if name == placed else name for name in node.input]
-    outputs = [*graph.output, *_summand(graph.output[0], kept, shapes, width)]
     given = make_tensor_value_info(POSITION_EMBEDDINGS, TensorProto.FLOAT, ["positions", "length", width])
     inputs = [value for value in graph.input if value.name in wanted]
     tensors = [tensor for tensor in graph.initializer if tensor.name in wanted]
     for field, values in (
         ("node", kept),
         ("input", [*inputs, given]),
-        ("output", outputs),
         ("initializer", tensors),
         ("value_info", []),
     ):
@@ -63,34 +50,8 @@ def write_positioned(folder: Path) -> None:
     save_graph(model, folder / POSITIONED_GRAPH)
 
 
-def _summand(
-    embeddings: ValueInfoProto, nodes: list[NodeProto], shapes: Mapping[str, list[object]], width: int
-) -> list[ValueInfoProto]:
-    """Rename the tensor to which the last node adds positions, and return it as an output like `embeddings`.
-
-    Return nothing if the last node is another operation, or broadcasts either tensor.
-    """
-    last, shape = nodes[-1], _shape(embeddings)
-    computed = {name for node in nodes for name in node.output if shapes.get(name) == shape}
-    summands = [name for name in last.input if name in computed]
-    if last.op_type != "Add" or len(summands) != 1 or POSITION_EMBEDDINGS not in last.input or shape[-1] != width:
-        return []
-    for node in nodes:
-        for names in (node.input, node.output):
-            names[:] = [SUMMAND if name == summands[0] else name for name in names]
-    output = ValueInfoProto()
-    output.CopyFrom(embeddings)
-    output.name = SUMMAND
-    return [output]
-
-
-def _shape(value: ValueInfoProto) -> list[object]:
-    """Return the sizes of the axes, and the names of dynamic axes."""
-    return [dimension.dim_param or dimension.dim_value for dimension in value.type.tensor_type.shape.dim]
-
-
 def positions_of(folder: Path) -> PositionTable:
-    """Return the place of the position table in the data file."""
+    """Return where the table lies whose rows `positioned.onnx` is given."""
     model = load_plain(folder)
     lookup = _lookup(model)
     assert lookup is not None
@@ -104,7 +65,7 @@ def _tensor(graph: GraphProto, name: str) -> TensorProto:
 
 
 def _needed(graph: GraphProto, wanted: set[str]) -> list[NodeProto]:
-    """Return the nodes to compute `wanted`, and add their inputs to `wanted`."""
+    """Return the nodes that give `wanted`, to which what those need is added."""
     nodes: list[NodeProto] = []
     for node in reversed(graph.node):
         if not wanted.isdisjoint(node.output):
@@ -114,10 +75,7 @@ def _needed(graph: GraphProto, wanted: set[str]) -> list[NodeProto]:
 
 
 def _lookup(model: onnx.ModelProto) -> NodeProto | None:
-    """Return the Gather node of positions.
-
-    Return None unless it gathers consecutive rows, and all other nodes are independent of offsets.
-    """
+    """Return what looks positions up; None where that is no Gather of following rows that alone depends on offsets."""
     graph, placed = model.graph, {"offset"}
     tables = {
         tensor.name
@@ -139,7 +97,7 @@ def _lookup(model: onnx.ModelProto) -> NodeProto | None:
 
 
 def _first(graph: GraphProto, lookup: NodeProto) -> int:
-    """Return the row of position 0; -1 if positions 1 and 2 do not follow it."""
+    """Return the row of position 0; -1 where others do not follow it."""
     wanted = {lookup.input[1]}
     nodes = _needed(graph, wanted)
     rows = make_tensor_value_info(lookup.input[1], TensorProto.INT64, None)

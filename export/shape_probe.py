@@ -17,8 +17,9 @@ from preblock.export.parity import allowed_ulp, difference
 from preblock.export.parity_cases import UNLIMITED_LENGTH, GridCase, feeds_of, longest
 from preblock.models.custom import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
-from preblock.service.artifacts.manifest import EMBEDDINGS, TILES_GRAPH, TOKEN_EMBEDDINGS
-from preblock.service.runtime.session import CPU, Session
+from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
+from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.session import Session
 
 BATCHES, LENGTHS = (0, 1, 3, 64), (0, 1, 5)
 MAX_OUTPUT_VALUES = 2**22
@@ -46,7 +47,6 @@ class ShapeProbe:
         self._allowed = 0.0 if lookup else allowed_ulp(frontend)
         self._end = signature.max_len or UNLIMITED_LENGTH
         self._longest = longest(signature)
-        self._batches = BATCHES[1:] if graph == TILES_GRAPH else BATCHES
 
     def check(self) -> None:
         """Run the graph over batches, lengths and offsets.
@@ -59,7 +59,7 @@ class ShapeProbe:
         self._check_declared()
         if self._output == EMBEDDINGS:
             self._check_offset()
-        for batch in self._batches:
+        for batch in BATCHES:
             self._check_axis("batch", batch, min(LENGTHS[-1], self._end))
         for length in (*LENGTHS, self._longest):
             self._check_axis("length", 1, min(length, self._end))
@@ -139,8 +139,6 @@ class ShapeProbe:
     def _try(self, batch: int, length: int, offset: tuple[int, ...]) -> Vectors | str:
         """Return the vectors of the graph, or the error message."""
         feeds = self._feeds(batch, length, offset)
-        if self._graph == TILES_GRAPH and len(offset) > 1:  # or one for each token
-            feeds["offset"] = (feeds["offset"].reshape(-1, 1) + np.arange(length)).reshape(-1)
         refusal = self._session.refusal({tensor.name: feeds[tensor.name] for tensor in self._session.inputs})
         return refusal or self._session.run(feeds, [self._output])[self._output]
 

@@ -18,8 +18,9 @@ from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_file import DESCRIPTION, INDEX
 from preblock.models.modules.stems import Stem
 from preblock.models.presets import PRESETS, build_preset
-from preblock.service.artifacts import manifest
+from preblock.service.artifacts.io import describe
 from preblock.service.artifacts.manifest import TOKENIZER
+from preblock.service.artifacts.records import Resized, Source
 
 HUB = re.compile(r"hf:(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 SMALL_FILES = ["config.json", DESCRIPTION, INDEX, TOKENIZER]
@@ -43,9 +44,9 @@ class LoadedSource:
     """A front-end, its record for the manifest, and its tokenizer file if the source has one."""
 
     frontend: AnyFrontEnd
-    record: manifest.Source
+    record: Source
     tokenizer: Path | None = None
-    resized: manifest.Resized | None = None
+    resized: Resized | None = None
 
 
 def load_source(
@@ -65,14 +66,14 @@ def load_source(
     progress = StepProgress(report, f"reading {source}")
     # An empty name would be the working folder.
     if source and Path(source).is_dir():
-        return _load_folder(Path(source), manifest.Source(kind="folder"), choices, progress, widen)
+        return _load_folder(Path(source), Source(kind="folder"), choices, progress, widen)
     if source in PRESETS:
         _refuse_choices(source, choices)
-        record = manifest.Source(kind="preset", name=source)
+        record = Source(kind="preset", name=source)
         return LoadedSource(build_preset(source), record)
     if match := HUB.fullmatch(source):
         folder = _download(match["name"], match["revision"], choices)
-        record = manifest.Source(kind="hub", name=match["name"], revision=folder.name)
+        record = Source(kind="hub", name=match["name"], revision=folder.name)
         return _load_folder(folder, record, choices, progress, widen)
     raise ExportError(
         f"SOURCE: got {source!r}, allowed an existing folder, a preset ({', '.join(PRESETS)}), "
@@ -82,7 +83,7 @@ def load_source(
 
 def _load_folder(
     folder: Path,
-    record: manifest.Source,
+    record: Source,
     choices: SourceOptions,
     progress: StepProgress,
     widen: bool,
@@ -102,7 +103,7 @@ def _load_folder(
     except CheckpointError as error:
         raise ExportError(str(error)) from error
     config = folder / (DESCRIPTION if described else "config.json")
-    record = record.model_copy(update={"config_sha256": manifest.describe(config).sha256})
+    record = record.model_copy(update={"config_sha256": describe(config).sha256})
     tokenizer = folder / TOKENIZER
     return LoadedSource(frontend, record, tokenizer if tokenizer.is_file() else None)
 

@@ -20,7 +20,8 @@ from preblock.export.parity_cases import BATCHES
 from preblock.export.progress import Report
 from preblock.models.modules.signature import StemSignature
 from preblock.models.modules.stems import Stem, StemConfig, without_storage
-from preblock.service.artifacts.manifest import EMBEDDINGS, GRAPH, OutputParity, ParityCase
+from preblock.service.artifacts.manifest import EMBEDDINGS, GRAPH
+from preblock.service.artifacts.parity import OutputParity, ParityCase
 from preblock.service.runtime.session import Session
 
 GROWTH = 4.0

@@ -26,7 +26,8 @@ from preblock.export.stored_tables import (
 )
 from preblock.export.table_formats import ENDINGS, TableFormat
 from preblock.models.frontend import FrontEnd
-from preblock.service.artifacts.manifest import DATA, StoredTable
+from preblock.service.artifacts.manifest import DATA
+from preblock.service.artifacts.parity import StoredTable
 
 
 def compare_tables(

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from preblock.export.errors import ExportError
 from preblock.export.publish import versions
-from preblock.service.artifacts.manifest import GRAPH, Manifest, StemManifest, Tensor, read_manifest
+from preblock.service.artifacts.io import read_manifest
+from preblock.service.artifacts.manifest import GRAPH, Manifest, StemManifest
+from preblock.service.artifacts.records import Tensor
 
 CONFIG = "config.pbtxt"
 TYPES = {"int64": "TYPE_INT64", "float32": "TYPE_FP32"}

@@ -18,7 +18,7 @@ from preblock.service.api.http.routes import bias, decode, embed, health, models
 from preblock.service.api.http.schemas.openapi import document
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamRegistry
-from preblock.service.core.auth import Authenticator, as_service
+from preblock.service.core.auth import SERVICE, Authenticator
 from preblock.service.core.errors import Invalid
 from preblock.service.core.file_watch import POLL_INTERVAL_SECONDS
 from preblock.service.core.limits import Limits
@@ -34,8 +34,8 @@ from preblock.service.runtime.collectors import Memory
 from preblock.service.runtime.fused_embedding import BUILT
 from preblock.service.runtime.load_progress import Progress
 from preblock.service.runtime.model_control import Control
+from preblock.service.runtime.providers import choose_provider
 from preblock.service.runtime.repository import Repository
-from preblock.service.runtime.session import choose
 
 if TYPE_CHECKING:
     from preblock.service.observability.tracing import Tracing
@@ -54,7 +54,7 @@ def create_engine(settings: Settings, shared: Path | None = None, progress: Prog
     """
     if not BUILT:
         LOG.warning("installed without a C compiler: onnxruntime adds positions, which takes longer")
-    choice = choose(settings.provider)
+    choice = choose_provider(settings.provider)
     access = Authenticator(settings.api_keys_file, by_address=settings.rate_limit_per_second is not None)
     repository = Repository(
         settings.repository,
@@ -200,6 +200,5 @@ def _adopt(
     streams.allow(settings.stream_max_lifetime_seconds, settings.max_concurrent_streams)
     sequences.allow(settings.max_sequence_rows, settings.max_stream_sequence_rows)
     entry.allow_origins(listed(settings.cors_origins))
-    with as_service():
-        for model in engine.repository.all():
-            model.kept.clear()  # forms of requests that the limits before have allowed
+    for model in engine.repository.all(SERVICE):
+        model.kept.clear()  # forms of requests that the limits before have allowed

@@ -27,7 +27,7 @@ from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings
 from preblock.models.modules.initialisers import seeded_
-from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.records import Source
 from tests.support.torchlib import read_once
 
 pytest_plugins = ["tests.support.fixtures"]

@@ -14,7 +14,9 @@ from preblock.cli.options import PROVIDER, REPOSITORY, find_newest, read_setting
 @REPOSITORY
 def inspect(name: str, repository: Path | None) -> None:
     """Show the manifest, the identity and the parity report of the model NAME."""
-    from preblock.service.artifacts.manifest import PARITY, ParityReport, read, read_with_identity
+    from preblock.service.artifacts.io import read, read_with_identity
+    from preblock.service.artifacts.manifest import PARITY
+    from preblock.service.artifacts.parity import ParityReport
 
     folder = find_newest(read_settings(repository=repository).repository, name)
     (manifest, identity), report = read_with_identity(folder), read(ParityReport, folder / PARITY)
@@ -37,9 +39,8 @@ def check(**options: Any) -> None:
     """Load every model, run each once, and exit."""
     require("onnxruntime", "cpu")
     from preblock.service.app import create_engine
-    from preblock.service.core.auth import as_service
+    from preblock.service.core.auth import SERVICE
 
-    with as_service():
-        models = create_engine(read_settings(**options)).repository.all()
+    models = create_engine(read_settings(**options)).repository.all(SERVICE)
     for model in models:
         click.echo(f"{model.name} {model.version}: runs on {model.provider}, {describe_limits(model.manifest)}")

@@ -17,6 +17,7 @@ from preblock.service.api.http.response import ChunkedResponse, lines_of
 from preblock.service.api.http.target import Route
 from preblock.service.codecs.chunks import Buffer, encoded, joined, raw_bytes
 from preblock.service.codecs.ragged import rows_of_json
+from preblock.service.core.auth import caller
 from preblock.service.core.errors import Invalid, PreblockError
 from preblock.service.core.types import Int64, TokenRequest
 from preblock.service.engine.engine import Engine
@@ -144,7 +145,7 @@ class TemplateCache:
     def find(self, target: Route, key: Hashable) -> RequestTemplate | None:
         """Return the form of requests for `target` that have the same `key`, if one was answered."""
         try:
-            model = self._engine.repository.find(target.name, target.version)
+            model = self._engine.repository.find(target.name, target.version, caller=caller())
         except PreblockError:
             return None
         form: RequestTemplate | None = model.kept.get(key)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 
-from preblock.service.artifacts import manifest
+from preblock.service.artifacts import io
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import open_file, stamp_of
 
@@ -45,7 +45,7 @@ class Checksums:
         key = ":".join(map(str, stamp_of(status)))
         found = self._known.pop(key, None)
         if found is None:
-            found = manifest.sha256(stream)
+            found = io.sha256(stream)
             recent = now - max(status.st_mtime_ns, status.st_ctime_ns) < RECENT_NS
             if recent or stamp_of(os.fstat(stream.fileno())) != stamp_of(status):
                 return found

@@ -7,8 +7,6 @@ import logging
 import re
 import secrets
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
@@ -52,6 +50,7 @@ class Principal:
 
 NOBODY = Principal("nobody", (), admin=False)
 SERVICE = Principal("service", ALL, admin=True)
+"""The service itself, which may use every model."""
 _CALLER: ContextVar[Principal] = ContextVar("caller", default=NOBODY)
 """Whoever has not been let in is nobody, so that a way in that is forgotten, or a thread, opens nothing."""
 
@@ -129,23 +128,20 @@ class Authenticator:
         """Name whoever asks, for what follows in this context, by its address."""
         _CALLER.set(Principal(address, ALL, admin=True))
 
-    def check_model(self, name: str) -> None:
-        """Raise Forbidden where the caller may not use a model of this name, whether or not there is one."""
-        if self._file is None:
-            return
-        caller = _CALLER.get()
-        if not caller.may_use(name):
+    def check_model(self, name: str, caller: Principal) -> None:
+        """Raise Forbidden if `caller` may not use a model of this name, whether or not there is one."""
+        if self._file is not None and not caller.may_use(name):
             raise Forbidden("model", name, f"a model that this key is for: {', '.join(caller.models)}")
 
-    def check_admin(self, name: str) -> None:
-        """Raise Forbidden where the caller may not load and unload a model of this name."""
-        self.check_model(name)
-        if self._file is not None and not _CALLER.get().admin:
-            raise Forbidden("key", _CALLER.get().name, "a key with admin = true, to load and unload models")
+    def check_admin(self, name: str, caller: Principal) -> None:
+        """Raise Forbidden if `caller` may not load and unload a model of this name."""
+        self.check_model(name, caller)
+        if self._file is not None and not caller.admin:
+            raise Forbidden("key", caller.name, "a key with admin = true, to load and unload models")
 
-    def shows(self, name: str) -> bool:
-        """Return whether a list for the caller holds a model of this name."""
-        return self._file is None or _CALLER.get().may_use(name)
+    def shows(self, name: str, caller: Principal) -> bool:
+        """Return whether a list for `caller` holds a model of this name."""
+        return self._file is None or caller.may_use(name)
 
     def _find(self, key: bytes) -> Principal:
         self.look()
@@ -185,16 +181,6 @@ def caller() -> Principal:
 def caller_name() -> str:
     """Return who asks: the name of a key, or an address."""
     return _CALLER.get().name
-
-
-@contextmanager
-def as_service() -> Iterator[None]:
-    """Look at every model, for what the service does of itself."""
-    token = _CALLER.set(SERVICE)
-    try:
-        yield
-    finally:
-        _CALLER.reset(token)
 
 
 def read_keys(file: Path) -> list[Principal]:

@@ -18,7 +18,7 @@ from preblock.service.engine.pooling import pool, pool_row
 from preblock.service.engine.positions import real_tokens
 from preblock.service.observability.timing import RunTimer
 from preblock.service.runtime.chunks import PIECE
-from preblock.service.runtime.repository import Model
+from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 WRITTEN_WHOLE = 2**21
@@ -35,7 +35,7 @@ def in_pieces(request: TokenRequest, manifest: Manifest, size: int) -> bool:
     return large and (request.in_pieces or request.pooling != "none") and not manifest.rotary_of(request.outputs)
 
 
-def divide(model: Model, outputs: Mapping[str, str], member: BatchItem) -> None:
+def divide(model: TokenModel, outputs: Mapping[str, str], member: BatchItem) -> None:
     """Make of a call one that can be cut into calls of a piece of any of its outputs."""
     least = min(_most(model, name) for name in outputs.values())
     if model.manifest.counts != "slots" and member.feeds["input_ids"].shape[1] > least:
@@ -43,7 +43,7 @@ def divide(model: Model, outputs: Mapping[str, str], member: BatchItem) -> None:
         member.feeds = rows_of_one(member, model.manifest)
 
 
-def check_values(model: Model, outputs: Mapping[str, str], member: BatchItem) -> None:
+def check_values(model: TokenModel, outputs: Mapping[str, str], member: BatchItem) -> None:
     """Raise Invalid where a value of a call is too large for the type of the answer, or one that it cannot hold.
 
     This is the first half of the run that `computed` goes on with; the call was divided.
@@ -58,7 +58,7 @@ def check_values(model: Model, outputs: Mapping[str, str], member: BatchItem) ->
                 request.check(narrow)
 
 
-def computed(model: Model, outputs: Mapping[str, str], member: BatchItem) -> dict[str, ChunkedTensor]:
+def computed(model: TokenModel, outputs: Mapping[str, str], member: BatchItem) -> dict[str, ChunkedTensor]:
     """Return the vectors of a call in pieces, and count it when all are sent, or one is given up.
 
     Args:
@@ -104,7 +104,7 @@ class _End:
         execution.end(self._success)
 
 
-def _computed(model: Model, name: str, member: BatchItem, end: _End) -> Iterator[NDArray[np.generic]]:
+def _computed(model: TokenModel, name: str, member: BatchItem, end: _End) -> Iterator[NDArray[np.generic]]:
     """Yield no value, and then the vectors of one output."""
     request, success = member.request, False
     assert request is not None
@@ -118,17 +118,17 @@ def _computed(model: Model, name: str, member: BatchItem, end: _End) -> Iterator
         end.of_one(success)
 
 
-def _vectors(model: Model, name: str, member: BatchItem) -> Iterator[NDArray[np.float32]]:
+def _vectors(model: TokenModel, name: str, member: BatchItem) -> Iterator[NDArray[np.float32]]:
     """Yield the vectors of one output, float32."""
     return model.run_in_pieces(member.feeds, name, _most(model, name))
 
 
-def _most(model: Model, name: str) -> int:
+def _most(model: TokenModel, name: str) -> int:
     """Return how many tokens a piece of an output has at most."""
     return max(1, PIECE // model.manifest.widths[name])
 
 
-def whole(model: Model, names: tuple[str, ...], member: BatchItem) -> dict[str, NDArray[np.float32]]:
+def whole(model: TokenModel, names: tuple[str, ...], member: BatchItem) -> dict[str, NDArray[np.float32]]:
     """Return outputs of a call, (B, L, width), put together from pieces where they are large.
 
     onnxruntime keeps the memory of its largest run; this is let go of with the answer.
@@ -144,7 +144,7 @@ def whole(model: Model, names: tuple[str, ...], member: BatchItem) -> dict[str, 
     return found
 
 
-def _whole(model: Model, name: str, member: BatchItem) -> NDArray[np.float32]:
+def _whole(model: TokenModel, name: str, member: BatchItem) -> NDArray[np.float32]:
     shape, width = member.feeds["input_ids"].shape, model.manifest.widths[name]
     vectors, end = np.empty((math.prod(shape), width), np.float32), 0
     for piece in _vectors(model, name, member):
@@ -155,7 +155,7 @@ def _whole(model: Model, name: str, member: BatchItem) -> NDArray[np.float32]:
     return vectors.reshape(*shape, width)
 
 
-def pooled(model: Model, outputs: Mapping[str, str], member: BatchItem) -> dict[str, NDArray[np.generic]]:
+def pooled(model: TokenModel, outputs: Mapping[str, str], member: BatchItem) -> dict[str, NDArray[np.generic]]:
     """Return one vector for each row, (B, width), by output; only a few vectors of tokens are there at a time."""
     request, execution = member.request, member.execution
     assert request is not None
@@ -169,7 +169,7 @@ def pooled(model: Model, outputs: Mapping[str, str], member: BatchItem) -> dict[
     return tensors
 
 
-def _pooled(model: Model, name: str, member: BatchItem, request: TokenRequest) -> NDArray[np.float32]:
+def _pooled(model: TokenModel, name: str, member: BatchItem, request: TokenRequest) -> NDArray[np.float32]:
     rows, real = request.input_ids, real_tokens(request, model.manifest)
     feeds, most = member.feeds, _most(model, name)
     length = feeds["input_ids"].shape[1]

@@ -25,7 +25,7 @@ from preblock.service.core.types import DTYPES, Int64, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.positions import count_real
 from preblock.service.engine.validation import check_like
-from preblock.service.runtime.repository import Model
+from preblock.service.runtime.model import TokenModel
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class DecodeState:
 
     """
 
-    def __init__(self, engine: Engine, model: Model, options: DecodeOptions) -> None:
+    def __init__(self, engine: Engine, model: TokenModel, options: DecodeOptions) -> None:
         check_count("rows", options.rows, engine.max_tokens)
         engine.limits.check_rows("rows", options.rows)
         offset = per_row("offset", options.offset, options.rows)
@@ -140,7 +140,7 @@ class DecodeState:
 
 
 async def feed(
-    engine: Engine, model: Model, request: TokenRequest, offset: Int64, stated: Int64 | None = None
+    engine: Engine, model: TokenModel, request: TokenRequest, offset: Int64, stated: Int64 | None = None
 ) -> EmbedResult:
     """Return the vectors of the next tokens of rows that are at `offset`, int64 (R,), and the offsets after them.
 
@@ -190,7 +190,7 @@ def chunks(step: StepOp, size: int) -> Iterator[StepOp]:
     return (step.columns(begin, begin + size) for begin in range(0, longest, size))
 
 
-def _after(request: TokenRequest, answer: EmbedResult, offset: Int64, model: Model) -> Int64:
+def _after(request: TokenRequest, answer: EmbedResult, offset: Int64, model: TokenModel) -> Int64:
     """Return the offsets after a request: a row whose every token is padding stays where it is."""
     if request.position_ids is None:
         return answer.next_offset

@@ -33,8 +33,9 @@ from preblock.service.observability.context import CURRENT_REQUEST, current_trac
 from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
 from preblock.service.observability.timing import RunTimer
+from preblock.service.runtime.model import EncoderStem, TokenModel
 from preblock.service.runtime.model_control import Control
-from preblock.service.runtime.repository import Model, Repository, Stem
+from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 
@@ -75,18 +76,18 @@ class Engine:
         """Return what counts and times one request of `protocol`, a step of a stream included, within the limits."""
         return Admission(self.metrics.request(protocol), self.limits, self.log)
 
-    async def answer(self, model: Model | Stem, request: AnyRequest) -> Result:
+    async def answer(self, model: TokenModel | EncoderStem, request: AnyRequest) -> Result:
         """Return what `request`, of a kind that `model` takes, asks for; raises as the methods for each kind."""
         match model, request:
-            case Model(), TokenRequest():
+            case TokenModel(), TokenRequest():
                 return await self.embed(model, request)
-            case Model(), PairwiseBiasRequest():
+            case TokenModel(), PairwiseBiasRequest():
                 return await self.bias(model, request)
-            case Stem(), StemRequest():
+            case EncoderStem(), StemRequest():
                 return await self.stem(model, request)
         raise TypeError(f"{type(model).__name__} takes no {type(request).__name__}")
 
-    async def embed(self, model: Model, wanted: TokenRequest | TextRequest) -> EmbedResult:
+    async def embed(self, model: TokenModel, wanted: TokenRequest | TextRequest) -> EmbedResult:
         """Return the vectors of ids, or of text.
 
         Raises:
@@ -151,7 +152,7 @@ class Engine:
         request = truncate(sent, manifest)
         return request, plan(request, manifest)
 
-    async def _tokenize(self, model: Model, request: TextRequest) -> TokenRequest:
+    async def _tokenize(self, model: TokenModel, request: TextRequest) -> TokenRequest:
         """Return the request of ids that a text is, by the model's tokenizer."""
         tokenizer, text = model.tokenizer, request.text
         if tokenizer is None:
@@ -175,7 +176,7 @@ class Engine:
             check=request.check,
         )
 
-    async def bias(self, model: Model, request: PairwiseBiasRequest) -> Result:
+    async def bias(self, model: TokenModel, request: PairwiseBiasRequest) -> Result:
         """Return what the attention of `model` adds for the distance between a query and a key.
 
         Raises:
@@ -195,7 +196,7 @@ class Engine:
             )
         return Result(model=model.name, version=model.version, dtype=request.dtype, tensors=tensors)
 
-    async def stem(self, stem: Stem, request: StemRequest) -> Result:
+    async def stem(self, stem: EncoderStem, request: StemRequest) -> Result:
         """Return the vectors that enter block 0 of an encoder of images or spectrograms.
 
         Raises:
@@ -229,7 +230,7 @@ def _single(value: int) -> Int64:
 
 
 def _run_graph(
-    model: Model | Stem, graph: str, feeds: Mapping[str, NDArray[Any]], dtype: str, execution: RunTimer
+    model: TokenModel | EncoderStem, graph: str, feeds: Mapping[str, NDArray[Any]], dtype: str, execution: RunTimer
 ) -> dict[str, NDArray[np.generic]]:
     """Return every output of a graph, in the type `dtype`."""
     execution.passed()

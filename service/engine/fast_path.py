@@ -21,7 +21,7 @@ from preblock.service.engine.scheduler import MicroBatch
 from preblock.service.observability.context import RequestContext
 from preblock.service.observability.timing import RunTimer
 from preblock.service.runtime.chunks import PIECE
-from preblock.service.runtime.repository import Model
+from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 ALIGNED = 8
@@ -30,7 +30,7 @@ Float32 = NDArray[np.float32]
 Outputs = dict[str, Float32]
 
 
-def plain(engine: Engine, model: Model, outputs: tuple[str, ...], dtype: str) -> "FastPath | None":
+def plain(engine: Engine, model: TokenModel, outputs: tuple[str, ...], dtype: str) -> "FastPath | None":
     """Return what answers plain requests of a model for such outputs, if the model and they allow it."""
     manifest = model.manifest
     if (
@@ -75,7 +75,7 @@ class FastPath:
 
     """
 
-    def __init__(self, engine: Engine, model: Model, output: str) -> None:
+    def __init__(self, engine: Engine, model: TokenModel, output: str) -> None:
         manifest = model.manifest
         _, self.names, self.width = sources((output,), manifest)
         (self.name,) = self.names

@@ -16,7 +16,7 @@ from preblock.service.core.types import Int64, TokenRequest
 from preblock.service.engine.positions import count_real, graph_counts, position_index, real_tokens
 from preblock.service.engine.validation import ZERO
 from preblock.service.observability.timing import RunTimer
-from preblock.service.runtime.repository import Model
+from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 CHECKED = 2
@@ -46,14 +46,14 @@ class BatchItem:
     request: TokenRequest | None = None
 
 
-def shared(model: Model) -> int:
+def shared(model: TokenModel) -> int:
     """Return the most values of a request that runs together with others; 0 where none does.
 
     On a GPU a call takes hardly longer for more of them.
     """
     if not model.manifest.exact_rows:
         return 0
-    return INLINE_MAX_VALUES if model.sessions[GRAPH].bound else SHARED
+    return INLINE_MAX_VALUES if model.sessions[GRAPH].batches_freely else SHARED
 
 
 def plan(request: TokenRequest, manifest: Manifest) -> RunInputs:
@@ -93,7 +93,7 @@ def sources(outputs: tuple[str, ...], manifest: Manifest) -> tuple[Mapping[str, 
 
 
 def run_members(
-    model: Model, outputs: tuple[str, ...], members: list[BatchItem]
+    model: TokenModel, outputs: tuple[str, ...], members: list[BatchItem]
 ) -> list[dict[str, NDArray[np.float32]]]:
     """Return the outputs of each member; several share one run, as rows of one token."""
     for member in members:

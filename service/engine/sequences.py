@@ -17,7 +17,7 @@ from preblock.service.core.results import Result
 from preblock.service.core.types import AnyRequest, Int64, TokenRequest
 from preblock.service.engine.decode_stream import feed
 from preblock.service.engine.engine import Engine
-from preblock.service.runtime.repository import Model, Stem
+from preblock.service.runtime.model import EncoderStem, TokenModel
 
 ZERO = np.zeros(1, np.int64)
 ID = "parameters.sequence_id"
@@ -93,7 +93,7 @@ class SequenceStore:
         self._timer: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
-    async def answer(self, model: Model | Stem, request: AnyRequest) -> AsyncIterator[Result]:
+    async def answer(self, model: TokenModel | EncoderStem, request: AnyRequest) -> AsyncIterator[Result]:
         """Answer a request, as the next of its sequence where it names one.
 
         The sequence moves on when the block ends. Where an exception leaves the block, it stays as it was.
@@ -105,7 +105,7 @@ class SequenceStore:
             Unavailable: too many rows run already.
 
         """
-        if not isinstance(model, Model) or not isinstance(request, TokenRequest) or request.sequence is None:
+        if not isinstance(model, TokenModel) or not isinstance(request, TokenRequest) or request.sequence is None:
             yield await self._all.engine.answer(model, request)
             return
         turn, key = request.sequence, SequenceKey(model.name, model.version, model.identity, request.sequence.id)

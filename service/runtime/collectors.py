@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from preblock.service.artifacts.manifest import DATA
-from preblock.service.core.auth import as_service
+from preblock.service.core.auth import SERVICE
 from preblock.service.observability.metric_files import FOLDER
 from preblock.service.runtime.load_progress import Progress
 from preblock.service.runtime.repository import Repository
@@ -46,8 +46,7 @@ class Memory(Collector):
             "Size of the data file that the sessions of a model map; all processes share its pages.",
             labels=["model", "version"],
         )
-        with as_service():
-            models, states = self._repository.all(), self._repository.index()
+        models, states = self._repository.all(SERVICE), self._repository.index(SERVICE)
         yield _models(Counter(state.state.lower() for state in states))
         for model in models:
             if DATA in model.manifest.files:

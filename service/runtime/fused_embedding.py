@@ -1,19 +1,22 @@
-"""Sums of token rows and positions, made in one pass by `_fused_embedding.c`, bit for bit those of the graph.
+"""Token rows plus position rows in one pass, by `_fused_embedding.c`: the bits of the graph.
 
-Two operators make them in onnxruntime: what one writes, the other reads and writes again.
+onnxruntime takes two operators: the second reads again what the first has written.
 
-Letters: V vocabulary, P width of both tables, B batch, L length.
+Letters: V vocabulary, M max_len, P width, B batch, L length.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import DATA
-from preblock.service.artifacts.onnx_match import summand_of
+from preblock.service.artifacts.manifest import DATA, EMBEDDINGS, MANIFEST, Manifest
+from preblock.service.artifacts.records import Kernel
+from preblock.service.core.errors import ArtifactError
+from preblock.service.runtime.buffer_pool import MAX_BYTES, BufferPool
+from preblock.service.runtime.position_table import map_rows
+from preblock.service.runtime.runner import Feeds, Float32, Runner
 
 try:
     from preblock.service.runtime._fused_embedding import add_rows
@@ -22,52 +25,70 @@ except ImportError:  # installed where there was no compiler
 else:
     BUILT = True
 
-Float32 = NDArray[np.float32]
 
+class KernelTables(NamedTuple):
+    """Views of the data file: token rows (V, P), the factor of each, and the rows of all positions (M, P)."""
 
-class TokenTable(NamedTuple):
-    """Rows (V, P), float32, which stay in the data file of their artifact, and what each is multiplied by."""
-
-    rows: Float32
+    tokens: Float32
     scale: float
+    positions: Float32
 
 
-def map_tokens(folder: Path, positions: Float32) -> TokenTable | None:
-    """Return what `positioned.onnx` of the artifact in `folder`, which was checked, adds `positions` (1, M, P) to.
+def map_tables(folder: Path, manifest: Manifest, kernel: Kernel) -> KernelTables:
+    """Map the tables that the manifest declares for the kernel.
 
-    None where that is something else than rows of one float32 table times a number, or without the C module.
+    Raises:
+        ArtifactError: the data file does not hold them, or they do not fit the model.
+
     """
-    summand = summand_of(folder) if BUILT else None
-    if summand is None or summand.shape[1] != positions.shape[2] or not positions.flags.aligned:
-        return None
-    rows = np.memmap(folder / DATA, np.float32, "r", summand.begin, summand.shape).view(np.ndarray)
-    return TokenTable(rows, summand.scale)
+    tokens, field = kernel.tokens, f"{MANIFEST} kernel.tokens"
+    room = (manifest.files[DATA].bytes - tokens.begin) // (4 * tokens.width)
+    if not manifest.vocab_size <= tokens.rows <= room:
+        raise ArtifactError(f"{field}.rows", tokens.rows, f"{manifest.vocab_size} to {room}")
+    if tokens.width != manifest.width:
+        raise ArtifactError(f"{field}.width", tokens.width, f"{manifest.width}, the width of embeddings")
+    for name, begin in (("tokens", tokens.begin), ("positions", kernel.positions.begin)):
+        if begin % 4:
+            raise ArtifactError(f"{MANIFEST} kernel.{name}.begin", begin, "a multiple of 4")
+    rows = np.memmap(folder / DATA, np.float32, "r", tokens.begin, (tokens.rows, tokens.width)).view(np.ndarray)
+    positions = map_rows(folder, manifest, "kernel.positions", kernel.positions, tokens.width)
+    return KernelTables(rows, tokens.scale, positions)
 
 
-class Sums:
-    """Calls of one shape, as `runtime.Prepared` has them.
+class FusedLookup:
+    """Runs `embeddings` in the kernel, and calls that it does not cover on another runner.
+
+    It covers one offset for all rows, and rows of one token with an offset each.
 
     Args:
-        tokens: the table.
-        positions: float32 (1, L, P) or, for rows of one token, (B, 1, P), contiguous; read where they lie.
-        out: float32 (B, L, P), contiguous; written.
+        tables: of the model.
+        other: runs large calls, whose memory is not kept, and all other offsets.
 
     """
 
-    def __init__(self, tokens: TokenTable, positions: Float32, out: Float32) -> None:
-        self._tokens, self._positions, self._out = tokens, positions, out
+    def __init__(self, tables: KernelTables, other: Runner) -> None:
+        self._tables, self._other = tables, other
+        self._pool = BufferPool()
+        self._max_tokens = MAX_BYTES // (4 * tables.positions.shape[1])
 
-    def take(self, positions: Float32) -> None:
-        """Read other positions, contiguous and of the same shape, where they lie."""
-        self._positions = positions
-
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> None:
-        """Write the sums for `input_ids`, int64 (B, L).
+    def run(self, feeds: Feeds, outputs: Sequence[str]) -> dict[str, Float32]:
+        """Return `outputs`, which is only `embeddings`.
 
         Raises:
             IndexError: an id has no row.
 
         """
-        ids = np.ascontiguousarray(feeds["input_ids"])
-        rows, scale = self._tokens
-        add_rows(ids, rows, scale, self._positions, self._out, rows.shape[1])
+        ids, offset = feeds["input_ids"], feeds["offset"]
+        batch, length = ids.shape
+        if not 0 < ids.size <= self._max_tokens or (len(offset) > 1 and length > 1):
+            return self._other.run(feeds, outputs)
+        tokens, scale, table = self._tables
+        if len(offset) == 1:
+            begin = offset.item()
+            positions = table[begin : begin + length]
+        else:
+            positions = table.take(offset, 0)
+        width = table.shape[1]
+        vectors = self._pool.take((batch, length, width))
+        add_rows(np.ascontiguousarray(ids), tokens, scale, positions, vectors, width)
+        return {EMBEDDINGS: vectors}

@@ -16,6 +16,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from preblock.service.core.auth import NOBODY, Principal
 from preblock.service.core.errors import ArtifactError, Forbidden, NotFound, Unavailable
 from preblock.service.runtime.repository import UNLOADED, Repository, State, find_artifacts
 
@@ -64,7 +65,7 @@ class Control:
                     await self._follow()
                 await asyncio.sleep(LOOK_SECONDS)
 
-    async def load(self, name: str) -> None:
+    async def load(self, name: str, caller: Principal = NOBODY) -> None:
         """Open what is new of a model, and serve it again if it was unloaded; return when all workers have.
 
         Raises:
@@ -74,18 +75,22 @@ class Control:
             Unavailable: a worker did not follow in time.
 
         """
-        self._check_allowed(name)
+        self._check_allowed(name, caller)
         with _without_its_path():
             names = {found for found, _, _ in await asyncio.to_thread(find_artifacts, self._repository.root)}
         if name not in names:
-            raise NotFound("model", name, ", ".join(sorted(filter(self._repository.access.shows, names))))
+            raise NotFound(
+                "model",
+                name,
+                ", ".join(sorted(found for found in names if self._repository.access.shows(found, caller))),
+            )
         await self._change(name, unloaded=False)
-        for state in self._repository.index():
+        for state in self._repository.index(caller):
             # Another request may have unloaded it since.
             if state.name == name and state.reason not in ("", UNLOADED):
                 raise ArtifactError(f"{name}/{state.version}", state.reason, "an artifact that can be opened")
 
-    async def unload(self, name: str) -> None:
+    async def unload(self, name: str, caller: Principal = NOBODY) -> None:
         """Let go of every version of a model, each after its last request; return when all workers have.
 
         Raises:
@@ -94,13 +99,13 @@ class Control:
             Unavailable: a worker did not follow in time.
 
         """
-        self._check_allowed(name)
-        if name not in {state.name for state in self._repository.index()}:
-            raise NotFound("model", name, ", ".join(sorted({state.name for state in self._repository.index()})))
+        self._check_allowed(name, caller)
+        if name not in {state.name for state in self._repository.index(caller)}:
+            raise NotFound("model", name, ", ".join(sorted({state.name for state in self._repository.index(caller)})))
         await self._change(name, unloaded=True)
 
-    def _check_allowed(self, name: str) -> None:
-        self._repository.access.check_admin(name)
+    def _check_allowed(self, name: str, caller: Principal) -> None:
+        self._repository.access.check_admin(name, caller)
         if self._mode != "explicit":
             raise Forbidden("model", name, f"changes by request with model_control explicit; it is {self._mode}")
 

@@ -1,9 +1,9 @@
-"""Vectors of positions as views of the data file, for the graph that is given them.
+"""Position vectors as views of the data file.
 
-Letters: B batch, L length, P width of the table.
+Letters: B batch, L length, M max_len, P width of the table.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,33 +11,67 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import DATA, MANIFEST, POSITION_EMBEDDINGS, POSITIONED_GRAPH, Manifest
+from preblock.service.artifacts.records import PositionTable
 from preblock.service.core.errors import ArtifactError
+from preblock.service.runtime.runner import Feeds, Float32, Runner
 
-Float32 = NDArray[np.float32]
+
+class PositionedRunner:
+    """Runs calls with one offset on the graph that takes position vectors, and all others on another runner.
+
+    The plain graph copies the rows of the table; this one reads them where they lie.
+
+    Args:
+        positioned: runs `positioned.onnx`.
+        positions: vectors of all positions, (1, M, P).
+        plain: runs the plain graph.
+
+    """
+
+    def __init__(self, positioned: Runner, positions: Float32, plain: Runner) -> None:
+        self._positioned, self._positions, self._plain = positioned, positions, plain
+
+    def run(self, feeds: Feeds, outputs: Sequence[str]) -> dict[str, Float32]:
+        """Return `outputs`, which is only `embeddings`."""
+        if len(feeds["offset"]) > 1:
+            return self._plain.run(feeds, outputs)
+        return self._positioned.run(with_position_view(feeds, self._positions), outputs)
 
 
 def map_positions(folder: Path, manifest: Manifest) -> Float32:
-    """Return the vectors of all positions, (1, max_len, P), which stay in the data file of the artifact in `folder`.
+    """Map the vectors of all positions for `positioned.onnx`, (1, M, P), from the data file in `folder`.
 
     Raises:
         ArtifactError: the manifest names no such graph and table, or a table that the file does not hold.
 
     """
-    table, inputs = manifest.positions, manifest.graphs[POSITIONED_GRAPH].inputs
+    inputs = manifest.graphs[POSITIONED_GRAPH].inputs
     widths = [tensor.shape[-1] for tensor in inputs if tensor.name == POSITION_EMBEDDINGS and len(tensor.shape) == 3]
-    if table is None or manifest.max_len is None or len(widths) != 1 or not isinstance(widths[0], int):
-        raise ArtifactError(f"{MANIFEST} positions", table, f"what {POSITIONED_GRAPH} is given")
-    size = 4 * widths[0]
+    if manifest.positions is None or len(widths) != 1 or not isinstance(widths[0], int):
+        raise ArtifactError(f"{MANIFEST} positions", manifest.positions, f"a table for {POSITIONED_GRAPH}")
+    return map_rows(folder, manifest, "positions", manifest.positions, widths[0])[None]
+
+
+def map_rows(folder: Path, manifest: Manifest, field: str, table: PositionTable, width: int) -> Float32:
+    """Map the rows of all positions, (M, width), which the manifest declares in `field`.
+
+    Raises:
+        ArtifactError: positions have no limit, or the data file does not hold the table.
+
+    """
+    if manifest.max_len is None:
+        raise ArtifactError(f"{MANIFEST} max_len", None, f"a number, since there are {field}")
+    size = 4 * width
     room = (manifest.files[DATA].bytes - table.begin) // size
     if table.rows > room or table.first + manifest.max_len > table.rows:
         allowed = f"{table.first + manifest.max_len} to {room}"
-        raise ArtifactError(f"{MANIFEST} positions.rows", table.rows, allowed)
-    begin, shape = table.begin + table.first * size, (1, manifest.max_len, widths[0])
-    return np.memmap(folder / DATA, np.float32, "r", begin, shape).view(np.ndarray)
+        raise ArtifactError(f"{MANIFEST} {field}.rows", table.rows, allowed)
+    begin = table.begin + table.first * size
+    return np.memmap(folder / DATA, np.float32, "r", begin, (manifest.max_len, width)).view(np.ndarray)
 
 
-def place(feeds: Mapping[str, NDArray[Any]], positions: Float32) -> dict[str, NDArray[Any]]:
-    """Return the feeds of the graph that is given positions, for those of the plain graph with one offset."""
+def with_position_view(feeds: Feeds, positions: Float32) -> dict[str, NDArray[Any]]:
+    """Return the feeds of `positioned.onnx` for those of the plain graph with one offset."""
     given = dict(feeds)
     begin = int(given.pop("offset")[0])
     given[POSITION_EMBEDDINGS] = positions[:, begin : begin + given["input_ids"].shape[1]]

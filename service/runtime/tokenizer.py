@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preblock.service.artifacts.manifest import File
+from preblock.service.artifacts.records import File
 from preblock.service.core.errors import ArtifactError, Invalid, TooLarge
 from preblock.service.core.files import read_file
 from preblock.service.core.types import Encoding, TokenRows

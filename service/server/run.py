@@ -17,13 +17,13 @@ from types import FrameType
 
 from preblock.service.api.http.dispatcher import Dispatcher
 from preblock.service.app import create_app, create_engine, create_tracing
-from preblock.service.core.auth import as_service
+from preblock.service.core.auth import SERVICE
 from preblock.service.core.errors import Invalid, PreblockError
 from preblock.service.core.settings import Settings, listed
 from preblock.service.core.tls import check_tls, follow
 from preblock.service.observability import metric_files
 from preblock.service.observability.logs import configuration
-from preblock.service.runtime.repository import Model, Stem
+from preblock.service.runtime.model import EncoderStem, TokenModel
 from preblock.service.server.front import Front
 from preblock.service.server.startup_server import Meanwhile
 from preblock.service.server.supervisor import Supervisor, start_forkserver
@@ -40,7 +40,8 @@ OPENED = "opened"
 GRACE_SECONDS = 20
 """Time of HTTP requests in flight to finish after SIGTERM. Those of gRPC have their own time after it."""
 
-Announce = Callable[[str, list[Model | Stem]], None]
+Models = list[TokenModel | EncoderStem]
+Announce = Callable[[str, Models], None]
 
 
 def serve(settings: Settings, announce: Announce) -> None:
@@ -68,12 +69,11 @@ def serve(settings: Settings, announce: Announce) -> None:
 
 
 def _serve_alone(
-    settings: Settings, listener: socket.socket, meanwhile: Meanwhile, announce: Callable[[list[Model | Stem]], None]
+    settings: Settings, listener: socket.socket, meanwhile: Meanwhile, announce: Callable[[Models], None]
 ) -> None:
     engine = create_engine(settings, progress=meanwhile.progress)
     app = create_app(settings, engine)
-    with as_service():
-        models = engine.repository.newest()
+    models = engine.repository.newest(SERVICE)
     # uvicorn raises the signal that stopped it again.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
@@ -84,13 +84,12 @@ def _serve_alone(
 
 
 def _serve_several(
-    settings: Settings, listener: socket.socket, meanwhile: Meanwhile, announce: Callable[[list[Model | Stem]], None]
+    settings: Settings, listener: socket.socket, meanwhile: Meanwhile, announce: Callable[[Models], None]
 ) -> None:
     # Open everything here first: a broken artifact is reported once, before any worker starts.
     if (tracing := create_tracing(settings)) is not None:
         tracing.close()
-    with as_service():
-        models = create_engine(settings, progress=meanwhile.progress).repository.newest()
+    models = create_engine(settings, progress=meanwhile.progress).repository.newest(SERVICE)
     with tempfile.TemporaryDirectory(prefix="preblock-") as folder:
         counters, control = Path(folder) / "metrics", Path(folder) / "control"
         counters.mkdir()
@@ -134,7 +133,10 @@ def _create_worker_app(counters: Path, control: Path, settings: Settings) -> Dis
 
 
 def _hand_over(
-    opened: Path, meanwhile: Meanwhile, announce: Callable[[list[Model | Stem]], None], models: list[Model | Stem]
+    opened: Path,
+    meanwhile: Meanwhile,
+    announce: Callable[[list[TokenModel | EncoderStem]], None],
+    models: list[TokenModel | EncoderStem],
 ) -> None:
     """Leave the address to the first worker whose models are open."""
     while not opened.exists():

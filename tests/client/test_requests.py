@@ -22,7 +22,7 @@ from preblock.models.frontend import FrontEnd
 from preblock.models.modules.bias import AlibiConfig
 from preblock.models.modules.initialisers import seeded_
 from preblock.models.steps import Levels, Segments, Tokens
-from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.records import Source
 from tests.client.conftest import Connect
 from tests.conftest import Server, serving
 

@@ -28,7 +28,7 @@ from preblock.models.modules.initialisers import seeded_
 from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.steps import Tokens
-from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.records import Source
 from tests.client.conftest import Connect as Connecting
 from tests.client.flaky import CUT, DROP, STALL, SWALLOW, Act, After, FlakyProxy, canned
 from tests.conftest import Server, free_port, serving

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from preblock.export.parity import difference
-from preblock.service.artifacts.manifest import TILES_GRAPH
 
 # What sums in an order of its own, or has a last bit of its own; everything else must be equal to the bit.
 FREE = {"LayerNormalization", "MatMul", "Conv", "Sin", "Cos", "Tanh", "Gelu"}
@@ -37,8 +36,6 @@ def check_standard(folder: Path, indices: Mapping[str, int] = MappingProxyType({
         reference = ReferenceEvaluator(model)
         session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
         for feeds in _feeds(session, indices, SIZES | sizes):
-            if graph.name == TILES_GRAPH and feeds["offset"].size > 1:  # or one for each token
-                feeds["offset"] = np.resize(feeds["offset"], feeds["input_ids"].size)
             for expected, found in zip(reference.run(None, feeds), session.run(None, feeds), strict=True):
                 assert expected.dtype == found.dtype == np.float32, graph
                 if exact:

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, BertModel
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.embeddings import BertEmbeddings
-from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.records import Source
 from preblock.service.codecs.openai import AT_ONCE
 from tests.conftest import Server, serving
 from tests.support.protocols import Clients, native_bytes

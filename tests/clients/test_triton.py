@@ -17,7 +17,7 @@ from preblock.export.triton import write_config
 from preblock.models.embeddings import GPT2Embeddings
 from preblock.models.modules.initialisers import seeded_
 from preblock.models.modules.stems import AudioConfig, AudioStem
-from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.records import Source
 from preblock.service.runtime.repository import find_artifacts
 from preblock.service.runtime.session import Session
 from tests.families.published import save

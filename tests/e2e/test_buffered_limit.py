@@ -27,7 +27,7 @@ from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.modules.stems import PatchConfig, PatchStem
 from preblock.models.steps import Tokens
-from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.records import Source
 from preblock.service.core.limits import FLOAT32_BYTES
 from preblock.service.core.settings import Settings
 from preblock.service.engine.chunking import WRITTEN_WHOLE

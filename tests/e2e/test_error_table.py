@@ -21,7 +21,8 @@ from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.embeddings import BertEmbeddings
 from preblock.service.api.http.errors import STATUS
-from preblock.service.artifacts.manifest import GRAPH, Source
+from preblock.service.artifacts.manifest import GRAPH
+from preblock.service.artifacts.records import Source
 from tests.conftest import ROOT, Server, serving
 from tests.support.protocols import (
     Clients,

@@ -23,7 +23,7 @@ from websockets.sync.client import connect as connect_socket
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.embeddings import GPT2Embeddings
-from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.records import Source
 from preblock.service.core.auth import new_key
 from tests.conftest import PREBLOCK, Server, said_at_the_start, serving
 from tests.support.processes import alive, children, fork_servers

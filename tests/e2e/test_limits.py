@@ -26,7 +26,7 @@ import preblock
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.embeddings import GPT2Embeddings
-from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.records import Source
 from preblock.service.core.auth import Authenticator, new_key
 from preblock.service.core.errors import RateLimited, Unavailable
 from preblock.service.core.limits import Limits

@@ -28,7 +28,7 @@ from websockets.sync.client import connect as connect_socket
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.embeddings import GPT2Embeddings
-from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.records import Source
 from preblock.service.core.settings import RELOADABLE, load
 from tests.conftest import PREBLOCK, ROOT, free_port, said_at_the_start
 from tests.service.server.test_websocket import step

@@ -23,8 +23,12 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.embeddings import GPT2Embeddings
 from preblock.models.frontend import FrontEnd
 from preblock.models.steps import Norm, Positions, Project, Tokens
-from preblock.service.artifacts.manifest import Manifest, ParityReport, Resized, Source, read, write
-from preblock.service.runtime import session
+from preblock.service.artifacts.io import read, write
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.parity import ParityReport
+from preblock.service.artifacts.records import Resized, Source
+from preblock.service.runtime import providers
+from preblock.service.runtime.providers import CPU, CUDA
 from preblock.service.runtime.session import Session
 from tests.support import commands
 
@@ -40,7 +44,7 @@ def copy(tiny: Exported, tmp_path: Path) -> Path:
     return shutil.copytree(tiny.folder, tmp_path / "1")
 
 
-def test_an_artifact_is_a_version_folder_of_eight_files(tiny: Exported) -> None:
+def test_an_artifact_is_a_version_folder_of_seven_files(tiny: Exported) -> None:
     assert tiny.folder.parts[-2:] == ("tiny", "1")
     assert sorted(path.name for path in tiny.folder.iterdir()) == [
         "manifest.json",
@@ -48,7 +52,6 @@ def test_an_artifact_is_a_version_folder_of_eight_files(tiny: Exported) -> None:
         "model.onnx.data",
         "parity.json",
         "positioned.onnx",
-        "tiles.onnx",
         "token.onnx",
         "tokenizer.json",
     ]
@@ -79,7 +82,7 @@ def test_the_manifest_says_what_the_model_takes_and_gives(tiny: Exported) -> Non
 
 def test_the_manifest_holds_hashlibs_sum_of_every_file(tiny: Exported) -> None:
     found = json.loads((tiny.folder / "manifest.json").read_text())["files"]
-    graphs = ["model.onnx", "positioned.onnx", "tiles.onnx", "token.onnx"]
+    graphs = ["model.onnx", "positioned.onnx", "token.onnx"]
     assert sorted(found) == sorted([*graphs, "model.onnx.data", "tokenizer.json"])
     for name, record in found.items():
         content = (tiny.folder / name).read_bytes()
@@ -127,7 +130,7 @@ def test_a_preset_is_exported_bit_for_bit(tmp_path: Path) -> None:
     assert isinstance(exported.manifest, Manifest)
     assert (exported.manifest.vocab_size, exported.manifest.width, exported.manifest.max_len) == (32000, 512, 4096)
     parity = exported.parity.providers["CPUExecutionProvider"]
-    assert [output.max_abs for output in parity.outputs.values()] == [0, 0, 0, 0]
+    assert [output.max_abs for output in parity.outputs.values()] == [0, 0, 0]
 
 
 def test_minilm_equals_transformers_bert(checkpoint: Path, tmp_path: Path) -> None:
@@ -173,18 +176,18 @@ def test_verify_proves_an_artifact_once_more(tiny: Exported) -> None:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the CPU stand for CUDA."""
-    monkeypatch.setattr(session, "why_no_cuda", lambda: None)
+    monkeypatch.setattr(providers, "cuda_unavailable_reason", lambda: None)
     monkeypatch.setattr(verifying, "open_session", lambda folder, _, graph: Session(folder, graph=graph))
 
 
 @pytest.mark.usefixtures("cuda")
 def test_verify_adds_the_section_of_a_provider_and_replaces_it(copy: Path, tiny: Exported) -> None:
-    cpu, cuda = tiny.parity.providers[session.CPU], verify(copy, provider="cuda").providers[session.CUDA]
-    both = ParityReport(providers={session.CPU: cpu, session.CUDA: cuda})
+    cpu, cuda = tiny.parity.providers[CPU], verify(copy, provider="cuda").providers[CUDA]
+    both = ParityReport(providers={CPU: cpu, CUDA: cuda})
     assert read(ParityReport, copy / "parity.json") == both
     old = cpu.model_copy(update={"torch": "0.1"})
-    write(ParityReport(providers={session.CPU: old, session.CUDA: cuda}), copy / "parity.json")
-    assert verify(copy, provider="cpu").providers == {session.CPU: cpu}
+    write(ParityReport(providers={CPU: old, CUDA: cuda}), copy / "parity.json")
+    assert verify(copy, provider="cpu").providers == {CPU: cpu}
     assert read(ParityReport, copy / "parity.json") == both
     assert sorted(path.name for path in copy.iterdir()) == sorted(path.name for path in tiny.folder.iterdir())
     assert (copy / "parity.json").stat().st_mode & 0o777 == 0o644
@@ -201,11 +204,11 @@ def test_a_section_that_stays_the_same_is_not_written(copy: Path) -> None:
 def test_an_export_is_proven_on_every_provider(tiny_checkpoint: Path, tmp_path: Path) -> None:
     steps: list[str] = []
     exported = export(str(tiny_checkpoint), "m", tmp_path, steps.append)
-    assert list(exported.parity.providers) == [session.CPU, session.CUDA]
+    assert list(exported.parity.providers) == [CPU, CUDA]
     assert "proving it equal on CUDAExecutionProvider" in steps
 
 
-@pytest.mark.skipif(session.why_no_cuda() is None, reason="CUDA works here")
+@pytest.mark.skipif(providers.cuda_unavailable_reason() is None, reason="CUDA works here")
 def test_cuda_where_there_is_none_proves_nothing(copy: Path) -> None:
     with pytest.raises(ExportError, match="--provider: got cuda, allowed cpu, since "):
         verify(copy, provider="cuda")

@@ -11,7 +11,7 @@ import preblock
 from preblock.export.exporter import Exported, export, export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.modules.stems import PatchConfig, PatchStem
-from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.records import Source
 from tests.families.biased import save
 
 
@@ -30,7 +30,7 @@ def test_every_graph_says_who_made_it_and_what_it_is(exported: list[Exported]) -
         assert model.graph.name == graph.stem
         assert model.doc_string.endswith(".")
     names = {graph.name for graph in exported[0].folder.glob("*.onnx")}
-    assert names == {"model.onnx", "positioned.onnx", "tiles.onnx", "token.onnx"}
+    assert names == {"model.onnx", "positioned.onnx", "token.onnx"}
     assert {graph.name for graph in exported[1].folder.glob("*.onnx")} == {"bias.onnx", "model.onnx"}
 
 

@@ -15,7 +15,9 @@ import pytest
 from transformers import BertModel
 
 from preblock.export.exporter import export
-from preblock.service.artifacts.manifest import Manifest, Source, read
+from preblock.service.artifacts.io import read
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.records import Source
 from tests.support import commands
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

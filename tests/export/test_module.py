@@ -14,14 +14,15 @@ from preblock.export.exporter import Exported, export, export_module
 from preblock.export.verify import verify
 from preblock.models import BertEmbeddings
 from preblock.service.artifacts.manifest import Manifest
+from preblock.service.core.auth import SERVICE
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
-from preblock.service.runtime.bound_calls import OFTEN
-from preblock.service.runtime.repository import Model, Repository
-from preblock.service.runtime.session import CPU
+from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.repository import Repository
 from tests.clients.standard import check_standard
 
 V, D, M = 13, 6, 9
@@ -59,20 +60,20 @@ class Sum(nn.Module):
         return vectors
 
 
-@pytest.mark.parametrize(("tokens", "places", "in_place"), [(D, D, True), (D, 1, False), (1, D, False)])
-def test_a_sum_is_made_in_place_where_neither_side_is_widened(
-    tmp_path: Path, tokens: int, places: int, in_place: bool
+@pytest.mark.parametrize(("tokens", "places", "kernel"), [(D, D, True), (D, 1, False), (1, D, False)])
+def test_a_sum_has_a_kernel_where_neither_side_is_widened(
+    tmp_path: Path, tokens: int, places: int, kernel: bool
 ) -> None:
     module = Sum(tokens, places)
     exported = export_module(module, "sum", tmp_path, vocab_size=V, max_len=LONG)
-    cases = exported.parity.providers[CPU].outputs["embeddings at given positions"].cases
-    assert any("in_place" in case.arguments for case in cases) == in_place
-    (model,) = Repository(tmp_path, CPU, 1).all()
-    assert isinstance(model, Model)
+    assert isinstance(exported.manifest, Manifest)
+    assert (exported.manifest.kernel is not None) == kernel
+    (model,) = Repository(tmp_path, CPU, 1).all(SERVICE)
+    assert isinstance(model, TokenModel)
     ids = torch.tensor([[1, 2, 12]])
     feeds = {"input_ids": ids.numpy(), "offset": np.array([4])}
     expected = module(ids, torch.tensor([4])).detach().numpy()
-    for _ in range(OFTEN + 2):
+    for _ in range(3):
         assert model.run(feeds, ("embeddings",))["embeddings"].tobytes() == expected.tobytes()
 
 
@@ -158,8 +159,8 @@ def test_saved_front_end_is_exported_with_its_trained_weights(tmp_path: Path) ->
     frontend.save_frontend(tmp_path / "trained")
     exported = export(str(tmp_path / "trained"), "trained", tmp_path / "models")
     verify(exported.folder)
-    (model,) = Repository(tmp_path / "models", CPU, 1).all()
-    assert isinstance(model, Model)
+    (model,) = Repository(tmp_path / "models", CPU, 1).all(SERVICE)
+    assert isinstance(model, TokenModel)
     feeds = {"input_ids": ids.numpy(), "token_type_ids": np.zeros_like(ids.numpy()), "offset": np.array([2])}
     found = model.run(feeds, ("embeddings",))["embeddings"]
     expected = frontend.eval()(ids, offset=2).detach().numpy()

@@ -20,9 +20,13 @@ from preblock.export.verify import verify
 from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings, TransformerEmbedding
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.initialisers import seeded_
-from preblock.service.artifacts.manifest import Manifest, ParityCase, Source, describe, read, write
+from preblock.service.artifacts.io import describe, read, write
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.parity import ParityCase
+from preblock.service.artifacts.records import Source
 from preblock.service.core.types import Int64
-from preblock.service.runtime.session import CPU, Session
+from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.session import Session
 
 M = 20
 BERT, GPT2, TRANSFORMER = BertEmbeddings(30, 8, M), GPT2Embeddings(30, 8, M), TransformerEmbedding(30, 8, M)

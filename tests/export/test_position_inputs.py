@@ -1,5 +1,5 @@
-"""The graph with position embeddings as an input: equal to the plain one bit for bit, and written only for consecutive
-rows of a table, independent of ids."""
+"""The graph that is given its positions: the vectors of the plain one, bit for bit, and only where rows follow one
+another in a table that depends on no id."""
 
 import shutil
 from pathlib import Path
@@ -15,18 +15,22 @@ from preblock.export.exporter import Exported, export
 from preblock.export.parity import prove_positioned
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
-from preblock.service.artifacts.manifest import MANIFEST, POSITIONED, Manifest, PositionTable, read, write
+from preblock.service.artifacts.io import read, write
+from preblock.service.artifacts.manifest import MANIFEST, POSITIONED, Manifest
+from preblock.service.artifacts.records import PositionTable
+from preblock.service.core.auth import SERVICE
 from preblock.service.core.errors import ArtifactError
-from preblock.service.runtime.bound_calls import ReadyCalls
+from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.position_table import map_positions
-from preblock.service.runtime.repository import Model, Repository
-from preblock.service.runtime.session import CPU, Session
+from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.session import Session
 from tests.families.published import save
 
 FAMILIES = {"gpt2": 0, "bart/decoder": 2, "bert": 0, "ctrl": 0, "roberta": None, "llama": None}
 """The row of position 0; None where there is no such graph: padding counts for nothing, or nothing is looked up."""
-POSITIONS_LAST = {"gpt2", "ctrl"}
-"""Models with positions added last, which allows adding in place."""
+SUMS = {"gpt2", "ctrl"}
+"""Families whose vectors are a sum of two rows, which the fused kernel makes."""
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +58,8 @@ def test_a_family_has_one_whose_positions_are_rows(
         assert outputs[POSITIONED].max_abs == 0
         model = onnx.load(artifacts[name].folder / "positioned.onnx", load_external_data=False)
         assert "offset" not in {value.name for value in model.graph.input}
-        given = [case.arguments for case in outputs[POSITIONED].cases]
-        assert any("in_place" in arguments for arguments in given) == (name in POSITIONS_LAST)
+        assert [value.name for value in model.graph.output] == ["embeddings"]
+    assert (manifest.kernel is not None) == (name in SUMS)
 
 
 def test_tables_that_are_rounded_have_none(artifacts: dict[str, Exported], tmp_path: Path) -> None:
@@ -79,7 +83,7 @@ def test_another_row_of_position_0_is_found(artifacts: dict[str, Exported]) -> N
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (None, "positions: got None, allowed what positioned.onnx is given"),
+        (None, "positions: got None, allowed a table for positioned.onnx"),
         ({"first": 1}, "positions: got "),  # those of others: the plain graph disagrees
         ({"first": 3}, "positions.rows: got "),
         ({"rows": 2**40}, "positions.rows: got "),
@@ -102,15 +106,12 @@ def test_a_manifest_that_promises_other_rows_is_refused(
 @pytest.mark.parametrize("name", [name for name, first in FAMILIES.items() if first is not None])
 def test_the_service_gives_the_bits_of_the_plain_graph(artifacts: dict[str, Exported], name: str) -> None:
     folder = artifacts[name].folder
-    model = next(model for model in Repository(folder.parents[1], CPU, 1).all() if model.name == folder.parent.name)
-    assert isinstance(model, Model)
+    model = next(
+        model for model in Repository(folder.parents[1], CPU, 1).all(SERVICE) if model.name == folder.parent.name
+    )
+    assert isinstance(model, TokenModel)
     assert model.manifest.max_len is not None
     assert model.positions is not None
-    by_graph, ready = (
-        ReadyCalls(model.sessions["positioned.onnx"], model.positions, tokens, often=0)
-        for tokens in (None, model.tokens)
-    )
-    assert by_graph.in_place == (name in POSITIONS_LAST)
     plain, last = model.sessions["model.onnx"], model.manifest.max_len
     for shape, offset in (
         ((1, 1), [0]),
@@ -123,10 +124,5 @@ def test_the_service_gives_the_bits_of_the_plain_graph(artifacts: dict[str, Expo
         feeds: dict[str, NDArray[Any]] = {"input_ids": np.full(shape, 5), "offset": np.array(offset)}
         feeds |= {name: np.ones(shape, np.int64) for name in model.manifest.indices}
         expected = plain.run(feeds, ["embeddings"])["embeddings"]
-        for _ in range(2):  # the second call of one token takes another way
+        for _ in range(2):  # a small call is bound by then
             assert model.run(feeds, ("embeddings",))["embeddings"].tobytes() == expected.tobytes()
-        if len(offset) == 1 or shape[1] == 1:
-            for calls in (by_graph, ready):
-                found = calls.run(feeds)
-                assert found is not None
-                assert found.tobytes() == expected.tobytes()

@@ -31,25 +31,18 @@ from preblock.models.embeddings import GPT2Embeddings
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.sinusoids import sinusoid
 from preblock.models.steps import Norm, Positions, Project, Segments, Tokens
-from preblock.service.artifacts.manifest import (
-    DATA,
-    EMBEDDINGS,
-    GRAPH,
-    MANIFEST,
-    PARITY,
-    Manifest,
-    ParityReport,
-    Source,
-    describe,
-    read,
-)
+from preblock.service.artifacts.io import describe, read
+from preblock.service.artifacts.manifest import DATA, EMBEDDINGS, GRAPH, MANIFEST, PARITY, Manifest
+from preblock.service.artifacts.parity import ParityReport
+from preblock.service.artifacts.records import Source
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
-from preblock.service.runtime.session import CPU, Session
+from preblock.service.runtime.session import Session
 from tests.clients.standard import check_standard
 from tests.conftest import serving
 from tests.families import biased, published
@@ -193,8 +186,7 @@ def test_the_manifest_and_the_data_file_are_of_that_type(repository: Path, way: 
     rows = V + M
     needed = {"float16": 2 * D, "bfloat16": 2 * D, "int8": D + 4, "int8-tensor": D, "int4": 2 * (16 + 4)}[way] * rows
     assert 0 <= (folder / DATA).stat().st_size - needed < 4 * 64  # each part begins at a multiple of 64
-    tiles = [] if way == "int8-tensor" else ["tiles.onnx"]
-    assert sorted(path.name for path in folder.iterdir()) == [MANIFEST, GRAPH, DATA, PARITY, *tiles, "token.onnx"]
+    assert sorted(path.name for path in folder.iterdir()) == [MANIFEST, GRAPH, DATA, PARITY, "token.onnx"]
 
 
 @ALL

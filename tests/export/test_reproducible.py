@@ -11,7 +11,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from preblock.service.artifacts.manifest import GRAPH, MANIFEST, PARITY, read_with_identity
+from preblock.service.artifacts.io import read_with_identity
+from preblock.service.artifacts.manifest import GRAPH, MANIFEST, PARITY
 from tests.conftest import ROOT
 from tests.families.published import save
 

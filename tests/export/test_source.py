@@ -10,7 +10,7 @@ from preblock.export.errors import ExportError
 from preblock.export.source import HUB, load_source
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.frontend import FrontEnd
-from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.records import Source
 
 
 def test_a_folder_is_read_as_a_checkpoint(tiny_checkpoint: Path) -> None:

@@ -13,7 +13,7 @@ from preblock.export.errors import ParityError
 from preblock.export.graph import describe_graph
 from preblock.export.stem import allowed_ulp, export_stem, prove_stem, read_stem_weights
 from preblock.models.modules.stems import AudioConfig, AudioStem, PatchConfig, PatchStem, Stem, from_tensors
-from preblock.service.artifacts.manifest import ParityCase
+from preblock.service.artifacts.parity import ParityCase
 from preblock.service.runtime.session import Session
 from tests.clients.standard import check_standard
 

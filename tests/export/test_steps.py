@@ -26,8 +26,9 @@ from preblock.models.modules.hierarchical import HierarchicalPositionalEncoding
 from preblock.models.modules.hybrid import HybridPositionalEncoding
 from preblock.models.modules.initialisers import seeded_
 from preblock.models.steps import Positions, Scale, Segments, Step, Tokens
-from preblock.service.artifacts.manifest import Manifest, Source
-from preblock.service.runtime.session import CPU
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.records import Source
+from preblock.service.runtime.providers import CPU
 from tests.clients.standard import check_standard
 
 V, D, M, H, W = 23, 8, 4, 3, 5

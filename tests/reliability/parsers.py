@@ -15,10 +15,12 @@ import onnx
 import safetensors.numpy
 from onnx import TensorProto, helper
 
-from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, File, Manifest, read_manifest
-from preblock.service.artifacts.manifest import MOST_BYTES as MANIFEST_BYTES
+from preblock.service.artifacts.io import MAX_BYTES as MANIFEST_BYTES
+from preblock.service.artifacts.io import read_manifest
+from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, Manifest
 from preblock.service.artifacts.onnx_check import MOST_BYTES as GRAPH_BYTES
 from preblock.service.artifacts.onnx_check import check_graphs
+from preblock.service.artifacts.records import File
 from preblock.service.codecs.arrays import read_npy, read_raw
 from preblock.service.codecs.decode_frames import read_frame
 from preblock.service.codecs.native_json import read_json

@@ -23,7 +23,7 @@ from preblock.models.modules.initialisers import seeded_
 from preblock.models.modules.stems import PatchConfig, PatchStem
 from preblock.models.steps import Tokens
 from preblock.service.api.http.errors import STATUS, problem
-from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.records import Source
 from preblock.service.codecs.decode_json import write_error
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, ArtifactError, Invalid, PreblockError, Unavailable
 from tests.conftest import Server, serving

@@ -9,7 +9,7 @@ from preblock.service.app import VERSION, create_engine
 from preblock.service.artifacts.manifest import MANIFEST
 from preblock.service.core.errors import ArtifactError, ProviderError
 from preblock.service.core.settings import Settings
-from preblock.service.runtime.session import CPU, why_no_cuda
+from preblock.service.runtime.providers import CPU, cuda_unavailable_reason
 
 
 def test_an_engine_is_ready_with_every_model_on_the_provider_that_was_asked_for(tiny_repository: Path) -> None:
@@ -24,7 +24,7 @@ def test_an_engine_is_ready_with_every_model_on_the_provider_that_was_asked_for(
     engine.scheduler.close()
 
 
-@pytest.mark.skipif(why_no_cuda() is None, reason="CUDA works here")
+@pytest.mark.skipif(cuda_unavailable_reason() is None, reason="CUDA works here")
 def test_cuda_that_cannot_be_used_makes_no_engine(tiny_repository: Path) -> None:
     with pytest.raises(ProviderError, match="provider: got cuda, allowed auto or cpu, since "):
         create_engine(Settings(repository=tiny_repository, provider="cuda"))

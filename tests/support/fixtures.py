@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.embeddings import GPT2Embeddings
-from preblock.service.artifacts.manifest import GRAPH, Source
+from preblock.service.artifacts.manifest import GRAPH
+from preblock.service.artifacts.records import Source
 from tests.conftest import Server
 from tests.support.protocols import Clients, connect
 

@@ -15,13 +15,14 @@ import numpy as np
 from preblock.service.codecs.chunks import raw_bytes
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.codecs.v2.protobuf import compute, read, write_parts
+from preblock.service.core.auth import caller
 from preblock.service.core.errors import Malformed, PreblockError
 from preblock.service.core.results import ChunkedTensor
 from preblock.service.core.types import Int64, TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import FastPath, FastRun, integers, is_plain, plain
 from preblock.service.observability.context import CURRENT_REQUEST
-from preblock.service.runtime.repository import Model
+from preblock.service.runtime.model import TokenModel
 
 MOST = 256
 """Forms that are kept for a model, and lengths of messages of which there is one."""
@@ -97,7 +98,7 @@ class CallTemplateCache:
         message: bytes,
         sent: pb.ModelInferRequest,
         request: TokenRequest,
-        model: Model,
+        model: TokenModel,
         written: bytes,
     ) -> None:
         """Answer messages like one that was answered in the same way from now on, if they say nothing but ids.
@@ -140,7 +141,7 @@ class CallTemplateCache:
         if named is None:
             return None
         try:
-            form: CallTemplate | None = self._engine.repository.find(*named).kept.get(key)
+            form: CallTemplate | None = self._engine.repository.find(*named, caller=caller()).kept.get(key)
         except PreblockError:
             return None
         return form if form is not None and message.startswith(form.head) else None

@@ -29,12 +29,13 @@ from preblock.service.codecs.v2.protobuf import (
     write_stream_error,
     written,
 )
+from preblock.service.core.auth import caller
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, NotFound, PreblockError
 from preblock.service.core.results import Result
 from preblock.service.core.types import TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.sequences import Sequences, SequenceStore
-from preblock.service.runtime.repository import Model
+from preblock.service.runtime.model import TokenModel
 
 Receive = Callable[[], Awaitable[bytes | None]]
 Send = Callable[[bytes], Awaitable[None]]
@@ -60,7 +61,7 @@ class InferenceService:
 
     async def ModelReady(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         """Say whether a model is served."""
-        self._engine.repository.find(request.name, request.version)
+        self._engine.repository.find(request.name, request.version, caller=caller())
         return pb.ModelReadyResponse(ready=self._engine.ready)
 
     async def ServerMetadata(self, _: pb.ServerMetadataRequest) -> Any:
@@ -69,18 +70,18 @@ class InferenceService:
 
     async def ModelMetadata(self, request: pb.ModelMetadataRequest) -> Any:
         """Return inputs and outputs of a model."""
-        model = self._engine.repository.find(request.name, request.version)
+        model = self._engine.repository.find(request.name, request.version, caller=caller())
         versions = [model.version] if request.version else self._engine.repository.versions(model.name)
         return write(pb.ModelMetadataResponse, model_metadata(model.name, versions, model.manifest))
 
     async def ModelConfig(self, request: pb.ModelConfigRequest) -> Any:
         """Return the configuration of a model, as Triton has it."""
-        model = self._engine.repository.find(request.name, request.version)
+        model = self._engine.repository.find(request.name, request.version, caller=caller())
         return write(pb.ModelConfigResponse, {"config": model_config(model.name, model.manifest, model.provider)})
 
     async def ModelStatistics(self, request: pb.ModelStatisticsRequest) -> Any:
         """Return what happened to one version of a model, to all of them, or to every model."""
-        models = self._engine.repository.select(request.name, request.version)
+        models = self._engine.repository.select(request.name, request.version, caller=caller())
         found = self._engine.metrics.statistics()
         stats = [model_statistics(m.name, m.version, found[m.name, m.version]) for m in models]
         return write(pb.ModelStatisticsResponse, {"model_stats": stats})
@@ -88,21 +89,21 @@ class InferenceService:
     async def RepositoryIndex(self, request: pb.RepositoryIndexRequest) -> Any:
         """Return every version of every model."""
         _check_repository(request.repository_name)
-        versions = (astuple(state) for state in self._engine.repository.index())
+        versions = (astuple(state) for state in self._engine.repository.index(caller()))
         return write(pb.RepositoryIndexResponse, {"models": repository_index(versions, request.ready)})
 
     async def RepositoryModelLoad(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
         """Open what is new of a model, and serve it again if it was unloaded."""
         _check_repository(request.repository_name)
         check_change("load", values(request.parameters))
-        await self._engine.control.load(request.model_name)
+        await self._engine.control.load(request.model_name, caller())
         return pb.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
         """Let go of every version of a model, each after its last request."""
         _check_repository(request.repository_name)
         check_change("unload", values(request.parameters))
-        await self._engine.control.unload(request.model_name)
+        await self._engine.control.unload(request.model_name, caller())
         return pb.RepositoryModelUnloadResponse()
 
     async def ModelInfer(self, message: bytes) -> bytes:
@@ -155,7 +156,7 @@ class InferenceService:
         write_answer: Callable[[Result, str], Writing],
     ) -> bytes:
         with self._engine.request(protocol) as observation:
-            model = self._engine.repository.find(sent.model_name, sent.model_version)
+            model = self._engine.repository.find(sent.model_name, sent.model_version, caller=caller())
             observation.model = model.name
             schedule = self._engine.scheduler.run
             request = await schedule(len(message), lambda: read_infer(sent, model.manifest))
@@ -168,7 +169,7 @@ class InferenceService:
                     made = await schedule(answer.size, lambda: written(writing))
                 else:
                     made = await compute(writing)
-        if isinstance(request, TokenRequest) and isinstance(model, Model):
+        if isinstance(request, TokenRequest) and isinstance(model, TokenModel):
             self._alike.keep(protocol, message, sent, request, model, made)
         return made
 

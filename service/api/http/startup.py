@@ -5,7 +5,7 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from preblock.service.api.http.dispatcher import refuse
-from preblock.service.core.auth import Authenticator
+from preblock.service.core.auth import Authenticator, caller
 from preblock.service.core.errors import Unavailable
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.load_progress import Progress
@@ -65,6 +65,6 @@ class StartupApp:
                 "status": "starting",
                 "ready": self._progress.ready,
                 "of": self._progress.of,
-                "model": model if model is not None and self._access.shows(model) else None,
+                "model": model if model is not None and self._access.shows(model, caller()) else None,
             }
         )

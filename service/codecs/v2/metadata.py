@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from preblock.service.artifacts.manifest import BIAS_GRAPH, GRAPH, Manifest, StemManifest, Tensor
+from preblock.service.artifacts.manifest import BIAS_GRAPH, GRAPH, Manifest, StemManifest
+from preblock.service.artifacts.records import Tensor
 from preblock.service.core.errors import Invalid
 from preblock.service.observability.statistics import Duration, InferenceStatistics
 from preblock.service.observability.timing import INFER, INPUT, OUTPUT, QUEUE

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from preblock.service.artifacts import checksums, manifest
+from preblock.service.artifacts import checksums, io
 from preblock.service.artifacts.checksums import FILE, Checksums
 from preblock.service.artifacts.manifest import DATA, MANIFEST
 from preblock.service.core.files import open_file, stamp_of
+from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
-from preblock.service.runtime.session import CPU
 from tests.support import commands
 
 FALSE = "f" * 64
@@ -104,9 +104,9 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered(
         file.write_bytes(b"longer content")
         return FALSE
 
-    monkeypatch.setattr(manifest, "sha256", sha256)
+    monkeypatch.setattr(io, "sha256", sha256)
     assert ask(known, file) == FALSE
-    monkeypatch.setattr(manifest, "sha256", lambda _: "hashed again")
+    monkeypatch.setattr(io, "sha256", lambda _: "hashed again")
     assert ask(known, file) == "hashed again"
 
 
@@ -233,7 +233,7 @@ def test_a_repository_is_hashed_once(
         hashed.append(os.fstat(stream.fileno()).st_size)
         return sum_of(stream.read())
 
-    monkeypatch.setattr(manifest, "sha256", sha256)
+    monkeypatch.setattr(io, "sha256", sha256)
     files = json.loads((root / "gpt/1" / MANIFEST).read_text())["files"]
     Repository(root, CPU, 1, folder)
     assert sorted(hashed) == sorted(file["bytes"] for file in files.values())

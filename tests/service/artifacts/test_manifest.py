@@ -9,21 +9,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from preblock.service.artifacts.manifest import (
-    DATA,
-    GRAPH,
-    MANIFEST,
-    PARITY,
-    File,
-    Manifest,
-    OutputParity,
-    Parity,
-    ParityReport,
-    check_files,
-    describe,
-    read,
-    write,
-)
+from preblock.service.artifacts.io import check_files, describe, read, write
+from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, PARITY, Manifest
+from preblock.service.artifacts.parity import OutputParity, Parity, ParityReport
+from preblock.service.artifacts.records import File
 from preblock.service.core.errors import ArtifactError
 
 

@@ -16,19 +16,12 @@ from onnx import AttributeProto, TensorProto, helper
 
 from preblock.export.exporter import export_module
 from preblock.service.artifacts import onnx_subset_pb2
-from preblock.service.artifacts.manifest import (
-    DATA,
-    GRAPH,
-    MANIFEST,
-    PARITY,
-    POSITIONED_GRAPH,
-    TILES_GRAPH,
-    TOKEN_GRAPH,
-)
+from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, PARITY, POSITIONED_GRAPH, TOKEN_GRAPH
 from preblock.service.core.errors import ArtifactError
-from preblock.service.runtime import repository
+from preblock.service.runtime import loader
+from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
-from preblock.service.runtime.session import CPU, Session
+from preblock.service.runtime.session import Session, open_session
 from tests.conftest import ROOT
 
 TOKENS = f"{GRAPH} frontend.tokens.weight"
@@ -92,7 +85,7 @@ def test_what_is_sealed_again_is_served(folder: Path) -> None:
     Repository(folder.parent.parent, CPU, 1)
 
 
-@pytest.mark.parametrize("name", [GRAPH, TILES_GRAPH, POSITIONED_GRAPH, TOKEN_GRAPH, DATA])
+@pytest.mark.parametrize("name", [GRAPH, POSITIONED_GRAPH, TOKEN_GRAPH, DATA])
 @pytest.mark.parametrize("where", [0, -1])
 def test_a_flipped_bit_is_refused(folder: Path, name: str, where: int) -> None:
     content = bytearray((folder / name).read_bytes())
@@ -101,14 +94,14 @@ def test_a_flipped_bit_is_refused(folder: Path, name: str, where: int) -> None:
     assert refusal(folder).startswith(f"{name}: got sha256 {hashlib.sha256(content).hexdigest()[:12]}…")
 
 
-@pytest.mark.parametrize("name", [GRAPH, TILES_GRAPH, POSITIONED_GRAPH, TOKEN_GRAPH, DATA])
+@pytest.mark.parametrize("name", [GRAPH, POSITIONED_GRAPH, TOKEN_GRAPH, DATA])
 @pytest.mark.parametrize("change", [lambda content: content[:-1], lambda content: content + b"\0", lambda _: b""])
 def test_another_length_is_refused(folder: Path, name: str, change: Callable[[bytes], bytes]) -> None:
     (folder / name).write_bytes(change((folder / name).read_bytes()))
     assert refusal(folder).startswith(f"{name}: got sha256 ")
 
 
-FILES = pytest.mark.parametrize("name", [MANIFEST, PARITY, GRAPH, TILES_GRAPH, POSITIONED_GRAPH, TOKEN_GRAPH, DATA])
+FILES = pytest.mark.parametrize("name", [MANIFEST, PARITY, GRAPH, POSITIONED_GRAPH, TOKEN_GRAPH, DATA])
 
 
 @FILES
@@ -150,17 +143,17 @@ def test_a_device_is_refused(folder: Path, name: str) -> None:
 def test_a_file_of_a_gigabyte_is_not_read(folder: Path, name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     os.truncate(folder / name, 2**30)
     # The hash, which reads in small pieces, has agreed.
-    monkeypatch.setattr(repository, "check_files", lambda *_: {})
+    monkeypatch.setattr(loader, "check_files", lambda *_: {})
     assert refusal(folder) == f"{name}: got more than {most} bytes, allowed at most {most} bytes"
 
 
 def test_a_file_that_changes_while_it_is_opened_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*arguments: Any) -> Session:
-        opened = Session(*arguments)
+        opened = open_session(*arguments)
         (folder / DATA).write_bytes((folder / DATA).read_bytes())
         return opened
 
-    monkeypatch.setattr(repository, "Session", slow)
+    monkeypatch.setattr(loader, "open_session", slow)
     assert refusal(folder) == f"{DATA}: got a change while it was opened, allowed the file that was checked"
 
 
@@ -471,7 +464,7 @@ def test_a_name_that_is_no_text_harms_no_message(folder: Path, name: bytes) -> N
         ),
         (
             {"files": {}},
-            f"{MANIFEST} files: got , allowed also {GRAPH}, {DATA}, {POSITIONED_GRAPH}, {TILES_GRAPH}, {TOKEN_GRAPH}",
+            f"{MANIFEST} files: got , allowed also {GRAPH}, {DATA}, {POSITIONED_GRAPH}, {TOKEN_GRAPH}",
         ),
         ({"graphs": {}}, f"{MANIFEST} graphs: got , allowed at least {GRAPH}"),
     ],
@@ -563,4 +556,4 @@ def test_the_committed_module_is_what_make_proto_writes(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", "-I.", *outputs, proto], check=True, cwd=ROOT)
     written = {file.name: file.read_bytes() for file in (tmp_path / proto).parent.iterdir()}
     assert sorted(written) == ["onnx_subset_pb2.py", "onnx_subset_pb2.pyi"]
-    assert written == {name: (ROOT / "service/artifacts" / name).read_bytes() for name in written}
+    assert written == {name: (ROOT / "service" / "artifacts" / name).read_bytes() for name in written}

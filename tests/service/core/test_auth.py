@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from preblock.service.core.auth import Authenticator, as_service, new_key, read_keys
+from preblock.service.core.auth import SERVICE, Authenticator, caller, new_key, read_keys
 from preblock.service.core.errors import Forbidden, Invalid, Unauthenticated
 from preblock.service.core.file_watch import POLL_INTERVAL_SECONDS
 from tests.conftest import ROOT
@@ -29,7 +29,7 @@ def enter(access: Authenticator, authorization: bytes | None, model: str = "gpt"
 
     def request() -> None:
         access.enter(authorization)
-        (access.check_admin if admin else access.check_model)(model)
+        (access.check_admin if admin else access.check_model)(model, caller())
 
     contextvars.copy_context().run(request)
 
@@ -62,14 +62,13 @@ def test_any_other_is_not_and_is_not_repeated(file: Path, authorization: bytes |
 
 def test_whoever_was_not_let_in_may_use_nothing(file: Path) -> None:
     access = Authenticator(file)
-    assert not access.shows("gpt")
+    assert not access.shows("gpt", caller())
     with pytest.raises(Forbidden):
-        access.check_model("gpt")
-    with as_service():
-        access.check_model("gpt")
+        access.check_model("gpt", caller())
+    access.check_model("gpt", SERVICE)
     with pytest.raises(Unauthenticated):
         access.enter(b"Bearer no")
-    assert not access.shows("gpt")
+    assert not access.shows("gpt", caller())
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from preblock.models.frontend import FrontEnd
 from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.steps import Positions, Tokens
-from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.records import Source
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor, EmbedResult
 from preblock.service.core.types import TokenRequest, TokenRows
@@ -29,8 +29,9 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import plain
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
-from preblock.service.runtime.session import CPU, INLINE_MAX_VALUES, Session
+from preblock.service.runtime.session import INLINE_MAX_VALUES, Session
 
 T = TypeVar("T")
 VOCABULARY, WIDTH, MAX_LEN = 300, 64, 5000

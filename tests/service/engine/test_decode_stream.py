@@ -28,8 +28,8 @@ from preblock.service.engine.decode_stream import DecodeState
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
-from preblock.service.runtime.session import CPU
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,8 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.embeddings import GPT2Embeddings
 from preblock.models.frontend import FrontEnd
 from preblock.models.steps import Positions, Project, Tokens
-from preblock.service.artifacts.manifest import Manifest, Source
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.records import Source
 from preblock.service.codecs.native_json import read_embed
 from preblock.service.core.errors import Invalid, TooLarge
 from preblock.service.core.results import EmbedResult
@@ -27,8 +28,8 @@ from preblock.service.engine.planning import RunInputs, plan
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
 from preblock.service.observability.timing import INFER
+from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
-from preblock.service.runtime.session import CPU
 from tests.support.protocols import Fields
 from tests.support.random_requests import positions_of, random_request
 

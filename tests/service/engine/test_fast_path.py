@@ -13,8 +13,9 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import FastPath, FastRun, plain
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
-from preblock.service.runtime.session import CPU, Session
+from preblock.service.runtime.session import Session
 
 
 class Failing(Session):
@@ -24,9 +25,6 @@ class Failing(Session):
         if feeds["input_ids"].size > 1 or 3 in feeds["input_ids"]:
             raise MemoryError
         return super().run(feeds, outputs)
-
-    def run_single(self, feeds: Mapping[str, NDArray[Any]], output: str) -> Any:
-        return self.run(feeds, (output,))[output]
 
 
 @pytest.fixture

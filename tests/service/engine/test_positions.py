@@ -14,7 +14,7 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.initialisers import seeded_
 from preblock.models.steps import Mask, Positions, Step, Tokens
-from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.records import Source
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import TokenRequest, TokenRows

@@ -17,8 +17,9 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.engine.sequences import Sequences
 from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
-from preblock.service.runtime.session import CPU, INLINE_MAX_VALUES
+from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 LARGE = INLINE_MAX_VALUES + 1
 

@@ -14,8 +14,9 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.engine.sequences import Sequences, SequenceStore
 from preblock.service.observability.metrics import Metrics
-from preblock.service.runtime.repository import Model, Repository
-from preblock.service.runtime.session import CPU
+from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.repository import Repository
 
 IDS = [1, 2, 3, 4, 5, 6]
 
@@ -44,12 +45,14 @@ def request(ids: Any, turn: SequenceRef | None = None, offset: Any = None, **mor
     return TokenRequest(input_ids=TokenRows.of_array(rows), offset=stated, sequence=turn, **more)
 
 
-async def ask(room: SequenceStore, model: Model, ids: Any, turn: SequenceRef, offset: Any = None, **more: Any) -> bytes:
+async def ask(
+    room: SequenceStore, model: TokenModel, ids: Any, turn: SequenceRef, offset: Any = None, **more: Any
+) -> bytes:
     async with room.answer(model, request(ids, turn, offset, **more)) as answer:
         return answer.arrays["embeddings"].tobytes()
 
 
-async def stateless(engine: Engine, model: Model, ids: Any, offset: Any, **more: Any) -> bytes:
+async def stateless(engine: Engine, model: TokenModel, ids: Any, offset: Any, **more: Any) -> bytes:
     answer = await engine.embed(model, request(ids, None, offset, **more))
     return answer.arrays["embeddings"].tobytes()
 

@@ -21,7 +21,7 @@ from websockets.sync.client import connect as connect_socket
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.embeddings import GPT2Embeddings
-from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.records import Source
 from preblock.service.core.types import TokenRows
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 from preblock.service.observability.logs import AccessLog, JsonFormatter, RequestIdFilter

@@ -1,6 +1,5 @@
-"""Large calls on the CPU run in tiles: the same bits as the plain graph gives."""
+"""Calls of any shape, and the chunks of large ones. Oracle: the plain graph in a bare onnxruntime."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +7,12 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import EMBEDDINGS, MANIFEST, Manifest, Tiles, read, write
-from preblock.service.core.errors import ArtifactError
-from preblock.service.runtime.chunks import pieces, tile
-from preblock.service.runtime.repository import Model, Repository
-from preblock.service.runtime.session import CPU, SLOW_ON_CPU
-from tests.support.manifests import tiny_manifest
+from preblock.service.artifacts.manifest import EMBEDDINGS
+from preblock.service.runtime.chunks import pieces
+from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.session import SLOW_ON_CPU
 
 Offset = NDArray[np.int64]
 
@@ -23,7 +22,7 @@ def models(repository: Path) -> Repository:
     return Repository(repository, CPU, 1)
 
 
-def feeds_of(model: Model, shape: tuple[int, int], offset: Offset) -> dict[str, NDArray[np.int64]]:
+def feeds_of(model: TokenModel, shape: tuple[int, int], offset: Offset) -> dict[str, NDArray[np.int64]]:
     generator = np.random.default_rng(0)
     limits = {"input_ids": model.manifest.vocab_size, **model.manifest.indices}
     return {name: generator.integers(0, limit, shape) for name, limit in limits.items()} | {"offset": offset}
@@ -57,35 +56,6 @@ def test_a_call_of_any_shape_has_the_bits_of_the_plain_graph(
     assert found.flags.c_contiguous
 
 
-def call(manifest: Manifest, shape: tuple[int, int], offset: Offset) -> dict[str, NDArray[np.int64]] | None:
-    ids = np.arange(shape[0] * shape[1]).reshape(shape)
-    return tile({"input_ids": ids, "offset": offset}, manifest)
-
-
-def test_calls_are_cut_by_their_shape() -> None:
-    manifest = tiny_manifest(segments=0).model_copy(update={"tiles": Tiles(size=8, least=12)})
-    one, each = np.array([3]), np.array([3, 0, 0])
-    assert call(manifest, (11, 1), one) is None
-    rows = call(manifest, (3, 4), one)
-    assert rows is not None
-    assert (rows["input_ids"].shape, rows["offset"].tolist()) == ((3, 4), [3])
-    cut = call(manifest, (3, 4), each)
-    assert cut is not None
-    assert cut["input_ids"].tolist() == [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11, 0, 0, 0, 0]]
-    assert cut["offset"].tolist() == [3, 4, 5, 6, 0, 1, 2, 3, 0, 1, 2, 3, 0, 0, 0, 0]
-    for shape in ((1, 13), (13, 1), (12, 1)):
-        short = call(manifest, shape, one)
-        assert short is not None
-        assert short["input_ids"].shape == (2, 8)
-
-
-def test_only_the_plain_graph_counts_real_tokens() -> None:
-    manifest = tiny_manifest(segments=0).model_copy(update={"tiles": Tiles(size=8, least=12), "counts": "ids"})
-    assert call(manifest, (3, 4), np.array([3, 0, 0])) is None
-    assert call(manifest, (3, 4), np.array([3])) is not None
-    assert call(manifest, (12, 1), np.arange(12)) is not None
-
-
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
@@ -104,15 +74,3 @@ def test_pieces_are_as_few_and_as_equal_as_can_be(shape: tuple[int, int], expect
     assert np.concatenate([piece["input_ids"].ravel() for piece in found]).tolist() == ids.ravel().tolist()
     begins = (piece["input_ids"][0, 0] % shape[1] if shape[1] > 11 else 0 for piece in found)
     assert [piece["offset"].tolist() for piece in found] == [[3 + begin] for begin in begins]
-
-
-@pytest.mark.parametrize("tiles", [None, Tiles.model_construct(size=2**17, least=5)])
-def test_a_manifest_that_disagrees_about_tiles_is_refused(
-    tiny_repository: Path, tmp_path: Path, tiles: Tiles | None
-) -> None:
-    shutil.copytree(tiny_repository / "gpt", tmp_path / "gpt")
-    file = tmp_path / "gpt/1" / MANIFEST
-    manifest = read(Manifest, file)
-    write(manifest.model_copy(update={"tiles": tiles}), file)
-    with pytest.raises(ArtifactError, match="tiles"):
-        Repository(tmp_path, CPU, 1)

@@ -1,25 +1,27 @@
 """Sums made in one pass. Oracle: NumPy, which multiplies, rounds, adds and rounds; and the graph, by onnxruntime."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto
-from onnx.external_data_helper import set_external_data
-from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor, make_tensor_value_info
 
-from preblock.service.artifacts.manifest import POSITIONED_GRAPH
-from preblock.service.artifacts.onnx_match import Summand, summand_of
-from preblock.service.runtime.fused_embedding import BUILT, map_tokens
+from preblock.service.artifacts.manifest import MANIFEST
+from preblock.service.core.errors import ArtifactError
+from preblock.service.runtime.fused_embedding import BUILT, FusedLookup
+from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.runner import Feeds
 from tests.conftest import ROOT
 
 if BUILT:
@@ -141,73 +143,111 @@ def test_ids_may_lie_anywhere_and_floats_only_where_floats_may() -> None:
             add_rows(*given)
 
 
-def test_the_table_of_a_model_is_found(repository: Path) -> None:
-    folder, positions = repository / "gpt2-small/1", np.zeros((1, 1024, 768), np.float32)
-    assert (map_tokens(folder, positions) is not None) == BUILT
-    assert map_tokens(repository / "minilm/1", positions[..., :384]) is None
-    assert map_tokens(folder, positions[..., :767]) is None
-    odd = np.zeros(4 * 768 + 1, np.uint8)[1:].view(np.float32).reshape(1, 1, 768)
-    assert map_tokens(folder, odd) is None
-    assert summand_of(repository / "transformer-base/1") == Summand(0, (32000, 512), float(np.float32(512**0.5)))
+@pytest.fixture
+def model(weighty_repository: Path) -> TokenModel:
+    return Repository(weighty_repository, CPU, 1).get("gpt")
 
 
-Gather, Mul, Add = (
-    make_node("Gather", ["table", "input_ids"], ["rows"]),
-    make_node("Mul", ["rows", "factor"], ["scaled"]),
-    make_node("Add", ["scaled", "position_embeddings"], ["embeddings"]),
-)
-PLAIN = make_node("Add", ["rows", "position_embeddings"], ["embeddings"])
+def feeds_of(batch: int, length: int, *offsets: int) -> dict[str, NDArray[np.int64]]:
+    random = np.random.default_rng([batch, length, *offsets])
+    return {"input_ids": random.integers(0, 100, (batch, length)), "offset": np.array(offsets)}
 
 
+def expected(model: TokenModel, feeds: dict[str, NDArray[np.int64]]) -> bytes:
+    return model.sessions["model.onnx"].run(feeds)["embeddings"].tobytes()
+
+
+class Refusing:
+    """Stands for the runner of calls that the kernel does not cover."""
+
+    def run(self, _: Feeds, __: Sequence[str]) -> dict[str, Float32]:
+        raise LookupError
+
+
+@built
+def test_calls_have_the_bits_of_the_plain_graph(model: TokenModel) -> None:
+    assert model.tables is not None
+    kernel = FusedLookup(model.tables, Refusing())
+    for batch, length in ((1, 1), (3, 7), (1, 40), (200, 1), (4, 30)):
+        for offset in (0, 3, 10):
+            feeds = feeds_of(batch, length, offset)
+            found = kernel.run(feeds, ["embeddings"])["embeddings"]
+            assert found.shape == (batch, length, 32)
+            assert found.tobytes() == expected(model, feeds)
+    for offsets in ((0, 49), (49, 3, 3), tuple(range(50))):
+        feeds = feeds_of(len(offsets), 1, *offsets)
+        assert kernel.run(feeds, ["embeddings"])["embeddings"].tobytes() == expected(model, feeds)
+
+
+@built
+@pytest.mark.parametrize(("batch", "length", "offsets"), [(2, 2, (0, 1)), (0, 3, (0,)), (3, 0, (0,)), (16385, 1, (0,))])
+def test_other_calls_are_left_to_the_session(
+    model: TokenModel, batch: int, length: int, offsets: tuple[int, ...]
+) -> None:
+    assert model.tables is not None
+    feeds = feeds_of(batch, length, *offsets)
+    with pytest.raises(LookupError):
+        FusedLookup(model.tables, Refusing()).run(feeds, ["embeddings"])
+    assert model.run(feeds, ("embeddings",))["embeddings"].tobytes() == expected(model, feeds)
+
+
+@built
+def test_ids_that_lie_apart_are_taken_in_order(model: TokenModel) -> None:
+    feeds = feeds_of(2, 30, 4)
+    apart = np.repeat(feeds["input_ids"], 3, axis=1)[:, ::3]
+    assert not apart.flags.c_contiguous
+    assert model.run(feeds | {"input_ids": apart}, ("embeddings",))["embeddings"].tobytes() == expected(model, feeds)
+
+
+@built
+def test_threads_do_not_meet(model: TokenModel) -> None:
+    calls = [feeds_of(1 + seed % 3, 30 + seed % 5, seed % 10) for seed in range(40)]
+    right = [expected(model, feeds) for feeds in calls]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(20):
+            found = pool.map(lambda feeds: model.run(feeds, ("embeddings",))["embeddings"].tobytes(), calls)
+            assert list(found) == right
+
+
+@built
 @pytest.mark.parametrize(
-    ("nodes", "found"),
+    ("table", "changed", "message"),
     [
-        ([Gather, PLAIN], 1.0),
-        ([Gather, make_node("Add", ["position_embeddings", "rows"], ["embeddings"])], 1.0),
-        ([Gather, Mul, Add], 0.5),
-        ([Gather, make_node("Mul", ["factor", "rows"], ["scaled"]), Add], 0.5),
-        ([make_node("Gather", ["table", "input_ids"], ["rows"], axis=0), PLAIN], 1.0),
-        ([make_node("Gather", ["table", "input_ids"], ["rows"], axis=1), PLAIN], None),
-        ([make_node("Gather", ["table", "token_type_ids"], ["rows"]), PLAIN], None),
-        ([make_node("Gather", ["inside", "input_ids"], ["rows"]), PLAIN], None),
-        ([make_node("Gather", ["half", "input_ids"], ["rows"]), PLAIN], None),
-        ([make_node("Gather", ["unaligned", "input_ids"], ["rows"]), PLAIN], None),
-        ([Gather, make_node("Sub", ["rows", "position_embeddings"], ["embeddings"])], None),
-        ([Gather, make_node("Add", ["rows", "rows"], ["embeddings"])], None),
-        ([Gather, make_node("Add", ["rows", "position_embeddings"], ["summand"])], None),
-        ([Gather, make_node("Mul", ["rows", "several"], ["scaled"]), Add], None),
-        ([Gather, make_node("Mul", ["rows", "double"], ["scaled"]), Add], None),
-        ([Gather, make_node("Mul", ["rows", "rows"], ["scaled"]), Add], None),
-        ([Gather, make_node("Mul", ["factor", "factor"], ["scaled"]), Add], None),
-        ([Gather, Mul, PLAIN], None),
-        ([Gather, PLAIN, make_node("Neg", ["embeddings"], ["summand"])], None),
-        ([Gather, make_node("Mul", ["rows", "factor"], ["scaled"], domain="other"), Add], None),
+        ("tokens", {"rows": 99}, "kernel.tokens.rows: got 99, allowed 100 to "),
+        ("tokens", {"rows": 2**40}, "kernel.tokens.rows: got "),
+        ("tokens", {"begin": 2**50}, "kernel.tokens.rows: got "),
+        ("tokens", {"begin": 2}, "kernel.tokens.begin: got 2, allowed a multiple of 4"),
+        ("tokens", {"width": 16}, "kernel.tokens.width: got 16, allowed 32, the width of embeddings"),
+        ("tokens", {"scale": 2.0}, r"kernel: got .*, allowed the tables of model\.onnx"),
+        ("positions", {"rows": 49}, "kernel.positions.rows: got 49, allowed 50 to "),
+        ("positions", {"begin": 2**50}, "kernel.positions.rows: got "),
+        ("positions", {"begin": 4}, r"kernel: got .*, allowed the tables of model\.onnx"),
+        ("positions", {"first": 1}, "kernel.positions.rows: got 50, allowed 51 to "),
     ],
 )
-def test_only_rows_of_a_table_times_a_number_are_a_table(
-    tmp_path: Path, nodes: list[onnx.NodeProto], found: float | None
+def test_a_manifest_that_declares_other_tables_is_refused(
+    weighty_repository: Path, tmp_path: Path, table: str, changed: dict[str, Any], message: str
 ) -> None:
-    tensors = [
-        make_tensor("factor", TensorProto.FLOAT, [], [0.5]),
-        make_tensor("double", TensorProto.DOUBLE, [], [0.5]),
-        make_tensor("several", TensorProto.FLOAT, [4], [0.5] * 4),
-        make_tensor("inside", TensorProto.FLOAT, [9, 4], [0.5] * 36),
-    ]
-    for name, kind, offset in (
-        ("table", TensorProto.FLOAT, 64),
-        ("unaligned", TensorProto.FLOAT, 66),
-        ("half", TensorProto.FLOAT16, 64),
-    ):
-        tensor = make_tensor(name, kind, [9, 4], b"\0" * 144 if kind == TensorProto.FLOAT else b"\0" * 72, raw=True)
-        set_external_data(tensor, "model.onnx.data", offset, len(tensor.raw_data))
-        tensor.ClearField("raw_data")
-        tensors.append(tensor)
-    inputs = [make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "length"])]
-    outputs = [make_tensor_value_info("embeddings", TensorProto.FLOAT, ["batch", "length", 4])]
-    graph = make_graph(nodes, "sums", inputs, outputs, tensors)
-    model = make_model(graph, opset_imports=[make_opsetid("", 18)])
-    (tmp_path / POSITIONED_GRAPH).write_bytes(model.SerializeToString())
-    assert summand_of(tmp_path) == (None if found is None else Summand(64, (9, 4), found))
+    shutil.copytree(weighty_repository, tmp_path / "root")
+    file = tmp_path / "root/gpt/1" / MANIFEST
+    manifest = json.loads(file.read_text())
+    manifest["kernel"][table] |= changed
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(ArtifactError, match=message):
+        Repository(tmp_path / "root", CPU, 1)
+
+
+def test_an_artifact_that_declares_no_kernel_is_run_by_onnxruntime(weighty_repository: Path, tmp_path: Path) -> None:
+    shutil.copytree(weighty_repository, tmp_path / "root")
+    file = tmp_path / "root/gpt/1" / MANIFEST
+    manifest = json.loads(file.read_text())
+    del manifest["kernel"]
+    file.write_text(json.dumps(manifest))
+    model = Repository(tmp_path / "root", CPU, 1).get("gpt")
+    assert model.tables is None
+    for feeds in (feeds_of(1, 1, 49), feeds_of(1, 40, 3), feeds_of(3, 1, 1, 2, 3)):
+        for _ in range(2):  # the second call is bound
+            assert model.run(feeds, ("embeddings",))["embeddings"].tobytes() == expected(model, feeds)
 
 
 SERVES = """
@@ -217,17 +257,17 @@ import numpy as np
 from preblock.service.app import create_engine
 from preblock.service.runtime.fused_embedding import BUILT
 from preblock.service.core.settings import Settings
-model = create_engine(Settings(repository=Path(sys.argv[1]))).repository.get("gpt2-small")
-feeds = {"input_ids": np.arange(600).reshape(2, 300) * 83, "offset": np.array([7])}
+model = create_engine(Settings(repository=Path(sys.argv[1]))).repository.get("gpt")
+feeds = {"input_ids": np.arange(80).reshape(2, 40), "offset": np.array([7])}
 expected = model.sessions["model.onnx"].run(feeds)["embeddings"].tobytes()
 assert all(model.run(feeds, ("embeddings",))["embeddings"].tobytes() == expected for _ in range(20))
-print(BUILT, model.tokens is not None)
+print(BUILT, model.tables is not None)
 """
 
 
 @pytest.mark.parametrize("compiler", ["cc", "/nonexistent"])
 def test_a_package_is_built_and_serves_with_a_compiler_and_without(
-    tmp_path: Path, repository: Path, compiler: str
+    tmp_path: Path, weighty_repository: Path, compiler: str
 ) -> None:
     if shutil.which(compiler) is None and compiler == "cc":
         pytest.skip("there is no compiler")
@@ -248,7 +288,7 @@ def test_a_package_is_built_and_serves_with_a_compiler_and_without(
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(tmp_path / "there")
     # From a folder without a checkout, which Python would import from first.
-    run: list[str | Path] = [sys.executable, "-c", SERVES, repository]
+    run: list[str | Path] = [sys.executable, "-c", SERVES, weighty_repository]
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "there")}
     done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(works), str(works)]

@@ -17,11 +17,12 @@ from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.embeddings import GPT2Embeddings
 from preblock.models.modules.initialisers import seeded_
-from preblock.service.artifacts.manifest import GRAPH, Source
+from preblock.service.artifacts.manifest import GRAPH
+from preblock.service.artifacts.records import Source
 from preblock.service.core.errors import ArtifactError, Forbidden, NotFound
 from preblock.service.runtime.model_control import Control
+from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
-from preblock.service.runtime.session import CPU
 from tests.conftest import serving
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, PARITY
-from preblock.service.core.errors import ArtifactError, NotFound
+from preblock.service.core.auth import NOBODY, SERVICE, Authenticator, new_key, read_keys
+from preblock.service.core.errors import ArtifactError, Forbidden, NotFound
+from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository, find_artifacts
-from preblock.service.runtime.session import CPU
 
 
 @pytest.fixture
@@ -127,3 +128,36 @@ def test_a_name_that_no_url_holds_is_refused(tiny_repository: Path, tmp_path: Pa
     shutil.copytree(tiny_repository / "gpt", tmp_path / "gpt\u00e9")
     with pytest.raises(ArtifactError, match="model: got gpt\u00e9"):
         find_artifacts(tmp_path)
+
+
+def test_an_earlier_artifact_with_tiles_is_served_without_them(root: Path) -> None:
+    """Earlier exports wrote a second graph of the same vectors, and said in the manifest which calls it was for."""
+    folder = root / "gpt/1"
+    manifest = json.loads((folder / MANIFEST).read_text())
+    shutil.copyfile(folder / GRAPH, folder / "tiles.onnx")
+    tiles = {"tiles": {"size": 256, "least": 2048}}
+    for part in ("graphs", "files"):
+        manifest[part]["tiles.onnx"] = manifest[part][GRAPH]
+    edit(folder / MANIFEST, **manifest | tiles)
+    model = Repository(root, CPU, 1).get("gpt", "1")
+    assert "tiles.onnx" not in model.sessions
+    (folder / "tiles.onnx").unlink()
+    assert Repository(root, CPU, 1).get("gpt", "1").identity == model.identity
+
+
+def test_a_model_is_found_only_for_a_caller_who_may_use_it(tiny_repository: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(new_key("other", ("gpt",), admin=False)[1])
+    repository = Repository(tiny_repository, CPU, 1, access=Authenticator(keys))
+    (other,) = read_keys(keys)
+    for caller, names in ((NOBODY, []), (other, ["gpt"]), (SERVICE, ["bert", "gpt"])):
+        assert [model.name for model in repository.newest(caller)] == names
+        assert sorted({model.name for model in repository.all(caller)}) == names
+        assert sorted({state.name for state in repository.index(caller)}) == names
+        if "bert" in names:
+            assert repository.find("bert", caller=caller).version == 2
+            continue
+        with pytest.raises(Forbidden):
+            repository.find("bert", caller=caller)
+    with pytest.raises(Forbidden):
+        repository.find("gpt")

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from preblock.service.artifacts.manifest import describe
+from preblock.service.artifacts.io import describe
 from preblock.service.core.errors import ArtifactError, Invalid, TooLarge
 from preblock.service.core.types import TextRequest, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
-from preblock.service.runtime.session import CPU
 from preblock.service.runtime.tokenizer import CHARACTERS, Tokenizer
 from tests.conftest import write_tokenizer
 

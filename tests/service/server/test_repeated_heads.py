@@ -23,7 +23,7 @@ from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.embeddings import GPT2Embeddings
 from preblock.service.app import create_app
-from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.records import Source
 from preblock.service.core.auth import new_key
 from preblock.service.core.settings import Settings
 from preblock.service.server.front import Front

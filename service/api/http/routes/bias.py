@@ -9,6 +9,7 @@ from preblock.service.api.http.negotiation import JSON, answer_type, body_type
 from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.schemas import native as schemas
 from preblock.service.codecs.native_json import read_bias, read_json
+from preblock.service.core.auth import caller
 from preblock.service.engine.engine import Engine
 
 
@@ -18,7 +19,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
 
     async def bias(request: Request, name: str, version: str | None = None) -> Response:
         with engine.request("bias") as observation:
-            model = engine.repository.get(name, version)
+            model = engine.repository.get(name, version, caller=caller())
             observation.model = model.name
             accept = ", ".join(request.headers.getlist("accept"))
             answer_type(accept, TYPES)  # what no answer can follow is refused before the body is read

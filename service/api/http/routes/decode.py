@@ -19,6 +19,7 @@ from preblock.service.api.http.streaming.sse import open_events
 from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegistry
 from preblock.service.codecs import decode_frames, decode_json
 from preblock.service.codecs.native_json import read_query
+from preblock.service.core.auth import caller
 from preblock.service.core.errors import PreblockError, UnsupportedFormat
 from preblock.service.engine.engine import Engine
 
@@ -40,7 +41,7 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
             try:
                 with engine.request("decode-open") as observation:
                     fields = read_query(single_values(socket.scope["query_string"]))
-                    model = engine.repository.get(name, version)
+                    model = engine.repository.get(name, version, caller=caller())
                     observation.model = model.name
                     session = DecodeSession(engine, model, fields)
                     lifetime = stack.enter_context(streams.open())
@@ -53,7 +54,7 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
 
     async def decode(request: Request, name: str, version: str | None = None) -> Response:
         with engine.request("decode-open") as observation:
-            model = engine.repository.get(name, version)
+            model = engine.repository.get(name, version, caller=caller())
             observation.model = model.name
             media = answer_type(", ".join(request.headers.getlist("accept")), (NDJSON, EVENTS))
             fields = read_query(single_values(request.scope["query_string"]))

@@ -31,11 +31,12 @@ from preblock.service.codecs.native_json import (
 from preblock.service.codecs.native_json_response import floats_of
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, check_prompt_embeds
 from preblock.service.codecs.safetensors import read_safetensors
+from preblock.service.core.auth import caller
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import is_plain, plain
-from preblock.service.runtime.repository import Model
+from preblock.service.runtime.model import TokenModel
 
 ARRAYS = (NPY, BYTES)
 FILE_COST = 2**12
@@ -47,7 +48,7 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
 
     async def embed(arrival: RawRequest, name: str, version: str | None = None) -> Response:
         with engine.request("native") as observation:
-            model = engine.repository.get(name, version)
+            model = engine.repository.get(name, version, caller=caller())
             observation.model = model.name
             accept = arrival.accept
             answer_type(accept, TYPES)  # what no answer can follow is refused before the body is read
@@ -96,7 +97,7 @@ def router(embed: Handler) -> APIRouter:
 
 
 def _form(
-    engine: Engine, model: Model, request: TokenRequest, body: bytes, kind: str, response: ChunkedResponse
+    engine: Engine, model: TokenModel, request: TokenRequest, body: bytes, kind: str, response: ChunkedResponse
 ) -> RequestTemplate | None:
     """Return the form of a request whose body ends with its ids, or is JSON."""
     answers, ids = plain(engine, model, request.outputs, request.dtype), request.input_ids.values

@@ -4,15 +4,16 @@ from fastapi import APIRouter
 
 from preblock.service.api.http.schemas import native as schemas
 from preblock.service.artifacts.manifest import Manifest
+from preblock.service.core.auth import caller
 from preblock.service.engine.engine import Engine
-from preblock.service.runtime.repository import Model, Stem
+from preblock.service.runtime.model import EncoderStem, TokenModel
 
 
 def router(engine: Engine) -> APIRouter:
     """Return the routes that describe models."""
     routes = APIRouter(tags=["models"])
 
-    def describe(model: Model | Stem) -> schemas.ModelDescription:
+    def describe(model: TokenModel | EncoderStem) -> schemas.ModelDescription:
         return schemas.ModelDescription(
             name=model.name,
             version=model.version,
@@ -31,16 +32,16 @@ def router(engine: Engine) -> APIRouter:
     @routes.get("/models")
     async def list_models() -> list[schemas.ModelDescription]:
         """Return every model, in its highest version."""
-        return [describe(model) for model in engine.repository.newest()]
+        return [describe(model) for model in engine.repository.newest(caller())]
 
     @routes.get("/models/{name}", responses=schemas.NOT_FOUND)
     async def get_model(name: str) -> schemas.ModelDescription:
         """Return a model: manifest, limits, parity report, and the provider that really runs."""
-        return describe(engine.repository.find(name))
+        return describe(engine.repository.find(name, caller=caller()))
 
     @routes.get("/models/{name}/versions/{version}", responses=schemas.NOT_FOUND)
     async def get_version(name: str, version: str) -> schemas.ModelDescription:
         """Return one version of a model."""
-        return describe(engine.repository.find(name, version))
+        return describe(engine.repository.find(name, version, caller=caller()))
 
     return routes

@@ -20,8 +20,9 @@ from preblock.service.codecs.openai import (
     split_identifier,
     write_embeddings,
 )
+from preblock.service.core.auth import caller
 from preblock.service.engine.engine import Engine
-from preblock.service.runtime.repository import Model
+from preblock.service.runtime.model import TokenModel
 
 
 def router(engine: Engine, max_body_bytes: int) -> APIRouter:
@@ -35,9 +36,9 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             body_type(request.headers.get("content-type"), (JSON,))
             body = await read_body(RawRequest.of(request), engine, max_body_bytes)
 
-            def read() -> tuple[Model, EmbeddingsMessage]:
+            def read() -> tuple[TokenModel, EmbeddingsMessage]:
                 document = read_json(body)
-                model = engine.repository.get(*read_model(document))
+                model = engine.repository.get(*read_model(document), caller=caller())
                 observation.model = model.name
                 return model, read_embeddings(document, model.manifest.width)
 
@@ -52,8 +53,8 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
         """Return every model."""
         return models_document(
             model_document(model.name, model.created)
-            for model in engine.repository.newest()
-            if isinstance(model, Model)
+            for model in engine.repository.newest(caller())
+            if isinstance(model, TokenModel)
         )
 
     @routes.get(
@@ -63,6 +64,6 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
     )
     async def get_model(model: str) -> dict[str, Any]:
         """Return a model, by `name` or `name:version`."""
-        return model_document(model, engine.repository.get(*split_identifier(model)).created)
+        return model_document(model, engine.repository.get(*split_identifier(model), caller=caller()).created)
 
     return routes

@@ -28,12 +28,13 @@ from preblock.service.codecs.v2.metadata import (
     repository_index,
     server_metadata,
 )
+from preblock.service.core.auth import caller
 from preblock.service.core.errors import Invalid, Unavailable
 from preblock.service.core.types import AnyRequest, TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import is_plain, plain
 from preblock.service.engine.sequences import SequenceStore
-from preblock.service.runtime.repository import Model, Stem
+from preblock.service.runtime.model import EncoderStem, TokenModel
 
 HEADER = HEADER_LENGTH.lower().encode()
 
@@ -43,7 +44,7 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
 
     async def infer(arrival: RawRequest, name: str, version: str | None = None) -> Response:
         with engine.request("open-inference") as observation:
-            model = engine.repository.find(name, version)
+            model = engine.repository.find(name, version, caller=caller())
             observation.model = model.name
             body_type(arrival.header(b"content-type"), (JSON, BYTES))
             body = await read_body(arrival, engine, max_body_bytes)
@@ -76,14 +77,14 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
 
 def _form(
     engine: Engine,
-    model: Model | Stem,
+    model: TokenModel | EncoderStem,
     request: AnyRequest,
     body: bytes,
     header_length: str | None,
     reply: ChunkedResponse,
 ) -> RequestTemplate | None:
     """Return the form of a request whose tensors, and whose answer's, are bytes."""
-    if header_length is None or not isinstance(model, Model) or not isinstance(request, TokenRequest):
+    if header_length is None or not isinstance(model, TokenModel) or not isinstance(request, TokenRequest):
         return None
     answers = plain(engine, model, request.outputs, request.dtype)
     at = places(body, header_length, model.manifest)
@@ -116,22 +117,22 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
 
     def statistics(name: str | None, version: str | None) -> dict[str, Any]:
         """Return what happened to one version of a model, or to all of them, as Triton tells it."""
-        models, found = engine.repository.select(name, version), engine.metrics.statistics()
+        models, found = engine.repository.select(name, version, caller=caller()), engine.metrics.statistics()
         return {"model_stats": [model_statistics(m.name, m.version, found[m.name, m.version]) for m in models]}
 
     def metadata(name: str, version: str | None) -> dict[str, Any]:
         """Return inputs and outputs of a model."""
-        model = engine.repository.find(name, version)
+        model = engine.repository.find(name, version, caller=caller())
         versions = engine.repository.versions(name) if version is None else [model.version]
         return model_metadata(model.name, versions, model.manifest)
 
     def model_ready(name: str, version: str | None) -> dict[str, Any]:
         """Answer 200 for a model that is served."""
-        return {"name": engine.repository.find(name, version).name, "ready": engine.ready}
+        return {"name": engine.repository.find(name, version, caller=caller()).name, "ready": engine.ready}
 
     def config(name: str, version: str | None) -> dict[str, Any]:
         """Return the configuration of a model, as Triton has it."""
-        model = engine.repository.find(name, version)
+        model = engine.repository.find(name, version, caller=caller())
         return model_config(model.name, model.manifest, model.provider)
 
     # Before the path of a model, whose name it could be.
@@ -183,7 +184,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
         only_ready = wishes.get("ready", False)
         if not isinstance(only_ready, bool):
             raise Invalid("ready", only_ready, "true or false")
-        return repository_index((astuple(state) for state in engine.repository.index()), only_ready)
+        return repository_index((astuple(state) for state in engine.repository.index(caller())), only_ready)
 
     async def check(request: fastapi.Request, verb: str) -> None:
         body = await read_body(RawRequest.of(request), engine, max_body_bytes)
@@ -198,12 +199,12 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
     async def load(request: fastapi.Request, name: str) -> None:
         """Open what is new of a model, and serve it again if it was unloaded, where `model_control` allows it."""
         await check(request, "load")
-        await engine.control.load(name)
+        await engine.control.load(name, caller())
 
     @routes.post("/repository/models/{name}/unload", **schemas.CHANGE)
     async def unload(request: fastapi.Request, name: str) -> None:
         """Let go of every version of a model, each after its last request, where `model_control` allows it."""
         await check(request, "unload")
-        await engine.control.unload(name)
+        await engine.control.unload(name, caller())
 
     return routes

@@ -17,7 +17,8 @@ from preblock.service.api.http.schemas.common import (
     described,
     errors,
 )
-from preblock.service.artifacts.manifest import Manifest, ParityReport, StemManifest
+from preblock.service.artifacts.manifest import Manifest, StemManifest
+from preblock.service.artifacts.parity import ParityReport
 
 
 class EmbedRequest(Documented):

@@ -13,7 +13,7 @@ from preblock.service.engine.decode_stream import DecodeState
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import FastRun, Float32, plain
 from preblock.service.observability.context import CURRENT_REQUEST
-from preblock.service.runtime.repository import Model
+from preblock.service.runtime.model import TokenModel
 
 
 class DecodeSession:
@@ -32,7 +32,7 @@ class DecodeSession:
 
     """
 
-    def __init__(self, engine: Engine, model: Model, fields: dict[str, Any]) -> None:
+    def __init__(self, engine: Engine, model: TokenModel, fields: dict[str, Any]) -> None:
         self.engine = engine
         self.visit = CURRENT_REQUEST.get()
         self.opened = False
@@ -40,7 +40,7 @@ class DecodeSession:
         self.told = self.stream.offset
         self.spoken: Literal["text", 1, 2] | None = None
 
-    def _open(self, model: Model, fields: dict[str, Any]) -> None:
+    def _open(self, model: TokenModel, fields: dict[str, Any]) -> None:
         options, encoding = decode_json.read_options(fields)
         self.stream = DecodeState(self.engine, model, options)
         self._encoding = encoding

@@ -20,11 +20,16 @@ from preblock.service.core.decode_ops import DecodeMessage as Told
 from preblock.service.core.errors import Invalid, PreblockError
 from preblock.service.engine.decode_stream import DecodeState, chunks
 from preblock.service.engine.engine import Engine
-from preblock.service.runtime.repository import Model
+from preblock.service.runtime.model import TokenModel
 
 
 async def open_events(
-    engine: Engine, streams: StreamRegistry, model: Model, request: Request, query: dict[str, Any], max_body_bytes: int
+    engine: Engine,
+    streams: StreamRegistry,
+    model: TokenModel,
+    request: Request,
+    query: dict[str, Any],
+    max_body_bytes: int,
 ) -> "EventStream":
     """Read the list of ids, and return its events; the first is ready, so that its error still has a status.
 
@@ -38,7 +43,7 @@ async def open_events(
     return EventStream(streams, chunks, await chunks.next())
 
 
-def _read(body: bytes, query: dict[str, Any], model: Model) -> decode_json.Feed:
+def _read(body: bytes, query: dict[str, Any], model: TokenModel) -> decode_json.Feed:
     document = read_json(body)
     for name in query:
         if name in document:

@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings
-from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.records import Source
 from tests.conftest import Server, serving
 
 WIDTH, MAX_LEN = 64, 5000

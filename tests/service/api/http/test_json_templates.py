@@ -27,7 +27,7 @@ from preblock.export.source import LoadedSource
 from preblock.models.embeddings import GPT2Embeddings
 from preblock.models.modules.initialisers import seeded_
 from preblock.service.app import create_app
-from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.records import Source
 from preblock.service.core.settings import Settings
 from preblock.service.server.run import configure
 from preblock.service.server.tensor_responder import TensorResponder

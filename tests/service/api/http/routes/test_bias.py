@@ -28,7 +28,7 @@ from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.modules.stems import PatchConfig, PatchStem
 from preblock.models.steps import Levels, Positions, Segments, Tokens
-from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.records import Source
 from tests.conftest import serving
 from tests.support.protocols import Clients, connect
 

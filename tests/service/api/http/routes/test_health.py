@@ -21,8 +21,8 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.engine.sequences import Sequences
 from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
-from preblock.service.runtime.session import CPU
 from tests.conftest import ROOT, Server
 from tests.support.protocols import Clients, grpc_raw, native_json, step_frame
 

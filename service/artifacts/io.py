@@ -1,0 +1,114 @@
+"""Reads and writes the JSON files of an artifact, and checks its files against their hashes."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from io import BufferedReader
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from preblock.service.artifacts.manifest import MANIFEST, Artifact, Manifest, StemManifest
+from preblock.service.artifacts.records import File, Schema
+from preblock.service.core.errors import ArtifactError
+from preblock.service.core.files import FileSignature, open_file, read_file, stamp_of
+
+MAX_BYTES = 4 * 2**20
+"""Of a manifest or a parity report; more than ten times the longest known."""
+
+S = TypeVar("S", bound=BaseModel)
+
+
+class _Kind(BaseModel):
+    kind: Literal["tokens", "stem"] = "tokens"
+
+
+def read_manifest(folder: Path) -> Manifest | StemManifest:
+    """Read the manifest of the artifact in `folder`; raises as `read`."""
+    return read_with_identity(folder)[0]
+
+
+def read_with_identity(folder: Path) -> tuple[Manifest | StemManifest, str]:
+    """Return the manifest of the artifact in `folder`, and the artifact's identity; raises as `read`.
+
+    The identity is the SHA-256 of the manifest as JSON without white space and with sorted keys. The manifest holds
+    the hashes of all files but the parity report; so artifacts of one identity are the same, whoever exported them.
+    """
+    file = folder / MANIFEST
+    content = read_file(file, MAX_BYTES)
+    stem = _parse(_Kind, file, content).kind == "stem"
+    manifest = _parse(StemManifest, file, content) if stem else _parse(Manifest, file, content)
+    try:
+        canonical = json.dumps(json.loads(content), sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError) as error:  # numbers and depths that pydantic reads and Python does not
+        raise ArtifactError(MANIFEST, str(error), "ordinary JSON") from error
+    return manifest, hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+
+def read(schema: type[S], file: Path) -> S:
+    """Read `file` as `schema`.
+
+    Raises:
+        ArtifactError: the file is missing, no regular file or too long, or does not follow the schema.
+
+    """
+    return _parse(schema, file, read_file(file, MAX_BYTES))
+
+
+def write(record: Schema, file: Path) -> None:
+    """Write `record` as indented JSON: the same bytes for the same record."""
+    file.write_text(record.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def sha256(stream: BufferedReader) -> str:
+    """Return the SHA-256 of what `stream` holds, in hexadecimal."""
+    return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def describe(file: Path, digest: Callable[[BufferedReader], str] = sha256) -> File:
+    """Return size and SHA-256 of `file`; `digest` computes the SHA-256 of an open file."""
+    with file.open("rb") as stream:
+        return File(sha256=digest(stream), bytes=os.fstat(stream.fileno()).st_size)
+
+
+def check_files(
+    folder: Path, manifest: Artifact, digest: Callable[[BufferedReader], str] = sha256
+) -> dict[str, FileSignature]:
+    """Compare every file of the artifact with its hash, and return the stamps of those that were checked.
+
+    Args:
+        folder: of the artifact.
+        manifest: that says which files there are.
+        digest: returns the SHA-256 of an open file; default: it is computed.
+
+    Raises:
+        ArtifactError: a file is missing, differs, or is no regular file of its own; the error names it.
+
+    """
+    stamps = {}
+    for name, expected in manifest.files.items():
+        file = folder / name
+        if not os.path.lexists(file):
+            raise ArtifactError(name, "no such file", f"a file of {expected.bytes} bytes")
+        with open_file(file) as stream:
+            status = os.fstat(stream.fileno())
+            found = File(sha256=digest(stream), bytes=status.st_size)
+        if found != expected:
+            raise ArtifactError(
+                name,
+                f"sha256 {found.sha256[:12]}…, {found.bytes} bytes",
+                f"sha256 {expected.sha256[:12]}…, {expected.bytes} bytes",
+            )
+        stamps[name] = stamp_of(status)
+    return stamps
+
+
+def _parse(schema: type[S], file: Path, content: bytes) -> S:
+    try:
+        return schema.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ArtifactError(f"{file.name} {where}".rstrip(), first["input"], first["msg"]) from error

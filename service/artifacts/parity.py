@@ -1,0 +1,96 @@
+"""The schema of `parity.json`: how an artifact compares with its PyTorch module on each provider."""
+
+from pydantic import Field, JsonValue, PositiveInt
+
+from preblock.service.artifacts.records import Schema
+
+
+class ParityCase(Schema):
+    """One comparison: the arguments, and the largest difference over all output values.
+
+    `max_ulp` counts units in the last place of the largest value of the row that the difference stands in; of cosines
+    and sines, of the largest that there is.
+    """
+
+    arguments: dict[str, JsonValue]
+    max_abs: float
+    max_ulp: float
+
+
+class OutputParity(Schema):
+    """The comparison of one output with that of its PyTorch module."""
+
+    allowed_ulp: float
+    max_abs: float
+    max_ulp: float
+    cases: tuple[ParityCase, ...]
+
+    def summary(self) -> str:
+        """Return the comparison in one line."""
+        found = "bit for bit equal" if self.max_abs == 0 else f"within {self.max_abs:.2g} ({self.max_ulp:.2g} ULP)"
+        return f"{len(self.cases)} cases {found}"
+
+
+class Parity(Schema):
+    """The comparison of the graphs on one provider with their PyTorch module, by output.
+
+    `embeddings at given positions` are those of `positioned.onnx`, compared with the plain graph: every bit must be
+    equal.
+    """
+
+    onnxruntime: str
+    torch: str
+    outputs: dict[str, OutputParity]
+
+    def summary(self) -> str:
+        """Return the comparison in one line."""
+        return "; ".join(f"{name}: {parity.summary()}" for name, parity in self.outputs.items())
+
+
+class StoredTable(Schema):
+    """A table that is stored in another type than float32, against what it was in float32.
+
+    Args:
+        rows: of the table.
+        width: of a row.
+        max_abs: largest difference of a value.
+        mean_abs: mean difference.
+        min_cosine: of the angle between a row and what became of it, where that is worst.
+        bytes: that it takes, scales included.
+        saved: how many bytes more it took.
+
+    """
+
+    rows: PositiveInt
+    width: PositiveInt
+    max_abs: float
+    mean_abs: float
+    min_cosine: float
+    bytes: int
+    saved: int
+
+    def summary(self) -> str:
+        """Return the comparison in one line."""
+        return (
+            f"{self.rows} x {self.width}, error at most {self.max_abs:.2g}, mean {self.mean_abs:.2g}, "
+            f"worst cosine {self.min_cosine:.8f}, {self.bytes:,} bytes, {self.saved:,} saved"
+        )
+
+
+class ParityReport(Schema):
+    """One section for each provider, by its onnxruntime name; and the tables that are not stored in float32, by name.
+
+    The graphs are compared with a module of the tables as they are stored, the tables themselves with those before.
+    """
+
+    providers: dict[str, Parity]
+    storage: dict[str, StoredTable] = Field(default={})
+
+    def storage_summary(self) -> str:
+        """Return in one line how all tables are stored."""
+        tables = self.storage.values()
+        return (
+            f"{len(tables)} tables, error at most {max(table.max_abs for table in tables):.2g}, "
+            f"worst cosine {min(table.min_cosine for table in tables):.8f}, "
+            f"{sum(table.bytes for table in tables):,} bytes, {sum(table.saved for table in tables):,} saved"
+        )

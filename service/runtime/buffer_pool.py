@@ -1,0 +1,50 @@
+"""Memory for vectors, used again when no array holds it any more: a fresh page costs more than a small call."""
+
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preblock.service.runtime.runner import Float32
+
+MIN_BYTES, MAX_BYTES = 2**12, 2**21
+"""Bytes of the smallest buffer, and of the largest that is kept."""
+MAX_FREE = 4
+"""Free buffers of one size that are kept: with all sizes, 16 MiB."""
+CACHE_LINE = 64
+"""Bytes. Vectors that cross a line cost a sixth more."""
+
+_Buffers = list[tuple[int, NDArray[np.uint8]]]
+"""Aligned address, and the array that owns the memory."""
+
+
+class BufferPool:
+    """Buffers by size, each a power of two."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, _Buffers] = {}
+
+    def take(self, shape: tuple[int, ...]) -> Float32:
+        """Return an array of `shape` with any content; its memory returns to the pool with the last view of it."""
+        size = max(MIN_BYTES, 1 << (4 * prod(shape) - 1).bit_length())
+        free = self._free.setdefault(size, [])
+        try:
+            address, buffer = free.pop()
+        except IndexError:
+            buffer = np.empty(size + CACHE_LINE, np.uint8)
+            address = -(-buffer.ctypes.data // CACHE_LINE) * CACHE_LINE
+        return np.asarray(_Lease(free if size <= MAX_BYTES else [], address, buffer, shape))
+
+
+class _Lease:
+    """Owns a buffer for as long as NumPy has an array of it."""
+
+    __slots__ = ("__array_interface__", "_address", "_buffer", "_free")
+
+    def __init__(self, free: _Buffers, address: int, buffer: NDArray[np.uint8], shape: tuple[int, ...]) -> None:
+        self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": "<f4", "version": 3}
+        self._free, self._address, self._buffer = free, address, buffer
+
+    def __del__(self) -> None:
+        if len(self._free) < MAX_FREE:
+            self._free.append((self._address, self._buffer))

@@ -1,0 +1,205 @@
+"""Loads an artifact: checks it, opens its graphs, and runs each once."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preblock.service.artifacts.checksums import Checksums
+from preblock.service.artifacts.io import check_files, read, read_with_identity
+from preblock.service.artifacts.manifest import (
+    EMBEDDINGS,
+    GRAPH,
+    MANIFEST,
+    PARITY,
+    POSITION_EMBEDDINGS,
+    POSITIONED_GRAPH,
+    TOKEN_EMBEDDINGS,
+    TOKEN_GRAPHS,
+    TOKENIZER,
+    Manifest,
+    StemManifest,
+)
+from preblock.service.artifacts.onnx_check import check_graphs
+from preblock.service.artifacts.parity import ParityReport
+from preblock.service.artifacts.records import Tensor
+from preblock.service.core.errors import ArtifactError
+from preblock.service.core.files import stamp_of
+from preblock.service.runtime.fused_embedding import BUILT, FusedLookup, KernelTables, map_tables
+from preblock.service.runtime.model import EncoderStem, TokenModel
+from preblock.service.runtime.position_table import PositionedRunner, map_positions
+from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.runner import Float32, Runner
+from preblock.service.runtime.session import Session, open_session
+from preblock.service.runtime.tokenizer import Tokenizer
+
+
+def load_model(
+    name: str,
+    version: int,
+    folder: Path,
+    checksums: Checksums,
+    provider: str,
+    threads: int,
+    gpu_mem_limit_bytes: int | None,
+) -> TokenModel | EncoderStem:
+    """Check the artifact in `folder`, open its graphs, and run each once.
+
+    Args:
+        name: of the model.
+        version: of the model.
+        folder: the artifact.
+        checksums: hashes that earlier runs computed.
+        provider: onnxruntime name of the provider.
+        threads: of one call.
+        gpu_mem_limit_bytes: GPU memory limit of one graph; None: no limit.
+
+    Raises:
+        ArtifactError: the artifact is broken, or its files do not agree with each other.
+
+    """
+    manifest, identity = read_with_identity(folder)
+    parity = read(ParityReport, folder / PARITY)
+    if GRAPH not in manifest.graphs:
+        raise ArtifactError(f"{MANIFEST} graphs", ", ".join(manifest.graphs), f"at least {GRAPH}")
+    stamps = check_files(folder, manifest, checksums.sha256)
+    check_graphs(folder, manifest)
+    # A GPU has the position vectors in its own memory.
+    opened = [graph for graph in manifest.graphs if provider == CPU or graph != POSITIONED_GRAPH]
+    sessions = {graph: open_session(folder, provider, threads, graph, gpu_mem_limit_bytes) for graph in opened}
+    for graph, session in sessions.items():
+        declared = manifest.graphs[graph]
+        _compare(graph, "inputs", declared.inputs, session.inputs)
+        _compare(graph, "outputs", declared.outputs, session.outputs)
+    _check_widths(manifest)
+    if isinstance(manifest, StemManifest):
+        _compare(GRAPH, "inputs", (manifest.input,), sessions[GRAPH].inputs)
+    else:
+        _check_inputs(manifest)
+        for graph in filter(sessions.__contains__, TOKEN_GRAPHS):
+            _probe(graph, manifest, sessions[graph] if provider == CPU else Session(folder, CPU, 1, graph))
+    positions = tables = None
+    if isinstance(manifest, Manifest) and POSITIONED_GRAPH in sessions:
+        positions = map_positions(folder, manifest)
+        _check_positioned(manifest, sessions, positions)
+    if isinstance(manifest, Manifest) and manifest.kernel is not None and provider == CPU:
+        tables = map_tables(folder, manifest, manifest.kernel)
+        if BUILT:
+            _check_kernel(manifest, sessions, tables)
+        else:
+            tables = None
+    for session in sessions.values():
+        session.warm_up({tensor.name: _least(tensor, manifest) for tensor in session.inputs})
+    for file, stamp in stamps.items():
+        if stamp_of(os.lstat(folder / file)) != stamp:
+            raise ArtifactError(file, "a change while it was opened", "the file that was checked")
+    served: dict[str, Any] = {
+        "name": name,
+        "version": version,
+        "identity": identity,
+        "parity": parity,
+        "sessions": sessions,
+        "created": int((folder / MANIFEST).stat().st_mtime),
+    }
+    if isinstance(manifest, StemManifest):
+        return EncoderStem(manifest=manifest, **served)
+    tokenizer = Tokenizer(folder / TOKENIZER, manifest.files[TOKENIZER]) if TOKENIZER in manifest.files else None
+    return TokenModel(manifest=manifest, tokenizer=tokenizer, positions=positions, tables=tables, **served)
+
+
+def _least(tensor: Tensor, manifest: Manifest | StemManifest) -> NDArray[Any]:
+    """Return the smallest input that is legal: one of everything, and of an image one patch."""
+    one = manifest.patch_size or 1 if isinstance(manifest, StemManifest) else 1
+    shape = [size if isinstance(size, int) else one if axis > 1 else 1 for axis, size in enumerate(tensor.shape)]
+    return np.zeros(shape, tensor.dtype)
+
+
+def _check_widths(manifest: Manifest | StemManifest) -> None:
+    """Compare the widths of outputs with those that the manifest promises."""
+    graphs = filter(manifest.graphs.__contains__, TOKEN_GRAPHS)
+    outputs = [tensor for graph in graphs for tensor in manifest.graphs[graph].outputs]
+    widths = {tensor.name: (None, *tensor.shape)[-1] for tensor in outputs}
+    for name, width in widths.items():
+        if not isinstance(width, int):
+            raise ArtifactError(f"{MANIFEST} graphs {name}", width, "an output whose last dimension is a number")
+    promised = {"width": (manifest.width, EMBEDDINGS)}
+    if isinstance(manifest, Manifest) and manifest.token_embeddings:
+        lookup = manifest.token_embeddings
+        promised[f"{TOKEN_EMBEDDINGS}.width"] = (lookup.width, lookup.output)
+    for field, (told, output) in promised.items():
+        if told != widths.get(output):
+            raise ArtifactError(f"{MANIFEST} {field}", told, f"{widths.get(output)}, that of {output}")
+
+
+def _check_inputs(manifest: Manifest) -> None:
+    """Compare the inputs of the graphs of tokens with those that the manifest promises."""
+    if missing := {"input_ids", *manifest.indices} - {tensor.name for tensor in manifest.graphs[GRAPH].inputs}:
+        raise ArtifactError(f"{MANIFEST} indices", ", ".join(sorted(missing)), f"inputs of {GRAPH}")
+    known = {"input_ids", "offset", "attention_mask", *manifest.indices}
+    for graph in filter(manifest.graphs.__contains__, TOKEN_GRAPHS):
+        if unknown := {tensor.name for tensor in manifest.graphs[graph].inputs} - known:
+            raise ArtifactError(f"{graph} inputs", ", ".join(sorted(unknown)), ", ".join(sorted(known)))
+
+
+def _check_positioned(manifest: Manifest, sessions: Mapping[str, Session], positions: Float32) -> None:
+    """Compare the graph that takes position vectors with the plain one."""
+    positioned, plain = manifest.graphs[POSITIONED_GRAPH], manifest.graphs[manifest.plain]
+    given = tuple(tensor for tensor in positioned.inputs if tensor.name == POSITION_EMBEDDINGS)
+    others = tuple(tensor for tensor in plain.inputs if tensor.name != "offset")
+    _compare(POSITIONED_GRAPH, "inputs", positioned.inputs, (*others, *given))
+    embeddings = tuple(tensor for tensor in plain.outputs if tensor.name == EMBEDDINGS)
+    # Earlier exports have a second output, which nothing reads.
+    _compare(POSITIONED_GRAPH, "outputs", positioned.outputs[:1], embeddings)
+    session = sessions[manifest.plain]
+    runner = PositionedRunner(sessions[POSITIONED_GRAPH], positions, session)
+    if not _same_vectors(manifest, runner, session):
+        raise ArtifactError(f"{MANIFEST} positions", manifest.positions, f"the table of {manifest.plain}")
+
+
+def _check_kernel(manifest: Manifest, sessions: Mapping[str, Session], tables: KernelTables) -> None:
+    """Compare the fused kernel with the plain graph."""
+    session = sessions[manifest.plain]
+    if manifest.counts != "slots" or {tensor.name for tensor in session.inputs} != {"input_ids", "offset"}:
+        allowed = f"none, since the vectors of {manifest.plain} depend on more than ids and offset"
+        raise ArtifactError(f"{MANIFEST} kernel", manifest.kernel, allowed)
+    if not _same_vectors(manifest, FusedLookup(tables, session), session):
+        raise ArtifactError(f"{MANIFEST} kernel", manifest.kernel, f"the tables of {manifest.plain}")
+
+
+def _same_vectors(manifest: Manifest, runner: Runner, plain: Session) -> bool:
+    """Return whether `runner` has the bits of the plain graph at the first and last position and id."""
+    for offset, id_ in ((0, 0), (manifest.limit - 1, manifest.vocab_size - 1)):
+        feeds = {tensor.name: np.zeros((1, 1), np.int64) for tensor in plain.inputs}
+        feeds |= {"input_ids": np.array([[id_]]), "offset": np.array([offset])}
+        twice = {name: values.repeat(2, 0) for name, values in feeds.items()}  # as requests that share a run
+        expected = plain.run(feeds, [EMBEDDINGS])[EMBEDDINGS].tobytes()
+        found = [runner.run(feeds, [EMBEDDINGS])[EMBEDDINGS].tobytes() for _ in range(2)]  # the second may be bound
+        if found != [expected] * 2 or runner.run(twice, [EMBEDDINGS])[EMBEDDINGS].tobytes() != 2 * expected:
+            return False
+    return True
+
+
+def _probe(graph: str, manifest: Manifest, session: Session) -> None:
+    """Look up the last of everything that the manifest allows, which a table that is too short refuses."""
+    # Padding has no position.
+    feeds = dict.fromkeys(manifest.indices, 0) | {"input_ids": int(manifest.padding_id == 0), "attention_mask": 1}
+    last = {"input_ids": manifest.vocab_size, **manifest.indices, "offset": manifest.max_len or 1}
+    names = {"input_ids": "vocab_size", "offset": "max_len"}
+    shapes = {tensor.name: (1, 1)[-len(tensor.shape) :] for tensor in session.inputs}
+    for name in filter(shapes.__contains__, last):
+        values = {"offset": 0, **feeds, name: last[name] - 1}
+        given = {input_: np.full(shape, values[input_], np.int64) for input_, shape in shapes.items()}
+        if why := session.refusal(given):
+            field = f"{MANIFEST} {names.get(name, f'indices.{name}')}"
+            raise ArtifactError(field, last[name], f"what {graph} has rows for ({why})")
+
+
+def _compare(graph: str, side: str, declared: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> None:
+    if declared != found:
+        told, true = (
+            ", ".join(f"{t.name} {t.dtype} {list(t.shape)}" for t in tensors) for tensors in (declared, found)
+        )
+        raise ArtifactError(f"{MANIFEST} graphs.{graph}.{side}", told, f"those of the graph: {true}")

@@ -1,0 +1,20 @@
+"""The interface of everything that computes outputs of a model."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Feeds = Mapping[str, NDArray[Any]]
+Float32 = NDArray[np.float32]
+
+
+class Runner(Protocol):
+    """Computes outputs of a model: by onnxruntime on a CPU or GPU, or by the fused kernel."""
+
+    def run(self, feeds: Feeds, outputs: Sequence[str], /) -> dict[str, Float32]:
+        """Return `outputs` by name.
+
+        `feeds` hold every input of the model and were validated: no runner checks an index below 0.
+        """

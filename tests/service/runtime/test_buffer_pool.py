@@ -1,0 +1,40 @@
+"""Memory that is used again when no array holds it."""
+
+from preblock.service.runtime.buffer_pool import CACHE_LINE, MAX_BYTES, MAX_FREE, BufferPool
+from preblock.service.runtime.runner import Float32
+
+
+def address(values: Float32) -> int:
+    return int(values.__array_interface__["data"][0])
+
+
+def test_an_array_has_its_shape_and_begins_with_a_cache_line() -> None:
+    pool = BufferPool()
+    for shape in ((1, 1, 1), (3, 7, 5), (2, 0, 4), (1, 400, 768), (1, MAX_BYTES, 1)):
+        values = pool.take(shape)
+        assert (values.shape, values.dtype.name) == (shape, "float32")
+        assert address(values) % CACHE_LINE == 0
+        assert values.flags.c_contiguous
+        assert values.flags.writeable
+        values[...] = 1
+
+
+def test_memory_is_used_again_only_when_no_view_of_it_is_left() -> None:
+    pool = BufferPool()
+    first = pool.take((1, 200, 64))
+    view, place = first[:, 1:, ::2], address(first)
+    view[...] = 5
+    del first
+    assert address(pool.take((1, 200, 64))) != place
+    assert (view == 5).all()
+    del view
+    held = [pool.take((2, 100, 64)) for _ in range(2)]
+    assert place in {address(values) for values in held}
+
+
+def test_little_memory_is_kept() -> None:
+    pool = BufferPool()
+    held = [pool.take((1, 1024, 2)) for _ in range(3 * MAX_FREE)]
+    held += [pool.take((MAX_BYTES,)) for _ in range(2)]
+    del held
+    assert {size: len(free) for size, free in pool._free.items() if free} == {8192: MAX_FREE}
