@@ -338,7 +338,7 @@ def test_who_signs_clients_is_followed(models: Path, tmp_path: Path, version: ss
 
     tls = [
         f"--tls-{option}={files[name]}"
-        for option, name in (("certificate", "certificate"), ("key", "key"), ("client-ca", "signers"))
+        for option, name in (("cert-file", "certificate"), ("key", "key"), ("client-ca", "signers"))
     ]
     with serving(models, *tls) as server:
         url = httpx.URL(server.address)

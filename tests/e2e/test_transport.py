@@ -114,14 +114,14 @@ def test_a_client_without_a_certificate_is_refused_where_one_is_asked_for(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"certificate": "certificate"}, "tls_cert_file: got {certificate}, allowed nothing, or tls_cert_file and"),
+        ({"cert-file": "certificate"}, "tls_cert_file: got {certificate}, allowed nothing, or tls_cert_file and"),
         ({"key": "key"}, "tls_key: got {key}, allowed nothing, or tls_cert_file and tls_key too"),
         ({"client-ca": "ca"}, "tls_client_ca: got {ca}, allowed nothing, or tls_cert_file and tls_key too"),
-        ({"certificate": "none", "key": "key"}, "allowed PEM files of a certificate and its key (No such file"),
-        ({"certificate": "ca", "key": "key"}, "allowed PEM files of a certificate and its key (KEY_VALUES_MISMATCH)"),
-        ({"certificate": "key", "key": "key"}, "allowed PEM files of a certificate and its key ("),
+        ({"cert-file": "none", "key": "key"}, "allowed PEM files of a certificate and its key (No such file"),
+        ({"cert-file": "ca", "key": "key"}, "allowed PEM files of a certificate and its key (KEY_VALUES_MISMATCH)"),
+        ({"cert-file": "key", "key": "key"}, "allowed PEM files of a certificate and its key ("),
         (
-            {"certificate": "certificate", "key": "key", "client-ca": "key"},
+            {"cert-file": "certificate", "key": "key", "client-ca": "key"},
             "tls_client_ca: got {key}, allowed a PEM file of certificates (",
         ),
     ],
