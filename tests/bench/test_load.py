@@ -18,7 +18,8 @@ from preblock.bench.workload import LoadTarget, random_ids
 from preblock.client import Model, connect
 from preblock.client.errors import Invalid
 from tests.cli.test_cli import failing, run
-from tests.conftest import PREBLOCK, Server, serving
+from tests.support.paths import PREBLOCK
+from tests.support.servers import Server, serve
 
 SHORT = ("--seconds", "0.2", "--connections", "2")
 
@@ -103,7 +104,7 @@ def guarded(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     key, entry = run("key", "someone").stdout.split("\n\n")
     keys = tmp_path_factory.mktemp("keys") / "keys.toml"
     keys.write_text(entry)
-    with serving(tiny_repository, "--api-keys-file", str(keys), "--rate-limit-per-second", "5") as server:
+    with serve(tiny_repository, "--api-keys-file", str(keys), "--rate-limit-per-second", "5") as server:
         yield server, key
 
 
@@ -130,7 +131,7 @@ def test_no_key_is_one_line(guarded: tuple[Server, str]) -> None:
 
 
 def test_a_server_that_ends_is_counted_and_the_load_ends_too(tiny_repository: Path) -> None:
-    with serving(tiny_repository) as server:
+    with serve(tiny_repository) as server:
         command = [PREBLOCK, "bench", server.address, "--model", "gpt", "--seconds", "3", "--shape", "1,1", "--json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             time.sleep(2.5)
@@ -202,7 +203,7 @@ def test_every_protocol_speaks_tls_with_whom_it_trusts(tiny_repository: Path, tm
     pair.cert_chain_pems[0].write_to_path(str(certificate))
     pair.private_key_pem.write_to_path(str(key))
     authority.cert_pem.write_to_path(str(trusted))
-    with serving(tiny_repository, "--tls-cert-file", str(certificate), "--tls-key", str(key)) as server:
+    with serve(tiny_repository, "--tls-cert-file", str(certificate), "--tls-key", str(key)) as server:
         command = ["bench", server.address, "--model", "gpt", "--grpc-port", server.grpc.rpartition(":")[2], *SHORT]
         protocols = [argument for protocol in ("npy", "grpc", "steps") for argument in ("--protocol", protocol)]
         done = run(*command, *protocols, "--shape", "1,1", "--json", SSL_CERT_FILE=str(trusted))

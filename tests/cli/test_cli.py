@@ -21,8 +21,9 @@ from safetensors.torch import save_file
 import preblock
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.runtime.providers import cuda_unavailable_reason
-from tests.conftest import PREBLOCK, Server, serving
 from tests.support import commands
+from tests.support.paths import PREBLOCK
+from tests.support.servers import Server, serve
 
 
 def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -325,7 +326,7 @@ def test_debug_shows_the_traceback(empty: Path) -> None:
 def two_workers(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
     """A server with two workers, and the folder of its temporary files; it ends well at SIGTERM."""
     temporary = tmp_path_factory.mktemp("temporary")
-    with serving(tiny_repository, "--workers", "2", TMPDIR=str(temporary)) as server:
+    with serve(tiny_repository, "--workers", "2", TMPDIR=str(temporary)) as server:
         yield server, temporary
     assert list(temporary.iterdir()) == []
 

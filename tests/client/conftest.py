@@ -10,7 +10,7 @@ import pytest
 
 import preblock
 from tests.client.flaky import FlakyProxy
-from tests.conftest import Server
+from tests.support.servers import Server
 
 Connect = Callable[..., Any]
 

@@ -11,7 +11,7 @@ from preblock.client.requests import ApiRequest
 from preblock.service.api.http.errors import STATUS, problem
 from preblock.service.core import errors as service
 from tests.client.conftest import Connect
-from tests.conftest import Server
+from tests.support.servers import Server
 
 
 def test_the_kinds_are_those_of_the_service() -> None:

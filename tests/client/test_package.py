@@ -13,7 +13,7 @@ from preblock import client
 from preblock.client import AsyncClient, Client, Embeddings, decode_protocol, requests
 from preblock.client.decode_protocol import DecodeProtocol
 from preblock.client.streams import AsyncDecodeStream, DecodeStream
-from tests.conftest import ROOT
+from tests.support.paths import ROOT
 
 HEAVY = ("torch", "onnxruntime", "fastapi", "starlette", "orjson", "tokenizers", "ml_dtypes", "websockets")
 STEPS = ("step", "rewind", "reorder", "append", "drop", "ping")

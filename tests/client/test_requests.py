@@ -15,30 +15,22 @@ import torch
 
 import preblock
 from preblock.client import Embeddings
-from preblock.export.exporter import export_loaded
-from preblock.export.source import LoadedSource
-from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
-from preblock.models.modules.bias import AlibiConfig
-from preblock.models.modules.initialisers import seeded_
-from preblock.models.steps import Levels, Segments, Tokens
-from preblock.service.artifacts.records import Source
 from tests.client.conftest import Connect
-from tests.conftest import Server, serving
+from tests.data.make_artifacts import build_frontend
+from tests.support.artifacts import copy_artifact
+from tests.support.servers import Server, serve
 
 ROWS = [[1, 2, 3], [4, 5, 6]]
 RAGGED = [[1, 2, 3], [4], [5, 6]]
-STEPS = (Tokens(rows=9, width=4), Levels(levels=(Segments(rows=3, input="sentence"), Segments(rows=3, input="word"))))
-ALIBI = FrontEnd(FrontEndConfig(family="alibi", steps=STEPS, max_len=50, bias=AlibiConfig(heads=3)))
 
 
 @pytest.fixture(scope="module")
 def companions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of `alibi`, a model with a bias and further inputs."""
     root = tmp_path_factory.mktemp("companions")
-    seeded_(ALIBI.eval(), 0)
-    export_loaded(LoadedSource(ALIBI, Source(kind="module")), "alibi", root)
-    with serving(root) as server:
+    copy_artifact("alibi-levels", root, "alibi")
+    with serve(root) as server:
         yield server
 
 
@@ -189,12 +181,14 @@ def test_models_are_described(tiny: Any) -> None:
 
 def test_a_bias_and_further_inputs_are_those_of_the_module(connect: Connect, companions: Server) -> None:
     client = connect(companions.address)
-    expected = ALIBI.bias(2, 3, 5).detach().numpy()
+    module = build_frontend("alibi-levels")
+    assert isinstance(module, FrontEnd)
+    expected = module.bias(2, 3, 5).detach().numpy()
     assert np.array_equal(client.bias(3, 5, model="alibi", query_offset=2), expected)
     half = client.bias(3, 5, model="alibi", version=1, query_offset=2, dtype="float16")
     assert np.array_equal(half, expected.astype(np.float16))
     levels = {"sentence": [[0, 1, 2], [2, 1, 0]], "word": [[1, 1, 1], [2, 2, 0]]}
-    vectors = ALIBI(torch.tensor(ROWS), indices={name: torch.tensor(value) for name, value in levels.items()})
+    vectors = module(torch.tensor(ROWS), indices={name: torch.tensor(value) for name, value in levels.items()})
     assert np.array_equal(client.embed(ROWS, model="alibi", **levels).vectors, vectors.detach().numpy())
 
 

@@ -14,7 +14,7 @@ from preblock.client.requests import HttpResponse
 from preblock.client.retry import LONGEST_PAUSE, pause
 from tests.client.conftest import Connect
 from tests.client.flaky import CUT, DROP, STALL, SWALLOW, FlakyProxy, canned
-from tests.conftest import free_port
+from tests.support.servers import free_port
 
 BUSY = canned("503 Service Unavailable", b'{"type":"urn:preblock:error:Unavailable","detail":"full"}')
 

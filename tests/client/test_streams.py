@@ -20,18 +20,10 @@ import preblock
 from preblock.client import errors
 from preblock.client.decode_protocol import DecodeProtocol, decode
 from preblock.client.effects import Connect, Exchange, Pause
-from preblock.export.exporter import export_loaded
-from preblock.export.source import LoadedSource
-from preblock.models.config import FrontEndConfig
-from preblock.models.frontend import FrontEnd
-from preblock.models.modules.initialisers import seeded_
-from preblock.models.modules.rotary_config import RotaryConfig
-from preblock.models.modules.rotary_output import RotaryOutput
-from preblock.models.steps import Tokens
-from preblock.service.artifacts.records import Source
 from tests.client.conftest import Connect as Connecting
 from tests.client.flaky import CUT, DROP, STALL, SWALLOW, Act, After, FlakyProxy, canned
-from tests.conftest import Server, free_port, serving
+from tests.support.artifacts import copy_artifact
+from tests.support.servers import Server, free_port, serve
 
 HEADER = struct.Struct("<4sBBHIIIB3s")
 BUSY = canned("503 Service Unavailable", b'{"type":"urn:preblock:error:Unavailable","detail":"full"}')
@@ -41,12 +33,8 @@ BUSY = canned("503 Service Unavailable", b'{"type":"urn:preblock:error:Unavailab
 def rotary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of a model with rotary attention."""
     root = tmp_path_factory.mktemp("rotary")
-    outputs = (RotaryOutput(config=RotaryConfig(dim=6)),)
-    config = FrontEndConfig(family="llama", steps=(Tokens(rows=11, width=4),), max_len=40, rotary=outputs)
-    frontend = FrontEnd(config).eval()
-    seeded_(frontend, 0)
-    export_loaded(LoadedSource(frontend, Source(kind="module")), "llama", root)
-    with serving(root) as server:
+    copy_artifact("llama", root)
+    with serve(root) as server:
         yield server
 
 
@@ -282,8 +270,8 @@ def decode_rows(client: Any) -> bytearray:
 
 @pytest.fixture(scope="module")
 def impatient(tiny_repository: Path) -> Iterator[Server]:
-    """A server with an idle timeout of one second for streams."""
-    with serving(tiny_repository, PREBLOCK_STREAM_IDLE_SECONDS="1") as server:
+    """A server that ends a stream after a second without a message."""
+    with serve(tiny_repository, PREBLOCK_STREAM_IDLE_SECONDS="1") as server:
         yield server
 
 
@@ -358,7 +346,7 @@ def test_a_stream_resumes_in_the_version_that_it_began_with(
     (tmp_path / "bert").mkdir()
     shutil.copytree(tiny_repository / "bert" / "1", tmp_path / "bert" / "1")
     with (
-        serving(tmp_path, PREBLOCK_MODEL_CONTROL="poll", PREBLOCK_MODEL_POLL_INTERVAL_SECONDS="0.1") as server,
+        serve(tmp_path, PREBLOCK_MODEL_CONTROL="poll", PREBLOCK_MODEL_POLL_INTERVAL_SECONDS="0.1") as server,
         FlakyProxy(server.address) as flaky,
     ):
         client = connect(flaky.address)
@@ -378,7 +366,7 @@ def test_a_stream_resumes_in_the_version_that_it_began_with(
 def test_a_stream_resumes_at_another_server_when_its_own_stops(
     connect: Connecting, tiny: Any, tiny_server: Server, tiny_repository: Path
 ) -> None:
-    with serving(tiny_repository) as stopping, FlakyProxy(stopping.address) as flaky:
+    with serve(tiny_repository) as stopping, FlakyProxy(stopping.address) as flaky:
         parts = []
         with connect(flaky.address).decode("gpt", resume=True) as stream:
             parts.append(stream.step([1, 2]))

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from preblock.export.exporter import export
 from preblock.service.runtime.session import Session
 from tests.clients.browser import CHROMIUM, Page, browsing
-from tests.conftest import ROOT
 from tests.families.published import save
+from tests.support.paths import ROOT
 
 EXAMPLE = ROOT / "examples/browser"
 pytestmark = [

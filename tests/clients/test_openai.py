@@ -13,13 +13,10 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoTokenizer, BertModel
 
-from preblock.export.exporter import export_loaded
-from preblock.export.source import LoadedSource
-from preblock.models.embeddings import BertEmbeddings
-from preblock.service.artifacts.records import Source
 from preblock.service.codecs.openai import AT_ONCE
-from tests.conftest import Server, serving
+from tests.support.artifacts import copy_artifact
 from tests.support.protocols import Clients, native_bytes
+from tests.support.servers import Server, serve
 
 TEXTS = ["Hello, world!", "Ünïcödé 😀 naïve café", "the quick brown fox " * 30]
 IDS = [[101, 7592, 102], [101, 2088, 999, 2003, 102]]
@@ -268,10 +265,8 @@ def test_requests_are_counted(tiny_client: openai.OpenAI, tiny: httpx.Client) ->
 
 
 def test_a_broken_tokenizer_is_the_servers_fault(tmp_path: Path) -> None:
-    (tmp_path / "broken.json").write_text("{}")
-    source = LoadedSource(BertEmbeddings(11, 4, 8), Source(kind="module"), tmp_path / "broken.json")
-    export_loaded(source, "broken", tmp_path / "repository")
-    with serving(tmp_path / "repository") as running, connected(running) as client:
+    copy_artifact("bert-broken-tokenizer", tmp_path / "repository", "broken")
+    with serve(tmp_path / "repository") as running, connected(running) as client:
         with pytest.raises(openai.InternalServerError) as raised:
             client.embeddings.create(model="broken", input="a")
         assert (raised.value.type, raised.value.code, raised.value.param) == (

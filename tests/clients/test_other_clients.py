@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, Server
+from tests.support.paths import ROOT
 from tests.support.protocols import Clients, native_bytes
+from tests.support.servers import Server
 
 FIELDS = {"input_ids": [[1, 2, 3], [4, 5, 6]]}
 

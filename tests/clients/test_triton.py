@@ -14,14 +14,13 @@ from preblock.export.errors import ExportError
 from preblock.export.exporter import export, export_loaded
 from preblock.export.source import LoadedSource
 from preblock.export.triton import write_config
-from preblock.models.embeddings import GPT2Embeddings
-from preblock.models.modules.initialisers import seeded_
 from preblock.models.modules.stems import AudioConfig, AudioStem
 from preblock.service.artifacts.records import Source
 from preblock.service.runtime.repository import find_artifacts
 from preblock.service.runtime.session import Session
 from tests.families.published import save
 from tests.support import commands
+from tests.support.artifacts import copy_artifact
 
 
 def read(file: Path) -> triton.ModelConfig:
@@ -62,9 +61,8 @@ def test_every_field_is_triton_s(repository: Path) -> None:
 
 
 def test_only_versions_that_take_and_give_the_same_are_named(repository: Path) -> None:
-    for longer, frontend in ((3, GPT2Embeddings(7, 4, 6)), (4, GPT2Embeddings(7, 4, 9))):
-        seeded_(frontend, longer)
-        export_loaded(LoadedSource(frontend, Source(kind="module")), "bert", repository)
+    for longer, stored in ((3, "gpt"), (4, "gpt-50x4x9")):
+        copy_artifact(stored, repository, "bert")
         config = read(write_config(repository / "bert"))
         assert list(config.version_policy.specific.versions) == [longer]
         assert [tensor.name for tensor in config.input] == ["input_ids", "offset"]

@@ -19,8 +19,8 @@ import tritonclient.http
 import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException
 
-from tests.conftest import Server, serving
 from tests.support.protocols import Clients, connect, native_bytes
+from tests.support.servers import Server, serve
 
 IDS = [[1, 2, 3], [4, 5, 6]]
 FIELDS = {"input_ids": IDS, "offset": [1, 2], "token_type_ids": [[0, 1, 0], [1, 0, 1]]}
@@ -182,7 +182,7 @@ def test_models_cannot_be_changed_where_the_settings_do_not_allow_it(client: Cli
 
 
 def test_models_are_unloaded_and_loaded_where_the_settings_allow_it(tiny_repository: Path) -> None:
-    with serving(tiny_repository, "--model-control", "explicit") as server, connect(server):
+    with serve(tiny_repository, "--model-control", "explicit") as server, connect(server):
         for module, address in (
             (tritonclient.http, server.address.removeprefix("http://")),
             (tritonclient.grpc, server.grpc),

@@ -18,7 +18,8 @@ import pytest
 import torch
 
 import preblock
-from tests.conftest import ROOT, Server
+from tests.support.paths import ROOT
+from tests.support.servers import Server
 
 
 class StandIn(BaseHTTPRequestHandler):

@@ -14,7 +14,8 @@ import yaml
 from preblock.service.core.settings import Settings
 from preblock.service.observability.tracing import FLUSH_SECONDS
 from preblock.service.server.run import GRACE_SECONDS
-from tests.conftest import ROOT, Server
+from tests.support.paths import ROOT
+from tests.support.servers import Server
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]

@@ -18,7 +18,8 @@ from websockets.sync.client import connect
 
 from preblock.service.core import errors
 from preblock.service.observability.timing import PHASES
-from tests.conftest import ROOT, serving
+from tests.support.paths import ROOT
+from tests.support.servers import serve
 
 DEPLOY = ROOT / "deploy"
 RULES: list[dict[str, Any]] = yaml.safe_load((DEPLOY / "prometheus/rules.yml").read_text())["groups"][0]["rules"]
@@ -40,7 +41,7 @@ KNOWN = {
 @pytest.fixture(scope="module")
 def exposed(tiny_repository: Path) -> dict[str, set[str]]:
     """The labels of each series of a server that was asked at several protocols, with what Prometheus adds."""
-    with serving(tiny_repository) as server, httpx.Client(base_url=server.address) as client:
+    with serve(tiny_repository) as server, httpx.Client(base_url=server.address) as client:
         body = {"input_ids": [[1, 2]]}
         with connect(f"{server.socket}/models/gpt/decode") as stream:
             stream.send(json.dumps({"input_ids": [1]}))

@@ -8,8 +8,9 @@ import httpx
 import pytest
 import yaml
 
-from tests.conftest import ROOT, Server
 from tests.deploy.test_observe import QUERIES
+from tests.support.paths import ROOT
+from tests.support.servers import Server
 
 FOLDER = ROOT / "deploy/prometheus"
 pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool here")

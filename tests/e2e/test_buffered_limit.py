@@ -1,7 +1,6 @@
-"""Answers that are made whole have a limit; those that are sent in pieces have none. Oracle: the PyTorch module."""
+"""Answers that are made whole have a limit; those that are sent in pieces have none. Oracle: NumPy over the tables."""
 
-import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import grpc
@@ -9,29 +8,18 @@ import httpx
 import numpy as np
 import orjson
 import pytest
-import torch
 import tritonclient.grpc
 import tritonclient.http
+from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from preblock.client.errors import TooLarge
-from preblock.export.exporter import export_loaded
-from preblock.export.source import AnyFrontEnd, LoadedSource
-from preblock.models.config import FrontEndConfig
-from preblock.models.embeddings import GPT2Embeddings
-from preblock.models.frontend import FrontEnd
-from preblock.models.modules.bias import AlibiConfig
-from preblock.models.modules.initialisers import seeded_
-from preblock.models.modules.rotary_config import RotaryConfig
-from preblock.models.modules.rotary_output import RotaryOutput
-from preblock.models.modules.stems import PatchConfig, PatchStem
-from preblock.models.steps import Tokens
-from preblock.service.artifacts.records import Source
 from preblock.service.core.limits import FLOAT32_BYTES
 from preblock.service.core.settings import Settings
 from preblock.service.engine.chunking import WRITTEN_WHOLE
-from tests.conftest import serving
+from tests.support.artifacts import copy_artifact, draw_tables
+from tests.support.connections import dial
 from tests.support.protocols import (
     Clients,
     Protocol,
@@ -53,6 +41,7 @@ from tests.support.protocols import (
     openai_mean,
     own_client,
 )
+from tests.support.servers import serve
 
 MOST = 8 * 2**20
 V, D, LONGEST = 7, 256, 9000
@@ -64,30 +53,27 @@ IN_PIECES: tuple[Protocol, ...] = (
     *(native_json, native_float, native_bytes, native_npy, native_raw, native_safetensors, own_client, openai_mean),
     *(open_inference_json, open_inference_binary),
 )
-GPT = GPT2Embeddings(V, D, LONGEST)
-TOKENS = Tokens(rows=V, width=D)
-ANGLES = (RotaryOutput(config=RotaryConfig(dim=32)),)
-FRONTENDS: dict[str, AnyFrontEnd] = {
-    "gpt": GPT,
-    "rotary": FrontEnd(FrontEndConfig(family="rotary", steps=(TOKENS,), max_len=LONGEST, rotary=ANGLES)),
-    "alibi": FrontEnd(FrontEndConfig(family="alibi", steps=(TOKENS,), max_len=LONGEST, bias=AlibiConfig(heads=2))),
-    "vit": PatchStem(PatchConfig(family="vit", width=2048, channels=3, image_size=8, patch_size=4)),
-}
+TOKENS, POSITIONS = draw_tables(0, [V * D, LONGEST * D])
+"""Of `gpt`."""
 
 
 @pytest.fixture(scope="module")
 def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
     root: Path = tmp_path_factory.mktemp("whole")
-    for seed, (name, frontend) in enumerate(FRONTENDS.items()):
-        seeded_(frontend.eval(), seed)
-        export_loaded(LoadedSource(frontend, Source(kind="module")), name, root)
-    with serving(root, PREBLOCK_MAX_BUFFERED_RESPONSE_BYTES=str(MOST)) as server, connect(server) as connected:
+    for name in ("gpt", "rotary", "alibi"):
+        copy_artifact(f"{name}-7x256x9000", root, name)
+    copy_artifact("vit-2048", root, "vit")
+    with serve(root, PREBLOCK_MAX_BUFFERED_RESPONSE_BYTES=str(MOST)) as server, connect(server) as connected:
         yield connected
 
 
 def expected(tokens: int) -> bytes:
-    with torch.no_grad():
-        return bytes(GPT(torch.tensor([IDS[:tokens]])).numpy().tobytes())
+    return vectors_of(IDS[:tokens], range(tokens)).tobytes()
+
+
+def vectors_of(ids: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
+    found: NDArray[np.float32] = TOKENS.reshape(V, D)[ids] + POSITIONS.reshape(LONGEST, D)[positions]
+    return found
 
 
 def message(tokens: int, width: int = D) -> str:
@@ -118,8 +104,7 @@ def test_vectors_of_pooled_rows_are_limited(clients: Clients) -> None:
     with pytest.raises(Refused) as refused:
         openai_mean(clients, "gpt", {"input_ids": rows})
     assert (refused.value.status, message(FITS + 1) in refused.value.message) == (413, True)
-    with torch.no_grad():
-        expected = GPT(torch.tensor(rows[:-1])).numpy()
+    expected = vectors_of(IDS[:FITS], [0] * FITS)
     assert openai_mean(clients, "gpt", {"input_ids": rows[:-1]}).tobytes() == expected.tobytes()
 
 
@@ -131,7 +116,7 @@ def test_what_has_no_size_yet_is_made_whole_for_an_old_client(clients: Clients, 
         body = orjson.dumps({"input_ids": [IDS[:tokens]]} | fields)
         lines = {"Content-Type": "application/json", "Content-Length": str(len(body))} | coding
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-        with socket.create_connection((url.host, url.port or 0)) as stream:
+        with dial(url) as stream:
             stream.sendall(f"POST /models/gpt/embed HTTP/1.0\r\n{head}\r\n".encode() + body)
             answer = b"".join(iter(lambda: stream.recv(2**16), b""))
         assert answer.startswith(b"HTTP/1.1 %d " % status)

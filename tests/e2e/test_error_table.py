@@ -17,13 +17,10 @@ import httpx
 import pytest
 from tritonclient.grpc import service_pb2
 
-from preblock.export.exporter import export_loaded
-from preblock.export.source import LoadedSource
-from preblock.models.embeddings import BertEmbeddings
 from preblock.service.api.http.errors import STATUS
 from preblock.service.artifacts.manifest import GRAPH
-from preblock.service.artifacts.records import Source
-from tests.conftest import ROOT, Server, serving
+from tests.support.artifacts import copy_artifact
+from tests.support.paths import ROOT
 from tests.support.protocols import (
     Clients,
     Fields,
@@ -37,6 +34,7 @@ from tests.support.protocols import (
     open_inference_json,
     openai_base64,
 )
+from tests.support.servers import Server, serve
 
 KEY = "a key of the test"
 SECONDS = 60
@@ -70,18 +68,16 @@ class Place:
 @pytest.fixture(scope="module")
 def place(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     root = shutil.copytree(tiny_repository, tmp_path_factory.mktemp("errors") / "repository")
-    broken = root.parent / "tokenizer.json"
-    broken.write_text("{}")
-    export_loaded(LoadedSource(BertEmbeddings(11, 4, 8), Source(kind="module"), broken), "broken", root)
+    copy_artifact("bert-broken-tokenizer", root, "broken")
     options = ("--model-control", "explicit")
     keys = root.parent / "keys.toml"
     keys.write_text(f'[[keys]]\nname = "bert"\nsha256 = "{sha256(KEY.encode()).hexdigest()}"\nmodels = ["bert"]\n')
     with (
-        serving(root, *options, PREBLOCK_MAX_QUEUE_SIZE="1") as server,
+        serve(root, *options, PREBLOCK_MAX_QUEUE_SIZE="1") as server,
         connect(server) as clients,
-        serving(tiny_repository, "--api-keys-file", str(keys)) as asking,
+        serve(tiny_repository, "--api-keys-file", str(keys)) as asking,
         connect(asking) as guarded,
-        serving(tiny_repository, PREBLOCK_RATE_LIMIT_PER_SECOND="0.01") as seldom,
+        serve(tiny_repository, PREBLOCK_RATE_LIMIT_PER_SECOND="0.01") as seldom,
         connect(seldom) as sparing,
     ):
         # A version that comes later, and cannot be opened.

@@ -22,9 +22,10 @@ from websockets.sync.client import connect as connect_socket
 
 import preblock
 from preblock.export.exporter import export
-from tests.conftest import ROOT, serving
 from tests.service.api.http.streaming.test_ndjson_and_sse import lines_of, receive, send
+from tests.support.paths import ROOT
 from tests.support.protocols import Clients, connect
+from tests.support.servers import serve
 
 COUNT, BEAMS = 14, 3
 FAMILIES = ("gpt2", "opt", "llama", "marian", "roberta")
@@ -283,7 +284,7 @@ def decoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
         tiny(family).save_pretrained(source)
         choices: dict[str, Any] = {"side": "decoder"} if family == "marian" else {}
         export(str(source), family, root, **choices)
-    with serving(root) as running, connect(running) as clients:
+    with serve(root) as running, connect(running) as clients:
         yield clients
 
 

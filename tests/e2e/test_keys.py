@@ -24,7 +24,8 @@ from websockets.sync.client import connect as connect_socket
 import preblock
 from preblock.client import errors
 from preblock.service.core.auth import new_key, read_keys
-from tests.conftest import PREBLOCK, ROOT, Server, serving
+from tests.support.paths import PREBLOCK, ROOT
+from tests.support.servers import Server, serve
 
 PATHS = [
     ("POST", "/models/gpt/embed"),
@@ -75,7 +76,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def guarded(tiny_repository: Path, keys: dict[str, str]) -> Iterator[Server]:
-    with serving(tiny_repository, "--api-keys-file", keys["file"], "--model-control", "explicit") as server:
+    with serve(tiny_repository, "--api-keys-file", keys["file"], "--model-control", "explicit") as server:
         yield server
 
 
@@ -173,7 +174,7 @@ def test_requests_that_are_alike_need_their_key_each_time(tiny_repository: Path,
     keys = [add_key(file, "gone", "gpt"), add_key(file, "stays", "gpt"), add_key(file, "other", "bert"), "wrong"]
     ids = np.array([[1, 2]]).tobytes()
     with (
-        serving(tiny_repository, "--api-keys-file", str(file)) as server,
+        serve(tiny_repository, "--api-keys-file", str(file)) as server,
         httpx.Client(base_url=server.address) as client,
     ):
 
@@ -320,7 +321,7 @@ def test_the_health_of_grpc_needs_no_key_and_reflection_does(guarded: Server) ->
 def test_every_worker_follows_the_file(tiny_repository: Path, tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     old = add_key(file, "old")
-    with serving(tiny_repository, "--workers", "2", PREBLOCK_API_KEYS_FILE=str(file)) as server:
+    with serve(tiny_repository, "--workers", "2", PREBLOCK_API_KEYS_FILE=str(file)) as server:
         assert {ask(server, "GET", "/models", old).status_code for _ in range(8)} == {200}
         draft = tmp_path / "draft.toml"
         new = add_key(draft, "new")

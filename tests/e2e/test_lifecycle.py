@@ -20,14 +20,13 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect as connect_socket
 
-from preblock.export.exporter import export_loaded
-from preblock.export.source import LoadedSource
-from preblock.models.embeddings import GPT2Embeddings
-from preblock.service.artifacts.records import Source
 from preblock.service.core.auth import new_key
-from tests.conftest import PREBLOCK, Server, said_at_the_start, serving
+from tests.support.artifacts import copy_artifact
+from tests.support.connections import dial
+from tests.support.paths import PREBLOCK
 from tests.support.processes import alive, children, fork_servers
 from tests.support.processes import workers as workers_of
+from tests.support.servers import Server, read_banner, serve
 
 SECONDS = 30
 LARGE, WIDTH = (64, 500), 256
@@ -39,7 +38,7 @@ BYTES = "Content-Type: application/octet-stream\r\nAccept: application/octet-str
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One model with wide vectors, and little else to open."""
     root = tmp_path_factory.mktemp("life")
-    export_loaded(LoadedSource(GPT2Embeddings(50, WIDTH, 600), Source(kind="module")), "gpt", root)
+    copy_artifact("gpt-50x256x600", root, "gpt")
     return root
 
 
@@ -65,14 +64,14 @@ def read_large(stream: socket.socket) -> int:
 
 def connected(server: Server) -> socket.socket:
     url = httpx.URL(server.address)
-    stream = socket.create_connection((url.host, url.port or 0))
+    stream = dial(url)
     stream.settimeout(SECONDS)
     return stream
 
 
 @pytest.mark.parametrize("alike", [False, True])
 def test_a_large_answer_that_is_being_sent_is_finished(models: Path, alike: bool) -> None:
-    with serving(models) as server:
+    with serve(models) as server:
         if alike:
             with connected(server) as stream:
                 stream.sendall(large())
@@ -95,7 +94,7 @@ def test_requests_that_are_alike_are_answered_until_the_end(models: Path, late: 
     request = (
         f"POST /models/gpt/embed?shape=1,1 HTTP/1.1\r\nHost: x\r\n{BYTES}Content-Length: 8\r\n\r\n".encode() + body
     )
-    with serving(models) as server, connected(server) as stream:
+    with serve(models) as server, connected(server) as stream:
         for _ in range(3):
             stream.sendall(request)
             assert read_large(stream) == 4 * WIDTH
@@ -113,10 +112,10 @@ def test_a_second_signal_ends_it_now(models: Path, tmp_path: Path, workers: str)
     command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--workers", workers]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        address = httpx.URL(said_at_the_start(process)[1])
+        address = httpx.URL(read_banner(process)[1])
         httpx.get(address.join("/readyz"), timeout=SECONDS)
         family = [*children(process.pid), *workers_of(process.pid)]
-        with socket.create_connection((address.host, address.port or 0)) as stream:
+        with dial(address) as stream:
             stream.sendall(large())  # whose answer nobody reads
             stream.recv(10, socket.MSG_PEEK)
             process.send_signal(signal.SIGTERM)
@@ -151,7 +150,7 @@ def test_a_signal_is_obeyed_before_there_is_a_worker(models: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_sighup_changes_nothing(models: Path, workers: str) -> None:
-    with serving(models, "--workers", workers) as server, httpx.Client(base_url=server.address, timeout=30) as client:
+    with serve(models, "--workers", workers) as server, httpx.Client(base_url=server.address, timeout=30) as client:
         assert client.get("/readyz").status_code == 200
         before = workers_of(server.process.pid)
         server.process.send_signal(signal.SIGHUP)
@@ -168,8 +167,8 @@ def test_a_signal_to_all_processes_lets_them_finish(models: Path, number: signal
     command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--workers", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
-            address = httpx.URL(said_at_the_start(process)[1])
-            with socket.create_connection((address.host, address.port or 0), timeout=SECONDS) as stream:
+            address = httpx.URL(read_banner(process)[1])
+            with dial(address, SECONDS) as stream:
                 stream.sendall(large())
                 stream.recv(10, socket.MSG_PEEK)
                 family = [process.pid, *children(process.pid), *workers_of(process.pid)]
@@ -193,7 +192,7 @@ def guarded(models: Path, folder: Path) -> Iterator[tuple[Server, Path, str]]:
     file = folder / "keys.toml"
     key, entry = new_key("leaver", (), admin=False)
     file.write_text(new_key("stayer", (), admin=False)[1] + entry)
-    with serving(models, "--api-keys-file", str(file)) as server:
+    with serve(models, "--api-keys-file", str(file)) as server:
         yield server, file, key
 
 
@@ -257,7 +256,7 @@ def test_a_certificate_is_renewed_without_a_restart(models: Path, tmp_path: Path
         context = ssl.create_default_context()
         ca.configure_trust(context)
         with (
-            socket.create_connection((url.host, url.port or 0)) as plain,
+            dial(url) as plain,
             context.wrap_socket(plain, server_hostname="127.0.0.1") as stream,
         ):
             return stream.getpeercert(binary_form=True)
@@ -276,7 +275,7 @@ def test_a_certificate_is_renewed_without_a_restart(models: Path, tmp_path: Path
             return found
 
     first = issue()
-    with serving(models, "--tls-cert-file", str(certificate), "--tls-key", str(key)) as server:
+    with serve(models, "--tls-cert-file", str(certificate), "--tls-key", str(key)) as server:
         context = ssl.create_default_context()
         ca.configure_trust(context)
         with httpx.Client(base_url=server.address, verify=context) as old:
@@ -309,7 +308,7 @@ def test_who_signs_clients_is_followed(models: Path, tmp_path: Path, version: ss
 
     def let_in(signer: trustme.CA, session: ssl.SSLSession | None = None) -> ssl.SSLSession | None:
         """Return the session of a client that was answered, or None for one that was not."""
-        with socket.create_connection((url.host, url.port or 0), timeout=SECONDS) as plain:
+        with dial(url, SECONDS) as plain:
             try:
                 stream = contexts[signer].wrap_socket(plain, server_hostname="localhost", session=session)
                 stream.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -340,7 +339,7 @@ def test_who_signs_clients_is_followed(models: Path, tmp_path: Path, version: ss
         f"--tls-{option}={files[name]}"
         for option, name in (("cert-file", "certificate"), ("key", "key"), ("client-ca", "signers"))
     ]
-    with serving(models, *tls) as server:
+    with serve(models, *tls) as server:
         url = httpx.URL(server.address)
         session = let_in(ca)
         assert session is not None

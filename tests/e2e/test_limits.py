@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import grpc
 import httpx
@@ -23,17 +21,14 @@ from websockets import InvalidStatus
 from websockets.sync.client import connect as connect_socket
 
 import preblock
-from preblock.export.exporter import export_loaded
-from preblock.export.source import LoadedSource
-from preblock.models.embeddings import GPT2Embeddings
-from preblock.service.artifacts.records import Source
 from preblock.service.core.auth import Authenticator, new_key
 from preblock.service.core.errors import RateLimited, Unavailable
 from preblock.service.core.limits import Limits
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.runtime.session import INLINE_MAX_VALUES
-from tests.conftest import Server, serving
 from tests.service.core.test_auth import ENTRY
+from tests.support.artifacts import copy_artifact
+from tests.support.connections import dial
 from tests.support.protocols import (
     Clients,
     Protocol,
@@ -45,6 +40,7 @@ from tests.support.protocols import (
     openai_base64,
     step_frame,
 )
+from tests.support.servers import Server, serve
 
 PROTOCOLS = (native_json, open_inference_json, openai_base64, grpc_raw)
 ONE = {"input_ids": [[1]]}
@@ -59,7 +55,7 @@ def strict(tiny_repository: Path) -> Iterator[Server]:
         "PREBLOCK_MAX_CONCURRENT_REQUESTS": "1",
         "PREBLOCK_MAX_CONCURRENT_STREAMS": "2",
     }
-    with serving(tiny_repository, **limits) as server:
+    with serve(tiny_repository, **limits) as server:
         yield server
 
 
@@ -98,9 +94,9 @@ def half_a_request(server: Server, clients: Clients) -> Iterator[httpx.Response]
 
     Where the other was there first, the half is refused, and another half is sent.
     """
-    address, deadline = urlsplit(server.address), time.monotonic() + 60
+    deadline = time.monotonic() + 60
     while True:
-        with socket.create_connection((str(address.hostname), int(address.port or 0))) as half:
+        with dial(server.address) as half:
             half.sendall(b"POST /models/gpt/embed HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n")
             time.sleep(0.1)
             answer = clients.http.post("/models/gpt/embed", json=ONE)
@@ -124,9 +120,8 @@ def test_requests_at_a_time_are_limited_and_the_next_is_answered(strict: Server,
 
 
 def test_a_small_body_that_is_awaited_holds_nobody_up(strict: Server, clients: Clients) -> None:
-    address = urlsplit(strict.address)
     head = b"POST /models/gpt/embed HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 20\r\n\r\n"
-    with socket.create_connection((str(address.hostname), int(address.port or 0))) as half:
+    with dial(strict.address) as half:
         half.sendall(head + b"{")
         time.sleep(0.1)
         assert clients.http.post("/models/gpt/embed", json=ONE).status_code == 200
@@ -169,7 +164,7 @@ def test_the_rate_of_a_caller_is_limited_at_every_protocol_together(
         environment["PREBLOCK_API_KEYS_FILE"] = str(tmp_path / "keys.toml")
         headers = {"authorization": "Bearer key"}
     request = service_pb2.ModelInferRequest(model_name="gpt")
-    with serving(tiny_repository, **environment) as server, connect(server) as clients:
+    with serve(tiny_repository, **environment) as server, connect(server) as clients:
         clients.http.headers.update(headers)
         assert clients.http.post("/models/gpt/embed", json=ONE).status_code == 200
         refused = clients.http.post("/models/gpt/embed", json=ONE)
@@ -209,7 +204,7 @@ def test_requests_that_are_alike_count_for_their_caller(tiny_repository: Path, t
             base_url=server.address, headers=headers | own, transport=httpx.HTTPTransport(local_address=address)
         )
 
-    with serving(tiny_repository, **environment) as server, caller(0) as one, caller(1) as another:
+    with serve(tiny_repository, **environment) as server, caller(0) as one, caller(1) as another:
         ids = np.array([[1, 2]]).tobytes()
         seen = [one.post("/models/gpt/embed?shape=1,2", content=ids) for _ in range(20)]
         assert [answer.status_code for answer in seen[:5]] == [200] * 5
@@ -219,7 +214,7 @@ def test_requests_that_are_alike_count_for_their_caller(tiny_repository: Path, t
 
 def test_a_step_counts_for_who_opened_the_stream(tiny_repository: Path) -> None:
     with (
-        serving(tiny_repository, PREBLOCK_RATE_LIMIT_PER_SECOND="0.05") as server,
+        serve(tiny_repository, PREBLOCK_RATE_LIMIT_PER_SECOND="0.05") as server,
         connect_socket(f"{server.socket}/models/gpt/decode") as stream,
     ):
         stream.send(step_frame([1]))
@@ -236,7 +231,7 @@ def test_a_step_counts_for_who_opened_the_stream(tiny_repository: Path) -> None:
 def test_a_step_has_the_limits_of_any_request(tiny_repository: Path) -> None:
     """Plain steps are answered in the connection, others are not."""
     with (
-        serving(tiny_repository, "--max-request-tokens", "4", "--max-request-rows", "2") as server,
+        serve(tiny_repository, "--max-request-tokens", "4", "--max-request-rows", "2") as server,
         connect_socket(f"{server.socket}/models/gpt/decode") as stream,
     ):
         for whole in (step_frame([1, 2, 3, 4, 5]), [step_frame([1, 2, 3, 4, 5])[:9], step_frame([1, 2, 3, 4, 5])[9:]]):
@@ -311,7 +306,7 @@ def test_callers_are_counted_apart_and_forgotten() -> None:
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of one thread, which some clients keep busy for longer than others may wait for it."""
     root = tmp_path_factory.mktemp("busy")
-    export_loaded(LoadedSource(GPT2Embeddings(7, 768, 1024), Source(kind="module")), "gpt", root)
+    copy_artifact("gpt-7x768x1024", root, "gpt")
     large, over = {"model": "gpt", "input": [[0] * 1024] * 64, "encoding_format": "base64"}, threading.Event()
 
     def ask() -> None:
@@ -323,7 +318,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with ExitStack() as stack:
         try:
             os.sched_setaffinity(0, {min(before)})
-            server = stack.enter_context(serving(root, "--queue-timeout-seconds", "0.02"))
+            server = stack.enter_context(serve(root, "--queue-timeout-seconds", "0.02"))
         finally:
             os.sched_setaffinity(0, before)
         assert httpx.get(f"{server.address}/readyz", timeout=60).status_code == 200

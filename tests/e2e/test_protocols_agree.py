@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.conftest import serving
 from tests.support.protocols import (
     NATIVE,
     OWN,
@@ -29,6 +28,7 @@ from tests.support.protocols import (
     openai_mean,
 )
 from tests.support.random_requests import positions_of, random_request, random_rows
+from tests.support.servers import serve
 
 
 def lookup(tables: dict[str, NDArray[np.float32]], fields: Fields) -> NDArray[np.float32]:
@@ -56,7 +56,7 @@ def protocols_for(fields: Fields) -> list[Protocol]:
 @pytest.fixture(scope="module")
 def anywhere(tiny_clients: Clients, tiny_repository: Path) -> Iterator[list[Clients]]:
     """Clients of a server of one worker, and clients of one of two, over connections that either may have accepted."""
-    with serving(tiny_repository, "--workers", "2") as two, ExitStack() as stack:
+    with serve(tiny_repository, "--workers", "2") as two, ExitStack() as stack:
         yield [tiny_clients, *(stack.enter_context(connect(two)) for _ in range(3))]
 
 

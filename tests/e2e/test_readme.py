@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, Server, free_port
+from tests.support.paths import ROOT
+from tests.support.servers import Server, free_port
 
 DOCUMENTS = (
     "README.md",

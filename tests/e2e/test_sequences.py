@@ -21,9 +21,9 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from tests.clients.test_tritonclient import Client, client
-from tests.conftest import Server, serving
 from tests.service.api.http.routes.test_decode import wait_for_streams
 from tests.support.protocols import Clients, Refused, call_grpc, connect, native_bytes
+from tests.support.servers import Server, serve
 
 __all__ = ["client"]
 
@@ -227,7 +227,7 @@ def test_a_client_that_leaves_releases_its_sequences_at_once(
 def strict(tiny_repository: Path) -> Iterator[tuple[Server, Clients]]:
     """A server of short patience and little room."""
     limits = {"PREBLOCK_STREAM_IDLE_SECONDS": "1", "PREBLOCK_MAX_SEQUENCE_ROWS": "3"}
-    with serving(tiny_repository, "--max-stream-sequence-rows", "2", **limits) as server, connect(server) as clients:
+    with serve(tiny_repository, "--max-stream-sequence-rows", "2", **limits) as server, connect(server) as clients:
         yield server, clients
 
 
@@ -278,7 +278,7 @@ def test_a_client_that_does_not_read_is_held_back_and_its_sequences_end(reposito
             yield message.SerializeToString()
         time.sleep(2)
 
-    with serving(repository, PREBLOCK_STREAM_IDLE_SECONDS="1") as server, connect(server) as clients:
+    with serve(repository, PREBLOCK_STREAM_IDLE_SECONDS="1") as server, connect(server) as clients:
         status = Path(f"/proc/{server.process.pid}/status")
 
         def memory() -> int:
@@ -296,7 +296,7 @@ def test_a_client_that_does_not_read_is_held_back_and_its_sequences_end(reposito
 
 
 def test_a_server_that_stops_tells_where_sequences_are(tiny_repository: Path) -> None:
-    with serving(tiny_repository) as server, connect(server), streaming(server) as stream, streaming(server) as other:
+    with serve(tiny_repository) as server, connect(server), streaming(server) as stream, streaming(server) as other:
         stream.ask([[1], [2]], "a", sequence_start=True)
         stream.ask([[1, 2]], 5, "bert", sequence_start=True, model_version="1")
         other.ask([[1]], 0)
@@ -316,7 +316,7 @@ def test_a_server_that_stops_tells_where_sequences_are(tiny_repository: Path) ->
 
 
 def test_with_several_workers_requests_state_their_offset(tiny_repository: Path) -> None:
-    with serving(tiny_repository, "--workers", "2") as server, connect(server) as clients:
+    with serve(tiny_repository, "--workers", "2") as server, connect(server) as clients:
         allowed = "allowed none, since any of 2 workers may get the next request: state its offset instead"
         for module, address in (
             (tritonclient.http, clients.http.base_url.netloc.decode()),

@@ -25,14 +25,12 @@ from websockets import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as connect_socket
 
-from preblock.export.exporter import export_loaded
-from preblock.export.source import LoadedSource
-from preblock.models.embeddings import GPT2Embeddings
-from preblock.service.artifacts.records import Source
 from preblock.service.core.settings import RELOADABLE, load
-from tests.conftest import PREBLOCK, ROOT, free_port, said_at_the_start
 from tests.service.server.test_websocket import step
+from tests.support.artifacts import copy_artifact
+from tests.support.paths import PREBLOCK, ROOT
 from tests.support.processes import workers as workers_of
+from tests.support.servers import free_port, read_banner
 
 SECONDS = 30.0
 ONE = {"input_ids": [[1]]}
@@ -86,7 +84,7 @@ def served(models: Path, folder: Path, *options: str) -> Iterator[Served]:
         subprocess.Popen([PREBLOCK, "serve", *arguments], stdout=subprocess.PIPE, stderr=errors, text=True) as process,
     ):
         try:
-            yield Served(said_at_the_start(process)[1], f"127.0.0.1:{port}", process.pid, file, log)
+            yield Served(read_banner(process)[1], f"127.0.0.1:{port}", process.pid, file, log)
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(SECONDS) == 0
@@ -97,7 +95,7 @@ def served(models: Path, folder: Path, *options: str) -> Iterator[Served]:
 def server(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("followed")
     models = shutil.copytree(tiny_repository, folder / "models")
-    export_loaded(LoadedSource(GPT2Embeddings(7, 256, 6), Source(kind="module")), "wide", models)
+    copy_artifact("gpt-7x256x6", models, "wide")
     with served(models, folder) as running:
         yield running
 

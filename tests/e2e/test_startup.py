@@ -18,7 +18,8 @@ from websockets.sync.client import connect as connect_socket
 
 from preblock.service.artifacts.manifest import MANIFEST
 from preblock.service.core.auth import new_key
-from tests.conftest import PREBLOCK, free_port
+from tests.support.paths import PREBLOCK
+from tests.support.servers import free_port
 
 MODELS = 150
 """Each takes some milliseconds to open."""

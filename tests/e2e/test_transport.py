@@ -16,7 +16,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from websockets import InvalidStatus
 from websockets.sync.client import connect as connect_socket
 
-from tests.conftest import PREBLOCK, Server, serving
+from tests.support.paths import PREBLOCK
+from tests.support.servers import Server, serve
 
 PAGE = "https://pages.example"
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
@@ -50,7 +51,7 @@ def secure(request: pytest.FixtureRequest, tiny_repository: Path, files: Files) 
     options = ["--tls-cert-file", str(files.certificate), "--tls-key", str(files.key)]
     if request.param:
         options += ["--tls-client-ca", str(files.ca)]
-    with serving(tiny_repository, *options) as server:
+    with serve(tiny_repository, *options) as server:
         yield server, request.param
 
 
@@ -141,7 +142,7 @@ def test_files_that_cannot_be_used_are_named(
 @pytest.fixture(scope="module")
 def open_to_a_page(tiny_repository: Path) -> Iterator[Server]:
     options = {"PREBLOCK_CORS_ORIGINS": f"{PAGE}, http://other.example", "PREBLOCK_TRUSTED_PROXIES": "127.0.0.0/8"}
-    with serving(tiny_repository, PREBLOCK_RATE_LIMIT_PER_SECOND="0.01", **options) as server:
+    with serve(tiny_repository, PREBLOCK_RATE_LIMIT_PER_SECOND="0.01", **options) as server:
         yield server
 
 
@@ -228,5 +229,5 @@ def test_and_so_it_does_of_requests_that_are_alike(open_to_a_page: Server) -> No
 
 
 def test_by_default_nobody_is_believed(tiny_repository: Path) -> None:
-    with serving(tiny_repository, PREBLOCK_RATE_LIMIT_PER_SECOND="0.01") as server:
+    with serve(tiny_repository, PREBLOCK_RATE_LIMIT_PER_SECOND="0.01") as server:
         assert statuses(server, ["203.0.113.1", "203.0.113.2"]) == [200, 429]

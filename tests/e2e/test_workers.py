@@ -20,16 +20,17 @@ from websockets.sync.client import connect as connect_socket
 from preblock.service.core.errors import Invalid
 from preblock.service.observability.metrics import TELL_SECONDS
 from preblock.service.server.run import listen
-from tests.conftest import ROOT, Server, serving
+from tests.support.paths import ROOT
 from tests.support.processes import fork_servers, workers
 from tests.support.protocols import Clients, Refused, connect, grpc_raw, native_bytes, native_json
+from tests.support.servers import Server, serve
 
 
 @pytest.fixture(scope="module")
 def limited(tiny_repository: Path) -> Iterator[Clients]:
     """A server whose limits are set by the environment."""
     with (
-        serving(tiny_repository, PREBLOCK_MAX_REQUEST_TOKENS="4", PREBLOCK_MAX_BODY_BYTES="200") as server,
+        serve(tiny_repository, PREBLOCK_MAX_REQUEST_TOKENS="4", PREBLOCK_MAX_BODY_BYTES="200") as server,
         connect(server) as clients,
     ):
         yield clients
@@ -38,7 +39,7 @@ def limited(tiny_repository: Path) -> Iterator[Clients]:
 @pytest.fixture(scope="module")
 def two(tiny_repository: Path) -> Iterator[Server]:
     """A server of two workers."""
-    with serving(tiny_repository, "--workers", "2") as server:
+    with serve(tiny_repository, "--workers", "2") as server:
         yield server
 
 
@@ -130,7 +131,7 @@ def test_workers_share_what_is_imported(two: Server) -> None:
 
 def test_the_parent_lets_go_of_the_models_that_its_workers_serve(repository: Path) -> None:
     """It would keep open what is replaced, and on a GPU take the memory of a worker."""
-    with serving(repository, "--workers", "2") as server:
+    with serve(repository, "--workers", "2") as server:
 
         def mapped(pid: int) -> bool:
             return "model.onnx.data" in Path(f"/proc/{pid}/maps").read_text()
@@ -151,7 +152,7 @@ def test_ids_of_requests_are_of_their_worker(two: Server) -> None:
 def test_temporary_files_may_lie_where_no_socket_has_an_address(tiny_repository: Path, tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
-    with serving(tiny_repository, "--workers", "2", TMPDIR=str(folder)) as server:
+    with serve(tiny_repository, "--workers", "2", TMPDIR=str(folder)) as server:
         assert httpx.get(f"{server.address}/readyz", timeout=60).status_code == 200
         assert len(list(folder.iterdir())) == 1  # everything else
     assert list(folder.iterdir()) == []
@@ -160,7 +161,7 @@ def test_temporary_files_may_lie_where_no_socket_has_an_address(tiny_repository:
 def test_a_change_is_answered_when_all_workers_have_followed_it(tiny_repository: Path, tmp_path: Path) -> None:
     root, later = shutil.copytree(tiny_repository, tmp_path / "repository"), tmp_path / "2"
     (root / "bert/2").rename(later)
-    with serving(root, "--workers", "2", "--model-control", "explicit") as server, ExitStack() as stack:
+    with serve(root, "--workers", "2", "--model-control", "explicit") as server, ExitStack() as stack:
         httpx.get(f"{server.address}/readyz", timeout=60)
         while len(before := accepted(server.process.pid)) < 2:
             time.sleep(0.05)
@@ -236,7 +237,7 @@ def test_a_host_that_is_none_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_a_host_may_be_of_either_family(tiny_repository: Path, host: str) -> None:
-    with serving(tiny_repository, "--host", host) as server:
+    with serve(tiny_repository, "--host", host) as server:
         written = f"[{host}]" if ":" in host else host
         assert server.address.startswith(f"http://{written}:")
         assert httpx.get(f"{server.address}/readyz", timeout=60).status_code == 200
@@ -248,7 +249,7 @@ def test_a_host_may_be_of_either_family(tiny_repository: Path, host: str) -> Non
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_signal_on_the_banner_is_obeyed(tiny_repository: Path, tmp_path: Path, workers: str) -> None:
     for _ in range(2):
-        with serving(tiny_repository, "--workers", workers, TMPDIR=str(tmp_path)):
+        with serve(tiny_repository, "--workers", workers, TMPDIR=str(tmp_path)):
             pass  # the end of `serving` sends the signal, and asks for exit code 0
     assert list(tmp_path.iterdir()) == []
 

@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import BertConfig, BertModel
 
+from tests.support.exports import translations  # noqa: F401
+
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:

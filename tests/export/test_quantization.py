@@ -44,8 +44,8 @@ from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.session import Session
 from tests.clients.standard import check_standard
-from tests.conftest import serving
 from tests.families import biased, published
+from tests.support.servers import serve
 
 V, D, M = 90, 40, 24
 """The width is no multiple of a block."""
@@ -454,7 +454,7 @@ def test_the_engine_serves_it_with_rows_of_any_length(repository: Path, tables: 
 
 
 def test_a_server_answers_in_the_type_that_was_asked_for(repository: Path, tables: tuple[Array, Array]) -> None:
-    with serving(repository) as server:
+    with serve(repository) as server:
         for way in WAYS:
             fields = {"input_ids": [[5, 6, 7]], "offset": 2, "dtype": "float16"}
             answer = httpx.post(f"{server.address}/models/{way}/embed", json=fields, timeout=60).json()

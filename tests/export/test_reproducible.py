@@ -13,8 +13,8 @@ import pytest
 
 from preblock.service.artifacts.io import read_with_identity
 from preblock.service.artifacts.manifest import GRAPH, MANIFEST, PARITY
-from tests.conftest import ROOT
 from tests.families.published import save
+from tests.support.paths import ROOT
 
 EXPORT = """
 import sys

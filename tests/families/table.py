@@ -13,10 +13,10 @@ from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.config import FrontEndConfig
 from preblock.service.artifacts.io import read
 from preblock.service.artifacts.manifest import MANIFEST, Manifest
-from tests.conftest import PREBLOCK, ROOT
 from tests.families import stems
 from tests.families.parity import Difference, compare, compare_rotary, compare_stem
 from tests.families.published import Model, save
+from tests.support.paths import PREBLOCK, ROOT
 
 DOCUMENT = ROOT / "docs/parity.md"
 HEAD = """# Parity

@@ -14,9 +14,9 @@ import grpc
 import httpx
 from tritonclient.grpc import service_pb2
 
-from tests.conftest import Server
 from tests.reliability.parsers import Parser
 from tests.reliability.wires import UPGRADE, frame, memory, request
+from tests.support.servers import Server
 
 ANSWER_SECONDS = 60
 PATIENCE_SECONDS = 0.3

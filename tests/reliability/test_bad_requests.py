@@ -14,22 +14,14 @@ import pytest
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
-from preblock.export.exporter import export_loaded
-from preblock.export.source import LoadedSource
-from preblock.models.config import FrontEndConfig
-from preblock.models.frontend import FrontEnd
-from preblock.models.modules.bias import AlibiConfig
-from preblock.models.modules.initialisers import seeded_
-from preblock.models.modules.stems import PatchConfig, PatchStem
-from preblock.models.steps import Tokens
 from preblock.service.api.http.errors import STATUS, problem
-from preblock.service.artifacts.records import Source
 from preblock.service.codecs.decode_json import write_error
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, ArtifactError, Invalid, PreblockError, Unavailable
-from tests.conftest import Server, serving
 from tests.reliability.bad_requests import METHODS, PATHS, REFUSAL, Bad, Wrong, message, refusal, worst
 from tests.reliability.parsers import parsers
 from tests.reliability.wires import IDS
+from tests.support.artifacts import copy_artifact
+from tests.support.servers import Server, serve
 
 GROWTH = 16 * 2**20
 """Bytes by which the server's own memory may grow in the second half."""
@@ -40,13 +32,9 @@ def server(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     """One that also has a stem, a model with a bias, and one that nobody needs: it is loaded and unloaded."""
     repository = shutil.copytree(tiny_repository, tmp_path_factory.mktemp("every") / "repository")
     shutil.copytree(repository / "gpt", repository / "spare")
-    tokens = Tokens(rows=7, width=4)
-    alibi = FrontEnd(FrontEndConfig(family="alibi", steps=(tokens,), max_len=9, bias=AlibiConfig(heads=2)))
-    vit = PatchStem(PatchConfig(family="vit", width=4, channels=1, image_size=4, patch_size=2))
-    for name, frontend in (("alibi", alibi), ("vit", vit)):
-        seeded_(frontend.eval(), 0)
-        export_loaded(LoadedSource(frontend, Source(kind="module")), name, repository)
-    with serving(repository, "--model-control", "explicit") as running:
+    copy_artifact("alibi-7x4x9", repository, "alibi")
+    copy_artifact("vit-gray", repository, "vit")
+    with serve(repository, "--model-control", "explicit") as running:
         assert httpx.get(f"{running.address}/readyz", timeout=60).status_code == 200
         yield running
 

@@ -19,7 +19,6 @@ import pytest
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tests.conftest import ROOT, Server, serving
 from tests.reliability.wires import (
     UPGRADE,
     connection,
@@ -32,6 +31,8 @@ from tests.reliability.wires import (
     web_socket,
 )
 from tests.service.api.http.routes.test_decode import wait_for_streams
+from tests.support.paths import ROOT
+from tests.support.servers import Server, serve
 
 MOST = 24 * 2**20
 """Bytes by which the server may grow for a client that sends ten times as many."""
@@ -40,7 +41,7 @@ MOST = 24 * 2**20
 @pytest.fixture(scope="module")
 def server(tiny_repository: Path) -> Iterator[Server]:
     """A server of its own, whose memory nobody else moves, and which waits two seconds for a client."""
-    with serving(tiny_repository, PREBLOCK_STREAM_IDLE_SECONDS="2") as running:
+    with serve(tiny_repository, PREBLOCK_STREAM_IDLE_SECONDS="2") as running:
         yield running
 
 
@@ -344,7 +345,7 @@ def test_many_connections_are_held_while_another_is_served(
     # Of descriptors, each process has the same number; the server has others too.
     count = min(10_000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 200) if long else 300
     seconds = 60.0 if long else 1.0
-    with serving(tiny_repository) as server, httpx.Client(base_url=server.address, timeout=60) as client:
+    with serve(tiny_repository) as server, httpx.Client(base_url=server.address, timeout=60) as client:
         still_right(client, expected)
         before = memory(server.process.pid)
         with held(server, count) as holder:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import settings
 
 from preblock.service.core.errors import PreblockError
-from tests.conftest import ROOT
 from tests.reliability.drawn import hold
 from tests.reliability.parsers import Parser, parsers
+from tests.support.paths import ROOT
 
 NAMES = ("v2", "stem", "json", "frames", "npy", "raw", "safetensors", "protobuf", "manifest", "graphs")
 ALONE = ("protobuf",)

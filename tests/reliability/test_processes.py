@@ -22,9 +22,10 @@ from websockets.sync.client import connect as connect_socket
 
 from preblock.service.artifacts.manifest import DATA
 from preblock.service.observability.metric_files import RESERVED
-from tests.conftest import PREBLOCK, Server, free_port, said_at_the_start, serving
 from tests.reliability.wires import IDS, connection, still_right
+from tests.support.paths import PREBLOCK
 from tests.support.processes import alive, children, fork_servers, workers
+from tests.support.servers import Server, free_port, read_banner, serve
 
 BYTES = {"Accept": "application/octet-stream"}
 
@@ -122,7 +123,7 @@ def load(server: Server, expected: bytes, clients: int = 8, pause: float = 0) ->
 def test_a_worker_that_is_killed_costs_its_own_requests_and_is_replaced(
     tiny_repository: Path, expected: bytes, long: bool
 ) -> None:
-    with serving(tiny_repository, "--workers", "2") as server:
+    with serve(tiny_repository, "--workers", "2") as server:
         wait_for(partial(ready, server))
         clients = 8
         with load(server, expected, clients) as seen:
@@ -141,7 +142,7 @@ def test_a_worker_that_is_killed_costs_its_own_requests_and_is_replaced(
 def test_a_worker_is_started_again_where_what_starts_it_is_killed_meanwhile(
     tiny_repository: Path, expected: bytes
 ) -> None:
-    with serving(tiny_repository, "--workers", "2") as server:
+    with serve(tiny_repository, "--workers", "2") as server:
         wait_for(partial(ready, server))
         before, (first,) = workers(server.process.pid), fork_servers(server.process.pid)
         os.kill(first, signal.SIGSTOP)
@@ -176,7 +177,7 @@ def test_a_service_that_is_killed_leaves_its_port_to_the_next(
         port, grpc_port = 0, free_port()
         for _ in range(2):
             process = stack.enter_context(parent(tiny_repository, port, grpc_port))
-            banner, address = said_at_the_start(process)
+            banner, address = read_banner(process)
             port, server = httpx.URL(address).port or 0, Server(address, f"127.0.0.1:{grpc_port}", process, banner)
             wait_for(partial(ready, server))
             family = [*children(process.pid), *workers(process.pid)]
@@ -192,7 +193,7 @@ def test_workers_are_replaced_where_what_they_were_forked_from_is_killed(
     tiny_repository: Path, expected: bytes
 ) -> None:
     """Nobody is left who tells of their ends, so all of them are replaced, and finish what they have begun."""
-    with serving(tiny_repository, "--workers", "2") as server:
+    with serve(tiny_repository, "--workers", "2") as server:
         wait_for(partial(ready, server))
         before, (first,) = workers(server.process.pid), fork_servers(server.process.pid)
         clients = 8
@@ -236,7 +237,7 @@ def fill(disk: Path) -> Path:
 def test_a_full_disk_takes_nothing_from_clients(tiny_repository: Path, expected: bytes, small_disk: Path) -> None:
     """A page of a mapped file that the disk has no room for would end its process."""
     folders = {"TMPDIR": str(small_disk), "PREBLOCK_CACHE_DIR": str(small_disk / "cache")}
-    with serving(tiny_repository, "--workers", "2", "--model-control", "explicit", **folders) as server:
+    with serve(tiny_repository, "--workers", "2", "--model-control", "explicit", **folders) as server:
         wait_for(partial(ready, server))
         before = workers(server.process.pid)
         filling = fill(small_disk)
@@ -256,7 +257,7 @@ def test_a_full_disk_takes_nothing_from_clients(tiny_repository: Path, expected:
 
 
 def test_the_room_for_the_numbers_of_workers_is_taken_at_the_start(tiny_repository: Path, tmp_path: Path) -> None:
-    with serving(tiny_repository, "--workers", "2", TMPDIR=str(tmp_path)) as server:
+    with serve(tiny_repository, "--workers", "2", TMPDIR=str(tmp_path)) as server:
         wait_for(partial(ready, server))
         (folder,) = tmp_path.glob("preblock-*/metrics")
         wait_for(lambda: len(list(folder.glob("*.db"))) == 2 * len(RESERVED))
@@ -272,7 +273,7 @@ def test_descriptors_that_run_out_are_used_again_when_they_are_free(
     root, later = shutil.copytree(tiny_repository, tmp_path / "repository"), tmp_path / "2"
     (root / "bert/2").rename(later)
     with (
-        serving(root, "--model-control", "poll", "--model-poll-interval-seconds", "0.1") as server,
+        serve(root, "--model-control", "poll", "--model-poll-interval-seconds", "0.1") as server,
         httpx.Client(base_url=server.address, timeout=60) as client,
     ):
         still_right(client, expected)
@@ -296,7 +297,7 @@ def test_descriptors_that_run_out_are_used_again_when_they_are_free(
 
 def test_metrics_are_true_or_unavailable_without_descriptors(tiny_repository: Path, expected: bytes) -> None:
     """For some of them files are read."""
-    with serving(tiny_repository) as server, ExitStack() as stack:
+    with serve(tiny_repository) as server, ExitStack() as stack:
         clients = [stack.enter_context(httpx.Client(base_url=server.address, timeout=60)) for _ in range(8)]
         for client in clients:
             still_right(client, expected)
@@ -332,7 +333,7 @@ def test_a_folder_that_is_gone_or_broken_is_answered_from_as_it_was(weighty_repo
         root = shutil.copytree(weighty_repository, tmp_path / mode)
         data = root / "gpt/1" / DATA
         with (
-            serving(root, "--model-control", mode, "--model-poll-interval-seconds", "0.1") as server,
+            serve(root, "--model-control", mode, "--model-poll-interval-seconds", "0.1") as server,
             httpx.Client(base_url=server.address, timeout=60) as client,
         ):
 
@@ -355,7 +356,7 @@ def test_a_file_that_is_changed_in_place_is_not_answered_from(weighty_repository
     shutil.copytree(root / "gpt", root / "other")
     content = (root / "gpt/1" / DATA).read_bytes()
     with (
-        serving(root, "--model-control", "poll", "--model-poll-interval-seconds", "0.1") as server,
+        serve(root, "--model-control", "poll", "--model-poll-interval-seconds", "0.1") as server,
         httpx.Client(base_url=server.address, timeout=60) as client,
     ):
         before = client.post("/models/gpt/embed", json={"input_ids": [1]}).raise_for_status().json()
@@ -375,7 +376,7 @@ def test_a_worker_that_cannot_start_is_tried_again_and_the_others_serve(
     tiny_repository: Path, tmp_path: Path, expected: bytes
 ) -> None:
     root = shutil.copytree(tiny_repository, tmp_path / "root")
-    with serving(root, "--workers", "2") as server:
+    with serve(root, "--workers", "2") as server:
         wait_for(partial(ready, server))
         first, second = workers(server.process.pid)
         (root / "bert").rename(tmp_path / "away")
@@ -414,7 +415,7 @@ def test_a_clock_that_jumps_changes_nothing(tiny_repository: Path, tmp_path: Pat
         "PREBLOCK_STREAM_MAX_LIFETIME_SECONDS": "900",
     }
     with (
-        serving(tiny_repository, **fake) as server,
+        serve(tiny_repository, **fake) as server,
         httpx.Client(base_url=server.address, timeout=60) as client,
         connect_socket(f"{server.socket}/models/gpt/decode") as stream,
     ):

@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks.soak import run as soak
 from benchmarks.soak.shared import Soak, Truth, Wrong
-from tests.conftest import ROOT, Server
+from tests.support.paths import ROOT
+from tests.support.servers import Server
 
 
 def test_three_thousand_steps(repository: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.conftest import Server
+from tests.support.connections import dial
+from tests.support.servers import Server
 
 IDS = [1, 6, 0]
 UPGRADE = (
@@ -19,9 +20,7 @@ UPGRADE = (
 
 
 def connection(server: Server, timeout: float = 20) -> socket.socket:
-    url = httpx.URL(server.address)
-    assert url.port is not None
-    return socket.create_connection((url.host, url.port), timeout)
+    return dial(server.address, timeout)
 
 
 def request(path: str = "/models/gpt/embed", body: bytes | None = None, *headers: str) -> bytes:

@@ -4,18 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import numpy as np
-import onnx
 import pytest
-from numpy.typing import NDArray
 
-from preblock.export.exporter import export_loaded
-from preblock.export.source import LoadedSource
-from preblock.models.embeddings import GPT2Embeddings
-from preblock.service.artifacts.manifest import GRAPH
-from preblock.service.artifacts.records import Source
-from tests.conftest import Server
+from tests.support.artifacts import Floats, copy_artifact, read_tables
 from tests.support.protocols import Clients, connect
+from tests.support.servers import Server
 
 
 @pytest.fixture(scope="session")
@@ -44,15 +37,13 @@ def tiny(tiny_clients: Clients) -> httpx.Client:
 
 @pytest.fixture(scope="session")
 def weighty_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One `gpt`, large enough that its weights lie in the data file; those of the tiny models lie in the graph."""
+    """One `gpt` whose weights lie in the data file; the weights of the tiny models lie in the graph."""
     root = tmp_path_factory.mktemp("weighty")
-    export_loaded(LoadedSource(GPT2Embeddings(100, 32, 50), Source(kind="module")), "gpt", root)
+    copy_artifact("gpt-100x32x50", root, "gpt")
     return root
 
 
 @pytest.fixture(scope="session")
-def tables(tiny_repository: Path) -> dict[str, NDArray[np.float32]]:
-    """The raw tables `tokens` and `positions` of the tiny `gpt`, as onnx reads them from the artifact."""
-    model = onnx.load(tiny_repository / "gpt" / "1" / GRAPH)
-    arrays = {initializer.name: onnx.numpy_helper.to_array(initializer) for initializer in model.graph.initializer}
-    return {table: np.array(arrays[f"frontend.{table}.weight"]) for table in ("tokens", "positions")}
+def tables(tiny_repository: Path) -> dict[str, Floats]:
+    """The raw tables `tokens` and `positions` of the tiny `gpt`."""
+    return read_tables(tiny_repository / "gpt" / "1")

@@ -24,7 +24,7 @@ from websockets.sync.client import connect as connect_socket
 import preblock
 from preblock.client import AsyncClient, Client, Embeddings
 from preblock.client.errors import ServiceError
-from tests.conftest import Server
+from tests.support.servers import Server
 
 Fields = dict[str, Any]
 Vectors = NDArray[np.float32]

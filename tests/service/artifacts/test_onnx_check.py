@@ -22,7 +22,7 @@ from preblock.service.runtime import loader
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.session import Session, open_session
-from tests.conftest import ROOT
+from tests.support.paths import ROOT
 
 TOKENS = f"{GRAPH} frontend.tokens.weight"
 SHAPE, LENGTH = (100, 32), 12800

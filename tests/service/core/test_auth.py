@@ -11,7 +11,7 @@ import pytest
 from preblock.service.core.auth import SERVICE, Authenticator, caller, new_key, read_keys
 from preblock.service.core.errors import Forbidden, Invalid, Unauthenticated
 from preblock.service.core.file_watch import POLL_INTERVAL_SECONDS
-from tests.conftest import ROOT
+from tests.support.paths import ROOT
 
 DIGEST = hashlib.sha256(b"key").hexdigest()
 ENTRY = f'[[keys]]\nname = "one"\nsha256 = "{DIGEST}"\n'

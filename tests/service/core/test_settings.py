@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from preblock.service.core.errors import Invalid
 from preblock.service.core.settings import Settings, load, option, variable
-from tests.conftest import ROOT
+from tests.support.paths import ROOT
 
 
 @pytest.fixture(autouse=True)

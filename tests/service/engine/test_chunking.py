@@ -9,18 +9,8 @@ from typing import Any, TypeVar
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
-from preblock.export.exporter import export_loaded
-from preblock.export.source import LoadedSource
-from preblock.models.config import FrontEndConfig
-from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings
-from preblock.models.frontend import FrontEnd
-from preblock.models.modules.rotary_config import RotaryConfig
-from preblock.models.modules.rotary_output import RotaryOutput
-from preblock.models.steps import Positions, Tokens
-from preblock.service.artifacts.records import Source
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor, EmbedResult
 from preblock.service.core.types import TokenRequest, TokenRows
@@ -32,32 +22,21 @@ from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.session import INLINE_MAX_VALUES, Session
+from tests.support.artifacts import copy_artifact
 
 T = TypeVar("T")
 VOCABULARY, WIDTH, MAX_LEN = 300, 64, 5000
-TOKENS, ROTARY = Tokens(rows=VOCABULARY, width=WIDTH), (RotaryOutput(config=RotaryConfig(dim=8)),)
 PADDING = 1
-SKIPPED = (TOKENS, Positions(rows=MAX_LEN + 2, counts="ids", first=2))
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     root = tmp_path_factory.mktemp("pieces")
-    for name, module in (
-        ("gpt", GPT2Embeddings(VOCABULARY, WIDTH, MAX_LEN)),
-        ("bert", BertEmbeddings(VOCABULARY, WIDTH, MAX_LEN)),
-        (
-            "roberta",
-            FrontEnd(FrontEndConfig(family="roberta", steps=SKIPPED, max_len=MAX_LEN, padding_idx=PADDING)).eval(),
-        ),
-        ("llama", FrontEnd(FrontEndConfig(family="llama", steps=(TOKENS,), max_len=None, rotary=ROTARY)).eval()),
-    ):
-        export_loaded(LoadedSource(module, Source(kind="module")), name, root)
-    large = GPT2Embeddings(VOCABULARY, WIDTH, MAX_LEN)
-    with torch.no_grad():
-        next(large.parameters())[7, 3] = 1e6
-    export_loaded(LoadedSource(large, Source(kind="module")), "large", root)
+    for name in ("gpt", "bert", "roberta"):
+        copy_artifact(f"{name}-300x64x5000", root, name)
+    copy_artifact("llama-300x64", root, "llama")
+    copy_artifact("gpt-300x64x5000-huge-value", root, "large")
     scheduler = Scheduler(1, 8)
     yield Engine(Repository(root, CPU, 1), scheduler, Metrics(), 65536)
     scheduler.close()

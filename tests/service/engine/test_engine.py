@@ -10,14 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from preblock.export.exporter import export_loaded
-from preblock.export.source import LoadedSource
-from preblock.models.config import FrontEndConfig
-from preblock.models.embeddings import GPT2Embeddings
-from preblock.models.frontend import FrontEnd
-from preblock.models.steps import Positions, Project, Tokens
 from preblock.service.artifacts.manifest import Manifest
-from preblock.service.artifacts.records import Source
 from preblock.service.codecs.native_json import read_embed
 from preblock.service.core.errors import Invalid, TooLarge
 from preblock.service.core.results import EmbedResult
@@ -30,6 +23,7 @@ from preblock.service.observability.metrics import Metrics
 from preblock.service.observability.timing import INFER
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
+from tests.support.artifacts import copy_artifact
 from tests.support.protocols import Fields
 from tests.support.random_requests import positions_of, random_request
 
@@ -259,10 +253,7 @@ def test_what_is_refused_fails_alone_and_never_joins(engine: Engine) -> None:
 
 
 def test_a_type_that_is_too_narrow_fails_alone(tmp_path: Path) -> None:
-    frontend = GPT2Embeddings(7, 4, 6)
-    with torch.no_grad():
-        frontend.tokens.weight[3] = 1e6
-    export_loaded(LoadedSource(frontend, Source(kind="module")), "gpt", tmp_path)
+    copy_artifact("gpt-huge-value", tmp_path, "gpt")
     scheduler = Scheduler(1, 8)
     engine = Engine(Repository(tmp_path, CPU, 1), scheduler, Metrics(), 65536)
     requests = [read_embed({"input_ids": [identifier], "dtype": "float16"}).request for identifier in (1, 3, 2)]
@@ -276,9 +267,7 @@ def test_a_type_that_is_too_narrow_fails_alone(tmp_path: Path) -> None:
 
 
 def test_products_are_not_shared_since_their_bits_depend_on_the_shape(tmp_path: Path) -> None:
-    steps = (Tokens(rows=7, width=4), Positions(rows=6), Project(width=3))
-    frontend = FrontEnd(FrontEndConfig(family="projected", steps=steps, max_len=6))
-    export_loaded(LoadedSource(frontend, Source(kind="module")), "projected", tmp_path)
+    copy_artifact("projected", tmp_path)
     scheduler = Scheduler(1, 8)
     engine = Engine(Repository(tmp_path, CPU, 1), scheduler, Metrics(), 65536)
     request = read_embed({"input_ids": [1]}).request

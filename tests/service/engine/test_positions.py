@@ -8,13 +8,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from preblock.export.exporter import export_loaded
-from preblock.export.source import LoadedSource
-from preblock.models.config import FrontEndConfig
-from preblock.models.frontend import FrontEnd
-from preblock.models.modules.initialisers import seeded_
-from preblock.models.steps import Mask, Positions, Step, Tokens
-from preblock.service.artifacts.records import Source
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import TokenRequest, TokenRows
@@ -22,6 +15,7 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.repository import Repository
+from tests.support.artifacts import copy_artifact, draw_tables
 
 PAD, FIRST, LONGEST = 1, 2, 10
 Counts = Literal["slots", "ids", "mask"]
@@ -32,31 +26,17 @@ COUNTS: tuple[Counts, ...] = ("slots", "ids", "mask")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """An engine of one model for each way of counting, and of one that multiplies by the mask and refuses an id."""
     root = tmp_path_factory.mktemp("repository")
-    extra: dict[str, tuple[Step, ...]] = {**dict.fromkeys(COUNTS, ()), "masked": (Mask(),)}
-    for name, steps in extra.items():
-        counts: Counts = name if name in COUNTS else "slots"
-        positions = Positions(rows=LONGEST + FIRST, counts=counts, first=FIRST)
-        config = FrontEndConfig(
-            family=name,
-            steps=(Tokens(rows=20, width=4), positions, *steps),
-            max_len=LONGEST,
-            padding_idx=PAD,
-            refused_ids=(7,) if name == "masked" else (),
-        )
-        frontend = FrontEnd(config)
-        seeded_(frontend, seed=3)
-        export_loaded(LoadedSource(frontend, Source(kind="module")), name, root)
+    for name in COUNTS:
+        copy_artifact(f"counts-{name}", root, name)
+    copy_artifact("masked", root)
     repository = Repository(root, "CPUExecutionProvider", 1)
     return Engine(repository, Scheduler(1, 1), Metrics(), 1000)
 
 
 def tables() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """The tables of tokens and positions, drawn once more from the generator that filled them."""
-    generator = np.random.Generator(np.random.PCG64(3))
-    tokens, positions = (
-        generator.standard_normal((rows, 4), dtype=np.float32) * np.float32(0.02) for rows in (20, LONGEST + FIRST)
-    )
-    return tokens, positions
+    tokens, positions = draw_tables(3, [20 * 4, (LONGEST + FIRST) * 4])
+    return tokens.reshape(-1, 4), positions.reshape(-1, 4)
 
 
 def embed(

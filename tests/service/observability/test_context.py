@@ -6,18 +6,15 @@ Oracles: what the client sent, and the counters.
 import http.client
 import json
 import re
-import socket
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from threading import Thread
 from time import perf_counter
 
 import grpc
 import httpx
 import numpy as np
 import pytest
-import uvicorn
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from websockets.sync.client import connect as connect_socket
 
@@ -25,7 +22,8 @@ from preblock.service.app import create_app, create_engine
 from preblock.service.core.settings import Settings
 from preblock.service.observability.context import RequestContext
 from preblock.service.server.run import configure
-from tests.conftest import Server
+from tests.support.connections import dial
+from tests.support.servers import Server, live_server
 
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
 MADE = re.compile(r"[0-9a-f]{16}-[0-9a-f]+")
@@ -82,25 +80,22 @@ def test_a_problem_names_its_request(tiny: httpx.Client, body: bytes) -> None:
 
 def test_the_headers_of_tracing_make_no_two_requests_unlike(tiny_repository: Path) -> None:
     engine = create_engine(Settings(repository=tiny_repository))
-    server = uvicorn.Server(configure(Settings(), create_app(Settings(), engine)))
     body = np.array([[1, 2]]).tobytes()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = Thread(target=server.run, args=([listener],))
-        thread.start()
-        with closing(http.client.HTTPConnection(*listener.getsockname())) as connection:
-            for number in range(20):
-                passing = {
-                    "X-Request-Id": f"r{number}",
-                    "traceparent": f"00-{number + 1:032x}-{number + 1:016x}-01",
-                    "tracestate": f"a={number}",
-                    "baggage": f"b={number}",
-                }
-                connection.request("POST", f"{EMBED}?shape=1,2", body, BYTES | passing)
-                answer = connection.getresponse()
-                assert answer.headers["X-Request-Id"] == f"r{number}"
-                assert len(answer.read()) == 32
-        server.should_exit = True
-        thread.join()
+    with (
+        live_server(configure(Settings(), create_app(Settings(), engine))) as port,
+        closing(http.client.HTTPConnection("127.0.0.1", port)) as connection,
+    ):
+        for number in range(20):
+            passing = {
+                "X-Request-Id": f"r{number}",
+                "traceparent": f"00-{number + 1:032x}-{number + 1:016x}-01",
+                "tracestate": f"a={number}",
+                "baggage": f"b={number}",
+            }
+            connection.request("POST", f"{EMBED}?shape=1,2", body, BYTES | passing)
+            answer = connection.getresponse()
+            assert answer.headers["X-Request-Id"] == f"r{number}"
+            assert len(answer.read()) == 32
     assert len(engine.repository.find("gpt").kept) == 1
 
 
@@ -128,7 +123,7 @@ def test_pipelined_requests_keep_their_ids(alike: httpx.Client) -> None:
     ids, body = [f"p{number}" for number in range(6)], np.array([[1, 2]]).tobytes()
     head = f"POST {EMBED}?shape=1,2 HTTP/1.1\r\nHost: x\r\nContent-Length: 16\r\nX-Request-Id: %s\r\n"
     head += "".join(f"{name}: {value}\r\n" for name, value in BYTES.items())
-    with socket.create_connection((alike.base_url.host, alike.base_url.port or 0)) as stream:
+    with dial(alike.base_url) as stream:
         stream.settimeout(20)
         for _ in range(2):
             stream.sendall(b"".join((head % name).encode() + b"\r\n" + body for name in ids))

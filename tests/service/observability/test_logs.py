@@ -18,16 +18,14 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from websockets.sync.client import connect as connect_socket
 
-from preblock.export.exporter import export_loaded
-from preblock.export.source import LoadedSource
-from preblock.models.embeddings import GPT2Embeddings
-from preblock.service.artifacts.records import Source
 from preblock.service.core.types import TokenRows
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 from preblock.service.observability.logs import AccessLog, JsonFormatter, RequestIdFilter
 from preblock.service.observability.metrics import Metrics
 from preblock.service.observability.timing import RequestTimer
-from tests.conftest import PREBLOCK, free_port, said_at_the_start
+from tests.support.artifacts import copy_artifact
+from tests.support.paths import PREBLOCK
+from tests.support.servers import free_port, read_banner
 
 EMBED = "/models/gpt/embed"
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
@@ -38,7 +36,7 @@ SECRET = 31337
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("log")
-    export_loaded(LoadedSource(GPT2Embeddings(50, 64, 600), Source(kind="module")), "gpt", root)
+    copy_artifact("gpt-50x64x600", root, "gpt")
     return root
 
 
@@ -50,7 +48,7 @@ def said(models: Path, ask: Callable[[str, str], None], *options: str) -> list[s
         tempfile.TemporaryFile("w+") as errors,  # a pipe that nobody reads would stop a server that says much
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ) as process,
     ):
-        ask(said_at_the_start(process)[1], f"127.0.0.1:{port}")
+        ask(read_banner(process)[1], f"127.0.0.1:{port}")
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=30)
         assert process.returncode == 0

@@ -28,12 +28,12 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect as connect_socket
 
 from preblock.service.core.auth import new_key
-from tests.conftest import free_port, serving
 from tests.service.observability.test_logs import said
-from tests.service.server.test_repeated_heads import Connection
 from tests.service.server.test_repeated_heads import request as same_head
 from tests.service.server.test_websocket import step
 from tests.support import commands
+from tests.support.connections import RawConnection
+from tests.support.servers import free_port, serve
 
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
 EMBED = "/models/gpt/embed"
@@ -329,7 +329,7 @@ def test_a_proxy_that_is_trusted_says_by_which_scheme_a_client_came(tiny_reposit
 @pytest.mark.parametrize(("head", "parents"), [("", 0), (f"traceparent: {parent(1)['traceparent']}\r\n", 20)])
 def test_each_has_its_span_where_heads_are_the_same(tiny_repository: Path, head: str, parents: int) -> None:
     def ask(address: str, _: str) -> None:
-        with Connection(httpx.URL(address).port or 0) as connection:
+        with RawConnection(address) as connection:
             assert [connection.ask(same_head(1, 2, more=head))[0] for _ in range(20)] == [200] * 20
 
     told = told_by(tiny_repository, ask, "--access-log-sample-rate", "1", "--log-format", "json")
@@ -345,7 +345,7 @@ def test_each_has_its_span_where_heads_are_the_same(tiny_repository: Path, head:
 
 def test_a_share_of_them_is_sent_and_the_others_have_a_trace_all_the_same(tiny_repository: Path) -> None:
     def ask(address: str, _: str) -> None:
-        with Connection(httpx.URL(address).port or 0) as connection:
+        with RawConnection(address) as connection:
             assert [connection.ask(same_head(1, 2))[0] for _ in range(400)] == [200] * 400
 
     sampler = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.25"}
@@ -360,7 +360,7 @@ def test_a_share_of_them_is_sent_and_the_others_have_a_trace_all_the_same(tiny_r
 
 def test_a_collector_that_is_gone_delays_the_end_by_a_few_seconds(tiny_repository: Path) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
-    with serving(
+    with serve(
         tiny_repository,
         *("--tracing", "otlp"),
         OTEL_EXPORTER_OTLP_ENDPOINT=nowhere,

@@ -22,7 +22,7 @@ from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.runner import Feeds
-from tests.conftest import ROOT
+from tests.support.paths import ROOT
 
 if BUILT:
     from preblock.service.runtime._fused_embedding import add_rows

@@ -13,28 +13,18 @@ from pathlib import Path
 import httpx
 import pytest
 
-from preblock.export.exporter import export_loaded
-from preblock.export.source import LoadedSource
-from preblock.models.embeddings import GPT2Embeddings
-from preblock.models.modules.initialisers import seeded_
 from preblock.service.artifacts.manifest import GRAPH
-from preblock.service.artifacts.records import Source
 from preblock.service.core.errors import ArtifactError, Forbidden, NotFound
 from preblock.service.runtime.model_control import Control
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
-from tests.conftest import serving
+from tests.support.artifacts import copy_artifact
+from tests.support.servers import serve
 
 
 @pytest.fixture
 def root(tiny_repository: Path, tmp_path: Path) -> Path:
     return shutil.copytree(tiny_repository, tmp_path / "repository")
-
-
-def export_next(root: Path, name: str = "gpt", seed: int = 9) -> Path:
-    frontend = GPT2Embeddings(7, 4, 6)
-    seeded_(frontend, seed)
-    return export_loaded(LoadedSource(frontend, Source(kind="module")), name, root).folder
 
 
 def states(repository: Repository) -> dict[tuple[str, int], str]:
@@ -45,7 +35,7 @@ def test_a_new_version_is_opened_and_the_others_stay_what_they_are(root: Path) -
     repository = Repository(root, CPU, 1)
     before = repository.get("gpt")
     assert repository.refresh() == []
-    export_next(root)
+    copy_artifact("gpt-again", root, "gpt")
     (change,) = repository.refresh()
     assert (change.name, change.version, change.state) == ("gpt", 2, "READY")
     assert repository.get("gpt").version == 2
@@ -55,7 +45,7 @@ def test_a_new_version_is_opened_and_the_others_stay_what_they_are(root: Path) -
 
 def test_a_new_version_that_is_broken_leaves_the_old_one_serving(root: Path) -> None:
     repository = Repository(root, CPU, 1)
-    folder = export_next(root)
+    folder = copy_artifact("gpt-again", root, "gpt")
     sound = (folder / GRAPH).read_bytes()
     (folder / GRAPH).write_bytes(b"no graph")
     (change,) = repository.refresh()
@@ -126,10 +116,10 @@ def test_models_are_unloaded_and_loaded_by_request(root: Path, tmp_path: Path, s
         with pytest.raises(NotFound, match="model: got gpt, allowed bert"):
             repository.get("gpt")
         assert [state.reason for state in repository.index() if state.name == "gpt"] == ["unloaded"]
-        export_next(root)
+        copy_artifact("gpt-again", root, "gpt")
         await control.load("gpt")
         assert repository.get("gpt").version == 2
-        (export_next(root) / GRAPH).write_bytes(b"no graph")
+        (copy_artifact("gpt-again", root, "gpt") / GRAPH).write_bytes(b"no graph")
         with pytest.raises(ArtifactError, match=r"gpt/3: got gpt/3/model\.onnx"):
             await control.load("gpt")
         assert repository.get("gpt").version == 2
@@ -178,10 +168,10 @@ def test_a_server_follows_its_folder_without_a_failed_request(root: Path, worker
     options = {"PREBLOCK_MODEL_POLL_INTERVAL_SECONDS": "0.1", "PREBLOCK_WORKERS": str(workers)}
     versions: set[int] = set()
     failures: list[str] = []
-    with serving(root, "--model-control", "poll", **options) as server:
+    with serve(root, "--model-control", "poll", **options) as server:
         with asking(server.address, versions, failures):
             wait_for(lambda: versions == {1})
-            folder = export_next(root)
+            folder = copy_artifact("gpt-again", root, "gpt")
             wait_for(lambda: versions == {1, 2})
             versions.clear()
             shutil.rmtree(folder)

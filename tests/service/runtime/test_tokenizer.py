@@ -23,7 +23,7 @@ from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.tokenizer import CHARACTERS, Tokenizer
-from tests.conftest import write_tokenizer
+from tests.support.tokenizers import write_tokenizer
 
 TEXTS = ["Hello, world!", "Ünïcödé 😀 naïve\tcafé\n", "[SEP] is read as a token", "東京 2024", "word " * 300, " "]
 

@@ -23,8 +23,9 @@ from websockets.sync.client import connect
 
 from preblock.service.app import create_app
 from preblock.service.core.settings import Settings
-from tests.conftest import ROOT, free_port
+from tests.support.paths import ROOT
 from tests.support.protocols import FRAME, VECTORS, step_frame
+from tests.support.servers import free_port
 
 APPLICATION = "tests.support.asgi_app:create"
 SERVERS = {

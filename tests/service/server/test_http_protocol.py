@@ -35,8 +35,8 @@ from preblock.service.core.settings import Settings
 from preblock.service.engine.chunking import WRITTEN_WHOLE
 from preblock.service.server.front import Front
 from preblock.service.server.run import configure
-from tests.conftest import Server, serving
 from tests.service.api.http.test_response import tokens_of
+from tests.support.servers import Server, serve
 
 NPY, BYTES = "application/x-npy", "application/octet-stream"
 VOCABULARY, WIDTH, MAX_LEN = 500, 96, 900
@@ -53,7 +53,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def running(root: Path) -> Iterator[Server]:
-    with serving(root) as server:
+    with serve(root) as server:
         yield server
 
 
@@ -298,7 +298,7 @@ def test_a_large_answer_that_nobody_reads_counts_as_answered_now(root: Path) -> 
     address, document, _ = LARGE["native"]
     numbers = address, orjson.dumps(document(np.zeros((16, 850), np.int64))), {"Content-Type": "application/json"}
     with (
-        serving(root, PREBLOCK_MAX_CONCURRENT_REQUESTS="1") as server,
+        serve(root, PREBLOCK_MAX_CONCURRENT_REQUESTS="1") as server,
         httpx.Client(base_url=server.address, timeout=30) as client,
     ):
         url = httpx.URL(server.address)
@@ -354,7 +354,7 @@ def test_small_ones_of_many_connections_share_runs(running: Server, client: http
 def test_a_version_that_replaces_another_answers_from_then_on(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root, tmp_path / "models")
     with (
-        serving(tmp_path / "models", "--model-control", "poll", "--model-poll-interval-seconds", "0.2") as server,
+        serve(tmp_path / "models", "--model-control", "poll", "--model-poll-interval-seconds", "0.2") as server,
         httpx.Client(base_url=server.address) as client,
     ):
         path, body, headers = native(np.array([[1, 2]]), 0)
@@ -465,7 +465,7 @@ def test_another_method_is_not_what_was_answered_before(client: httpx.Client, me
 
 def test_who_leaves_at_once_is_no_error_of_the_server(root: Path) -> None:
     path, body, headers = raw(np.array([[1, 2]]), 0)
-    with serving(root) as server:
+    with serve(root) as server:
         url = httpx.URL(server.address)
         for _ in range(200):
             with socket.create_connection((url.host, url.port or 0)) as stream:

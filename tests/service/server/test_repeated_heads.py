@@ -28,7 +28,7 @@ from preblock.service.core.auth import new_key
 from preblock.service.core.settings import Settings
 from preblock.service.server.front import Front
 from preblock.service.server.run import configure
-from tests.conftest import Server, serving
+from tests.support.servers import Server, serve
 
 BYTES = "application/octet-stream"
 EMBED = "/models/gpt/embed"
@@ -306,7 +306,7 @@ def test_it_needs_its_key_each_time(tiny_repository: Path, tmp_path: Path) -> No
     narrow = entry.replace("[[keys]]", '[[keys]]\nmodels = ["bert"]')
     file.write_text(entry + other)
     sent = request(1, 2, more=f"Authorization: Bearer {key}\r\n")
-    with serving(tiny_repository, "--api-keys-file", str(file)) as server, Connection(port_of(server)) as client:
+    with serve(tiny_repository, "--api-keys-file", str(file)) as server, Connection(port_of(server)) as client:
         for then, after in ((narrow + other, 403), (entry + other, 200), (other, 401)):
             before = client.ask(sent)[0]
             file.write_text(then)
@@ -322,7 +322,7 @@ def test_it_counts_towards_the_rate_of_who_asks(tiny_repository: Path, tmp_path:
     config = tmp_path / "preblock.toml"
     config.write_text("")
     options = "--config-file", str(config), "--trusted-proxies", "127.0.0.1"
-    with serving(tiny_repository, *options) as server, Connection(port_of(server)) as client:
+    with serve(tiny_repository, *options) as server, Connection(port_of(server)) as client:
         clients = [request(1, 2, more=f"X-Forwarded-For: 192.0.2.{number}\r\n") for number in range(2)]
         assert [client.ask(sent)[0] for sent in clients for _ in range(5)] == [200] * 10
         config.write_text("rate_limit_per_second = 4\n")
@@ -337,7 +337,7 @@ def test_it_counts_towards_the_rate_of_who_asks(tiny_repository: Path, tmp_path:
 def test_an_empty_line_before_it_is_not_waited_for(tiny_repository: Path) -> None:
     sent = request(1, 2)
     with (
-        serving(tiny_repository, "--stream-idle-seconds", "1") as server,
+        serve(tiny_repository, "--stream-idle-seconds", "1") as server,
         Connection(port_of(server)) as client,
     ):
         for _ in range(3):
@@ -354,7 +354,7 @@ def test_a_version_that_is_there_by_now_answers(tmp_path: Path) -> None:
 
     export()
     poll = "--model-control", "poll", "--model-poll-interval-seconds", "0.2"
-    with serving(tmp_path, *poll) as server, Connection(port_of(server)) as client:
+    with serve(tmp_path, *poll) as server, Connection(port_of(server)) as client:
         sent = request(1, 2)
         old = [client.ask(sent)[2] for _ in range(3)][-1]
         export()

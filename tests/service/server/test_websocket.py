@@ -17,8 +17,9 @@ from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
 from websockets.uri import parse_uri
 
-from tests.conftest import Server
+from tests.support.connections import dial
 from tests.support.protocols import FRAME, Clients, native_bytes
+from tests.support.servers import Server
 
 MODEL, WIDTH = "gpt2-small", 768
 
@@ -85,7 +86,7 @@ class Raw:
 @contextmanager
 def opened(server: Server, query: str = "") -> Iterator[Raw]:
     url = httpx.URL(server.address)
-    with socket.create_connection((url.host, url.port or 0)) as stream:
+    with dial(url) as stream:
         stream.settimeout(20)
         yield Raw(stream, f"{server.address.replace('http', 'ws')}/models/{MODEL}/decode{query}")
 

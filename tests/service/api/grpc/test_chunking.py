@@ -10,11 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from preblock.export.exporter import export_loaded
-from preblock.export.source import LoadedSource
-from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings
-from preblock.service.artifacts.records import Source
-from tests.conftest import Server, serving
+from tests.support.artifacts import copy_artifact
+from tests.support.servers import Server, serve
 
 WIDTH, MAX_LEN = 64, 5000
 OUTPUTS = ("embeddings", "token_embeddings")
@@ -25,9 +22,9 @@ SHAPES = [(4, 5000), (20000, 1), (1, 4999), (3, 2731), (1, 1)]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     root: Path = tmp_path_factory.mktemp("large")
-    export_loaded(LoadedSource(GPT2Embeddings(300, WIDTH, MAX_LEN), Source(kind="module")), "gpt", root)
-    export_loaded(LoadedSource(BertEmbeddings(300, WIDTH, MAX_LEN), Source(kind="module")), "bert", root)
-    with serving(root) as running:
+    for name in ("gpt", "bert"):
+        copy_artifact(f"{name}-300x64x5000", root, name)
+    with serve(root) as running:
         yield running
 
 

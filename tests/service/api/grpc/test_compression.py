@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 
-from tests.conftest import Server
 from tests.support.protocols import Clients, native_bytes
+from tests.support.servers import Server
 
 IDS = np.ones((4000, 1), np.int64)
 

@@ -12,7 +12,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from preblock.service.core.auth import new_key
-from tests.conftest import Server, serving
+from tests.support.servers import Server, serve
 
 SHAPES = [(1, 3), (3, 1), (2, 2)]
 """The first two make messages of one length."""
@@ -99,7 +99,7 @@ def test_bytes_that_only_look_like_ids_are_not_taken_for_them(tiny_server: Serve
 
 
 def test_they_count_as_any_other(tiny_repository: Path) -> None:
-    with serving(tiny_repository) as server, grpc.insecure_channel(server.grpc) as channel:
+    with serve(tiny_repository) as server, grpc.insecure_channel(server.grpc) as channel:
         message = request("gpt", [[1, 2, 3]])
         answers = [service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(message, timeout=60) for _ in range(7)]
         text = httpx.get(f"{server.address}/metrics", timeout=60).text
@@ -120,7 +120,7 @@ def test_keys_rates_and_unloaded_models_hold(tiny_repository: Path, tmp_path: Pa
     file.write_text("".join(entry for _, entry in keys.values()))
     everyone, other = ((("authorization", f"Bearer {key}"),) for key, _ in keys.values())
     options = "--api-keys-file", str(file), "--model-control", "explicit", "--rate-limit-per-second", "5"
-    with serving(tiny_repository, *options) as server, grpc.insecure_channel(server.grpc) as channel:
+    with serve(tiny_repository, *options) as server, grpc.insecure_channel(server.grpc) as channel:
         stub, message = service_pb2_grpc.GRPCInferenceServiceStub(channel), request("gpt", [[1, 2, 3]])
         for _ in range(3):
             assert stub.ModelInfer(message, timeout=60, metadata=everyone)

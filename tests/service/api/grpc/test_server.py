@@ -15,8 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from tritonclient.grpc import service_pb2
 
-from tests.conftest import Server
 from tests.support.protocols import Clients, Refused, call_grpc, native_bytes
+from tests.support.servers import Server
 
 FIELDS = {
     "input_ids": [[1, 2, 3], [4, 5, 6]],

@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tests.conftest import Server, serving
+from tests.support.servers import Server, serve
 
 NOTHING_WAITS_SECONDS = 8
 """Below the 10 s that a call may take to end, and far above what ending takes."""
@@ -28,7 +28,7 @@ def request(rows: int) -> Any:
 
 @contextmanager
 def connected(repository: Path, *options: str) -> Iterator[tuple[Server, Any]]:
-    with serving(repository, *options) as server, grpc.insecure_channel(server.grpc) as channel:
+    with serve(repository, *options) as server, grpc.insecure_channel(server.grpc) as channel:
         grpc.channel_ready_future(channel).result(30)
         yield server, channel
 

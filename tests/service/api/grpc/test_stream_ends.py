@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tests.conftest import serving
+from tests.support.servers import serve
 
 IDLE, TOTAL = 1, 3
 
@@ -20,7 +20,7 @@ IDLE, TOTAL = 1, 3
 def stub(tiny_repository: Path) -> Iterator[Any]:
     """A client of a server that waits one second for it, and serves a stream for three."""
     limits = {"PREBLOCK_STREAM_IDLE_SECONDS": str(IDLE), "PREBLOCK_STREAM_MAX_LIFETIME_SECONDS": str(TOTAL)}
-    with serving(tiny_repository, **limits) as server, grpc.insecure_channel(server.grpc) as channel:
+    with serve(tiny_repository, **limits) as server, grpc.insecure_channel(server.grpc) as channel:
         grpc.channel_ready_future(channel).result(30)
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
 

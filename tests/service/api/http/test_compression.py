@@ -13,8 +13,8 @@ import pytest
 
 from preblock.service.api.http.compression import LEAST, expand, wanted
 from preblock.service.core.errors import Malformed, TooLarge
-from tests.conftest import Server, serving
 from tests.support.protocols import Clients
+from tests.support.servers import Server, serve
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
 ROWS = np.random.default_rng(2).integers(0, 30000, (4, 128)).tolist()
@@ -125,7 +125,7 @@ def test_another_coding_is_refused_by_name(tiny: httpx.Client, coding: str) -> N
 def test_a_bomb_is_refused_without_being_expanded(tiny_repository: Path) -> None:
     bomb = zlib.compress(bytes(2**28), 1)  # a megabyte
     headers = {"Content-Type": "application/json", "Content-Encoding": "deflate"}
-    with serving(tiny_repository) as server:
+    with serve(tiny_repository) as server:
         for path in ("/models/gpt/embed", "/models/gpt/bias", "/v1/embeddings", "/v2/models/gpt/infer"):
             small = httpx.post(server.address + path, content=zlib.compress(b"{}"), headers=headers)
             assert small.status_code == 422

@@ -1,6 +1,5 @@
 """What the server does for a client that does not read, or has left: nothing. Oracle: the counter of tokens."""
 
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,9 +12,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2
 
-from tests.conftest import Server, serving
 from tests.service.api.http.routes.test_decode import wait_for_streams
 from tests.service.api.http.streaming.test_stream_ends import floods, memory_of
+from tests.support.connections import dial
+from tests.support.servers import Server, serve
 
 
 def tokens_of(http: httpx.Client, model: str) -> float:
@@ -30,7 +30,7 @@ def tokens_of(http: httpx.Client, model: str) -> float:
 @pytest.fixture(scope="module")
 def calm(repository: Path) -> Iterator[Server]:
     """A server of its own, whose memory and counters nobody else moves."""
-    with serving(repository) as running, httpx.Client(base_url=running.address) as http:
+    with serve(repository) as running, httpx.Client(base_url=running.address) as http:
         assert http.get("/readyz").status_code == 200
         yield running
 
@@ -52,7 +52,7 @@ def test_nothing_is_computed_for_who_does_not_read_or_has_left(calm: Server, pro
     assert url.port is not None
     with httpx.Client(base_url=calm.address, timeout=20) as http:
         begin, memory = tokens_of(http, "gpt2-small"), memory_of(calm)
-        with socket.create_connection((url.host, url.port)) as deaf:
+        with dial(url) as deaf:
             deaf.sendall(first)
             wait_for_streams(http, 1)
             deaf.settimeout(0.3)

@@ -18,49 +18,15 @@ import tritonclient.http
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from preblock.export.exporter import export_loaded
-from preblock.export.source import AnyFrontEnd, LoadedSource
-from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
-from preblock.models.modules.bias import AlibiConfig, BiasConfig, RelativeSinusoidConfig, T5Config
-from preblock.models.modules.initialisers import seeded_
-from preblock.models.modules.rotary_config import RotaryConfig
-from preblock.models.modules.rotary_output import RotaryOutput
-from preblock.models.modules.stems import PatchConfig, PatchStem
-from preblock.models.steps import Levels, Positions, Segments, Tokens
-from preblock.service.artifacts.records import Source
-from tests.conftest import serving
+from tests.data.make_artifacts import build_frontend
+from tests.support.artifacts import copy_artifact
 from tests.support.protocols import Clients, connect
+from tests.support.servers import serve
 
 V, D, H = 11, 4, 3
-TOKENS = Tokens(rows=V, width=D)
-LEVELS = (Segments(rows=5, input="sentence"), Segments(rows=6, input="word"))
-NEAR: dict[str, Any] = {"factor": 2, "original_len": 8, "length": 16}
-ROTARY = (
-    RotaryOutput(config=RotaryConfig(dim=6)),
-    RotaryOutput(name="near", layout="interleaved", config=RotaryConfig(dim=4, scaling="dynamic", **NEAR)),
-)
-BIASES: dict[str, BiasConfig] = {
-    "alibi": AlibiConfig(heads=H),
-    "t5": T5Config(heads=H, buckets=8, max_distance=20, bidirectional=False),
-    "sinusoid": RelativeSinusoidConfig(width=D, clamp_len=None, bidirectional=True),
-}
-FRONTENDS: dict[str, AnyFrontEnd] = {
-    "rotary": FrontEnd(FrontEndConfig(family="rotary", steps=(TOKENS,), max_len=40, rotary=ROTARY)),
-    "levels": FrontEnd(FrontEndConfig(family="levels", steps=(TOKENS, Levels(levels=LEVELS)), max_len=None)),
-    "segments": FrontEnd(
-        FrontEndConfig(
-            family="segments",
-            steps=(TOKENS, Positions(rows=9), Segments(table="tokens", rows=V, needed=True)),
-            max_len=9,
-        )
-    ),
-    "vit": PatchStem(PatchConfig(family="vit", width=8, channels=3, image_size=8, patch_size=4)),
-    **{
-        name: FrontEnd(FrontEndConfig(family=name, steps=(TOKENS,), max_len=None if name == "t5" else 50, bias=bias))
-        for name, bias in BIASES.items()
-    },
-}
+BIASES = ("alibi", "t5", "sinusoid")
+MODELS = ("rotary", "levels", "segments", "vit", *BIASES)
 Json = dict[str, Any]
 IDS = [[1, 2, 3], [4, 5, 6]]
 
@@ -68,10 +34,9 @@ IDS = [[1, 2, 3], [4, 5, 6]]
 @pytest.fixture(scope="module")
 def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
     root: Path = tmp_path_factory.mktemp("companions")
-    for seed, (name, frontend) in enumerate(FRONTENDS.items()):
-        seeded_(frontend.eval(), seed)
-        export_loaded(LoadedSource(frontend, Source(kind="module")), name, root)
-    with serving(root) as server, connect(server) as connected:
+    for name in MODELS:
+        copy_artifact(name, root)
+    with serve(root) as server, connect(server) as connected:
         yield connected
 
 
@@ -81,7 +46,7 @@ def http(clients: Clients) -> httpx.Client:
 
 
 def frontend_of(name: str) -> FrontEnd:
-    frontend = FRONTENDS[name]
+    frontend = build_frontend(name)
     assert isinstance(frontend, FrontEnd)
     return frontend
 
@@ -278,7 +243,7 @@ def test_segments_that_are_tokens_must_be_given(http: httpx.Client) -> None:
 def test_images_are_embedded_as_by_the_module(http: httpx.Client, clients: Clients, shape: tuple[int, ...]) -> None:
     pixels = np.random.default_rng(shape[0]).standard_normal(shape).astype(np.float32)
     with torch.inference_mode():
-        expected = FRONTENDS["vit"](torch.from_numpy(pixels)).numpy()
+        expected = build_frontend("vit")(torch.from_numpy(pixels)).numpy()
     found = infer(http, "vit", [tensor("pixel_values", pixels, "FP32")])["embeddings"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
     with tritonclient.http.InferenceServerClient(str(http.base_url).removeprefix("http://").rstrip("/")) as client:

@@ -23,8 +23,9 @@ from preblock.service.engine.sequences import Sequences
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
-from tests.conftest import ROOT, Server
+from tests.support.paths import ROOT
 from tests.support.protocols import Clients, grpc_raw, native_json, step_frame
+from tests.support.servers import Server
 
 
 def read_metrics(http: httpx.Client) -> dict[tuple[str, ...], float]:

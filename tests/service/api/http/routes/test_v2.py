@@ -10,8 +10,8 @@ import pytest
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from tests.conftest import Server
 from tests.support.protocols import Clients, Vectors, native_bytes
+from tests.support.servers import Server
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 IDS = [[1, 2, 3], [4, 5, 6]]

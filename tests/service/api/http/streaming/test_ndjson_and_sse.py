@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.support.connections import dial
 from tests.support.protocols import Clients, native_bytes
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
@@ -24,7 +25,7 @@ def lines_of(clients: Clients, path: str) -> Iterator[tuple[socket.socket, Any]]
     """Begin a request by hand, and read the head of its answer before anything of its body is sent."""
     url = httpx.URL(clients.http.base_url)
     assert url.port is not None
-    with socket.create_connection((url.host, url.port), timeout=20) as connection, connection.makefile("rb") as answer:
+    with dial(url) as connection, connection.makefile("rb") as answer:
         head = f"POST /models/{path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\n"
         connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
         assert answer.readline() == b"HTTP/1.1 200 OK\r\n"

@@ -17,9 +17,10 @@ import pytest
 from websockets import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from tests.conftest import Server, serving
 from tests.service.api.http.routes.test_decode import wait_for_streams
+from tests.support.connections import dial
 from tests.support.protocols import FRAME, step_frame
+from tests.support.servers import Server, serve
 
 PING = FRAME.pack(b"PRBK", 2, 8, 0, 0, 0, 0, 0, bytes(3))
 CLOSING = 11
@@ -29,7 +30,7 @@ CLOSING = 11
 def impatient(repository: Path) -> Iterator[Server]:
     """A server that waits one second for a client, and serves a stream for two."""
     limits = {"PREBLOCK_STREAM_IDLE_SECONDS": "1", "PREBLOCK_STREAM_MAX_LIFETIME_SECONDS": "2"}
-    with serving(repository, **limits) as running, httpx.Client(base_url=running.address) as http:
+    with serve(repository, **limits) as running, httpx.Client(base_url=running.address) as http:
         assert http.get("/readyz").status_code == 200
         yield running
 
@@ -137,7 +138,7 @@ def test_who_does_not_read_is_held_back_and_then_dropped(impatient: Server, prot
     with httpx.Client(base_url=impatient.address, timeout=20) as http:
         wait_for_streams(http, 0)
         before = memory_of(impatient)
-        with socket.create_connection((url.host, url.port)) as deaf:
+        with dial(url) as deaf:
             deaf.sendall(first)
             wait_for_streams(http, 1)
             deaf.settimeout(0.3)
@@ -160,7 +161,7 @@ def test_a_client_that_leaves_frees_everything_at_once(impatient: Server) -> Non
     assert url.port is not None
     with httpx.Client(base_url=impatient.address, timeout=20) as http:
         for protocol, (first, again) in floods().items():
-            with socket.create_connection((url.host, url.port)) as client:
+            with dial(url) as client:
                 client.sendall(first + again)
                 client.recv(1)
                 wait_for_streams(http, 1)
@@ -171,7 +172,7 @@ def test_a_client_that_leaves_frees_everything_at_once(impatient: Server) -> Non
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_server_that_stops_tells_every_stream_where_to_go_on(tiny_repository: Path, workers: int) -> None:
-    with serving(tiny_repository, "--workers", str(workers)) as server:
+    with serve(tiny_repository, "--workers", str(workers)) as server:
         path = "models/gpt/decode?offset=[1,2]"
         with httpx.Client(base_url=server.address, timeout=20) as http:
             assert http.get("/readyz").status_code == 200
@@ -182,7 +183,7 @@ def test_a_server_that_stops_tells_every_stream_where_to_go_on(tiny_repository: 
             frame.recv()
             url = httpx.URL(server.address)
             assert url.port is not None
-            with socket.create_connection((url.host, url.port), timeout=20) as lines, lines.makefile("rb") as answer:
+            with dial(url) as lines, lines.makefile("rb") as answer:
                 head = f"POST /{path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\n"
                 lines.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
                 assert answer.readline() == b"HTTP/1.1 200 OK\r\n"
@@ -220,7 +221,7 @@ def test_an_answer_that_was_not_sent_was_not_fed_when_the_server_stops(repositor
         head + b"Accept: text/event-stream\r\nContent-Length: %d\r\n\r\n%b" % (len(events), events),
     ]
     with ExitStack() as stack:
-        server = stack.enter_context(serving(repository))
+        server = stack.enter_context(serve(repository))
         http = stack.enter_context(httpx.Client(base_url=server.address, timeout=20))
         address = (http.base_url.host, http.base_url.port)
 

@@ -1,0 +1,3 @@
+"""These tests export."""
+
+from tests.support.exports import translations  # noqa: F401

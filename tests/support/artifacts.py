@@ -1,0 +1,58 @@
+"""Copies of the stored artifacts, so that a test that serves a model needs no export."""
+
+import json
+import shutil
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from preblock.service.artifacts.manifest import DATA, GRAPH
+from tests.support.paths import ROOT
+
+STORED = ROOT / "tests" / "data" / "artifacts"
+WEIGHTS = "weights.json"
+"""In a stored artifact, how to draw its data file; the folder then holds no data file."""
+STANDARD_DEVIATION = np.float32(0.02)
+Floats = NDArray[np.float32]
+
+
+def draw_tables(seed: int, sizes: list[int]) -> list[Floats]:
+    """Return tables of these sizes from normal(0, 0.02) with PCG64(seed): the same on every processor."""
+    generator = np.random.Generator(np.random.PCG64(seed))
+    return [generator.standard_normal(size, dtype=np.float32) * STANDARD_DEVIATION for size in sizes]
+
+
+def draw_data(weights: dict[str, Any]) -> bytes:
+    """Return the data file that a `weights.json` describes."""
+    tables = draw_tables(weights["seed"], [table["size"] for table in weights["tables"]])
+    for table, values in zip(weights["tables"], tables, strict=True):
+        for index, value in table["changed"].items():
+            values[int(index)] = value
+    placed = {table["offset"]: values for table, values in zip(weights["tables"], tables, strict=True)}
+    return b"".join(placed[offset].tobytes() for offset in sorted(offset for offset in placed if offset is not None))
+
+
+def copy_artifact(stored: str, repository: Path, name: str | None = None) -> Path:
+    """Add a stored artifact to `repository` as the next version of `name`, and return its folder.
+
+    A server that watches the repository sees all of the version or nothing, as after an export.
+    """
+    model = repository / (name or stored)
+    draft = model / f".tmp-{stored}"
+    shutil.copytree(STORED / stored, draft)
+    if (draft / WEIGHTS).exists():
+        (draft / DATA).write_bytes(draw_data(json.loads((draft / WEIGHTS).read_text())))
+        (draft / WEIGHTS).unlink()
+    folder = next(model / str(version) for version in count(1) if not (model / str(version)).exists())
+    return draft.rename(folder)
+
+
+def read_tables(folder: Path) -> dict[str, Floats]:
+    """Return the tables of two dimensions of an artifact by the name of their step, as onnx reads them."""
+    initializers = onnx.load(folder / GRAPH).graph.initializer
+    tables = [tensor for tensor in initializers if tensor.name.startswith("frontend.") and len(tensor.dims) == 2]
+    return {tensor.name.split(".")[1]: np.array(onnx.numpy_helper.to_array(tensor)) for tensor in tables}

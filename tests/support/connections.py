@@ -1,0 +1,62 @@
+"""Connections on which a test sends any bytes, as no client library would."""
+
+import re
+import socket
+import time
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+
+def dial(address: str | httpx.URL, timeout: float = 20) -> socket.socket:
+    """Connect to the host and port of a URL."""
+    url = httpx.URL(address)
+    assert url.port is not None
+    return socket.create_connection((url.host, url.port), timeout)
+
+
+class RawConnection:
+    """An HTTP/1.1 connection that sends given bytes and reads answers of known length.
+
+    Args:
+        address: of the server, a URL.
+
+    """
+
+    def __init__(self, address: str) -> None:
+        self.stream = dial(address)
+        self.stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.file = self.stream.makefile("rb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.file.close()
+        self.stream.close()
+
+    def send(self, *parts: bytes) -> None:
+        """Send parts that the server reads one by one."""
+        for part in parts:
+            self.stream.sendall(part)
+            if part is not parts[-1]:
+                time.sleep(0.003)
+
+    def answer(self) -> tuple[int, str, bytes]:
+        """Return the status, the header block and the body of the next answer."""
+        head = "".join(line.decode() for line in iter(self._line, b"\r\n"))
+        (length,) = re.findall(r"content-length: (\d+)", head.lower())
+        return int(head.split()[1]), head, self.file.read(int(length))
+
+    def ask(self, sent: bytes) -> tuple[int, str, bytes]:
+        """Send a request, and return its answer."""
+        self.send(sent)
+        return self.answer()
+
+    def _line(self) -> bytes:
+        line = self.file.readline()
+        assert line, "the connection was closed"
+        return line
