@@ -168,36 +168,6 @@ def test_only_an_administrator_changes_models(guarded: Server, keys: dict[str, s
     assert [change(verb, key) for key in ("admin", "bert-admin") for verb in ("unload", "load")] == [200] * 4
 
 
-def test_requests_that_are_alike_need_their_key_each_time(tiny_repository: Path, tmp_path: Path) -> None:
-    """They are answered in the connection, by the form of the first."""
-    file = tmp_path / "keys.toml"
-    keys = [add_key(file, "gone", "gpt"), add_key(file, "stays", "gpt"), add_key(file, "other", "bert"), "wrong"]
-    ids = np.array([[1, 2]]).tobytes()
-    with (
-        serve(tiny_repository, "--api-keys-file", str(file)) as server,
-        httpx.Client(base_url=server.address) as client,
-    ):
-
-        def answers() -> list[int]:
-            found = []
-            for key in keys:
-                headers = {
-                    "Authorization": f"Bearer {key}",
-                    "Content-Type": "application/octet-stream",
-                    "Accept": "application/octet-stream",
-                }
-                found.append(client.post("/models/gpt/embed?shape=1,2", content=ids, headers=headers).status_code)
-            return found
-
-        for _ in range(3):
-            assert answers() == [200, 200, 403, 401]
-        file.write_text("[[keys]]" + file.read_text().split("[[keys]]", 2)[2])
-        deadline = time.monotonic() + 30
-        while (found := answers()) != [401, 200, 403, 401]:
-            assert found == [200, 200, 403, 401]
-            assert time.monotonic() < deadline
-
-
 @pytest.mark.parametrize("rows", [1, 8000])
 def test_the_client_of_openai_sends_a_key(guarded: Server, keys: dict[str, str], rows: int) -> None:
     """A body that is large is read, and its model found, in a thread."""
@@ -245,15 +215,6 @@ def test_the_client_sends_a_key_at_every_protocol(guarded: Server, keys: dict[st
             pass
     with pytest.raises(errors.Invalid, match="key: got other characters"):
         preblock.connect(guarded.address, key="clé")
-
-
-def test_two_requests_of_one_connection_are_two_callers(guarded: Server, keys: dict[str, str]) -> None:
-    with httpx.Client(base_url=guarded.address, timeout=60) as http:
-        for _ in range(2):
-            for key, status in ((keys["all"], 200), (keys["bert"], 403), (None, 401)):
-                headers = {"Authorization": f"Bearer {key}"} if key else {}
-                answer = http.post("/models/gpt/embed", json={"input_ids": [1]}, headers=headers)
-                assert answer.status_code == status
 
 
 def status_of(server: Server, method: str, fields: dict[str, str], key: str | None) -> str:

@@ -14,14 +14,13 @@ from typing import Any
 
 import grpc
 import httpx
-import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 from websockets import InvalidStatus
 from websockets.sync.client import connect as connect_socket
 
 import preblock
-from preblock.service.core.auth import Authenticator, new_key
+from preblock.service.core.auth import Authenticator
 from preblock.service.core.errors import RateLimited, Unavailable
 from preblock.service.core.limits import Limits
 from preblock.service.engine.scheduler import Scheduler
@@ -184,32 +183,6 @@ def test_the_rate_of_a_caller_is_limited_at_every_protocol_together(
         assert denied.value.response.status_code == 429
         assert "Retry-After" in denied.value.response.headers
         assert clients.http.get("/models").status_code == 200
-
-
-@pytest.mark.parametrize("keys", [False, True], ids=["addresses", "keys"])
-def test_requests_that_are_alike_count_for_their_caller(tiny_repository: Path, tmp_path: Path, keys: bool) -> None:
-    """They are answered in the connection, by the form of the first."""
-    environment = {"PREBLOCK_RATE_LIMIT_PER_SECOND": "5"}
-    headers = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
-    if keys:
-        made = [new_key(name, (), admin=False) for name in ("one", "another")]
-        (tmp_path / "keys.toml").write_text("".join(entry for _, entry in made))
-        environment["PREBLOCK_API_KEYS_FILE"] = str(tmp_path / "keys.toml")
-
-    def caller(number: int) -> httpx.Client:
-        """One of two, told apart by their keys or by their addresses."""
-        own = {"Authorization": f"Bearer {made[number][0]}"} if keys else {}
-        address = "127.0.0.1" if keys else f"127.0.0.{2 + number}"
-        return httpx.Client(
-            base_url=server.address, headers=headers | own, transport=httpx.HTTPTransport(local_address=address)
-        )
-
-    with serve(tiny_repository, **environment) as server, caller(0) as one, caller(1) as another:
-        ids = np.array([[1, 2]]).tobytes()
-        seen = [one.post("/models/gpt/embed?shape=1,2", content=ids) for _ in range(20)]
-        assert [answer.status_code for answer in seen[:5]] == [200] * 5
-        assert {answer.status_code for answer in seen[5:]} >= {429}
-        assert another.post("/models/gpt/embed?shape=1,2", content=ids).content == seen[0].content
 
 
 def test_a_step_counts_for_who_opened_the_stream(tiny_repository: Path) -> None:

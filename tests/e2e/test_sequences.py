@@ -97,7 +97,7 @@ def test_json_goes_on_with_the_sequence_that_bytes_began(tiny_clients: Clients) 
     assert found.tobytes() == expected.tobytes()
 
 
-class Stream:
+class TritonStream:
     """A stream of the synchronous client, with its answers."""
 
     def __init__(self, server: Server) -> None:
@@ -119,8 +119,8 @@ class Stream:
 
 
 @contextmanager
-def streaming(server: Server) -> Iterator[Stream]:
-    stream = Stream(server)
+def streaming(server: Server) -> Iterator[TritonStream]:
+    stream = TritonStream(server)
     try:
         yield stream
     finally:

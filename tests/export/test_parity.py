@@ -43,7 +43,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-class Recording(Session):
+class RecordingSession(Session):
     """A session that records its inputs."""
 
     def __init__(self, folder: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_norm_that_is_rounded_may_fall_on_the_neighbour(tmp_path: Path, arithm
 
 
 def test_every_case_went_through_the_session(artifacts: dict[str, Path]) -> None:
-    session = Recording(artifacts["bert"])
+    session = RecordingSession(artifacts["bert"])
     parity = prove(BERT, session)
     assert [(*feeds["input_ids"].shape, tuple(feeds["offset"])) for feeds in session.asked] == [
         (case.batch, case.length, case.offset) for case in map(arguments, parity.cases)
@@ -123,7 +123,7 @@ def test_every_case_went_through_the_session(artifacts: dict[str, Path]) -> None
 
 
 def test_the_ids_of_every_case_reach_both_ends_of_the_table(artifacts: dict[str, Path]) -> None:
-    session = Recording(artifacts["gpt2"])
+    session = RecordingSession(artifacts["gpt2"])
     prove(GPT2, session)
     for feeds in session.asked:
         assert feeds["input_ids"][-1, -1] == 29

@@ -81,7 +81,7 @@ def save(name: str, folder: Path, **options: Any) -> Path:
     return folder
 
 
-class Seen(Exception):
+class HiddenStates(Exception):
     """What enters the first block."""
 
 
@@ -90,7 +90,7 @@ def entering_block_0(name: str, values: Tensor) -> Tensor:
     model = build(name)
 
     def stop(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        raise Seen(args[0] if args else kwargs["hidden_states"])
+        raise HiddenStates(args[0] if args else kwargs["hidden_states"])
 
     model.get_submodule(MODELS[name][3]).register_forward_pre_hook(stop, with_kwargs=True)
     inputs: dict[str, Any] = {"input_features": values}
@@ -101,7 +101,7 @@ def entering_block_0(name: str, values: Tensor) -> Tensor:
     try:
         with torch.inference_mode():
             model(**inputs)
-    except Seen as seen:
+    except HiddenStates as seen:
         entering: Tensor = seen.args[0]
         return entering
     raise AssertionError(f"{name} has no such block")

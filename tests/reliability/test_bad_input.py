@@ -31,7 +31,6 @@ from tests.support.protocols import (
     native_safetensors,
     open_inference_binary,
     open_inference_json,
-    openai_base64,
 )
 
 BINARY = (native_npy, native_raw, native_safetensors, *TENSORS)
@@ -401,14 +400,6 @@ def test_an_exact_fit_is_answered(
 ) -> None:
     vectors = protocol(tiny_clients, "gpt", {"input_ids": [[1, 2]], "offset": 4})
     assert vectors.tobytes() == (tables["tokens"][[1, 2]] + tables["positions"][[4, 5]]).tobytes()
-
-
-@pytest.mark.parametrize("protocol", [*TENSOR, *STREAMS, openai_base64])
-def test_an_unknown_model_is_refused(tiny_clients: Clients, protocol: Protocol) -> None:
-    with pytest.raises(Refused) as refused:
-        protocol(tiny_clients, "nope", {"input_ids": [[1]]})
-    assert refused.value.message == "model: got nope, allowed bert, gpt"
-    assert refused.value.status in (404, "StatusCode.NOT_FOUND")
 
 
 @pytest.mark.parametrize(

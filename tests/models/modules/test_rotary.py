@@ -32,7 +32,7 @@ FAR = 131072
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedRotary:
     """A module of transformers, and a `config.json` as published for it."""
 
     config_class: type[PreTrainedConfig]
@@ -59,25 +59,25 @@ def read(values: dict[str, Any], length: int | None = None, family: str = "llama
     return output.config
 
 
-def llama(scaling: dict[str, Any] | None = None, **values: object) -> Published:
-    return Published(
+def llama(scaling: dict[str, Any] | None = None, **values: object) -> PublishedRotary:
+    return PublishedRotary(
         LlamaConfig,
         modeling_llama.LlamaRotaryEmbedding,
         {**SIZES, "rope_scaling": scaling, "rope_theta": 5e5, **values},
     )
 
 
-def neox(scaling: dict[str, Any] | None) -> Published:
+def neox(scaling: dict[str, Any] | None) -> PublishedRotary:
     values = {**SIZES, "rotary_pct": 0.25, "rotary_emb_base": 10000, "rope_scaling": scaling}
-    return Published(GPTNeoXConfig, modeling_gpt_neox.GPTNeoXRotaryEmbedding, values)
+    return PublishedRotary(GPTNeoXConfig, modeling_gpt_neox.GPTNeoXRotaryEmbedding, values)
 
 
-def qwen(scaling: dict[str, Any]) -> Published:
+def qwen(scaling: dict[str, Any]) -> PublishedRotary:
     values = {**SIZES, "max_position_embeddings": FAR, "rope_theta": 1e6, "rope_scaling": scaling}
-    return Published(Qwen2Config, Qwen2RotaryEmbedding, values)
+    return PublishedRotary(Qwen2Config, Qwen2RotaryEmbedding, values)
 
 
-def phi(**scaling: object) -> Published:
+def phi(**scaling: object) -> PublishedRotary:
     lists = {"short_factor": [1 + i / 50 for i in range(32)], "long_factor": [1 + 0.7 * i for i in range(32)]}
     values = {
         **SIZES,
@@ -85,7 +85,7 @@ def phi(**scaling: object) -> Published:
         "original_max_position_embeddings": 4096,
         "rope_scaling": {"type": "longrope", **lists, **scaling},
     }
-    return Published(Phi3Config, Phi3RotaryEmbedding, values)
+    return PublishedRotary(Phi3Config, Phi3RotaryEmbedding, values)
 
 
 LLAMA3 = {
@@ -107,7 +107,7 @@ DEEPSEEK = {
 }
 PUBLISHED = {
     "llama": llama(),
-    "llama without theta": Published(LlamaConfig, modeling_llama.LlamaRotaryEmbedding, SIZES),
+    "llama without theta": PublishedRotary(LlamaConfig, modeling_llama.LlamaRotaryEmbedding, SIZES),
     "llama with a width of a head": llama(head_dim=80),
     "llama linear": llama({"type": "linear", "factor": 3.7}),
     "llama dynamic": llama({"type": "dynamic", "factor": 2.0}),
@@ -173,14 +173,14 @@ def assert_equal(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) 
 
 @EACH
 @LENGTHS
-def test_equals_transformers(published: Published, length: int) -> None:
+def test_equals_transformers(published: PublishedRotary, length: int) -> None:
     positions = some_positions(length)
     module = RotaryEmbedding(published.read(length))
     assert_equal(angles(module, positions), published.angles(positions))
 
 
 @EACH
-def test_equals_transformers_in_bfloat16(published: Published) -> None:
+def test_equals_transformers_in_bfloat16(published: PublishedRotary) -> None:
     positions = some_positions(5000)
     found = angles(RotaryEmbedding(published.read(5000)), positions, torch.bfloat16)
     assert_equal(found, published.angles(positions, torch.bfloat16))
@@ -188,7 +188,7 @@ def test_equals_transformers_in_bfloat16(published: Published) -> None:
 
 @EACH
 @LENGTHS
-def test_a_file_of_transformers_5_means_the_same_as_an_older_file(published: Published, length: int) -> None:
+def test_a_file_of_transformers_5_means_the_same_as_an_older_file(published: PublishedRotary, length: int) -> None:
     new = published.config().to_dict()
     assert "rope_scaling" not in new
     assert read(new, length, published.config_class.model_type) == published.read(length)

@@ -190,7 +190,7 @@ def test_what_is_checked_before_the_answer_is_no_time_in_a_queue(engine: Engine)
     assert passed["queue"] < 0.1 <= passed["compute_infer"]
 
 
-class Recording(Scheduler):
+class RecordingScheduler(Scheduler):
     """Tells how much of its work was for a thread."""
 
     in_threads = 0
@@ -204,7 +204,7 @@ class Recording(Scheduler):
 def test_the_tokens_of_large_requests_are_counted_and_cut_in_a_thread(
     engine: Engine, rows: int, in_threads: int
 ) -> None:
-    scheduler = Recording(1, 8)
+    scheduler = RecordingScheduler(1, 8)
     try:
         other = Engine(engine.repository, scheduler, Metrics(), 65536)
         embed(other, "roberta", TokenRequest(input_ids=rows_of([400] * rows), in_pieces=True))

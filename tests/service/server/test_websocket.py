@@ -39,7 +39,7 @@ def masked(payload: bytes, mask: bytes, first: int = 0x82) -> bytes:
     return bytes((first,)) + length + mask + covered
 
 
-class Raw:
+class RawWebSocket:
     """A WebSocket whose bytes a test writes, and whose answers `websockets` reads."""
 
     def __init__(self, stream: socket.socket, address: str) -> None:
@@ -84,11 +84,11 @@ class Raw:
 
 
 @contextmanager
-def opened(server: Server, query: str = "") -> Iterator[Raw]:
+def opened(server: Server, query: str = "") -> Iterator[RawWebSocket]:
     url = httpx.URL(server.address)
     with dial(url) as stream:
         stream.settimeout(20)
-        yield Raw(stream, f"{server.address.replace('http', 'ws')}/models/{MODEL}/decode{query}")
+        yield RawWebSocket(stream, f"{server.address.replace('http', 'ws')}/models/{MODEL}/decode{query}")
 
 
 def expected(clients: Clients, ids: list[list[int]], offset: list[int]) -> bytes:

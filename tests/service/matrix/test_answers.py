@@ -1,0 +1,95 @@
+"""Answers and errors of every code path. Oracle: NumPy over the raw tables."""
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.service.matrix.code_paths import Caller, CodePath
+
+Expect = Callable[..., bytes]
+VOCABULARY, MAX_LEN = 50, 700
+TIMING = re.compile(r"parse;dur=\d+\.\d{3}(, (queue|run);dur=\d+\.\d{3})*")
+
+
+GOOD = np.array([[3, 4]])
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 4), (3, 2)])
+def test_vectors_equal_the_tables(path: CodePath, caller: Caller, expect: Expect, shape: tuple[int, int]) -> None:
+    random = np.random.default_rng(shape)
+    for offset in (0, 2) if path.offsets else (0,):
+        path.prepare(caller, np.ones(shape, np.int64), offset)
+        for _ in range(3):
+            ids = random.integers(0, VOCABULARY, shape)
+            answer = caller.ask(ids, offset)
+            assert (answer.status, answer.content) == (200, expect(ids, offset)), answer
+
+
+@pytest.mark.parametrize(
+    ("ids", "offset", "message"),
+    [
+        ([[1, -1]], 0, "input_ids[0][1]: got -1, allowed 0 to 49"),
+        ([[-(2**63), 1]], 0, f"input_ids[0][0]: got {-(2**63)}, allowed 0 to 49"),
+        ([[1, VOCABULARY]], 0, "input_ids[0][1]: got 50, allowed 0 to 49"),
+        ([[1, 2**63 - 1]], 0, f"input_ids[0][1]: got {2**63 - 1}, allowed 0 to 49"),
+        ([[1, 2]], MAX_LEN - 1, ""),
+        ([[1, 2]], MAX_LEN + 1, ""),
+        ([[1, 2]], -1, ""),
+        ([[1, 2]], 2**63 - 1, ""),
+        ([[1] * (MAX_LEN + 1)], 0, ""),
+    ],
+)
+def test_bad_request_is_refused_and_the_next_answered(
+    path: CodePath, caller: Caller, expect: Expect, ids: list[list[int]], offset: int, message: str
+) -> None:
+    if offset and not path.offsets:
+        pytest.skip("no offset")
+    path.prepare(caller, GOOD)
+    answer = caller.ask(np.array(ids), offset)
+    found = answer.content.decode()
+    assert answer.status == 422, answer
+    if path.protocol == "openai":
+        message = message.replace("input_ids", "input")
+    assert message in found
+    assert ": got " in found
+    assert ", allowed " in found
+    assert caller.ask(GOOD).content == expect(GOOD)
+
+
+def test_unknown_model_is_not_found(caller: Caller) -> None:
+    answer = caller.ask(np.array([[1]]), model="nope")
+    assert (answer.status, answer.content) == (404, b"model: got nope, allowed gpt")
+
+
+def test_content_of_wrong_size_is_refused(path: CodePath, caller: Caller, expect: Expect) -> None:
+    path.prepare(caller, GOOD)
+    for cut in (3, 8):
+        assert caller.ask(GOOD, cut=cut).status in (400, 422)
+    assert caller.ask(GOOD).content == expect(GOOD)
+
+
+def test_disconnects_leave_the_server_working(path: CodePath, caller: Caller, expect: Expect) -> None:
+    path.prepare(caller, GOOD)
+    for _ in range(5):
+        caller.leave(GOOD)
+    assert caller.ask(GOOD).content == expect(GOOD)
+
+
+def test_request_id_is_returned_or_made(path: CodePath, caller: Caller) -> None:
+    path.prepare(caller, GOOD)
+    assert caller.ask(GOOD, headers={"x-request-id": "mine"}).headers["x-request-id"] == "mine"
+    made = {
+        caller.ask(GOOD, headers=headers).headers["x-request-id"] for headers in ({}, {}, {"x-request-id": "x" * 200})
+    }
+    assert len(made) == 3
+    assert all(len(name) < 100 for name in made)
+
+
+def test_header_tells_where_time_went(path: CodePath, caller: Caller) -> None:
+    if path.protocol == "decode" or path.name == "grpc-streamed":
+        pytest.skip("the headers leave before the first step")
+    path.prepare(caller, GOOD)
+    found = caller.ask(GOOD).headers["server-timing"]
+    assert TIMING.fullmatch(found), found
