@@ -39,7 +39,7 @@ from preblock.export.exporter import export
 export(sys.argv[1], "huge", Path(sys.argv[2]), dtype=sys.argv[3])
 {END}"""
 VERIFY = f"""{BEGIN}
-from preblock.export.verify import verify
+from preblock.export.verification import verify
 verify(Path(sys.argv[1]) / "huge" / "1")
 {END}"""
 OPEN = """

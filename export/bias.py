@@ -15,12 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from preblock.export.errors import ParityError
 from preblock.export.graph import OPSET
-from preblock.export.parity import judge
+from preblock.export.parity import judge, run_graph
 from preblock.models.modules.alibi import AlibiBias
 from preblock.models.modules.bias import Bias
-from preblock.models.modules.relative import RelativeSinusoid, T5RelativeBias
+from preblock.models.modules.relative_positions import RelativeSinusoid, T5RelativeBias
 from preblock.service.artifacts.manifest import BIAS_GRAPH
 from preblock.service.artifacts.parity import OutputParity, ParityCase
 from preblock.service.runtime.session import Session
@@ -93,10 +92,8 @@ def _compare(bias: Bias, session: Session, query_offset: int, query_length: int,
         lengths = {"query_offset": query_offset, **lengths}
     with torch.inference_mode():
         expected = bias(**lengths).numpy()
-    try:
-        (found,) = session.run({name: np.array([length]) for name, length in lengths.items()}).values()
-    except Exception as error:  # onnxruntime's own exceptions share no narrower parent
-        raise ParityError(f"{BIAS_GRAPH} fails at {lengths}: {' '.join(str(error).split())}") from error
+    feeds = {name: np.array([length]) for name, length in lengths.items()}
+    (found,) = run_graph(session, feeds, f"{BIAS_GRAPH} fails at {lengths}").values()
     same = found.shape == expected.shape and bool(np.isfinite(found).all())
     max_abs = float(np.abs(found - expected).max(initial=0)) if same else np.inf
     return ParityCase(arguments=dict(lengths), max_abs=max_abs, max_ulp=max_abs / float(np.spacing(np.float32(1))))

@@ -8,22 +8,22 @@ from typing import Unpack
 from torch import nn
 
 from preblock.export.bias import export_bias
-from preblock.export.describe import describe_artifact
+from preblock.export.description import describe_artifact
 from preblock.export.errors import ExportError
 from preblock.export.graph import export_graph
 from preblock.export.graph_metadata import label_graphs
 from preblock.export.position_inputs import write_positioned
 from preblock.export.progress import Report
-from preblock.export.publish import check_name, draft, publish
+from preblock.export.publication import check_name, draft, publish
 from preblock.export.quantization import sketch, write_tables
 from preblock.export.source import AnyFrontEnd, LoadedSource, SourceOptions, load_source
 from preblock.export.stem import export_stem
 from preblock.export.stored_tables import build_quantized
 from preblock.export.table_comparison import compare_tables
 from preblock.export.table_formats import TableFormat, find_format
-from preblock.export.verify import find_providers, prove_artifact
+from preblock.export.verification import find_providers, prove_artifact
 from preblock.models.checkpoints.position_resize import resized
-from preblock.models.custom import CustomFrontEnd
+from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.stems import Stem
 from preblock.service.artifacts.io import write
@@ -178,7 +178,7 @@ def _resize(loaded: LoadedSource, max_len: int, resizing: str | None) -> LoadedS
 
 def _check_format(frontend: AnyFrontEnd, format_: TableFormat) -> None:
     if not isinstance(frontend, FrontEnd):
-        what = "a stem" if isinstance(frontend, Stem) else "a module of one's own"
+        what = "a stem" if isinstance(frontend, Stem) else "a custom module"
         raise ExportError(f"--dtype: got {format_.dtype!r}, allowed only float32 for {what}")
 
 

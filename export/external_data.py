@@ -46,7 +46,7 @@ def map_weights(model: onnx.ModelProto, folder: Path) -> dict[str, NDArray[Any]]
     weights: dict[str, NDArray[Any]] = {}
     for tensor in model.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            offset = next((int(entry.value) for entry in tensor.external_data if entry.key == "offset"), 0)
+            offset, _ = place_of(tensor)
             dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
             weights[tensor.name] = np.memmap(folder / DATA, dtype, mode="c", offset=offset, shape=tuple(tensor.dims))
         else:
@@ -54,11 +54,27 @@ def map_weights(model: onnx.ModelProto, folder: Path) -> dict[str, NDArray[Any]]
     return weights
 
 
+def place_of(tensor: onnx.TensorProto) -> tuple[int, int]:
+    """Return offset and length of a tensor in the data file, in bytes."""
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    return int(place["offset"]), int(place["length"])
+
+
+def set_place(tensor: onnx.TensorProto, offset: int, length: int) -> None:
+    """Let `tensor` refer to `length` bytes of the data file from `offset`."""
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    del tensor.external_data[:]
+    for key, value in (("location", DATA), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))
+
+
 def _save(name: str, values: NDArray[Any], stream: BinaryIO, progress: StepProgress) -> onnx.TensorProto:
     """Append `values` to the data file, and return the tensor over them."""
     if values.nbytes <= SMALL:
         return onnx.numpy_helper.from_array(values, name)
-    place = {"location": DATA, "offset": str(stream.tell()), "length": str(values.nbytes)}
+    dtype = onnx.helper.np_dtype_to_tensor_dtype(values.dtype)
+    tensor = onnx.TensorProto(name=name, dims=values.shape, data_type=dtype)
+    set_place(tensor, stream.tell(), values.nbytes)
     content = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     for begin in range(0, len(content), CHUNK_BYTES):
         part = content[begin : begin + CHUNK_BYTES]
@@ -67,8 +83,4 @@ def _save(name: str, values: NDArray[Any], stream: BinaryIO, progress: StepProgr
             stream.flush()
             os.fdatasync(stream.fileno())
         progress.add(len(part))
-    dtype = onnx.helper.np_dtype_to_tensor_dtype(values.dtype)
-    tensor = onnx.TensorProto(name=name, dims=values.shape, data_type=dtype, data_location=onnx.TensorProto.EXTERNAL)
-    for key, value in place.items():
-        tensor.external_data.add(key=key, value=value)
     return tensor

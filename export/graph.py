@@ -5,7 +5,7 @@ Letters: B batch, L length, D output width.
 
 import logging
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from preblock.export.errors import ExportError
 from preblock.export.external_data import map_weights, save_program
 from preblock.export.progress import Report
 from preblock.models.config import FrontEndConfig
-from preblock.models.custom import CustomFrontEnd
+from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.signature import Signature
 from preblock.models.steps import Project, names_of
@@ -148,19 +148,30 @@ def _only(model: onnx.ModelProto, *names: str) -> onnx.ModelProto:
     """Return the part of `model` for the outputs `names`, with all inputs."""
     part = onnx.ModelProto()
     part.CopyFrom(model)
-    wanted, nodes = set(names), []
-    for node in reversed(model.graph.node):
-        if wanted.intersection(node.output):
-            wanted.update(_inputs(node))
-            nodes.append(node)
-    initializers = [tensor for tensor in model.graph.initializer if tensor.name in wanted]
     outputs = [value for value in model.graph.output if value.name in names]
-    for field in ("node", "initializer", "output"):
-        part.graph.ClearField(field)
-    part.graph.node.extend(reversed(nodes))
-    part.graph.initializer.extend(initializers)
-    part.graph.output.extend(outputs)
+    nodes, initializers, _ = cut(model.graph, names)
+    replace_fields(part.graph, node=nodes, initializer=initializers, output=outputs)
     return part
+
+
+def cut(
+    graph: onnx.GraphProto, outputs: Collection[str]
+) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto], list[onnx.ValueInfoProto]]:
+    """Return the nodes, the initializers and the inputs needed to compute the values `outputs`."""
+    needed, nodes = set(outputs), []
+    for node in reversed(graph.node):
+        if not needed.isdisjoint(node.output):
+            needed.update(_inputs(node))
+            nodes.append(node)
+    initializers = [tensor for tensor in graph.initializer if tensor.name in needed]
+    return nodes[::-1], initializers, [value for value in graph.input if value.name in needed]
+
+
+def replace_fields(graph: onnx.GraphProto, **fields: Sequence[Message]) -> None:
+    """Replace repeated fields of `graph`."""
+    for field, values in fields.items():
+        graph.ClearField(field)
+        getattr(graph, field).extend(values)
 
 
 def _inputs(node: onnx.NodeProto) -> Iterator[str]:

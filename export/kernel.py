@@ -1,26 +1,27 @@
-"""Finds the tables that the fused kernel of the service reads, where vectors are the sum of two rows."""
+"""Finds the tables for the fused kernel of the service, which adds a token row and a position row."""
 
 from pathlib import Path
 
 import onnx
 from onnx import GraphProto, TensorProto, numpy_helper
 
+from preblock.export.external_data import place_of
 from preblock.export.position_inputs import positions_of
 from preblock.service.artifacts.manifest import EMBEDDINGS, POSITION_EMBEDDINGS, POSITIONED_GRAPH
 from preblock.service.artifacts.records import Kernel, KernelTokens
 
 
 def kernel_of(folder: Path) -> Kernel | None:
-    """Return the tables from which the kernel computes `embeddings`, read from `positioned.onnx` in `folder`."""
+    """Return the kernel's tables in `positioned.onnx` of `folder`; None if the kernel cannot compute `embeddings`."""
     graph = onnx.load(folder / POSITIONED_GRAPH, load_external_data=False).graph
     tokens = tokens_of(graph)
     return None if tokens is None else Kernel(tokens=tokens, positions=positions_of(folder))
 
 
 def tokens_of(graph: GraphProto) -> KernelTokens | None:
-    """Return the token table of a graph that takes position vectors.
+    """Return the token table of a graph with the input `position_embeddings`.
 
-    None where it does more than look up rows of one float32 table, multiply them by a number or not, and add positions.
+    Return None unless the graph gathers rows of one float32 table, optionally scales them, and adds the positions.
     """
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     if [node.domain or node.op_type for node in graph.node] not in (["Gather", "Add"], ["Gather", "Mul", "Add"]):
@@ -38,9 +39,9 @@ def tokens_of(graph: GraphProto) -> KernelTokens | None:
         return None
     if table.data_type != TensorProto.FLOAT or len(table.dims) != 2 or not table.external_data:
         return None
-    begin = next(int(entry.value) for entry in table.external_data if entry.key == "offset")
+    begin, _ = place_of(table)
     rows, width = table.dims
     summed = [value for value in (*graph.input, *graph.output) if value.name in (POSITION_EMBEDDINGS, EMBEDDINGS)]
     if begin % 4 or any(value.type.tensor_type.shape.dim[-1].dim_value != width for value in summed):
-        return None  # a sum that widens one side
+        return None  # the sum broadcasts along the width
     return KernelTokens(begin=begin, rows=rows, width=width, scale=scale)

@@ -3,8 +3,9 @@
 Letters: B batch, L length, M maximum length, P width of a table of positions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from pydantic import JsonValue
 
 from preblock.export.errors import ParityError
 from preblock.export.parity_cases import UNLIMITED_LENGTH, GridCase, arguments_of, feeds_of, grid, in_words
-from preblock.models.custom import CustomFrontEnd
+from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.rotary_config import SCALINGS
 from preblock.models.modules.signature import Signature
@@ -75,18 +76,17 @@ def judge(output: str, cases: Sequence[ParityCase], allowed_ulp: float) -> Outpu
             f"({worst.max_ulp:.3g} ULP, allowed {allowed_ulp:.3g}) at {at}"
         )
     return OutputParity(
-        allowed_ulp=allowed_ulp,
-        max_abs=max(case.max_abs for case in cases),
-        max_ulp=worst.max_ulp,
-        cases=tuple(cases),
+        allowed_ulp=allowed_ulp, max_abs=max(case.max_abs for case in cases), max_ulp=worst.max_ulp, cases=tuple(cases)
     )
 
 
-def prove_lookup(frontend: FrontEnd, session: Session, told: Callable[[int], None] = lambda _: None) -> OutputParity:
+def prove_lookup(
+    frontend: FrontEnd, session: Session, count_bytes: Callable[[int], None] = lambda _: None
+) -> OutputParity:
     """Compare the model's own token lookup with `frontend.look_up`, for every id, bit for bit.
 
-    The output is `token_embeddings`, or `embeddings` if the two are equal. `told` receives the bytes of each chunk of
-    ids.
+    The output is `token_embeddings`, or `embeddings` if the two are equal. `count_bytes` receives the number of bytes
+    of each chunk of ids.
 
     Raises:
         ParityError: a value differs.
@@ -103,7 +103,7 @@ def prove_lookup(frontend: FrontEnd, session: Session, told: Callable[[int], Non
             expected = frontend.look_up(torch.from_numpy(part)).numpy()
             found = session.run({"input_ids": part, "offset": np.zeros(1, np.int64)}, [output])[output]
             max_abs, max_ulp = difference(found, expected)
-            told(expected.nbytes)
+            count_bytes(expected.nbytes)
             arguments: dict[str, JsonValue] = {"from_id": int(part[0, 0]), "to_id": int(part[-1, 0])}
             cases.append(ParityCase(arguments=arguments, max_abs=max_abs, max_ulp=max_ulp))
     return judge(output, cases, 0.0)
@@ -142,11 +142,11 @@ def prove_positioned(
     positioned: Session,
     positions: NDArray[np.float32],
     plain: Session,
-    told: Callable[[int], None] = lambda _: None,
+    count_bytes: Callable[[int], None] = lambda _: None,
 ) -> OutputParity:
     """Compare the graph with the input `positions` (1, M, P) to the plain one over the grid, for one offset.
 
-    `told` receives the bytes of each case.
+    `count_bytes` receives the bytes of each case.
 
     Raises:
         ParityError: a bit differs.
@@ -160,7 +160,7 @@ def prove_positioned(
         expected = plain.run(feeds, [EMBEDDINGS])[EMBEDDINGS]
         found = positioned.run(with_position_view(feeds, positions), [EMBEDDINGS])[EMBEDDINGS]
         cases.append(_same(found, expected, arguments_of(case)))
-        told(expected.nbytes)
+        count_bytes(expected.nbytes)
     return judge(POSITIONED, cases, 0.0)
 
 
@@ -179,12 +179,22 @@ def _compare(frontend: FrontEnd | CustomFrontEnd, session: Session, case: GridCa
         inputs.pop("attention_mask", None)
     with torch.inference_mode():
         expected = frontend(**inputs, **further).numpy()
-    try:
-        found = session.run(feeds)[EMBEDDINGS]
-    except Exception as error:  # onnxruntime's own exceptions share no narrower parent
-        raise ParityError(f"the graph fails at {in_words(case)}: {' '.join(str(error).split())}") from error
+    found = run_graph(session, feeds, f"the graph fails at {in_words(case)}")[EMBEDDINGS]
     max_abs, max_ulp = difference(found, expected)
     return ParityCase(arguments=arguments_of(case), max_abs=max_abs, max_ulp=max_ulp)
+
+
+def run_graph(session: Session, feeds: Mapping[str, NDArray[Any]], failure: str) -> dict[str, NDArray[np.float32]]:
+    """Return the outputs of `session`.
+
+    Raises:
+        ParityError: onnxruntime fails; the error begins with `failure`.
+
+    """
+    try:
+        return session.run(feeds)
+    except Exception as error:  # onnxruntime's own exceptions share no narrower parent
+        raise ParityError(f"{failure}: {' '.join(str(error).split())}") from error
 
 
 def difference(found: NDArray[np.float32], expected: NDArray[np.float32]) -> tuple[float, float]:

@@ -1,7 +1,7 @@
-"""Writes a graph of the same vectors that is given those of positions, so that it need not look them up.
+"""Writes `positioned.onnx`, a graph with an input for position embeddings in place of their lookup.
 
-The positions of rows with one offset follow one another: their vectors lie in the table as they are needed, and a view
-of it is all that a call takes. The plain graph copies them first.
+If all rows have one offset, their position embeddings are consecutive rows of the table. A call then passes a view of
+the table, while the plain graph copies the rows first.
 
 Letters: B batch, L length, P width of a table of positions.
 """
@@ -15,48 +15,40 @@ from onnx.external_data_helper import uses_external_data
 from onnx.helper import make_graph, make_model, make_tensor_value_info
 from onnx.reference import ReferenceEvaluator
 
-from preblock.export.graph import load_plain, save_graph
+from preblock.export.external_data import place_of
+from preblock.export.graph import cut, load_plain, replace_fields, save_graph
 from preblock.service.artifacts.manifest import EMBEDDINGS, POSITION_EMBEDDINGS, POSITIONED_GRAPH
 from preblock.service.artifacts.records import PositionTable
 
 
 def write_positioned(folder: Path) -> None:
-    """Write `positioned.onnx` into `folder`, beside the graph that gives `embeddings` alone, over the same data file.
+    """Write `positioned.onnx` into `folder`, over the data file of the graph of `embeddings`.
 
-    In place of `offset` it takes `position_embeddings`, float32 (B or 1, L, P), which that graph looks up. A front-end
-    has none whose positions depend on ids or on a mask, or are no rows of a float32 table, one after another.
+    Its input `position_embeddings`, float32 (B or 1, L, P), replaces `offset`. No file is written unless positions are
+    consecutive rows of a float32 table, independent of ids and mask.
     """
     model = load_plain(folder)
     graph, lookup = model.graph, _lookup(model)
     if lookup is None:
         return
     width = _tensor(graph, lookup.input[0]).dims[1]
-    wanted, placed = {EMBEDDINGS}, lookup.output[0]
-    lookup.output[0] = "nowhere"
-    kept = _needed(graph, wanted)
-    for node in kept:
-        node.input[:] = [POSITION_EMBEDDINGS if name == placed else name for name in node.input]
+    positions = lookup.output[0]
+    lookup.output[0] = "unused"
+    nodes, initializers, inputs = cut(graph, [EMBEDDINGS])
+    for node in nodes:
+        node.input[:] = [POSITION_EMBEDDINGS if name == positions else name for name in node.input]
     given = make_tensor_value_info(POSITION_EMBEDDINGS, TensorProto.FLOAT, ["positions", "length", width])
-    inputs = [value for value in graph.input if value.name in wanted]
-    tensors = [tensor for tensor in graph.initializer if tensor.name in wanted]
-    for field, values in (
-        ("node", kept),
-        ("input", [*inputs, given]),
-        ("initializer", tensors),
-        ("value_info", []),
-    ):
-        graph.ClearField(field)
-        getattr(graph, field).extend(values)
+    replace_fields(graph, node=nodes, input=[*inputs, given], initializer=initializers, value_info=[])
     save_graph(model, folder / POSITIONED_GRAPH)
 
 
 def positions_of(folder: Path) -> PositionTable:
-    """Return where the table lies whose rows `positioned.onnx` is given."""
+    """Return the place of the position table in the data file."""
     model = load_plain(folder)
     lookup = _lookup(model)
     assert lookup is not None
     table = _tensor(model.graph, lookup.input[0])
-    begin = next(int(entry.value) for entry in table.external_data if entry.key == "offset")
+    begin, _ = place_of(table)
     return PositionTable(begin=begin, rows=table.dims[0], first=_first(model.graph, lookup))
 
 
@@ -64,32 +56,22 @@ def _tensor(graph: GraphProto, name: str) -> TensorProto:
     return next(tensor for tensor in graph.initializer if tensor.name == name)
 
 
-def _needed(graph: GraphProto, wanted: set[str]) -> list[NodeProto]:
-    """Return the nodes that give `wanted`, to which what those need is added."""
-    nodes: list[NodeProto] = []
-    for node in reversed(graph.node):
-        if not wanted.isdisjoint(node.output):
-            wanted.update(node.input)
-            nodes.insert(0, node)
-    return nodes
-
-
 def _lookup(model: onnx.ModelProto) -> NodeProto | None:
-    """Return what looks positions up; None where that is no Gather of following rows that alone depends on offsets."""
+    """Return the Gather node of positions; None unless it reads consecutive rows and alone depends on `offset`."""
     graph, placed = model.graph, {"offset"}
     tables = {
         tensor.name
         for tensor in graph.initializer
         if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 2 and uses_external_data(tensor)
     }
-    told, found = {value.name for value in graph.input} - placed, None
+    values, found = {value.name for value in graph.input} - placed, None
     for node in graph.node:
         if placed.isdisjoint(node.input):
-            if node.op_type != "Shape" and not told.isdisjoint(node.input):
-                told.update(node.output)
+            if node.op_type != "Shape" and not values.isdisjoint(node.input):
+                values.update(node.output)
         elif node.op_type == "Gather" and node.input[0] in tables and found is None:
             found = node
-        elif told.isdisjoint(node.input):
+        elif values.isdisjoint(node.input):
             placed.update(node.output)
         else:
             return None
@@ -97,12 +79,10 @@ def _lookup(model: onnx.ModelProto) -> NodeProto | None:
 
 
 def _first(graph: GraphProto, lookup: NodeProto) -> int:
-    """Return the row of position 0; -1 where others do not follow it."""
-    wanted = {lookup.input[1]}
-    nodes = _needed(graph, wanted)
+    """Return the row of position 0; -1 if the rows of positions 0, 1 and 2 are not consecutive."""
+    nodes, initializers, _ = cut(graph, [lookup.input[1]])
     rows = make_tensor_value_info(lookup.input[1], TensorProto.INT64, None)
-    tensors = [tensor for tensor in graph.initializer if tensor.name in wanted]
-    index = ReferenceEvaluator(make_model(make_graph(nodes, "rows", list(graph.input), [rows], tensors)))
+    index = ReferenceEvaluator(make_model(make_graph(nodes, "rows", list(graph.input), [rows], initializers)))
     shapes = {value.name: (1,) if value.name == "offset" else (1, 3) for value in graph.input}
     found = index.run(None, {name: np.zeros(shape, np.int64) for name, shape in shapes.items()})
     assert isinstance(found, list)

@@ -13,9 +13,10 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+from preblock.export.external_data import place_of, set_place
 from preblock.export.graph import MODULE, save_graph
 from preblock.export.progress import Report, StepProgress
-from preblock.export.stored_tables import TYPES, place_of, row_parts, table_progress, tables_of
+from preblock.export.stored_tables import TYPES, row_parts, table_progress, tables_of
 from preblock.export.table_formats import SCALE, WIDTH, Parts, TableFormat
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.tokens import TokenEmbedding
@@ -67,7 +68,7 @@ def write_tables(frontend: FrontEnd, format_: TableFormat, folder: Path, report:
                     continue
                 if tensor.name not in places:
                     places[tensor.name] = _copy(tensor, before, data)
-                _place(tensor, *places[tensor.name])
+                set_place(tensor, *places[tensor.name])
     draft.replace(folder / DATA)
     for graph, model in models.items():
         save_graph(model, folder / graph)
@@ -167,12 +168,6 @@ def _copy(tensor: onnx.TensorProto, before: BinaryIO, data: BinaryIO) -> tuple[i
     before.seek(offset)
     data.write(before.read(length))
     return begin, length
-
-
-def _place(tensor: onnx.TensorProto, offset: int, length: int) -> None:
-    del tensor.external_data[:]
-    for key, value in (("location", DATA), ("offset", offset), ("length", length)):
-        tensor.external_data.add(key=key, value=str(value))
 
 
 def _bytes(part: Tensor) -> memoryview:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from preblock.export.errors import ParityError
 from preblock.export.parity import allowed_ulp, difference
 from preblock.export.parity_cases import UNLIMITED_LENGTH, GridCase, feeds_of, longest
-from preblock.models.custom import CustomFrontEnd
+from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
 from preblock.service.runtime.providers import CPU

@@ -13,7 +13,7 @@ from preblock.models.checkpoints.reader import files_needed, read_frontend
 from preblock.models.checkpoints.stem_reader import is_stem, read_stem, stem_files_needed
 from preblock.models.checkpoints.toml_config import files_described, read_description
 from preblock.models.checkpoints.weight_files import CheckpointError
-from preblock.models.custom import CustomFrontEnd
+from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_file import DESCRIPTION, INDEX
 from preblock.models.modules.stems import Stem
@@ -50,10 +50,7 @@ class LoadedSource:
 
 
 def load_source(
-    source: str,
-    report: Report = lambda _: None,
-    widen: bool = True,
-    **choices: Unpack[SourceOptions],
+    source: str, report: Report = lambda _: None, widen: bool = True, **choices: Unpack[SourceOptions]
 ) -> LoadedSource:
     """Load the front-end of `source`: an existing folder, a preset, or `hf:owner/name[@revision]`.
 
@@ -82,11 +79,7 @@ def load_source(
 
 
 def _load_folder(
-    folder: Path,
-    record: Source,
-    choices: SourceOptions,
-    progress: StepProgress,
-    widen: bool,
+    folder: Path, record: Source, choices: SourceOptions, progress: StepProgress, widen: bool
 ) -> LoadedSource:
     described = (folder / DESCRIPTION).is_file()
     if described:
@@ -99,7 +92,7 @@ def _load_folder(
             _refuse_choices("a stem", {name: value for name, value in choices.items() if name != "side"})
             frontend = read_stem(folder, choices.get("side"))
         else:
-            frontend = read_frontend(folder, **choices, told=progress.add, widen=widen)
+            frontend = read_frontend(folder, **choices, count_bytes=progress.add, widen=widen)
     except CheckpointError as error:
         raise ExportError(str(error)) from error
     config = folder / (DESCRIPTION if described else "config.json")

@@ -12,10 +12,9 @@ import onnx
 import torch
 from torch import Tensor
 
-from preblock.export.errors import ParityError
 from preblock.export.external_data import map_weights, save_program
 from preblock.export.graph import OPSET, forget_machine, quiet_exporter, save_graph
-from preblock.export.parity import ALLOWED_ULP, CaseReport, difference, judge
+from preblock.export.parity import ALLOWED_ULP, CaseReport, difference, judge, run_graph
 from preblock.export.parity_cases import BATCHES
 from preblock.export.progress import Report
 from preblock.models.modules.signature import StemSignature
@@ -120,9 +119,6 @@ def _compare(stem: Stem, session: Session, shape: tuple[int, ...]) -> ParityCase
     values = np.random.Generator(np.random.PCG64(shape)).standard_normal(shape, np.float32)
     with torch.inference_mode():
         expected = stem(torch.from_numpy(values)).numpy()
-    try:
-        found = session.run({stem.signature.input: values})[EMBEDDINGS]
-    except Exception as error:  # onnxruntime's own exceptions share no narrower parent
-        raise ParityError(f"the graph fails at shape {shape}: {' '.join(str(error).split())}") from error
+    found = run_graph(session, {stem.signature.input: values}, f"the graph fails at shape {shape}")[EMBEDDINGS]
     max_abs, max_ulp = difference(found, expected)
     return ParityCase(arguments={"shape": list(shape)}, max_abs=max_abs, max_ulp=max_ulp)

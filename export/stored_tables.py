@@ -19,7 +19,7 @@ from preblock.export.progress import Report, StepProgress
 from preblock.export.table_formats import CODES, ENDINGS, FORMATS, SCALE, Parts, TableFormat
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
-from preblock.models.modules.hybrid import HybridPositionalEncoding
+from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
 from preblock.models.modules.positions import LearnedPositionalEncoding
 from preblock.models.modules.tokens import TokenEmbedding
 from preblock.service.artifacts.manifest import GRAPH
@@ -120,12 +120,6 @@ def table_progress(report: Report, step: str, tables: Mapping[str, Tensor], time
 def take_rows(parts: Parts, rows: Tensor | slice) -> Parts:
     """Return `parts`, with a selection of rows from the parts stored for each row."""
     return {ending: part[rows] if part.ndim > 1 else part for ending, part in parts.items()}
-
-
-def place_of(tensor: onnx.TensorProto) -> tuple[int, int]:
-    """Return offset and length of a tensor in the data file."""
-    place = {entry.key: entry.value for entry in tensor.external_data}
-    return int(place["offset"]), int(place["length"])
 
 
 def initializers_of(folder: Path) -> dict[str, onnx.TensorProto]:

@@ -13,17 +13,10 @@ import torch
 from torch import Tensor
 
 from preblock.export.errors import ExportError
+from preblock.export.external_data import place_of
 from preblock.export.graph import MODULE
 from preblock.export.progress import Report, StepProgress
-from preblock.export.stored_tables import (
-    DTYPES,
-    initializers_of,
-    of_bytes,
-    place_of,
-    row_parts,
-    table_progress,
-    tables_of,
-)
+from preblock.export.stored_tables import DTYPES, initializers_of, of_bytes, row_parts, table_progress, tables_of
 from preblock.export.table_formats import ENDINGS, TableFormat
 from preblock.models.frontend import FrontEnd
 from preblock.service.artifacts.manifest import DATA

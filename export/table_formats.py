@@ -142,23 +142,20 @@ def _int4_nodes(parts: Parts) -> str:
     """
 
 
+def _half_format(dtype: Literal["float16", "bfloat16"], codes: torch.dtype) -> TableFormat:
+    return TableFormat(
+        dtype=dtype,
+        codes=codes,
+        whole=_once_nothing,
+        narrow=lambda rows, _: {CODES: rows.to(codes)},
+        widen=lambda parts: parts[CODES].to(torch.float32),
+        nodes=lambda _: "short = Gather <axis = 0> (codes, index) vectors = Cast <to = 1> (short)",
+    )
+
+
 FORMATS = (
-    TableFormat(
-        dtype="float16",
-        codes=torch.float16,
-        whole=_once_nothing,
-        narrow=lambda rows, _: {CODES: rows.to(torch.float16)},
-        widen=lambda parts: parts[CODES].to(torch.float32),
-        nodes=lambda _: "short = Gather <axis = 0> (codes, index) vectors = Cast <to = 1> (short)",
-    ),
-    TableFormat(
-        dtype="bfloat16",
-        codes=torch.bfloat16,
-        whole=_once_nothing,
-        narrow=lambda rows, _: {CODES: rows.to(torch.bfloat16)},
-        widen=lambda parts: parts[CODES].to(torch.float32),
-        nodes=lambda _: "short = Gather <axis = 0> (codes, index) vectors = Cast <to = 1> (short)",
-    ),
+    _half_format("float16", torch.float16),
+    _half_format("bfloat16", torch.bfloat16),
     TableFormat(
         dtype="int8",
         scale="row",

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from preblock.export.errors import ExportError
-from preblock.export.publish import versions
+from preblock.export.publication import versions
 from preblock.service.artifacts.io import read_manifest
 from preblock.service.artifacts.manifest import GRAPH, Manifest, StemManifest
 from preblock.service.artifacts.records import Tensor
@@ -50,9 +50,9 @@ def _describe(manifest: Manifest | StemManifest) -> list[str]:
         "max_batch_size: 0  # every axis is among the dims",
         *(f"input {_tensor(tensor)}" for tensor in graph.inputs),
         *(f"output {_tensor(tensor)}" for tensor in graph.outputs),
-        "# The arithmetic that was proven: at a higher level, onnxruntime fuses a norm with the sum before it.",
+        "# Keeps the proven arithmetic: at a higher level, onnxruntime fuses a norm with the sum before it.",
         "optimization { graph { level: -1 } }",
-        "# What a caller has to keep to: neither Triton nor the graph checks it.",
+        "# Limits for callers: neither Triton nor the graph checks them.",
         *(
             f"parameters {{ key: {json.dumps(key)} value {{ string_value: {json.dumps(str(value))} }} }}"
             for key, value in facts.items()

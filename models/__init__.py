@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from preblock.models.frontend import FrontEnd
     from preblock.models.modules.alibi import AlibiBias
     from preblock.models.modules.grid import FactorisedGridEncoding, LearnedGridEncoding, SinusoidalGridEncoding
-    from preblock.models.modules.hierarchical import HierarchicalPositionalEncoding
-    from preblock.models.modules.hybrid import HybridPositionalEncoding
+    from preblock.models.modules.hierarchical_positions import HierarchicalPositionalEncoding
+    from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
     from preblock.models.modules.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
-    from preblock.models.modules.relative import RelativeSinusoid, T5RelativeBias
-    from preblock.models.modules.rotary import RotaryEmbedding, rotate
+    from preblock.models.modules.relative_positions import RelativeSinusoid, T5RelativeBias
     from preblock.models.modules.rotary_config import RotaryConfig
+    from preblock.models.modules.rotary_embedding import RotaryEmbedding, rotate
     from preblock.models.modules.stems import AudioConfig, AudioStem, PatchConfig, PatchStem
     from preblock.models.modules.tokens import TokenEmbedding
 
@@ -65,29 +65,29 @@ _MODULES = {
     "GPT2Embeddings": "embeddings",
     "GridEmbedding": "embeddings",
     "HierarchicalEmbedding": "embeddings",
-    "HierarchicalPositionalEncoding": "modules.hierarchical",
+    "HierarchicalPositionalEncoding": "modules.hierarchical_positions",
     "HybridEmbedding": "embeddings",
-    "HybridPositionalEncoding": "modules.hybrid",
+    "HybridPositionalEncoding": "modules.hybrid_positions",
     "LearnedGridEncoding": "modules.grid",
     "LearnedPositionalEncoding": "modules.positions",
     "PatchConfig": "modules.stems",
     "PatchStem": "modules.stems",
-    "RelativeSinusoid": "modules.relative",
+    "RelativeSinusoid": "modules.relative_positions",
     "RotaryConfig": "modules.rotary_config",
-    "RotaryEmbedding": "modules.rotary",
+    "RotaryEmbedding": "modules.rotary_embedding",
     "SinusoidalGridEncoding": "modules.grid",
     "SinusoidalPositionalEncoding": "modules.positions",
-    "T5RelativeBias": "modules.relative",
+    "T5RelativeBias": "modules.relative_positions",
     "TokenEmbedding": "modules.tokens",
     "TransformerEmbedding": "embeddings",
-    "rotate": "modules.rotary",
+    "rotate": "modules.rotary_embedding",
 }
 
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Import a class on first use: `import preblock.models.steps` needs no torch module that it does not use."""
+        """Import a class on first use: `import preblock.models.steps` imports no unused torch module."""
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

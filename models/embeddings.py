@@ -1,6 +1,6 @@
-"""Front-ends to train: those of the original Transformer, BERT and GPT-2, and some with other positions.
+"""Trainable front-ends: the original Transformer, BERT, GPT-2, and some with other positions.
 
-Each class is a `FrontEnd` with a constructor in the terms of its paper; `forward` is that of `FrontEnd`.
+Each class is a `FrontEnd` with a constructor in the terms of its paper.
 Letters: B batch, L length, D model width, V vocabulary, M maximum length.
 """
 

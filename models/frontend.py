@@ -1,4 +1,4 @@
-"""The one general front-end: from token ids to the vectors that enter block 0.
+"""The general front-end: from token ids to the vectors entering block 0.
 
 Letters: B batch, L length, D model width, V vocabulary, M maximum length, R rotary width.
 """
@@ -14,7 +14,7 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.frontend_file import write_frontend
 from preblock.models.modules.bias import Bias, build_bias
 from preblock.models.modules.grid import FactorisedCells
-from preblock.models.modules.hybrid import HybridPositionalEncoding
+from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
 from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser
 from preblock.models.modules.positions import (
     FixedPositionalEncoding,
@@ -23,7 +23,7 @@ from preblock.models.modules.positions import (
     check_position_ids,
     positions_of,
 )
-from preblock.models.modules.rotary import RotaryEmbedding
+from preblock.models.modules.rotary_embedding import RotaryEmbedding
 from preblock.models.modules.signature import Signature
 from preblock.models.modules.tokens import TokenEmbedding
 from preblock.models.step_modules import build_module
@@ -108,7 +108,7 @@ class FrontEnd(nn.Module):
         position_ids: Tensor | None = None,
         indices: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Return the vectors (B, L, D) that enter block 0.
+        """Return the vectors (B, L, D) entering block 0.
 
         Args:
             input_ids: int64 (B, L).
@@ -122,7 +122,7 @@ class FrontEnd(nn.Module):
                 Segments may be among them, unless they are given as `token_type_ids`.
 
         Raises:
-            ValueError: a position or an index is not allowed, or one or a mask was given to a front-end that has none.
+            ValueError: a position or an index is not allowed, or the front-end does not support an index or a mask.
 
         """
         given = dict(indices or {})

@@ -1,4 +1,4 @@
-"""A front-end on disk: `frontend.toml` beside `model.safetensors`, the source that `preblock export FOLDER` reads."""
+"""A front-end on disk: `frontend.toml` beside `model.safetensors`, a source for `preblock export FOLDER`."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -16,21 +16,21 @@ DESCRIPTION = "frontend.toml"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 STORED_TYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""Types of tensors that a checkpoint may hold: float8 would need a scale, and float64 would be rounded."""
+"""Allowed types of a checkpoint's tensors: float8 would need a scale, and float64 would be rounded."""
 
 
 def write_frontend(folder: Path, config: FrontEndConfig, tensors: Mapping[str, Tensor]) -> None:
     """Write a front-end into `folder`, in place of an earlier one.
 
     Args:
-        folder: made where it does not exist.
+        folder: created if missing.
         config: of the front-end.
         tensors: its weights by their names in `FrontEnd.state_dict()`.
 
     Raises:
         ValueError: a tensor is of another type than `STORED_TYPES`, attention has a bias, or `folder` holds a
             checkpoint in several files.
-        OSError: the disk refuses.
+        OSError: a file cannot be written.
 
     """
     if config.bias is not None:
@@ -41,7 +41,7 @@ def write_frontend(folder: Path, config: FrontEndConfig, tensors: Mapping[str, T
     if (folder / INDEX).exists():
         raise ValueError(f"{folder}: holds {INDEX}, which would hide the saved weights; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    # The tensors may be mapped from the very file that the new one replaces.
+    # The tensors may be mapped from the old file: replace it only when the new one is complete.
     draft = folder / f"{WEIGHTS}.new"
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft, {"format": "pt"})
     draft.replace(folder / WEIGHTS)
@@ -63,7 +63,7 @@ def _with_keys(name: str, step: Step, tensors: Mapping[str, Tensor]) -> dict[str
     values = to_document(step)
     for parameter in parameters(step):
         key = f"{name}.{parameter}"
-        if key not in tensors:  # a table of positions that is derived
+        if key not in tensors:  # a derived table of positions
             continue
         part, _, field = parameter.rpartition(".")
         if part.isdigit():
@@ -74,7 +74,7 @@ def _with_keys(name: str, step: Step, tensors: Mapping[str, Tensor]) -> dict[str
 
 
 def _fields(values: Mapping[str, Any]) -> Iterator[str]:
-    # TOML has no null: a field that is absent has its default, which is None for all of these.
+    # TOML has no null: omit the field, whose default is None.
     return (f"{name} = {_value(value)}" for name, value in values.items() if value is not None)
 
 

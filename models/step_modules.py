@@ -5,7 +5,7 @@ from torch import nn
 
 from preblock.models.config import FrontEndConfig
 from preblock.models.modules.grid import FactorisedCells, SinusoidalGridEncoding
-from preblock.models.modules.hybrid import HybridPositionalEncoding
+from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
 from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser
 from preblock.models.modules.positions import (
     FixedPositionalEncoding,

@@ -1,4 +1,4 @@
-"""The steps that front-ends are composed of. A front-end is a list of them, in order; so is a row of the family table.
+"""The steps of front-ends. A front-end is an ordered list of steps; so is a row of the family table.
 
 Each step changes `x` (B, L, width). Sizes of 0 are filled in from a checkpoint's tensors; `weight`, `columns` and
 `bias` name the tensors there, the current spelling first.
@@ -57,7 +57,7 @@ class Segments:
 
 @dataclass(frozen=True, kw_only=True)
 class Levels:
-    """x = x + (the vectors of all levels, which are added first, in their order): hierarchical positions.
+    """x = x + (sum of the vectors of all levels, in their order): hierarchical positions.
 
     Each level has an input of its own, as segments have: paragraph, sentence, word; or year, month, day, hour.
     """
@@ -68,20 +68,20 @@ class Levels:
 
 @dataclass(frozen=True, kw_only=True)
 class Positions:
-    """x = x + table[row], where the row follows from what `counts`.
+    """x = x + table[row]; `counts` determines the row.
 
     Args:
         table: "learned"; "exact" for sinusoids; "hybrid" for learned rows and, from their end on, sinusoids;
             "factorised" for a learned table of the grid's rows and one of its columns, added; or the name of a
-            sinusoid recipe, whose table has `rows` and is derived, not stored.
+            sinusoid recipe: a derived table of `rows`, not stored.
         counts: "slots": every slot advances the position, and row = first + position index;
-            "ids": slots that hold another id than padding do; "mask": slots where `attention_mask` is 1 do. In either,
-            other slots take the row before `first`.
+            "ids": only slots with ids other than padding do; "mask": only slots with `attention_mask` 1 do. For
+            both, other slots take the row before `first`.
         first: row of the first real token.
         zero_row: row of a sinusoid table that is zero; None for none.
-        grid: (H, W): the positions are the cells of a grid, row by row. Exact sinusoids are then two, side by side:
-            that of the row and that of the column.
-        columns: names the factorised table of the columns, as `weight` that of the rows.
+        grid: (H, W): the positions are the cells of a grid, row by row. Exact sinusoids of row and column are then
+            concatenated.
+        columns: name of the factorised table of columns; `weight` names the table of rows.
 
     """
 
@@ -96,7 +96,7 @@ class Positions:
     columns: Keys = ()
 
     def __post_init__(self) -> None:
-        """Refuse what is no grid."""
+        """Raise ValueError unless `grid` is a pair of positive integers."""
         grid: Any = self.grid
         if grid is not None and (
             not isinstance(grid, tuple) or len(grid) != 2 or not all(type(size) is int and size > 0 for size in grid)
@@ -121,7 +121,7 @@ class Positions:
             raise ValueError(f"table: got {self.table!r}, allowed {', '.join(tables)}")
         if self.counts not in ("slots", "ids", "mask"):
             raise ValueError(f"counts: got {self.counts!r}, allowed slots, ids, mask")
-        lowest = 0 if self.counts == "slots" else 1  # the row before the first is that of padding
+        lowest = 0 if self.counts == "slots" else 1  # padding takes the row before the first
         if self.first < lowest:
             raise ValueError(f"first: got {self.first}, allowed {lowest} or more with counts {self.counts!r}")
         if (self.grid or self.table == "hybrid") and (self.counts, self.first) != ("slots", 0):
@@ -176,7 +176,7 @@ NUMBERS = {"rows": int, "width": int, "first": int, "by": float | int, "eps": fl
 
 
 def parameters(step: Step) -> dict[str, Keys]:
-    """Return the names that a checkpoint may give to the parameters of a step, by their names in its module."""
+    """Return the checkpoint names of a step's parameters, by their names in its module."""
     match step:
         case Segments(table="tokens"):
             return {}
@@ -203,7 +203,7 @@ def names_of(steps: tuple[Step, ...]) -> list[str]:
 
 
 def indexed(steps: tuple[Step, ...]) -> list[Segments]:
-    """Return what takes an index of its own for each token, in order: segments, and the levels of levels."""
+    """Return the parts with an index of their own for each token, in order: segments and levels."""
     return [
         part
         for step in steps
@@ -229,7 +229,7 @@ def _without_names(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_document(document: Mapping[str, Any]) -> Step:
-    """Return the step that `to_document` wrote.
+    """Return the step of a document written by `to_document`.
 
     Raises:
         ValueError: the kind or a field is not known.

@@ -1,4 +1,4 @@
-"""Preblock: the part of a transformer that comes before its first block."""
+"""Preblock: the part of a transformer before its first block."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Import the client where it is asked for: whoever serves or exports does not pay for it."""
+        """Import the client on first use, so that `serve` and `export` start without its imports."""
         if name not in ("connect", "connect_async"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from preblock import client

@@ -30,7 +30,7 @@ def _opt(c: Config) -> list[Step]:
 def _rotary(
     tokens: str, prefix: str, limit: int, key: str = "max_position_embeddings", segments: bool = False
 ) -> Family:
-    """A decoder whose positions live in attention: its front-end is the token table."""
+    """A decoder with positions in attention only: its front-end is the token table."""
     return Family(
         steps=lambda c: [token_step(tokens), *chosen_segment_steps(c)],
         prefix=prefix,
@@ -40,7 +40,7 @@ def _rotary(
 
 
 def _gpt(tokens: str, positions: str) -> Family:
-    """A decoder with learned positions, whose segments are tokens."""
+    """A decoder with learned positions, and segments from the token table."""
     return Family(
         steps=lambda c: [token_step(tokens), learned_position_step(positions), *chosen_segment_steps(c)],
         prefix="transformer.",

@@ -17,7 +17,7 @@ from preblock.models.steps import Positions, Step, Tokens
 
 
 def _scaled(c: Config, default: bool = False) -> list[Step]:
-    """The scale that most encoder-decoders have."""
+    """Return the embedding scale of most encoder-decoders."""
     return scale_steps(c("scale_embedding", default), math.sqrt(c("d_model")))
 
 

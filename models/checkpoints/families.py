@@ -23,7 +23,7 @@ SIZES: tuple[tuple[tuple[str, ...], Callable[[FrontEndConfig], set[int]]], ...] 
     (("n_langs",), lambda frontend: _indices(frontend, "langs")),
     (("max_position_embeddings", "n_positions", "max_target_positions"), lambda frontend: _rows(frontend)),
 )
-"""Keys that state a size -> the values that agree with the tensors; none where the tensors do not tell."""
+"""Keys of a size in config.json -> the values consistent with the tensors; empty if the tensors do not determine it."""
 
 
 def _indices(frontend: FrontEndConfig, name: str) -> set[int]:
@@ -31,16 +31,16 @@ def _indices(frontend: FrontEndConfig, name: str) -> set[int]:
 
 
 def _rows(frontend: FrontEndConfig) -> set[int]:
-    """Some families count the rows before the first position in, some do not."""
+    """Return both row counts: some families include the rows before the first position, some do not."""
     positions = frontend.positions
     return {positions.rows, positions.rows - positions.first} if positions and positions.table == "learned" else set()
 
 
 def sides_of(model_type: str) -> list[str]:
-    """Return the sides of a model that are known, such as encoder and decoder, or nothing for a model without."""
+    """Return the known sides of a model type, such as encoder and decoder; empty for a model with one side."""
     return [name.partition("/")[2] for name in (*STEMS, *FAMILIES) if name.startswith(f"{model_type}/")]
 
 
 def known() -> list[str]:
-    """Return every model type that is known."""
+    """Return all known model types."""
     return sorted({name.partition("/")[0] for name in (*FAMILIES, *STEMS)})

@@ -8,7 +8,7 @@ from preblock.models.steps import Norm, Positions, Project, Scale, Segments, Ste
 
 
 def weight_keys(*names: str, suffix: str = ".weight") -> tuple[str, ...]:
-    """Return the keys of a tensor that goes by several names."""
+    """Return the keys of a tensor with several names."""
     return tuple(name + suffix for name in names)
 
 
@@ -29,7 +29,7 @@ def project_step(name: str, *, bias: bool = True) -> Project:
 
 
 def token_step(*names: str) -> Tokens:
-    """Return the token table, which may go by several names."""
+    """Return the token table, under any of several names."""
     return Tokens(weight=weight_keys(*names))
 
 
@@ -39,7 +39,7 @@ def segment_step(name: str) -> Segments:
 
 
 def chosen_segment_steps(c: Config, by: float = 1.0) -> list[Step]:
-    """Return segments that are rows of the token table if the caller chose them, else nothing."""
+    """Return segments from rows of the token table if the caller chose them, else nothing."""
     return [Segments(table="tokens", by=by, needed=True)] if c.segments else []
 
 
@@ -49,7 +49,7 @@ def learned_position_step(*names: str, first: int = 0) -> Positions:
 
 
 def unpadded_position_step(name: str, padding: int) -> Positions:
-    """Return learned positions that do not count padding ids; the first real token takes row padding + 1."""
+    """Return learned positions counted by non-padding ids; the first real token takes row padding + 1."""
     return Positions(weight=weight_keys(name), counts="ids", first=padding + 1)
 
 

@@ -1,7 +1,7 @@
-"""Lengths beyond M: a learned position table (M, D) becomes one of another length, as the caller chooses.
+"""Resizes learned position tables (M, D) to another length, by a method of the caller's choice.
 
-Nothing here happens by itself: a module refuses what is longer than its table. Rows are the positions 0 to M - 1; a
-table that begins with rows of another meaning (padding, in some published models) is resized without them.
+Nothing is resized automatically: modules reject input longer than their table. Rows are the positions 0 to M - 1.
+Leading rows of another meaning (padding, in some published models) are kept as they are.
 
 Letters: D model width, M rows of the table.
 """
@@ -31,7 +31,7 @@ def truncate(table: Tensor, length: int) -> Tensor:
 
 
 def interpolate(table: Tensor, length: int) -> Tensor:
-    """Stretch `table` (M, D) to (length, D) linearly: what one does before fine-tuning on longer inputs.
+    """Stretch `table` (M, D) to (length, D) linearly, as before fine-tuning on longer inputs.
 
     The ends are aligned: the first row stays first and the last stays last, and new row i lies at
     i * (M - 1) / (length - 1) of the old ones. So a table resized to its own length is unchanged.
@@ -48,8 +48,8 @@ def interpolate(table: Tensor, length: int) -> Tensor:
 def interpolate_positions(table: Tensor, length: int) -> Tensor:
     """Scale positions down by M / length, and read `table` (M, D) there, linearly between rows (Chen et al. 2023).
 
-    New row i lies at i * M / length of the old ones: distances shrink by exactly that factor, so that at twice the
-    length every other row is an old one. The few positions beyond the last old row, M - 1, have no second neighbour
+    New row i lies at i * M / length of the old ones: distances shrink by exactly that factor. At twice the
+    length, every other row is an old one. The few positions beyond the last old row, M - 1, have no second neighbour
     and take that row. At its own length a table is unchanged.
 
     Raises:
@@ -83,7 +83,7 @@ RESIZINGS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "interpolate_positions": interpolate_positions,
     "hybrid": hybrid,
 }
-"""What to do about lengths beyond M, by name. To refuse them is the default, and needs no function."""
+"""Resizing methods by name. The default rejects lengths beyond M, and needs no method."""
 
 
 def _rows_of(table: Tensor) -> int:
@@ -103,7 +103,7 @@ def _between(table: Tensor, numerators: Tensor, denominator: int) -> Tensor:
     """Return the rows of `table` at the positions `numerators / denominator`, linearly between its own."""
 
     def rows(numerators: Tensor) -> Tensor:
-        # In whole numbers no quotient falls short of a row that it should hit.
+        # Integer division is exact: no quotient falls just below its row.
         lower = numerators // denominator
         upper = (lower + 1).clamp(max=table.shape[0] - 1)
         share = (numerators % denominator).to(torch.float64).unsqueeze(-1) / denominator
@@ -113,15 +113,15 @@ def _between(table: Tensor, numerators: Tensor, denominator: int) -> Tensor:
 
 
 def resized(frontend: FrontEnd, max_len: int, resizing: str | None = None) -> FrontEnd:
-    """Return `frontend` with another limit; the others of its tensors are shared, not copied.
+    """Return `frontend` with another limit. All tensors except the resized table are shared, not copied.
 
     Args:
         frontend: of M positions.
         max_len: the new M.
-        resizing: a key of RESIZINGS, for a learned table; None for positions that are derived, or for none.
+        resizing: a key of RESIZINGS for a learned table; None for derived positions or none.
 
     Raises:
-        ValueError: `resizing` is missing, unknown or not for these positions, or does not lead to that length.
+        ValueError: `resizing` is missing, unknown, not for these positions, or cannot produce the length.
 
     """
     config, positions = frontend.config, frontend.config.positions
@@ -138,7 +138,7 @@ def resized(frontend: FrontEnd, max_len: int, resizing: str | None = None) -> Fr
             raise ValueError(f"resize: got {resizing!r}, allowed {', '.join(RESIZINGS)}")
         name = f"{names_of(config.steps)[config.steps.index(positions)]}.weight"
         table = tensors[name]
-        # The rows before the first position mean padding, and stay.
+        # The rows before the first position are padding; keep them.
         tensors[name] = torch.cat((table[: positions.first], RESIZINGS[resizing](table[positions.first :], max_len)))
     steps = config.steps
     if positions is not None and positions.rows and positions.table != "hybrid":

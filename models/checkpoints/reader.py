@@ -12,7 +12,7 @@ from preblock.models.checkpoints.bias_families import bias_of
 from preblock.models.checkpoints.families import FAMILIES, SIZES, known, sides_of
 from preblock.models.checkpoints.family import ALL, Config, Family
 from preblock.models.checkpoints.rotary_families import LengthMissing, as_stored, find_rotary, read_rotary
-from preblock.models.checkpoints.step_tensors import Told, files_of_steps, read_tensors
+from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
     files_of_keys,
@@ -33,7 +33,7 @@ def read_frontend(
     arithmetic: Literal["float32", "source"] = "float32",
     segments: bool = False,
     rotary_length: int | None = None,
-    told: Told = lambda *_: None,
+    count_bytes: ByteCount = lambda *_: None,
     widen: bool = True,
 ) -> FrontEnd:
     """Build the front-end of the checkpoint in `folder`, with float32 tensors, reading no other tensor.
@@ -49,7 +49,7 @@ def read_frontend(
             only on request; default False, never add them.
         rotary_length: tokens of the whole sequence, for frequencies that depend on it (rope types "dynamic" and
             "longrope"); default None, which leaves the rotary outputs of such a model out.
-        told: called with the bytes of each chunk after its conversion to float32; default a function that does nothing.
+        count_bytes: called with the number of bytes of each chunk converted to float32; default does nothing.
         widen: default True; False leaves a large token table mapped and in its stored type, to be read in chunks. The
             front-end cannot run then.
 
@@ -58,7 +58,7 @@ def read_frontend(
 
     """
     name, family, values, template, bias = _read_config(folder, side, segments)
-    steps, tensors, stored = read_tensors(folder, template, family.prefix, bias, told, widen)
+    steps, tensors, stored = read_tensors(folder, template, family.prefix, bias, count_bytes, widen)
     try:
         config = _configure(name, family, values, steps)
     except (TypeError, ValueError) as error:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from preblock.models.checkpoints.family import Config
-from preblock.models.modules.rotary import RotaryEmbedding
 from preblock.models.modules.rotary_config import SCALINGS, RotaryConfig, yarn_scale
+from preblock.models.modules.rotary_embedding import RotaryEmbedding
 from preblock.models.modules.rotary_output import RotaryOutput
 
 Theta = tuple[str | None, float]

@@ -24,10 +24,10 @@ from preblock.models.modules.stems import Stem, StemConfig, from_tensors, withou
 
 
 def is_stem(folder: Path, side: str | None = None) -> bool:
-    """Say whether the checkpoint in `folder` is, on that side, an encoder whose input is no token ids.
+    """Return whether `side` of the checkpoint in `folder` is an encoder of images or spectrograms.
 
     Raises:
-        CheckpointError: there is no `config.json` that can be read.
+        CheckpointError: `config.json` is missing or damaged.
 
     """
     return _name(read_json(folder / "config.json"), side) in STEMS
@@ -38,10 +38,10 @@ def read_stem(folder: Path, side: str | None = None) -> Stem:
 
     Args:
         folder: holds `config.json` and safetensors files.
-        side: "encoder" or "vision" of a model that has another side; None for one that has not.
+        side: "encoder" or "vision" of a model with two sides; None for a model with one.
 
     Raises:
-        CheckpointError: a file is missing or broken, the family is not known, or its values are not understood.
+        CheckpointError: a file is missing or damaged, or the family or one of its values is unknown.
 
     """
     family, config = _read_config(folder, side)
@@ -54,7 +54,7 @@ def read_stem(folder: Path, side: str | None = None) -> Stem:
 
 
 def stem_files_needed(folder: Path, side: str | None = None) -> list[str]:
-    """Return the names of the weight files that `read_stem` opens; they need not be there yet.
+    """Return the names of the weight files to be opened by `read_stem`; they need not exist yet.
 
     Raises:
         CheckpointError: as `read_stem`.
@@ -74,7 +74,7 @@ def _name(config: Mapping[str, Any], side: str | None) -> str:
 
 
 def _read_config(folder: Path, side: str | None) -> tuple[StemFamily, StemConfig]:
-    """Return the row of the family, and what `config.json` says of the stem."""
+    """Return the row of the family, and the stem's configuration in `config.json`."""
     values = read_json(folder / "config.json")
     name = _name(values, side)
     if name not in STEMS:
@@ -111,7 +111,7 @@ def _read_tensors(folder: Path, family: StemFamily, shapes: Mapping[str, torch.S
 
 
 def _prefix(folder: Path, family: StemFamily, files: Mapping[str, Path]) -> str:
-    """Return what stands before the keys of the row in the files."""
+    """Return the prefix of the row's keys in the files."""
     first, prefixes = next(iter(family.keys.values())), ("", *family.prefixes)
     prefix = next((prefix for prefix in prefixes if prefix + first in files), None)
     if prefix is None:

@@ -20,7 +20,7 @@ PART = 2**25
 STORED = ("learned", "hybrid", "factorised")
 """Position tables that a checkpoint has to hold; all others are derived."""
 
-Told = Callable[[int], None]
+ByteCount = Callable[[int], None]
 
 
 def read_tensors(
@@ -28,7 +28,7 @@ def read_tensors(
     steps: Sequence[Step],
     prefix: str = "",
     pairwise: BiasConfig | None = None,
-    told: Told = lambda *_: None,
+    count_bytes: ByteCount = lambda *_: None,
     widen: bool = True,
 ) -> tuple[tuple[Step, ...], dict[str, Tensor], Any]:
     """Return `steps` with their sizes, their tensors and that of the bias, and the stored type of the first tensor.
@@ -62,7 +62,7 @@ def read_tensors(
                 return tensor
             if tensor.dtype == torch.float32:  # mapped: it keeps the mapping of the whole file alive
                 return tensor if widen else tensor.clone()
-            return _convert(file, key, tensor, told)
+            return _convert(file, key, tensor, count_bytes)
 
         for name, step in zip(names_of(tuple(steps)), steps, strict=True):
             own: dict[str, Tensor] = {}
@@ -105,7 +105,7 @@ def find_prefix(folder: Path, files: Mapping[str, Path], steps: Sequence[Step], 
     return found
 
 
-def _convert(file: Path, key: str, tensor: Tensor, told: Told) -> Tensor:
+def _convert(file: Path, key: str, tensor: Tensor, count_bytes: ByteCount) -> Tensor:
     """Return `tensor` as float32; a large one is read again from `file` in chunks."""
     if tensor.numel() <= PART:
         return tensor.to(torch.float32)
@@ -116,7 +116,7 @@ def _convert(file: Path, key: str, tensor: Tensor, told: Told) -> Tensor:
         with open_weights(file) as weights:
             part = weights.get_slice(key)[begin : begin + rows]
             converted[begin : begin + rows] = part
-            told(part.nbytes)
+            count_bytes(part.nbytes)
     return converted
 
 

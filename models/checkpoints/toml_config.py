@@ -1,6 +1,6 @@
-"""A front-end of one's own, described in `frontend.toml` beside safetensors files, in the terms of the family table.
+"""A custom front-end, described in `frontend.toml` beside safetensors files, in the terms of the family table.
 
-    max_len = 512                    # default: what the positions allow; without positions, nothing limits it
+    max_len = 512                    # default: number of positions; unlimited without positions
 
     [[steps]]
     kind = "tokens"
@@ -12,7 +12,7 @@
 
     [[steps]]
     kind = "positions"
-    weight = "positions.weight"      # or table = "exact" with rows = 512, for sinusoids that are not in the file
+    weight = "positions.weight"      # or table = "exact" with rows = 512, for sinusoids missing from the file
 
     [[rotary]]                       # cosines and sines for attention, as further outputs; default none
     dim = 64
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from preblock.models.checkpoints.reader import limit_of
-from preblock.models.checkpoints.step_tensors import Told, files_of_steps, read_tensors
+from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
 from preblock.models.checkpoints.weight_files import CheckpointError, one_line
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
@@ -39,16 +39,16 @@ from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.steps import Positions, Step, from_document
 
 FURTHER = ("steps", "rotary", "no_rotary", "bias")
-"""Fields of `FrontEndConfig` that are no plain values of the file."""
+"""Fields of `FrontEndConfig` read apart from the plain values."""
 
 
-def read_description(folder: Path, told: Told = lambda *_: None, widen: bool = True) -> FrontEnd:
-    """Build the front-end that `frontend.toml` in `folder` describes, with float32 tensors, reading no other tensor.
+def read_description(folder: Path, count_bytes: ByteCount = lambda *_: None, widen: bool = True) -> FrontEnd:
+    """Build the front-end described by `frontend.toml` in `folder`, in float32; read no other tensor.
 
-    `told` is told the bytes of each part that was converted to float32; `widen` is that of `read_frontend`.
+    `count_bytes` receives the bytes of each chunk converted to float32; `widen` as in `read_frontend`.
 
     Raises:
-        CheckpointError: the file is broken, or disagrees with the tensors.
+        CheckpointError: the file is damaged, or disagrees with the tensors.
 
     """
     file = folder / DESCRIPTION
@@ -59,7 +59,7 @@ def read_description(folder: Path, told: Told = lambda *_: None, widen: bool = T
         for name in document:
             if name not in known:
                 raise ValueError(f"{name} is not known, allowed are {', '.join([*known, 'steps', 'rotary'])}")
-        sized, tensors, _ = read_tensors(folder, steps, told=told, widen=widen)
+        sized, tensors, _ = read_tensors(folder, steps, count_bytes=count_bytes, widen=widen)
         positions = next((step for step in sized if isinstance(step, Positions)), None)
         values = {"family": "custom", "max_len": limit_of(positions), **document}
         values["refused_ids"] = tuple(values.get("refused_ids", ()))
@@ -72,10 +72,10 @@ def read_description(folder: Path, told: Told = lambda *_: None, widen: bool = T
 
 
 def files_described(folder: Path) -> list[str]:
-    """Return the names of the weight files that `read_description` opens; they need not be there yet.
+    """Return the names of the weight files to be opened by `read_description`; they need not exist yet.
 
     Raises:
-        CheckpointError: the file is broken.
+        CheckpointError: the file is damaged.
 
     """
     try:
@@ -85,7 +85,7 @@ def files_described(folder: Path) -> list[str]:
 
 
 def _read(file: Path) -> tuple[list[Step], dict[str, Any]]:
-    """Return the steps, and what stands beside them."""
+    """Return the steps, and the other fields."""
     document = tomllib.loads(file.read_text(encoding="utf-8"))
     return [from_document(_with_keys(step)) for step in _list("steps", document.pop("steps", None))], document
 
@@ -97,7 +97,7 @@ def _list(name: str, value: Any) -> list[dict[str, Any]]:
 
 
 def _with_keys(step: dict[str, Any]) -> dict[str, Any]:
-    """Let the name of a tensor be a string, and a step that has a bias name it, or have none."""
+    """Return `step` with each tensor name as a list, and `bias` None if a norm or projection names none."""
     named = {
         name: [value] if name in ("weight", "columns", "bias") and isinstance(value, str) else value
         for name, value in step.items()

@@ -6,7 +6,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from preblock.models.modules.relative import check_lengths, relative_positions
+from preblock.models.modules.relative_positions import check_lengths, relative_positions
 
 
 def alibi_slopes(heads: int) -> Tensor:
@@ -69,10 +69,10 @@ class AlibiBias(nn.Module):
     """A bias -m * distance on the attention scores, with a fixed slope m per head (Press et al. 2022, section 3).
 
     The distance is query position less key position: the bias is 0 at the query's own position and falls towards
-    the past. Keys after the query get positive numbers: a causal mask has to take them away.
+    the past. Keys after the query get positive numbers: a causal mask must remove them.
 
     Published models measure the distance of every query from one key, the first or the last, in place of the query's
-    own: that differs by a constant per head and query, so that softmax gives the same weights. They are:
+    own. This adds a constant per head and query, so softmax gives the same weights:
 
     - bloom: anchor "first", recipe "float32_powers". Its key positions are cumsum(mask) - 1, and 0 for padding: a
       distance there counts real tokens alone.
@@ -82,14 +82,14 @@ class AlibiBias(nn.Module):
 
     Args:
         heads: H; any count.
-        anchor: the position that distances are measured from: the "query"'s own, that of the "first" key, or that of
-            the "last"; default the query's, as in the paper.
+        anchor: origin of distances: the "query", the "first" key, or the "last" key; default the query, as in the
+            paper.
         recipe: a key of SLOPES; default "exact".
         arithmetic: "bfloat16" rounds slopes, distances and their product to it; default "float32".
-        divisor: what the product is divided by; default 1.
+        divisor: divisor of the product; default 1.
 
     Raises:
-        ValueError: there is no head, or another argument is not one of those allowed.
+        ValueError: `heads` is below 1, or another argument is not allowed.
 
     """
 
@@ -118,7 +118,7 @@ class AlibiBias(nn.Module):
         """Return the bias: float32 (1, H, Q, K), whatever the module's type, to be added before any rounding.
 
         Args:
-            query_offset: position of the first query: the number of keys that were fed before it.
+            query_offset: position of the first query: number of keys fed before it.
             query_length: Q.
             key_length: K; keys stand at positions 0 to K - 1.
 

@@ -1,4 +1,4 @@
-"""Pairwise biases as plain values: what attention adds for the distance between a query and a key.
+"""Configurations of pairwise attention biases: terms added to scores by the distance between query and key.
 
 Letters: H heads.
 """
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 from preblock.models.modules.alibi import AlibiBias
-from preblock.models.modules.relative import RelativeSinusoid, T5RelativeBias
+from preblock.models.modules.relative_positions import RelativeSinusoid, T5RelativeBias
 from preblock.models.serialization import Keys, check_counts, config_of
 
 
@@ -23,7 +23,7 @@ class AlibiConfig:
     divisor: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what is no count."""
+        """Raise ValueError unless every count is a positive integer."""
         check_counts(heads=self.heads)
 
 
@@ -39,7 +39,7 @@ class T5Config:
     weight: Keys = ()
 
     def __post_init__(self) -> None:
-        """Refuse what is no count."""
+        """Raise ValueError unless every count is a positive integer."""
         check_counts(heads=self.heads, buckets=self.buckets, max_distance=self.max_distance)
 
 
@@ -53,7 +53,7 @@ class RelativeSinusoidConfig:
     bidirectional: bool
 
     def __post_init__(self) -> None:
-        """Refuse what is no count."""
+        """Raise ValueError unless every count is a positive integer."""
         check_counts(width=self.width, **({} if self.clamp_len is None else {"clamp_len": self.clamp_len}))
 
 
@@ -66,7 +66,7 @@ def build_bias(config: BiasConfig) -> Bias:
     """Return the module of `config`.
 
     Raises:
-        ValueError: a value is not one that the module allows.
+        ValueError: the module does not allow a value.
 
     """
     match config:
@@ -84,7 +84,7 @@ def to_document(config: BiasConfig) -> dict[str, Any]:
 
 
 def from_document(document: dict[str, Any]) -> BiasConfig:
-    """Return the config that `to_document` wrote.
+    """Return the config of a document written by `to_document`.
 
     Raises:
         ValueError: the kind, a field or a count is not allowed.

@@ -1,4 +1,4 @@
-"""Positions in two dimensions, for the patches of an image: a grid of H rows and W columns, told row by row.
+"""Positions in two dimensions, for the patches of an image: a grid of H rows and W columns, listed row by row.
 
 Letters: B batch, L patches, D model width, H rows, W columns.
 """
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from preblock.models.modules.hierarchical import HierarchicalPositionalEncoding, check_levels, check_shape
+from preblock.models.modules.hierarchical_positions import HierarchicalPositionalEncoding, check_levels, check_shape
 from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser, initialise_
 from preblock.models.modules.positions import SinusoidalPositionalEncoding, join
 from preblock.models.modules.tokens import TokenEmbedding
@@ -20,7 +20,7 @@ def grid_ids(height: int, width: int, device: torch.device | None = None) -> Ten
 
 
 def _ids_of(x: Tensor, position_ids: Tensor | None, height: int, width: int) -> Tensor:
-    """Return `position_ids`, or those of the whole grid if there are none."""
+    """Return `position_ids`, by default the ids of the whole grid."""
     if position_ids is not None:
         return position_ids
     if x.shape[1] != height * width:
@@ -38,7 +38,7 @@ class SinusoidalGridEncoding(nn.Module):
 
     Args:
         d_model: width D of a vector; a multiple of 4.
-        height: H, rows of the grid that `forward` takes without `position_ids`.
+        height: H, rows of the grid used by `forward` without `position_ids`.
         width: W, columns of that grid. Positions beyond it are computed on demand, except in an export, where the
             larger of H and W is the limit.
         dropout: probability, applied after the sum; default 0.1.
@@ -64,7 +64,7 @@ class SinusoidalGridEncoding(nn.Module):
         """Add the position vectors to `x`.
 
         Args:
-            x: (B, L, D) patches, or (B, L) ids, for which the position vectors alone are returned.
+            x: (B, L, D) patches, or (B, L) ids, in which case only the position vectors are returned.
             position_ids: int64 (1 or B, L, 2), row and column of each patch, in any order. `grid_ids` makes those
                 of a grid of another size. Default: the whole grid, row by row, so that L is H * W.
 

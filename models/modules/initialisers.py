@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from preblock.models.modules.sinusoids import sinusoid
 
 Initialiser = Literal["normal", "xavier_uniform", "zeros", "sinusoidal"]
-"""Names of `INITIALISERS` that need no values."""
+"""Names of the `INITIALISERS` without values."""
 DEFAULT_STD = 0.02
 """Standard deviation of the tables of BERT and GPT-2 (Devlin et al. 2018, Radford et al. 2019)."""
 
@@ -39,7 +39,7 @@ def initialise_(table: Tensor, init: Initialiser | Tensor = "normal", std: float
         raise ValueError(f"init: got {init!r}, allowed {', '.join(names)}, or a tensor of pretrained values")
     if not 0 < std < math.inf:
         raise ValueError(f"std: got {std!r}, allowed a number above 0")
-    if table.is_meta:  # torch would import its compiler for it, which takes more than two seconds
+    if table.is_meta:  # torch would import its compiler for it, in more than two seconds
         return
     if init == "normal":
         normal_(table, std)
@@ -66,7 +66,7 @@ def seeded_(module: nn.Module, seed: int) -> None:
 
 
 def sinusoidal_(table: Tensor, base: float = 10000.0) -> None:
-    """Fill `table` (M, D) with the sinusoids of the positions 0 to M - 1, a warm start that training may leave.
+    """Fill `table` (M, D) with the sinusoids of the positions 0 to M - 1, as a trainable warm start.
 
     Args:
         table: (M, D), D even.
@@ -84,7 +84,7 @@ def pretrained_(table: Tensor, values: Tensor) -> None:
     """Copy `values` into `table`.
 
     Raises:
-        ValueError: their shape differs from that of `table`.
+        ValueError: their shape differs from the shape of `table`.
 
     """
     if values.shape != table.shape:

@@ -1,4 +1,4 @@
-"""Position modules: learned and sinusoidal, with one constructor and one `forward`, so that they exchange freely.
+"""Position modules: learned and sinusoidal, with the same constructor and `forward`, so that one can replace the other.
 
 Letters: B batch, L length, D model width, M maximum length.
 """
@@ -87,7 +87,7 @@ class LearnedPositionalEncoding(nn.Module):
         """Add the position vectors to `x`.
 
         Args:
-            x: (B, L, D) vectors, or (B, L) ids, for which the position vectors alone are returned.
+            x: (B, L, D) vectors, or (B, L) ids, in which case only the position vectors are returned.
             position_ids: int64 (1 or B, L); need not be consecutive. Excludes `offset`.
             offset: tokens already fed: an int, or int64 of shape (1,) or (B,); default 0.
 
@@ -151,7 +151,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         self.max_len = max_len
         self.sinusoid = Sinusoid(d_model, base, pad_odd)
         # A real table also where the parameters are built without storage: it is derived, and never loaded.
-        # In parts, so that the working memory stays small.
+        # In chunks, to bound the working memory.
         parts = torch.split(torch.arange(max_len, device="cpu"), 1024)
         self.register_buffer("table", torch.cat([self.sinusoid(part) for part in parts]), persistent=False)
         self.dropout = nn.Dropout(dropout)
@@ -179,7 +179,7 @@ class SinusoidalPositionalEncoding(nn.Module):
 
 
 class FixedPositionalEncoding(nn.Module):
-    """A table of positions that is not trained, as published models derive it; a buffer that is not saved.
+    """A derived table of positions, as in published models: a buffer, neither trained nor saved.
 
     Args:
         table: float (M, D).

@@ -20,7 +20,7 @@ class RotaryConfig:
         dim: R; even. Less than the width of a head for partial rotary.
         theta: base of the wavelengths; 10000 in the paper.
         scaling: a row of `SCALINGS`; default "default", none.
-        factor: by how much longer the inputs are than those of pretraining.
+        factor: length of the inputs over their length in pretraining.
         original_len: tokens of the longest input of pretraining.
         length: for "dynamic" and "longrope", tokens of the whole sequence, prompt and continuation: it decides the
             frequencies, so that they are a pure function of the position. Published code takes the longest
@@ -100,7 +100,7 @@ class RotaryConfig:
             raise ValueError(f"{name}: got {value}, allowed more than 0 with scaling {self.scaling!r}")
 
 
-# The order and the type of each step below are those of the published code: float32 sums depend on them.
+# The order and the type of each step follow the published code, because float32 sums depend on them.
 
 
 def _exponents(config: RotaryConfig) -> Tensor:
@@ -211,6 +211,6 @@ SCALINGS = {
     ),
     "given": Scaling(_given, _one, ("frequencies",)),
 }
-"""Scalings for inputs longer than those of pretraining: none (Su et al. 2021); linear (Chen et al. 2023); dynamic
+"""Scalings for longer inputs than in pretraining: none (Su et al. 2021); linear (Chen et al. 2023); dynamic
 NTK (bloc97 and emozilla 2023); yarn (Peng et al. 2023); llama3 (Dubey et al. 2024); longrope (Ding et al. 2024).
 "given" is no formula: the frequencies themselves."""

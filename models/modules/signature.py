@@ -11,22 +11,23 @@ class Signature:
     """The sizes, inputs and promises of a front-end.
 
     Args:
-        family: its row of the family table, or another name for what it is.
+        family: name of its row in the family table, or another name.
         vocab_size: V.
         width: D, of an output vector.
-        max_len: M, the largest legal offset + real tokens; None where nothing limits it.
-        rows: positions that have a row of their own in a table; 0 where every place is like every other.
-        exact: every bit is determined, because nothing but gathers, sums and products of two make up a vector.
-        indices: name of each further index that a token has, an input int64 (batch, length) -> how many there are, so
-            that 0 to that number - 1 are legal; in the order in which they are added. Segments are `token_type_ids`.
-        counts: what advances the position: every slot, ids other than padding, or the mask.
-        needs_mask: `attention_mask` is an input.
+        max_len: M, the largest legal offset + real tokens; None without a limit.
+        rows: rows of the position table; 0 without one.
+        exact: whether every bit is determined, because vectors consist of gathers, and sums and products of two.
+        indices: name of each further index of a token, an input int64 (batch, length) -> number of legal values,
+            counted from 0; in the order of addition. Segments are `token_type_ids`.
+        needed: names of the indices without a default.
+        counts: source of positions: every slot, ids other than padding, or the mask.
+        needs_mask: whether `attention_mask` is an input.
         padding_idx: id of padding; None for none.
-        refused_ids: ids whose vectors would depend on other tokens.
-        lookup_width: width of the model's own lookup; None where that is the output itself.
-        consumer_scales: who is handed the lookup's vectors scales them; None where that is not known.
+        refused_ids: unsupported ids: their vectors would depend on other tokens.
+        lookup_width: width of the model's own lookup; None if the lookup is the output.
+        consumer_scales: whether the caller applies the embedding scale to the lookup; None if unknown.
         rotary: names of its rotary outputs, cosines and sines -> their width R; default none.
-        rotary_len: the largest legal offset + tokens for them; None for that of the vectors.
+        rotary_len: the largest legal offset + tokens for them; None for `max_len`.
 
     """
 
@@ -50,18 +51,18 @@ class Signature:
 
 @dataclass(frozen=True, kw_only=True)
 class StemSignature:
-    """The input, sizes and promises of a stem, whose input is an image or a spectrogram.
+    """The input, sizes and promises of a stem: a front-end of images or spectrograms.
 
     Args:
-        family: its row of the family table, or another name for what it is.
+        family: name of its row in the family table, or another name.
         width: D, of an output vector.
         input: name of the only input, float32.
         shape: of the input; a dimension is a number, or a name where it is dynamic.
         rows: of its table of positions.
-        terms: products that are summed for one number of its widest convolution.
+        terms: products summed for one value of its widest convolution.
         image_size: native height and width; None for spectrograms.
-        patch_size: of which height and width are multiples where they are not native; None for spectrograms.
-        exact: every bit is determined; False, since a convolution may sum in any order.
+        patch_size: side of a patch; height and width are native, or multiples of it. None for spectrograms.
+        exact: whether every bit is determined; False, because a convolution may sum in any order.
 
     """
 
@@ -76,14 +77,18 @@ class StemSignature:
     exact: bool = False
 
     def length(self, *size: int) -> int:
-        """Return the vectors of one input, for images given its height and width."""
+        """Return the number of vectors of one input; `size` is height and width of an image."""
         return 1 + math.prod(pixels // self.patch_size for pixels in size) if self.patch_size else self.rows
 
     def check(self, shape: Sequence[int]) -> None:
-        """Raise ValueError unless an input may have `shape`.
+        """Check the shape of an input.
 
-        A patch that is not whole would be left out without a word, so it is refused, except where the native size has
-        one: there the model was trained so.
+        A convolution silently drops partial patches. They are rejected, except at the native size of the model,
+        because it was trained with them dropped.
+
+        Raises:
+            ValueError: the shape is not allowed.
+
         """
         fits = len(shape) == len(self.shape) and all(
             isinstance(allowed, str) or got == allowed for got, allowed in zip(shape, self.shape, strict=True)

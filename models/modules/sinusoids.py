@@ -56,9 +56,9 @@ class Sinusoid(nn.Module):
     The angle is counted in turns, of which whole ones are dropped (Cody and Waite 1980); turns per position are known
     to 2^-120, in four parts. Nothing but sums, products and roundings to integers is computed, which IEEE 754 defines
     to the bit, one operation at a time. So a graph, a device or another shape gives the same bits; for the sines of
-    libraries nobody promises that.
+    libraries guarantee no such result.
 
-    The module has no parameters, and no buffers, since `Module.to` would round those. It gives float32 always.
+    The module has no parameters, and no buffers, because `Module.to` would round them. It always returns float32.
 
     Args:
         d_model: width D of a vector; even, unless `pad_odd`.
@@ -112,7 +112,7 @@ class Sinusoid(nn.Module):
         turn = turn + position * second
         turn = turn - turn.round()
         quarters = (turn * 4).round()
-        # From left to right: what is left close to a zero of sine or cosine is small and still exact.
+        # From left to right: close to a zero of sine or cosine, the remainder is small and still exact.
         angle = turn - quarters * 0.25 + position * third + position * rest
         square = angle * angle
         sine = (angle * _polynomial(square, self.sine)).to(torch.float32)
@@ -150,7 +150,7 @@ def sinusoid(positions: Tensor, d_model: int, base: float = 10000.0, pad_odd: bo
 
 @lru_cache(maxsize=16)
 def _turns_per_position(d_model: int, base: float) -> tuple[tuple[float, ...], ...]:
-    """Return the frequencies as turns per position, in four parts that add up: 4 times D // 2 numbers.
+    """Return the frequencies as turns per position, in four parts to be added: 4 times D // 2 numbers.
 
     The first three parts are whole multiples of 2^-22, 2^-44 and 2^-66, so that the product with a position of 31 bits
     fits the 53 bits of a float64. Whole turns are dropped: at a whole position they change nothing.
@@ -182,7 +182,7 @@ def _polynomial(x: Tensor, coefficients: tuple[Tensor, ...]) -> Tensor:
     return value
 
 
-class Recipe(Protocol):
+class SinusoidBuilder(Protocol):
     """Builds the table of a library, bit for bit."""
 
     def __call__(self, rows: int, d_model: int, padding_idx: int | None = None) -> Tensor:
@@ -232,7 +232,7 @@ def _tensor2tensor(rows: int, d_model: int, padding_idx: int | None = None) -> T
     return _table(F.pad(torch.cat((angle.sin(), angle.cos()), dim=1), (0, d_model % 2)), padding_idx)
 
 
-RECIPES: Mapping[str, Recipe] = {
+RECIPES: Mapping[str, SinusoidBuilder] = {
     "pair_half": _pair_half,
     "pair_interleaved": _pair_interleaved,
     "pair_half_float32": _pair_half_float32,

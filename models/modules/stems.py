@@ -1,4 +1,4 @@
-"""Front-ends of encoders whose input is no token ids: patches of an image, frames of a spectrogram.
+"""Front-ends of image and audio encoders: patches of an image, frames of a spectrogram.
 
 Letters: B batch, C channels, H height, W width, D width of a vector, N positions, F frames.
 """
@@ -24,7 +24,7 @@ class PatchConfig:
         family: its row of the family table, or another name.
         width: D.
         channels: C of an image.
-        image_size: height and width of the images that the table of positions was made for.
+        image_size: native height and width of images, in pixels.
         patch_size: height and width of a patch; a remainder of `image_size` is not seen.
         bias: of the convolution; default True.
         norm_eps: of a LayerNorm at the end; None, the default, for no norm.
@@ -41,7 +41,7 @@ class PatchConfig:
     norm_eps: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse sizes that no stem has."""
+        """Raise ValueError unless the sizes are possible."""
         check_counts(width=self.width, channels=self.channels, image_size=self.image_size, patch_size=self.patch_size)
         if self.patch_size > self.image_size:
             raise ValueError(f"patch_size: got {self.patch_size}, allowed 1 to {self.image_size}, the image_size")
@@ -52,7 +52,7 @@ class PatchConfig:
 
     @property
     def side(self) -> int:
-        """Rows and columns of the grid of patches that the table of positions was made for."""
+        """Rows and columns of the native grid of patches."""
         return self.image_size // self.patch_size
 
 
@@ -64,7 +64,7 @@ class AudioConfig:
         family: its row of the family table, or another name.
         width: D.
         channels: C, mel bins of a frame.
-        positions: N, vectors of a spectrogram, which has 2 N frames.
+        positions: N, vectors of a spectrogram of 2 N frames.
 
     """
 
@@ -75,7 +75,7 @@ class AudioConfig:
     positions: int
 
     def __post_init__(self) -> None:
-        """Refuse sizes that no stem has."""
+        """Raise ValueError unless the sizes are possible."""
         check_counts(width=self.width, channels=self.channels, positions=self.positions)
 
 
@@ -126,7 +126,7 @@ class PatchStem(nn.Module):
         )
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """Return the vectors (B, 1 + H // patch_size * W // patch_size, D) that enter block 0.
+        """Return the vectors (B, 1 + H // patch_size * W // patch_size, D) entering block 0.
 
         Args:
             pixel_values: float (B, C, H, W): of the native size, or H and W multiples of the patch size.
@@ -201,7 +201,7 @@ class AudioStem(nn.Module):
         )
 
     def forward(self, input_features: Tensor) -> Tensor:
-        """Return the vectors (B, N, D) that enter block 0.
+        """Return the vectors (B, N, D) entering block 0.
 
         Args:
             input_features: float (B, C, F), F exactly 2 N.
@@ -248,7 +248,7 @@ def to_document(config: StemConfig) -> dict[str, Any]:
 
 
 def from_document(document: Mapping[str, Any]) -> StemConfig:
-    """Return the config that `to_document` wrote.
+    """Return the config of a document written by `to_document`.
 
     Raises:
         ValueError: the kind, or a field or its value, is not known.
@@ -258,7 +258,7 @@ def from_document(document: Mapping[str, Any]) -> StemConfig:
 
 
 def _bicubic(side: int, size: int, device: torch.device) -> Tensor:
-    """Return the matrix (size, side + 4) that resamples `side` values to `size`, corners not aligned (Keys 1981).
+    """Return the matrix (size, side + 4) to resample `side` values to `size`, corners not aligned (Keys 1981).
 
     The first and the last value stand two more times beside the others. Places are rounded to float32, as those of
     `torch.nn.functional.interpolate` are; the weights, with a = -3/4, are exact.

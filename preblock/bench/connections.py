@@ -1,28 +1,21 @@
-"""The connections of a measurement: each sends a request, waits for the answer, and repeats, with little overhead."""
+"""The connections of a measurement. Each sends a prepared request and waits for the answer, with little overhead."""
 
 import asyncio
-import time
-from abc import ABC, abstractmethod
 from typing import Protocol, cast
 
 import httptools
-from websockets.client import ClientProtocol
-from websockets.exceptions import InvalidStatus
-from websockets.frames import Frame, Opcode
-from websockets.http11 import Response
-from websockets.uri import parse_uri
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from preblock.bench.stats import LoadCounters
 from preblock.bench.workload import Ids, LoadTarget, rewind, step
-from preblock.client.errors import ConnectionFailed, ServiceError, of_problem
+from preblock.client.errors import ConnectionFailed, of_problem
 from preblock.client.frames import ERROR, HEADER
 
 
 class LoadConnection(Protocol):
-    """A connection under load, with its address and its counters."""
+    """A connection under load, with its address."""
 
     address: str
-    tally: LoadCounters
 
     async def open(self) -> None:
         """Connect.
@@ -34,12 +27,11 @@ class LoadConnection(Protocol):
         """
         ...
 
-    async def ask(self, until: float) -> None:
-        """Send at least one request, and more until the time `until` or until the server closes the connection.
-
-        Errors in answers are counted.
+    async def exchange(self) -> int:
+        """Send a request, and return the number of bytes of the answer.
 
         Raises:
+            ServiceError: the answer is an error; the connection can be used again.
             OSError, NoAnswer: the connection broke.
 
         """
@@ -50,65 +42,7 @@ class LoadConnection(Protocol):
         ...
 
 
-def kind_of(error: ServiceError) -> str:
-    """Return the kind of an error for the counters: the kind named by the service, or the status."""
-    known = type(error).__name__
-    return f"status {error.status}" if known in ("ClientFault", "ServerFault") else known
-
-
-class _ByteConnection(asyncio.Protocol, ABC):
-    """A connection over a byte stream; `_sent` is the time of the request in flight, 0 without one."""
-
-    def __init__(self, target: LoadTarget) -> None:
-        self.tally, self.address = LoadCounters(), f"{target.host}:{target.port}"
-        self._target = target
-        self._sent = self._until = 0.0
-        self._transport: asyncio.Transport | None = None
-        self._finished: asyncio.Future[None] | None = None
-
-    async def open(self) -> None:
-        """Connect."""
-        loop = asyncio.get_running_loop()
-        await loop.create_connection(lambda: self, self._target.host, self._target.port, ssl=self._target.tls)
-
-    async def ask(self, until: float) -> None:
-        """Send requests until the time `until`."""
-        if self._transport is None:
-            raise ConnectionResetError("the server closed the connection")
-        self._finished, self._until = asyncio.get_running_loop().create_future(), until
-        self._send()
-        await self._finished
-
-    def close(self) -> None:
-        """Close the connection at once."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
-        self._transport = cast(asyncio.Transport, transport)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """Fail the waiting request."""
-        self._transport = None
-        self._fail(error or ConnectionResetError("the server closed the connection"))
-
-    @abstractmethod
-    def _send(self) -> None:
-        """Send the next request."""
-
-    def _go_on(self, now: float) -> None:
-        if now < self._until:
-            self._send()
-        elif self._finished is not None and not self._finished.done():
-            self._finished.set_result(None)
-
-    def _fail(self, error: Exception) -> None:
-        if self._finished is not None and not self._finished.done():
-            self._finished.set_exception(error)
-
-
-class HttpConnection(_ByteConnection):
+class HttpConnection(asyncio.Protocol):
     """Repeats one HTTP/1.1 request.
 
     Args:
@@ -118,14 +52,46 @@ class HttpConnection(_ByteConnection):
     """
 
     def __init__(self, target: LoadTarget, request: bytes) -> None:
-        super().__init__(target)
-        self._request = request
-        self._parser = httptools.HttpResponseParser(self)
-        self._last = b""
+        self.address = f"{target.host}:{target.port}"
+        self._target, self._request = target, request
+        self._transport: asyncio.Transport | None = None
+
+    async def open(self) -> None:
+        """Connect."""
+        loop = asyncio.get_running_loop()
+        self._answer: asyncio.Future[int] = loop.create_future()
+        self._parser, self._keep_alive = httptools.HttpResponseParser(self), True
+        await loop.create_connection(lambda: self, self._target.host, self._target.port, ssl=self._target.tls)
+
+    async def exchange(self) -> int:
+        """Send the request, and return the number of bytes of the answer, headers included."""
+        if not self._keep_alive:
+            self.close()
+            await self.open()
+        if self._transport is None:
+            raise ConnectionResetError("the server closed the connection")
+        self._answer, self._received = asyncio.get_running_loop().create_future(), 0
+        self._transport.write(self._request)
+        return await self._answer
+
+    def close(self) -> None:
+        """Close the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Fail the waiting request."""
+        self.close()
+        self._fail(error or ConnectionResetError("the server closed the connection"))
 
     def data_received(self, data: bytes) -> None:
         """Count bytes, and parse them."""
-        self.tally.received += len(data)
+        self._received += len(data)
         self._last = data
         try:
             self._parser.feed_data(data)
@@ -134,103 +100,76 @@ class HttpConnection(_ByteConnection):
             self.close()
 
     def on_message_complete(self) -> None:
-        """Count an answer, and send the next request."""
+        """Finish the waiting request."""
+        self._keep_alive = self._parser.should_keep_alive()
         status = self._parser.get_status_code()
-        if status == 200:
-            now = self.tally.answered(self._sent)
-        else:  # a problem document and its headers fit into one read
-            now = time.perf_counter()
-            error = of_problem(status, self._last.partition(b"\r\n\r\n")[2])
-            self.tally.failed(kind_of(error), str(error.problem.get("detail") or error.problem.get("error")))
-        if not self._parser.should_keep_alive():
-            self._until = 0.0
-        self._go_on(now)
+        if status != 200:  # a problem document and its headers fit into one read
+            self._fail(of_problem(status, self._last.partition(b"\r\n\r\n")[2]))
+        elif not self._answer.done():
+            self._answer.set_result(self._received)
 
-    def _send(self) -> None:
-        if self._transport is not None:
-            self._sent = time.perf_counter()
-            self._transport.write(self._request)
+    def _fail(self, error: Exception) -> None:
+        if not self._answer.done():
+            self._answer.set_exception(error)
 
 
-class DecodeConnection(_ByteConnection):
+class DecodeConnection:
     """Sends steps of a decode stream. At max_len its rows are set back to offset 0, without being counted.
 
     Args:
         target: target of the load.
-        ids: ids of each step.
+        ids: ids of each step, int64 (rows, tokens).
         max_len: limit of the model; None without one.
 
     """
 
     def __init__(self, target: LoadTarget, ids: Ids, max_len: int | None) -> None:
-        super().__init__(target)
-        self._step, self._rewind = step(ids), rewind()
-        self._most = max_len // ids.shape[1] if max_len is not None else 2**60
-        self._steps = self._unanswered = self._kind = 0
         scheme, path = "wss" if target.tls else "ws", target.path("models", target.model, "decode")
-        address = f"{scheme}://{target.address.netloc.decode()}{path}?rows={len(ids)}"
-        self._socket = ClientProtocol(parse_uri(address), max_size=None)
+        self.address = f"{scheme}://{target.address.netloc.decode()}{path}?rows={len(ids)}"
+        self._target, self._step, self._rewind = target, step(ids), rewind()
+        self._max_steps = max_len // ids.shape[1] if max_len is not None else 2**60
+        self._steps = 0
+        self._socket: ClientConnection | None = None
 
     async def open(self) -> None:
         """Connect, and open a stream."""
-        self._finished = asyncio.get_running_loop().create_future()
-        await super().open()
-        request = self._socket.connect()
-        request.headers.update(self._target.headers)
-        self._socket.send_request(request)
-        self._flush()
-        await self._finished
+        headers, tls = self._target.headers, self._target.tls
+        try:
+            self._socket = await connect(
+                self.address,
+                additional_headers=headers,
+                user_agent_header=None,
+                compression=None,
+                max_size=None,
+                open_timeout=None,
+                ping_interval=None,
+                proxy=None,
+                ssl=tls,
+            )
+        except InvalidStatus as error:
+            raise of_problem(error.response.status_code, bytes(error.response.body or b"")) from error
+        except WebSocketException as error:
+            raise ConnectionFailed(str(error)) from error
 
-    def data_received(self, data: bytes) -> None:
-        """Count bytes, and read complete frames."""
-        self.tally.received += len(data)
-        self._socket.receive_data(data)
-        for event in self._socket.events_received():
-            if isinstance(event, Response):
-                self._accepted(event)
-            elif isinstance(event, Frame):
-                self._answered(event)
-        self._flush()
+    async def exchange(self) -> int:
+        """Send a step, and return the number of bytes of the answer."""
+        assert self._socket is not None
+        answers = 1
+        try:
+            if self._steps and self._steps % self._max_steps == 0:
+                await self._socket.send(self._rewind)
+                answers = 2
+            self._steps += 1
+            await self._socket.send(self._step)
+            for _ in range(answers):
+                frame = await self._socket.recv(decode=False)
+        except ConnectionClosed as error:
+            raise ConnectionFailed(f"the server closed the stream ({error})") from error
+        if frame[5] == ERROR:
+            raise of_problem(0, frame[HEADER.size :])
+        return len(frame)
 
-    def _accepted(self, response: Response) -> None:
-        refused = self._socket.handshake_exc
-        if refused is None:
-            self._go_on(self._until)
-        elif isinstance(refused, InvalidStatus):
-            self._fail(of_problem(response.status_code, bytes(response.body or b"")))
-        else:
-            self._fail(ConnectionFailed(str(refused)))
-
-    def _answered(self, frame: Frame) -> None:
-        if frame.opcode is Opcode.CLOSE:
-            self._fail(ConnectionFailed(f"the server closed the stream ({self._socket.close_rcvd})"))
-        if frame.opcode is Opcode.BINARY:
-            self._kind = frame.data[5]
-        elif frame.opcode is not Opcode.CONT:
-            return
-        if not frame.fin:
-            return
-        self._unanswered -= 1
-        if self._unanswered:  # the answer to the rewind, before the answer to the step
-            return
-        if self._kind == ERROR:
-            now, error = time.perf_counter(), of_problem(0, bytes(frame.data[HEADER.size :]))
-            self.tally.failed(kind_of(error), str(error))
-        else:
-            now = self.tally.answered(self._sent)
-        self._go_on(now)
-
-    def _send(self) -> None:
-        if self._steps and self._steps % self._most == 0:
-            self._socket.send_binary(self._rewind)
-            self._unanswered += 1
-        self._steps += 1
-        self._unanswered += 1
-        self._sent = time.perf_counter()
-        self._socket.send_binary(self._step)
-        self._flush()
-
-    def _flush(self) -> None:
-        for data in self._socket.data_to_send():
-            if self._transport is not None and data:
-                self._transport.write(data)
+    def close(self) -> None:
+        """Close the connection at once."""
+        if self._socket is not None:
+            self._socket.transport.abort()

@@ -1,14 +1,12 @@
 """The connection of a measurement over gRPC; grpcio is imported with the first."""
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from preblock.bench.stats import LoadCounters
 from preblock.bench.workload import Ids, LoadTarget
-from preblock.client.errors import ConnectionFailed
+from preblock.client.errors import KIND_PREFIX, ConnectionFailed, ServiceError
 
 
 def _roots() -> bytes | None:
@@ -30,7 +28,7 @@ class GrpcConnection:
         from preblock.service.codecs.v2 import open_inference_pb2 as pb
 
         host = f"[{target.host}]" if ":" in target.host else target.host
-        self.tally, self.address = LoadCounters(), f"{host}:{target.grpc_port}"
+        self.address = f"{host}:{target.grpc_port}"
         self._target = target
         request = pb.ModelInferRequest(model_name=target.model, raw_input_contents=[ids.astype("<i8").tobytes()])
         request.inputs.add(name="input_ids", datatype="INT64", shape=ids.shape)
@@ -53,24 +51,16 @@ class GrpcConnection:
         self._call = self._channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         await self._channel.channel_ready()
 
-    async def ask(self, until: float) -> None:
-        """Repeat the call until the time `until`."""
+    async def exchange(self) -> int:
+        """Send the call, and return the number of bytes of the answer."""
         import grpc
 
-        while True:
-            sent = time.perf_counter()
-            try:
-                answer = await self._call(self._request, metadata=self._metadata)
-            except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNAVAILABLE:
-                    raise ConnectionFailed(str(error.details())) from error
-                self.tally.failed(error.code().name, str(error.details()))
-                now = time.perf_counter()
-            else:
-                self.tally.received += len(answer)
-                now = self.tally.answered(sent)
-            if now >= until:
-                return
+        try:
+            return len(await self._call(self._request, metadata=self._metadata))
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise ConnectionFailed(str(error.details())) from error
+            raise ServiceError({"type": KIND_PREFIX + error.code().name, "detail": error.details()}) from error
 
     def close(self) -> None:
         """Drop the channel; it closes with its last reference."""

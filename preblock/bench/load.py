@@ -19,7 +19,7 @@ RECONNECT_SECONDS = 0.1
 REPORT_INTERVAL_SECONDS = 0.5
 """Seconds before a broken connection is replaced, and between two progress reports."""
 
-Look = Callable[[str], None]
+Report = Callable[[str], None]
 Show = Callable[[LoadCounters], None]
 
 
@@ -32,7 +32,7 @@ def measure(
     connections: int = 4,
     seconds: float = 5.0,
     timeout: float = 30.0,
-    look: Look = lambda _: None,
+    report: Report = lambda _: None,
 ) -> LoadResult:
     """Measure one protocol with random ids of one shape.
 
@@ -44,10 +44,10 @@ def measure(
         connections: number of concurrent connections, each with one request at a time.
         seconds: duration, after one warm-up request per connection; requests in flight at the end are finished.
         timeout: seconds to wait for a connection, and for an answer.
-        look: receives a progress line every half second.
+        report: receives a progress line every half second.
 
     Raises:
-        Invalid: the model takes no ids, or not of that shape.
+        RequestError: the model takes no ids, or not of that shape.
         OSError, NoAnswer, ServiceError: a first connection failed.
 
     """
@@ -61,8 +61,10 @@ def measure(
             return DecodeConnection(target, ids, model.max_len)
         return HttpConnection(target, requests[protocol](target, ids))
 
-    tally = uvloop.run(_measure(make, connections, seconds, timeout, lambda tally: look(line(tally, protocol, shape))))
-    return LoadResult.of(tally, protocol, shape, connections)
+    counters = uvloop.run(
+        _measure(make, connections, seconds, timeout, lambda counters: report(line(counters, protocol, shape)))
+    )
+    return LoadResult.of(counters, protocol, shape, connections)
 
 
 async def _measure(
@@ -78,15 +80,15 @@ async def _measure(
                 raise TimedOut(f"no connection to {link.address} within {timeout:g} s") from None
         drivers = [_ConnectionDriver(link, make, timeout) for link in links]
         await asyncio.gather(*(driver.run(0.0, LoadCounters()) for driver in drivers))
-        tally = LoadCounters()
-        reporting = asyncio.create_task(_look(tally, show))
-        await asyncio.gather(*(driver.run(tally.begin + seconds, tally) for driver in drivers))
+        counters = LoadCounters()
+        reporting = asyncio.create_task(_report_progress(counters, show))
+        await asyncio.gather(*(driver.run(counters.begin + seconds, counters) for driver in drivers))
         reporting.cancel()
         links = [driver.link for driver in drivers]
     finally:
         for link in links:
             link.close()
-    return tally
+    return counters
 
 
 class _ConnectionDriver:
@@ -94,35 +96,33 @@ class _ConnectionDriver:
 
     def __init__(self, link: LoadConnection, make: Callable[[], LoadConnection], timeout: float) -> None:
         self.link, self._make, self._timeout = link, make, timeout
-        self._open = True
+        self._broken = False
 
-    async def run(self, until: float, tally: LoadCounters) -> None:
-        """Send requests until the time `until`, and count the outcomes."""
+    async def run(self, until: float, counters: LoadCounters) -> None:
+        """Send at least one request, and more until the time `until`; count the outcomes."""
         while True:
-            self.link.tally = tally
             try:
-                async with asyncio.timeout(max(0.0, until - time.perf_counter()) + self._timeout):
-                    if not self._open:
+                async with asyncio.timeout(self._timeout):
+                    if self._broken:
+                        self.link.close()
+                        self.link = self._make()
                         await self.link.open()
-                    self._open = True
-                    await self.link.ask(until)
-                if time.perf_counter() >= until:
-                    return
-                self._renew()
-            except (OSError, NoAnswer, ServiceError) as error:
+                        self._broken = False
+                    sent = time.perf_counter()
+                    counters.answered(sent, await self.link.exchange())
+            except ServiceError as error:
+                counters.failed(error.kind, str(error))
+            except (OSError, NoAnswer) as error:
+                self._broken = True
                 # TimeoutError is an OSError without a message.
-                tally.failed(type(error).__name__, str(error) or f"no answer within {self._timeout:g} s")
-                self._renew()
-                if time.perf_counter() >= until:
-                    return
+                counters.failed(type(error).__name__, str(error) or f"no answer within {self._timeout:g} s")
+            if time.perf_counter() >= until:
+                return
+            if self._broken:
                 await asyncio.sleep(RECONNECT_SECONDS)
 
-    def _renew(self) -> None:
-        self.link.close()
-        self.link, self._open = self._make(), False
 
-
-async def _look(tally: LoadCounters, show: Show) -> None:
+async def _report_progress(counters: LoadCounters, show: Show) -> None:
     while True:
         await asyncio.sleep(REPORT_INTERVAL_SECONDS)
-        show(tally)
+        show(counters)

@@ -8,12 +8,12 @@ from preblock.bench.stats import QUANTILES, LoadCounters, LoadResult
 HEAD = ("protocol", "shape", "requests/s", "tokens/s", "MB/s", *(f"{name} ms" for name in QUANTILES), "errors")
 
 
-def line(tally: LoadCounters, protocol: str, shape: tuple[int, int]) -> str:
+def line(counters: LoadCounters, protocol: str, shape: tuple[int, int]) -> str:
     """Return the progress line of a running measurement."""
-    seconds, requests = time.perf_counter() - tally.begin, len(tally.latencies)
-    recent = sorted(tally.latencies[-1000:])
+    seconds, requests = time.perf_counter() - counters.begin, len(counters.latencies)
+    recent = sorted(counters.latencies[-1000:])
     middle = f", p50 {1e3 * recent[len(recent) // 2]:.3g} ms" if recent else ""
-    wrong = f", {tally.errors.total()} errors" if tally.errors else ""
+    wrong = f", {counters.errors.total()} errors" if counters.errors else ""
     return f"{protocol} {shape[0]},{shape[1]}: {seconds:.0f} s, {requests / seconds:,.0f} requests/s{middle}{wrong}"
 
 

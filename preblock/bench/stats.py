@@ -19,7 +19,7 @@ class LoadCounters:
         begin: start, on the clock of `time.perf_counter`.
         end: time of the last answer.
         latencies: seconds of each successful request.
-        received: bytes received, headers and frames included.
+        received: bytes of the successful answers, over HTTP with their headers.
         errors: number of failed requests, by kind.
         messages: first message of each kind.
 
@@ -32,11 +32,11 @@ class LoadCounters:
     errors: Counter[str] = field(default_factory=Counter)
     messages: dict[str, str] = field(default_factory=dict)
 
-    def answered(self, sent: float) -> float:
-        """Count the answer to a request sent at the time `sent`, and return the present time."""
+    def answered(self, sent: float, received: int) -> None:
+        """Count an answer of `received` bytes to a request sent at the time `sent`."""
         self.end = time.perf_counter()
         self.latencies.append(self.end - sent)
-        return self.end
+        self.received += received
 
     def failed(self, kind: str, message: str) -> None:
         """Count a failed request."""
@@ -72,10 +72,10 @@ class LoadResult:
     messages: dict[str, str]
 
     @classmethod
-    def of(cls, tally: LoadCounters, protocol: str, shape: tuple[int, int], connections: int) -> "LoadResult":
+    def of(cls, counters: LoadCounters, protocol: str, shape: tuple[int, int], connections: int) -> "LoadResult":
         """Return the result of the counters."""
-        requests, seconds = len(tally.latencies), max(tally.end - tally.begin, 1e-9)
-        cuts = np.percentile(tally.latencies, list(QUANTILES.values())) if requests else ()
+        requests, seconds = len(counters.latencies), max(counters.end - counters.begin, 1e-9)
+        cuts = np.percentile(counters.latencies, list(QUANTILES.values())) if requests else ()
         return cls(
             protocol=protocol,
             shape=shape,
@@ -85,11 +85,11 @@ class LoadResult:
             rates={
                 "requests": requests / seconds,
                 "tokens": requests * shape[0] * shape[1] / seconds,
-                "bytes": tally.received / seconds if requests else 0.0,
+                "bytes": counters.received / seconds if requests else 0.0,
             },
             milliseconds={name: 1e3 * float(cut) for name, cut in zip(QUANTILES, cuts, strict=False)},
-            errors=dict(tally.errors),
-            messages=tally.messages,
+            errors=dict(counters.errors),
+            messages=counters.messages,
         )
 
     def document(self) -> dict[str, Any]:

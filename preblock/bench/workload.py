@@ -32,7 +32,7 @@ class LoadTarget:
         grpc_port: gRPC port of the server.
 
     Raises:
-        Invalid: `url` is not an HTTP URL, or `key` cannot be sent.
+        RequestError: `url` is not an HTTP URL, or `key` cannot be sent.
 
     """
 
@@ -122,7 +122,7 @@ def random_ids(model: Model, shape: tuple[int, int]) -> Ids:
     """Return random ids for a model, the same in every run.
 
     Raises:
-        Invalid: the model takes no ids, or not of that shape.
+        RequestError: the model takes no ids, or not of that shape.
 
     """
     vocabulary = model.manifest.get("vocab_size")

@@ -100,7 +100,7 @@ def bench(
     from preblock.bench.load import measure
     from preblock.bench.report import table
     from preblock.bench.workload import LoadTarget
-    from preblock.client.errors import PreblockError as ClientError
+    from preblock.client.errors import ClientError
 
     results = []
     try:
@@ -111,15 +111,7 @@ def bench(
             for shape in shapes:
                 with ProgressLine("bench", quiet=True) as progress:
                     results.append(
-                        measure(
-                            target,
-                            description,
-                            protocol,
-                            shape,
-                            timeout=timeout,
-                            look=progress,
-                            **options,
-                        )
+                        measure(target, description, protocol, shape, timeout=timeout, report=progress, **options)
                     )
     except (ClientError, OSError) as error:
         raise click.ClickException(str(error)) from error

@@ -1,4 +1,4 @@
-"""Lines that describe an artifact."""
+"""Descriptions of an artifact in one line."""
 
 from typing import Any
 

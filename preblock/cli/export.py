@@ -87,7 +87,7 @@ def verify(name: str, repository: Path | None, provider: Literal["cpu", "cuda"] 
     """
     require("torch", "export")
     require("onnxruntime", "cpu")
-    from preblock.export.verify import verify as run
+    from preblock.export.verification import verify as run
 
     folder = find_newest(read_settings(repository=repository).repository, name)
     with ProgressLine(name) as progress:

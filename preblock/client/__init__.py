@@ -3,8 +3,7 @@
 from preblock.client.errors import needed
 
 with needed("preblock.client", "httpx"):
-    from preblock.client.aio import AsyncClient
-    from preblock.client.sync import Client
+    from preblock.client.clients import AsyncClient, Client
 
 from preblock.client.results import Embeddings, Model
 

@@ -68,7 +68,7 @@ def write_frame(operation: StepFrame | MoveFrame, number: int, offset: Sequence[
         indices: further inputs of the model, in the order of its manifest.
 
     Raises:
-        Invalid: the model has no such input.
+        RequestError: the model has no such input.
 
     """
     if isinstance(operation, MoveFrame):

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.client.errors import ServerFault, invalid, of_problem
+from preblock.client.errors import ServerError, invalid, of_problem
 from preblock.client.results import Embeddings, Model, Vectors
 from preblock.client.safetensors import read_safetensors, write_safetensors
 
@@ -64,8 +64,8 @@ class ApiRequest(Generic[T]):
         try:
             return self.read(reply)
         except (KeyError, TypeError, ValueError) as error:
-            detail = f"{self.path}: an answer that is none of Preblock's ({error!r})"
-            raise ServerFault({"status": reply.status, "detail": detail}) from error
+            detail = f"{self.path}: the answer is not from Preblock ({error!r})"
+            raise ServerError({"status": reply.status, "detail": detail}) from error
 
 
 def embed(
@@ -101,13 +101,7 @@ def embed(
         NoAnswer: no answer came.
 
     """
-    rows = _given(
-        input_ids=ids,
-        offset=offset,
-        position_ids=position_ids,
-        attention_mask=attention_mask,
-        **indices,
-    )
+    rows = _given(input_ids=ids, offset=offset, position_ids=position_ids, attention_mask=attention_mask, **indices)
     names = _given(truncate=truncate, output=output, dtype=dtype)
     path = _path(model, version, "embed")
     if isinstance(offset, int) and isinstance(rows["input_ids"], np.ndarray):
@@ -216,8 +210,7 @@ def model(name: str, version: int | None = None) -> ApiRequest[Model]:
     """Return one model; default in its highest version.
 
     Raises:
-        NotFound: no such model or version.
-        ServiceError: the service cannot answer.
+        ServiceError: no such model or version (kind "NotFound"), or the service cannot answer.
         NoAnswer: no answer came.
 
     """

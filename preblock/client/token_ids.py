@@ -17,7 +17,7 @@ def read_rows(field: str, rows: Rows) -> tuple[Int64, Int64]:
     """Return the integers of all rows one after another, int64 (T,), and the lengths of the rows, int64 (R,).
 
     Raises:
-        Invalid: the values are not 64-bit integers, or not rows.
+        RequestError: the values are not 64-bit integers, or not rows.
 
     """
     rows = from_torch(rows)
@@ -35,7 +35,7 @@ def read_integers(field: str, values: int | Row) -> Int64:
     """Return an integer or a list of integers as int64 (N,).
 
     Raises:
-        Invalid: the values are not 64-bit integers, or have several axes.
+        RequestError: the values are not 64-bit integers, or have several axes.
 
     """
     array = _integers(field, from_torch(values))

@@ -17,7 +17,7 @@ def options(url: str, timeout: float, key: str | None) -> dict[str, Any]:
     """Return the options of an httpx client.
 
     Raises:
-        Invalid: `url` is not an HTTP URL, or `key` cannot be sent.
+        RequestError: `url` is not an HTTP URL, or `key` cannot be sent.
 
     """
     try:

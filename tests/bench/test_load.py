@@ -16,7 +16,7 @@ from preblock.bench.load import PROTOCOLS
 from preblock.bench.stats import LoadCounters, LoadResult
 from preblock.bench.workload import LoadTarget, random_ids
 from preblock.client import Model, connect
-from preblock.client.errors import Invalid
+from preblock.client.errors import RequestError
 from tests.cli.test_cli import failing, run
 from tests.support.paths import PREBLOCK
 from tests.support.servers import Server, serve
@@ -188,7 +188,7 @@ def test_nobody_there_is_one_line() -> None:
 
 def test_a_model_without_ids_is_refused(model: Model) -> None:
     stem = Model(**{**vars(model), "manifest": {"kind": "stem"}})
-    with pytest.raises(Invalid, match="model: got gpt, of stem, allowed a model of token ids"):
+    with pytest.raises(RequestError, match="model: got gpt, of stem, allowed a model of token ids"):
         random_ids(stem, (1, 1))
 
 

@@ -1,4 +1,4 @@
-"""The help of every command, which must need only the packages of the base install."""
+"""The help of every command, with only the packages of the base install."""
 
 import json
 import subprocess

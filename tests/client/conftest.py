@@ -9,10 +9,18 @@ from typing import Any
 import pytest
 
 import preblock
+from preblock.client.errors import ClientError
 from tests.client.flaky import FlakyProxy
 from tests.support.servers import Server
 
 Connect = Callable[..., Any]
+
+
+def raises_kind(kind: str, match: str | None = None) -> Any:
+    """Expect an error of the client by its kind, or by its class if it is no answer of the service."""
+    return pytest.raises(
+        ClientError, match=match, check=lambda error: kind == getattr(error, "kind", type(error).__name__)
+    )
 
 
 class Waiting:

@@ -21,6 +21,7 @@ from preblock.client import errors
 from preblock.client.decode_protocol import DecodeProtocol, decode
 from preblock.client.effects import Connect, Exchange, Pause
 from tests.client.conftest import Connect as Connecting
+from tests.client.conftest import raises_kind
 from tests.client.flaky import CUT, DROP, STALL, SWALLOW, Act, After, FlakyProxy, canned
 from tests.support.artifacts import copy_artifact
 from tests.support.servers import Server, free_port, serve
@@ -141,7 +142,7 @@ def test_companions_come_along(connect: Connecting, rotary: Server) -> None:
 )
 def test_a_step_that_is_refused_changes_nothing(tiny: Any, ids: Any, field: str) -> None:
     with tiny.decode("gpt", offset=2) as stream:
-        with pytest.raises(errors.Invalid) as raised:
+        with raises_kind("Invalid") as raised:
             stream.step(ids)
         assert str(raised.value.field).startswith(field)
         assert stream.offset == [2]
@@ -151,19 +152,19 @@ def test_a_step_that_is_refused_changes_nothing(tiny: Any, ids: Any, field: str)
 @pytest.mark.parametrize(
     ("method", "argument", "kind", "field"),
     [
-        ("rewind", 3, errors.Invalid, "rewind[0]"),
-        ("rewind", [1, 1, 1], errors.Invalid, "rewind"),
-        ("rewind", 1.5, errors.Invalid, "rewind"),
-        ("rewind", [[1, 2]], errors.Invalid, "rewind"),
-        ("reorder", [2], errors.Invalid, "reorder[0]"),
-        ("reorder", [0] * 10**5, errors.TooLarge, "reorder"),
-        ("append", [7], errors.Invalid, "append"),
-        ("drop", [-1], errors.Invalid, "drop[0]"),
+        ("rewind", 3, "Invalid", "rewind[0]"),
+        ("rewind", [1, 1, 1], "Invalid", "rewind"),
+        ("rewind", 1.5, "Invalid", "rewind"),
+        ("rewind", [[1, 2]], "Invalid", "rewind"),
+        ("reorder", [2], "Invalid", "reorder[0]"),
+        ("reorder", [0] * 10**5, "TooLarge", "reorder"),
+        ("append", [7], "Invalid", "append"),
+        ("drop", [-1], "Invalid", "drop[0]"),
     ],
 )
-def test_what_is_refused_changes_nothing(tiny: Any, method: str, argument: Any, kind: Any, field: str) -> None:
+def test_what_is_refused_changes_nothing(tiny: Any, method: str, argument: Any, kind: str, field: str) -> None:
     with tiny.decode("gpt", offset=2, rows=2) as stream:
-        with pytest.raises(kind) as raised:
+        with raises_kind(kind) as raised:
             getattr(stream, method)(argument)
         assert raised.value.field == field
         assert stream.offset == [2, 2]
@@ -172,7 +173,7 @@ def test_what_is_refused_changes_nothing(tiny: Any, method: str, argument: Any, 
 def test_what_belongs_to_the_tokens_must_pair_with_them_and_be_known(tiny: Any) -> None:
     with tiny.decode("gpt") as stream:
         for further in ({"attention_mask": [1]}, {"position_ids": [[1], [1]]}, {"token_type_ids": [0, 0]}):
-            with pytest.raises(errors.Invalid) as raised:
+            with raises_kind("Invalid") as raised:
                 stream.step([1, 2], **further)
             assert raised.value.field in further
         assert stream.step([1, 2], attention_mask=[[0, 1]]).shape == (1, 2, 4)
@@ -182,7 +183,7 @@ def test_what_belongs_to_the_tokens_must_pair_with_them_and_be_known(tiny: Any) 
 def test_the_last_place_is_filled_and_the_next_refused_with_the_numbers(tiny: Any) -> None:
     with tiny.decode("gpt", offset=4) as stream:
         stream.step([1, 2])
-        with pytest.raises(errors.Invalid, match="6") as raised:
+        with raises_kind("Invalid", match="6") as raised:
             stream.step([1])
         assert raised.value.field == "offset[0] + tokens"
         stream.rewind(5)
@@ -192,40 +193,38 @@ def test_the_last_place_is_filled_and_the_next_refused_with_the_numbers(tiny: An
 @pytest.mark.parametrize(
     ("model", "options", "kind"),
     [
-        ("none", {}, errors.NotFound),
-        ("gpt", {"version": 9}, errors.NotFound),
-        ("gpt", {"offset": 7}, errors.Invalid),
-        ("gpt", {"offset": [1, 2], "rows": 3}, errors.Invalid),
-        ("gpt", {"offset": [], "rows": 3}, errors.Invalid),
-        ("gpt", {"offset": "1"}, errors.Invalid),
-        ("gpt", {"rows": -1}, errors.Invalid),
-        ("gpt", {"rows": 10**6}, errors.TooLarge),
-        ("gpt", {"dtype": "float64"}, errors.Invalid),
-        ("gpt", {"output": "logits"}, errors.Invalid),
-        ("gpt", {"companions": ["embeddings"]}, errors.Invalid),
+        ("none", {}, "NotFound"),
+        ("gpt", {"version": 9}, "NotFound"),
+        ("gpt", {"offset": 7}, "Invalid"),
+        ("gpt", {"offset": [1, 2], "rows": 3}, "Invalid"),
+        ("gpt", {"offset": [], "rows": 3}, "Invalid"),
+        ("gpt", {"offset": "1"}, "Invalid"),
+        ("gpt", {"rows": -1}, "Invalid"),
+        ("gpt", {"rows": 10**6}, "TooLarge"),
+        ("gpt", {"dtype": "float64"}, "Invalid"),
+        ("gpt", {"output": "logits"}, "Invalid"),
+        ("gpt", {"companions": ["embeddings"]}, "Invalid"),
     ],
 )
-def test_a_stream_that_is_refused(tiny: Any, model: str, options: dict[str, Any], kind: type[Exception]) -> None:
-    with pytest.raises(kind), tiny.decode(model, **options):
+def test_a_stream_that_is_refused(tiny: Any, model: str, options: dict[str, Any], kind: str) -> None:
+    with raises_kind(kind), tiny.decode(model, **options):
         pass
 
 
 @pytest.mark.parametrize(
     ("act", "kind"),
     [
-        (DROP, errors.ConnectionFailed),
-        (CUT, errors.ConnectionFailed),
-        (STALL, errors.TimedOut),
-        (canned("503 Service Unavailable"), errors.Unavailable),
-        (canned("200 OK", b"<html>"), errors.ServiceError),
+        (DROP, "ConnectionFailed"),
+        (CUT, "ConnectionFailed"),
+        (STALL, "TimedOut"),
+        (canned("503 Service Unavailable"), "Unavailable"),
+        (canned("200 OK", b"<html>"), "status 200"),
     ],
     ids=range(5),
 )
-def test_a_stream_that_does_not_open(
-    connect: Connecting, flaky: FlakyProxy, act: str | bytes, kind: type[Exception]
-) -> None:
+def test_a_stream_that_does_not_open(connect: Connecting, flaky: FlakyProxy, act: str | bytes, kind: str) -> None:
     flaky.script = [act]
-    with pytest.raises(kind), connect(flaky.address, timeout=0.5).decode("gpt"):
+    with raises_kind(kind), connect(flaky.address, timeout=0.5).decode("gpt"):
         pass
     assert flaky.connections == 1
 
@@ -323,8 +322,8 @@ def test_resuming_ends_and_may_be_tried_again(connect: Connecting, flaky: FlakyP
         stream.step([1])
         flaky.script = [act] * 2
         flaky.break_all()
-        kind = errors.Unavailable if act == BUSY else errors.StreamClosed
-        with pytest.raises(kind):
+        kind = "Unavailable" if act == BUSY else "StreamClosed"
+        with raises_kind(kind):
             stream.step([2])
         assert stream.offset == [1]
         assert np.array_equal(stream.step([2]), whole(tiny, [2], model="gpt", offset=1))
@@ -335,7 +334,7 @@ def test_a_stream_that_cannot_be_opened_is_tried_again_where_it_resumes(connect:
     flaky.script = [DROP, BUSY]
     with connect(flaky.address, retries=2).decode("gpt", resume=True) as stream:
         assert stream.offset == [0]
-    with pytest.raises(errors.NotFound), connect(flaky.address).decode("none", resume=True):
+    with raises_kind("NotFound"), connect(flaky.address).decode("none", resume=True):
         pass
     assert flaky.connections == 4
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from preblock.client.errors import TooLarge
+from preblock.client.errors import RequestError
 from preblock.service.core.limits import FLOAT32_BYTES
 from preblock.service.core.settings import Settings
 from preblock.service.engine.chunking import WRITTEN_WHOLE
@@ -128,7 +128,7 @@ def test_what_has_no_size_yet_is_made_whole_for_an_old_client(clients: Clients, 
 def test_a_stream_goes_on_where_it_was(clients: Clients) -> None:
     with clients.own.decode("gpt") as stream:
         begun = stream.step([IDS[:1]])
-        with pytest.raises(TooLarge, match="in an answer that is made whole"):
+        with pytest.raises(RequestError, match="in an answer that is made whole"):
             stream.step([IDS[1 : FITS + 2]])
         rest = stream.step([IDS[1 : FITS + 1]])
     assert begun.tobytes() + rest.tobytes() == expected(FITS + 1)

@@ -403,7 +403,7 @@ def test_what_is_left_out_shows(decoders: Clients, forgotten: str) -> None:
         if forgotten == "rewind":
             found = example.generate(open_at, body, prompts, COUNT)
         else:  # one row for each prompt, where a search needs several
-            with pytest.raises(preblock.client.errors.Invalid):
+            with pytest.raises(preblock.client.errors.RequestError):
                 example.search(open_at, body, prompts, COUNT, BEAMS)
             return
     assert found != library(model, "gpt2", 1)

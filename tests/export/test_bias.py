@@ -23,7 +23,7 @@ from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.alibi import AlibiBias
 from preblock.models.modules.bias import Bias
-from preblock.models.modules.relative import RelativeSinusoid, T5RelativeBias
+from preblock.models.modules.relative_positions import RelativeSinusoid, T5RelativeBias
 from preblock.service.artifacts.manifest import BIAS_GRAPH
 from preblock.service.runtime.session import Session
 from tests.clients.standard import check_standard

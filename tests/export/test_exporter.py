@@ -14,11 +14,11 @@ import torch
 from transformers import BertModel, GPT2Config, GPT2Model
 
 import preblock
-from preblock.export import verify as verifying
+from preblock.export import verification
 from preblock.export.errors import ExportError
 from preblock.export.exporter import Exported, export, export_loaded
 from preblock.export.source import LoadedSource
-from preblock.export.verify import verify
+from preblock.export.verification import verify
 from preblock.models.config import FrontEndConfig
 from preblock.models.embeddings import GPT2Embeddings
 from preblock.models.frontend import FrontEnd
@@ -177,7 +177,7 @@ def test_verify_proves_an_artifact_once_more(tiny: Exported) -> None:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the CPU stand for CUDA."""
     monkeypatch.setattr(providers, "cuda_unavailable_reason", lambda: None)
-    monkeypatch.setattr(verifying, "open_session", lambda folder, _, graph: Session(folder, graph=graph))
+    monkeypatch.setattr(verification, "open_session", lambda folder, _, graph: Session(folder, graph=graph))
 
 
 @pytest.mark.usefixtures("cuda")
@@ -329,7 +329,7 @@ def test_a_limit_that_cannot_be_reached_is_refused(
 def test_verify_finds_a_manifest_that_says_something_else(copy: Path, field: str, value: int | str) -> None:
     manifest = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps(manifest | {field: value}))
-    with pytest.raises(ExportError, match=rf"manifest\.json: {field} is {value!r}, that of the artifact is"):
+    with pytest.raises(ExportError, match=rf"manifest\.json: {field} is {value!r}, but the artifact has"):
         verify(copy)
 
 

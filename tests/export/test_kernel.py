@@ -1,4 +1,4 @@
-"""Which graphs the fused kernel of the service stands for."""
+"""Recognition of the graphs supported by the fused kernel of the service."""
 
 import onnx
 import pytest

@@ -25,20 +25,20 @@ MEASURED = """
 import ctypes, gc, json, sys, time
 from pathlib import Path
 from preblock.export.exporter import export
-from preblock.export.verify import verify
+from preblock.export.verification import verify
 from preblock.service.runtime.repository import Repository
 def status(name):
     lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
     return int(lines[name].split()[0]) * 1024
 def peak(run):
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what was needed before hides nothing of what is needed now
+    ctypes.CDLL(None).malloc_trim(0)  # memory freed earlier must not hide new use
     Path("/proc/self/clear_refs").write_text("5")
     base = status("VmRSS")
     run()
     return status("VmHWM") - base
 sources, root = map(Path, sys.argv[1:])
-verify(export(str(sources / "small"), "small", root, dtype="int8").folder)  # what libraries need once
+verify(export(str(sources / "small"), "small", root, dtype="int8").folder)  # loads libraries before the measurement
 found = {dtype: peak(lambda: export(str(sources / dtype), dtype, root)) for dtype in ("float16", "float32")}
 found["verify"] = peak(lambda: verify(root / "float32" / "1"))
 found["int8"] = peak(lambda: export(str(sources / "float32"), "int8", root, dtype="int8"))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from preblock.export.errors import ExportError
 from preblock.export.exporter import Exported, export, export_module
-from preblock.export.verify import verify
+from preblock.export.verification import verify
 from preblock.models import BertEmbeddings
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.core.auth import SERVICE
@@ -116,7 +116,7 @@ def test_it_is_served(mine: Mine, exported: Exported) -> None:
 def test_what_cannot_be_built_again_is_said(exported: Exported) -> None:
     assert isinstance(exported.manifest, Manifest)
     assert (exported.manifest.front_end, exported.manifest.token_embeddings) == (None, None)
-    with pytest.raises(ExportError, match="the hashes agree; the module that it came from alone can prove it"):
+    with pytest.raises(ExportError, match="the hashes agree; the proof cannot be repeated"):
         verify(exported.folder)
 
 

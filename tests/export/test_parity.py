@@ -16,7 +16,7 @@ from preblock.export.exporter import export_loaded
 from preblock.export.parity import difference, prove
 from preblock.export.parity_cases import GridCase, grid
 from preblock.export.source import LoadedSource
-from preblock.export.verify import verify
+from preblock.export.verification import verify
 from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings, TransformerEmbedding
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.initialisers import seeded_

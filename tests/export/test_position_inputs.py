@@ -1,5 +1,4 @@
-"""The graph that is given its positions: the vectors of the plain one, bit for bit, and only where rows follow one
-another in a table that depends on no id."""
+"""Graphs with an input for position embeddings: equal bits, and written only for consecutive rows of a table."""
 
 import shutil
 from pathlib import Path
@@ -30,7 +29,7 @@ from tests.families.published import save
 FAMILIES = {"gpt2": 0, "bart/decoder": 2, "bert": 0, "ctrl": 0, "roberta": None, "llama": None}
 """The row of position 0; None where there is no such graph: padding counts for nothing, or nothing is looked up."""
 SUMS = {"gpt2", "ctrl"}
-"""Families whose vectors are a sum of two rows, which the fused kernel makes."""
+"""Families with vectors computed by the fused kernel: sums of two rows."""
 
 
 @pytest.fixture(scope="module")

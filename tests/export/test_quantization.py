@@ -24,9 +24,9 @@ from preblock.export.source import LoadedSource, load_source
 from preblock.export.stored_tables import build_quantized
 from preblock.export.table_comparison import compare_tables
 from preblock.export.table_formats import find_format
-from preblock.export.verify import verify
+from preblock.export.verification import verify
 from preblock.models.config import FrontEndConfig
-from preblock.models.custom import CustomFrontEnd
+from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.embeddings import GPT2Embeddings
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.sinusoids import sinusoid
@@ -430,7 +430,7 @@ def test_a_stem_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_module_of_ones_own_is_refused_by_name(tmp_path: Path) -> None:
     custom = CustomFrontEnd(GPT2Embeddings(7, 4, 6), vocab_size=7, max_len=6)
     loaded = LoadedSource(custom, Source(kind="module"))
-    with pytest.raises(ExportError, match="--dtype: got 'int4', allowed only float32 for a module of one's own"):
+    with pytest.raises(ExportError, match="--dtype: got 'int4', allowed only float32 for a custom module"):
         export_loaded(loaded, "m", tmp_path, format_=find_format("int4"))
 
 

@@ -14,7 +14,7 @@ import transformers
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.exporter import export
 from preblock.export.parity import prove_rotary
-from preblock.export.verify import verify
+from preblock.export.verification import verify
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.rotary_config import RotaryConfig

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from preblock.export.exporter import Exported, export_loaded
 from preblock.export.source import LoadedSource
-from preblock.export.verify import verify
+from preblock.export.verification import verify
 from preblock.models.config import FrontEndConfig
 from preblock.models.embeddings import GridEmbedding, HierarchicalEmbedding, HybridEmbedding
 from preblock.models.frontend import FrontEnd
@@ -22,8 +22,8 @@ from preblock.models.modules.grid import (
     SinusoidalGridEncoding,
     grid_ids,
 )
-from preblock.models.modules.hierarchical import HierarchicalPositionalEncoding
-from preblock.models.modules.hybrid import HybridPositionalEncoding
+from preblock.models.modules.hierarchical_positions import HierarchicalPositionalEncoding
+from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
 from preblock.models.modules.initialisers import seeded_
 from preblock.models.steps import Positions, Scale, Segments, Step, Tokens
 from preblock.service.artifacts.manifest import Manifest

@@ -1,4 +1,4 @@
-"""Compares an exported front-end, run in a bare onnxruntime, with the published model that it came from."""
+"""Compares an exported front-end, run in a bare onnxruntime, with its published model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from preblock.models.config import FrontEndConfig
 from preblock.service.artifacts.manifest import TOKEN_GRAPHS
 from preblock.service.runtime.session import Session
 from tests.families import stems
-from tests.families.published import VOCABULARY, Model
+from tests.families.published import VOCABULARY, LoadedModel
 
 BATCH, FED, NEXT = 2, 9, 5
 
@@ -27,7 +27,7 @@ class Difference:
     max_ulp: float
 
 
-def compare(model: Model, artifact: Path, config: FrontEndConfig) -> Iterator[Difference]:
+def compare(model: LoadedModel, artifact: Path, config: FrontEndConfig) -> Iterator[Difference]:
     """Yield plain, left-padded and right-padded rows, rows with segments, and rows continued after 9 tokens by 5."""
     session = onnxruntime.InferenceSession(artifact / "model.onnx", providers=["CPUExecutionProvider"])
     for case in ("plain", "left", "right", *(["segments"] if config.indices else []), "continued"):
@@ -44,7 +44,7 @@ def compare(model: Model, artifact: Path, config: FrontEndConfig) -> Iterator[Di
 
 
 def check_rows_of_one(artifact: Path, config: FrontEndConfig) -> None:
-    """Check that requests of several lengths and offsets have the bits of their own calls as rows of one token."""
+    """Compare requests of several lengths and offsets with calls of one token each, bit for bit."""
     random = np.random.default_rng(3)
     calls = []
     for batch, length, offset in ((1, 1, 0), (1, 7, 3), (3, 1, 11), (2, 5, 6), (1, 1, 13)):
@@ -66,7 +66,7 @@ def check_rows_of_one(artifact: Path, config: FrontEndConfig) -> None:
             assert found.tobytes() == np.concatenate(expected).tobytes(), (graph, name)
 
 
-def compare_rotary(model: Model, artifact: Path) -> Iterator[Difference]:
+def compare_rotary(model: LoadedModel, artifact: Path) -> Iterator[Difference]:
     """Yield the largest difference, in ULP of 1, of each rotary output: in one pass, and after 9 tokens for 5 more."""
     session = onnxruntime.InferenceSession(artifact / "model.onnx", providers=["CPUExecutionProvider"])
     inputs = {node.name for node in session.get_inputs()}
@@ -87,7 +87,7 @@ def compare_rotary(model: Model, artifact: Path) -> Iterator[Difference]:
 
 
 def _ids(config: FrontEndConfig, case: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return ids (B, 14) and their mask; a continued row is padded on the left, to show that padding is not counted."""
+    """Return ids (B, 14) and their mask; a continued row has left padding, which must not advance positions."""
     legal = np.setdiff1d(np.arange(3, VOCABULARY), config.refused_ids)
     ids = np.random.default_rng(0).choice(legal, (BATCH, FED + NEXT))
     mask = np.ones_like(ids)
@@ -121,7 +121,7 @@ def _run(
 
 
 def compare_stem(name: str, artifact: Path) -> list[Difference]:
-    """Compare an artifact with what enters the first block of the model: its native size, and for images others."""
+    """Compare an artifact with the input of the model's first block, at the native size and other image sizes."""
     session = onnxruntime.InferenceSession(artifact / "model.onnx", providers=["CPUExecutionProvider"])
     patch = {"vit": 8, "vision": 6, "clip": 6}.get(name, 0)
     sizes = [None, *((3 * patch, 5 * patch), (6 * patch, 4 * patch))] if patch else [None]

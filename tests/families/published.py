@@ -68,7 +68,7 @@ def _sides(family: str, model: str, config: dict[str, Any], block: str = "layers
 
 LAYER, MODULE = "encoder.layer.0", "rotary_emb"
 SIDES = {"text": "text_model"}
-"""Modules that are not called what their side is."""
+"""Sides with a module of another name."""
 PUBLISHED: dict[str, Published] = {
     "bert": Published("BertModel", _ENCODER, LAYER),
     "roberta": Published("RobertaModel", _ENCODER, LAYER),
@@ -243,9 +243,9 @@ PUBLISHED: dict[str, Published] = {
 
 
 def save(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Save a tiny model of the family, in which every weight is random: zeros would hide what is left out.
+    """Save a tiny model of the family with random weights: zeros would hide omissions.
 
-    Only a table of sines and cosines stays what it is.
+    Tables of sines and cosines stay unchanged.
     """
     published = PUBLISHED[name]
     kind = getattr(transformers, published.model)
@@ -259,15 +259,15 @@ def save(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> None:
 
 
 @dataclass(frozen=True)
-class Model:
-    """A published model, or the side of it that a front-end belongs to."""
+class LoadedModel:
+    """A published model, or the side of it with the front-end."""
 
     name: str
     whole: Any
 
     @classmethod
-    def load(cls, name: str, folder: Path) -> "Model":
-        """Load the model that `save` saved."""
+    def load(cls, name: str, folder: Path) -> "LoadedModel":
+        """Load a model written by `save`."""
         return cls(name, getattr(transformers, PUBLISHED[name].model).from_pretrained(folder).eval())
 
     def first_block_input(
@@ -276,7 +276,7 @@ class Model:
         attention_mask: NDArray[np.int64] | None = None,
         **indices: NDArray[np.int64],
     ) -> NDArray[np.float32]:
-        """Return what enters the first block, as a forward hook sees it."""
+        """Return the input of the first block, from a forward hook."""
         seen: list[Tensor] = []
 
         def hook(_: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -291,7 +291,7 @@ class Model:
         return vectors
 
     def rotary(self, input_ids: NDArray[np.int64]) -> dict[str, NDArray[np.float32]]:
-        """Return the cosines and sines (1, L, R) that attention uses, as our outputs name and form them."""
+        """Return the cosines and sines (1, L, R) of attention, by the names and in the form of our outputs."""
         length, place = input_ids.shape[1], self.whole.get_submodule("")
         for part in PUBLISHED[self.name].rotary.split("."):
             place = getattr(place, part)
@@ -319,12 +319,12 @@ class Model:
         return states
 
     def hidden_states_of(self, embeddings: NDArray[np.float32], input_ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the last hidden states where `embeddings` enter the first block in place of what would."""
+        """Return the last hidden states, with `embeddings` as the input of the first block."""
         vectors = torch.from_numpy(embeddings)
         entered = [vectors.transpose(0, 1) if self.name == "xlnet" else vectors]
 
         def hook(_: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-            if not entered:  # a block that is run again, for a later layer
+            if not entered:  # albert runs one block for several layers
                 return None
             if arguments:  # funnel's take it three times, as query, key and value
                 ours, theirs = entered.pop(), arguments[0]
@@ -333,7 +333,7 @@ class Model:
 
         block = self.whole.get_submodule(PUBLISHED[self.name].block)
         handle = block.register_forward_pre_hook(hook, with_kwargs=True)
-        # Other ids, so that nothing of the front-end itself comes through.
+        # Other ids, so that the model's own front-end cannot give the right result.
         states = self.hidden_states(input_ids=np.roll(input_ids, 1, axis=1))
         handle.remove()
         return states

@@ -1,4 +1,4 @@
-"""Tiny models of transformers whose input is an image or a spectrogram, and what enters their first block."""
+"""Tiny image and audio models of transformers, and the input of their first block."""
 
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ ROWS = {"vit": "vit", "vision": "clip_vision_model", "clip": "clip/vision", "whi
 
 
 def build(name: str) -> PreTrainedModel:
-    """A model whose every parameter tells: also class tokens and biases, which start at zero."""
+    """Return a model of random parameters, including class tokens and biases, which start at zero."""
     kind, config, *_ = MODELS[name]
     torch.manual_seed(1)
     model: PreTrainedModel = kind(config)
@@ -81,16 +81,16 @@ def save(name: str, folder: Path, **options: Any) -> Path:
     return folder
 
 
-class HiddenStates(Exception):
-    """What enters the first block."""
+class BlockInputFound(Exception):
+    """Carries the input of the first block out of a forward pass."""
 
 
 def entering_block_0(name: str, values: Tensor) -> Tensor:
-    """What enters the first block of transformers' own model; another size is interpolated."""
+    """Return the input of the first block of the transformers model; another image size is interpolated."""
     model = build(name)
 
     def stop(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        raise HiddenStates(args[0] if args else kwargs["hidden_states"])
+        raise BlockInputFound(args[0] if args else kwargs["hidden_states"])
 
     model.get_submodule(MODELS[name][3]).register_forward_pre_hook(stop, with_kwargs=True)
     inputs: dict[str, Any] = {"input_features": values}
@@ -101,7 +101,7 @@ def entering_block_0(name: str, values: Tensor) -> Tensor:
     try:
         with torch.inference_mode():
             model(**inputs)
-    except HiddenStates as seen:
+    except BlockInputFound as seen:
         entering: Tensor = seen.args[0]
         return entering
     raise AssertionError(f"{name} has no such block")

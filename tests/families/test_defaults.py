@@ -1,4 +1,4 @@
-"""What an older config.json leaves out: the defaults of every row against those of the library."""
+"""Defaults for keys missing from an older config.json, against the defaults of the library."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from preblock.models.checkpoints.family import Config
 
 
 class Recorded(Config):
-    """Notes every default that is asked for."""
+    """Records every requested default."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         super().__init__(values)
@@ -25,7 +25,7 @@ class Recorded(Config):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_defaults_of_a_family_are_the_librarys(name: str) -> None:
     library = CONFIG_MAPPING[name.partition("/")[0]]().to_dict()
-    # What has no default in the library, or is none of a front-end's, a file states.
+    # Files always state keys without a default in the library, and keys unrelated to a front-end.
     stated = {"hidden_size": 32, "d_model": 32, "pad_token_id": library.get("pad_token_id") or 1}
     for values in (stated, library | stated):
         config, family = Recorded(values), FAMILIES[name]

@@ -6,7 +6,7 @@ import pytest
 
 from preblock.export.exporter import export
 from preblock.export.stem import allowed_ulp
-from preblock.export.verify import verify
+from preblock.export.verification import verify
 from preblock.models.checkpoints.stem_families import STEMS
 from preblock.models.checkpoints.stem_reader import read_stem, stem_files_needed
 from tests.families.parity import compare_stem

@@ -1,4 +1,4 @@
-"""The names that `preblock.models` gives to users, and how the modules present themselves."""
+"""The public names of `preblock.models`, and the representation of its modules."""
 
 import subprocess
 import sys

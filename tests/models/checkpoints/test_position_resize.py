@@ -18,7 +18,7 @@ from preblock.models.checkpoints.position_resize import (
     truncate,
 )
 from preblock.models.embeddings import GridEmbedding, HybridEmbedding
-from preblock.models.modules.hybrid import HybridPositionalEncoding
+from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
 from preblock.models.modules.positions import LearnedPositionalEncoding
 
 D, M = 6, 10

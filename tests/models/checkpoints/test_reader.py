@@ -1,4 +1,4 @@
-"""The reader of checkpoints, on files that transformers wrote and against what transformers reads from them."""
+"""The reader of checkpoints, on files written by transformers, against the modules of transformers."""
 
 import json
 import re

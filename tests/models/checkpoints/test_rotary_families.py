@@ -1,4 +1,4 @@
-"""What attention is given beside the vectors, as files of published models say it, against transformers itself."""
+"""Rotary outputs from the files of published models, against transformers."""
 
 import copy
 import importlib
@@ -18,8 +18,8 @@ from preblock.models.checkpoints.rotary_families import ROTARY, find_rotary, rea
 from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
-from preblock.models.modules.rotary import RotaryEmbedding, rotate
 from preblock.models.modules.rotary_config import RotaryConfig
+from preblock.models.modules.rotary_embedding import RotaryEmbedding, rotate
 from tests.families.published import _ENCODER, VOCABULARY, save
 
 POSITIONS = torch.cat((torch.arange(100), torch.arange(100, 1536, 37))).unsqueeze(0)
@@ -29,7 +29,7 @@ LLAMA3 |= {"original_max_position_embeddings": 8192}
 PER_LAYER = {"sliding_attention": {"rope_type": "default", "rope_theta": 5e3}, "full_attention": LINEAR}
 LONG = {"short_factor": [1.0 + i / 50 for i in range(48)], "long_factor": [1.0 + i for i in range(48)]}
 
-# What the library fills in where the file says nothing, and both spellings of what it may say.
+# Defaults of the library for missing keys, and both spellings of each key.
 FILES: list[tuple[str, dict[str, Any]]] = [
     *((family, {}) for family in ROTARY if family != "esm"),
     ("llama", {"rope_theta": 5e5, "rope_scaling": LLAMA3}),
@@ -64,7 +64,7 @@ FILES: list[tuple[str, dict[str, Any]]] = [
 
 
 def library(family: str, values: dict[str, Any]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return what attention in transformers uses, in the form of our outputs."""
+    """Return the cosines and sines of attention in transformers, in the form of our outputs."""
     config = CONFIG_MAPPING[family](**copy.deepcopy(values))  # transformers writes into the dictionaries it is given
     package = "gemma3" if family == "gemma3_text" else family
     modeling = importlib.import_module(f"transformers.models.{package}.modeling_{package}")

@@ -19,23 +19,23 @@ from preblock.models.modules.alibi import AlibiBias, alibi_slopes
 
 HEADS = pytest.mark.parametrize("heads", [1, 2, 3, 8, 12, 16, 25, 32, 71, 112])
 BLOOM, MPT = 3e-6, 1.5e-7
-"""How far a slope or its product may be off, as a part of itself: those modules compute the powers in float32."""
+"""Allowed relative error of a slope or its product: these modules compute the powers in float32."""
 
 
 def bloom(heads: int, mask: Tensor) -> Tensor:
-    """What bloom adds for each key, float32 (H, 1, K)."""
+    """Return bloom's bias of each key, float32 (H, 1, K)."""
     row: Tensor = modeling_bloom.build_alibi_tensor(mask, heads, torch.float32)
     return row
 
 
 def mpt(heads: int, key_length: int) -> Tensor:
-    """What mpt adds for each key, float32 (H, 1, K)."""
+    """Return mpt's bias of each key, float32 (H, 1, K)."""
     row: Tensor = build_mpt_alibi_tensor(heads, key_length)  # type: ignore[no-untyped-call]
     return row
 
 
 def falcon(heads: int, mask: Tensor) -> Tensor:
-    """What falcon adds for each key before it divides the scores, float32 (H, 1, K)."""
+    """Return falcon's bias of each key before the scores are divided, float32 (H, 1, K)."""
     row: Tensor = modeling_falcon.build_alibi_tensor(mask, heads, torch.float32)
     return row
 

@@ -1,4 +1,4 @@
-"""The rows of pairwise biases, against what transformers saves and reads."""
+"""Configurations of pairwise biases, against files of transformers."""
 
 import json
 import math

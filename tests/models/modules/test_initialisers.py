@@ -19,11 +19,11 @@ from preblock.models.embeddings import (
     TransformerEmbedding,
 )
 from preblock.models.modules.grid import FactorisedGridEncoding, LearnedGridEncoding
-from preblock.models.modules.hierarchical import HierarchicalPositionalEncoding
-from preblock.models.modules.hybrid import HybridPositionalEncoding
+from preblock.models.modules.hierarchical_positions import HierarchicalPositionalEncoding
+from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
 from preblock.models.modules.initialisers import INITIALISERS, pretrained_, sinusoidal_
 from preblock.models.modules.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
-from preblock.models.modules.relative import T5RelativeBias
+from preblock.models.modules.relative_positions import T5RelativeBias
 from preblock.models.modules.stems import AudioConfig, AudioStem, PatchConfig, PatchStem
 from preblock.models.modules.tokens import TokenEmbedding
 

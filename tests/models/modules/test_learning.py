@@ -22,12 +22,12 @@ from preblock.models.modules.grid import (
     SinusoidalGridEncoding,
     grid_ids,
 )
-from preblock.models.modules.hierarchical import HierarchicalPositionalEncoding
-from preblock.models.modules.hybrid import HybridPositionalEncoding
+from preblock.models.modules.hierarchical_positions import HierarchicalPositionalEncoding
+from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
 from preblock.models.modules.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
-from preblock.models.modules.relative import T5RelativeBias
-from preblock.models.modules.rotary import RotaryEmbedding, rotate
+from preblock.models.modules.relative_positions import T5RelativeBias
 from preblock.models.modules.rotary_config import RotaryConfig
+from preblock.models.modules.rotary_embedding import RotaryEmbedding, rotate
 
 D, HEADS, SIDE = 16, 4, 3
 LENGTH = SIDE * SIDE

@@ -13,7 +13,7 @@ from preblock.export.position_inputs import positions_of
 from preblock.export.progress import Report, StepProgress
 from preblock.export.source import LoadedSource
 from preblock.export.stored_tables import read_format
-from preblock.models.custom import CustomFrontEnd
+from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules import stems
 from preblock.models.modules.stems import Stem

@@ -21,8 +21,8 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
 from preblock.models.checkpoints.rotary_families import ROTARY, read_rotary
 from preblock.models.modules.positions import LearnedPositionalEncoding
-from preblock.models.modules.rotary import RotaryEmbedding, rotate
 from preblock.models.modules.rotary_config import SCALINGS, RotaryConfig
+from preblock.models.modules.rotary_embedding import RotaryEmbedding, rotate
 
 Layout = Literal["half", "interleaved"]
 

@@ -1,4 +1,4 @@
-"""A module of one's own as a front-end.
+"""A custom module as a front-end.
 
 Letters: B batch, L length, D output width, M maximum length.
 """
@@ -15,10 +15,10 @@ class CustomFrontEnd(nn.Module):
     Args:
         module: `forward(input_ids, offset)` with int64 `input_ids` (B, L) and `offset` (1,) or (B,), the number of
             tokens already fed; returns float32 (B, L, D). Put checks on values under
-            `if not torch.compiler.is_compiling()`, since an exporter cannot follow them.
+            `if not torch.compiler.is_compiling()`, because the exporter cannot trace them.
         vocab_size: legal ids are 0 to V - 1.
         max_len: M, the largest legal offset + L.
-        exact: its graph must equal it bit for bit; default False, for norms, projections and other sums.
+        exact: whether the graph must equal the module bit for bit; default False, for norms, projections, other sums.
 
     Raises:
         ValueError: the module does not return float32 vectors (B, L, D).

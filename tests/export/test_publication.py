@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from preblock.export import publish as publishing
+from preblock.export import publication
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export
-from preblock.export.publish import DRAFT, check_name, draft, publish, sweep, versions
+from preblock.export.publication import DRAFT, check_name, draft, publish, sweep, versions
 from preblock.service.runtime.repository import find_artifacts
 from tests.support import commands
 
@@ -81,7 +81,7 @@ def test_a_draft_of_this_process_is_not_swept(tmp_path: Path) -> None:
 DRAFT_AND_WAIT = """
 import sys
 from pathlib import Path
-from preblock.export.publish import draft
+from preblock.export.publication import draft
 with draft(Path(sys.argv[1]), "m") as folder:
     print(folder, flush=True)
     sys.stdin.read()
@@ -172,7 +172,7 @@ def test_a_draft_interrupted_at_any_line_of_its_making_leaves_no_trace(tmp_path:
         lines = itertools.count()
 
         def trace(frame: FrameType, event: str, _: object) -> Any:
-            if frame.f_code.co_filename != publishing.__file__:
+            if frame.f_code.co_filename != publication.__file__:
                 return None
             if event == "line" and next(lines) == line:
                 sys.settrace(None)
@@ -199,7 +199,7 @@ def test_a_draft_interrupted_at_any_line_of_its_making_leaves_no_trace(tmp_path:
 
 def test_a_draft_that_others_take_away_at_any_line_of_its_making_is_made(tmp_path: Path) -> None:
     """Acts as another export: sweeps and removes the name before each line of `draft` and pathlib in turn."""
-    files = {publishing.__file__, pathlib.__file__}
+    files = {publication.__file__, pathlib.__file__}
 
     def take_away_at(line: int) -> bool:
         lines = itertools.count()

@@ -11,7 +11,7 @@ from transformers import T5Config, XLNetConfig, XLNetModel
 from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.xlnet.modeling_xlnet import XLNetRelativeAttention
 
-from preblock.models.modules.relative import RelativeSinusoid, T5RelativeBias
+from preblock.models.modules.relative_positions import RelativeSinusoid, T5RelativeBias
 
 HEADS = 4
 SETTINGS = pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (32, 256), (8, 20), (64, 1000), (4, 3)])

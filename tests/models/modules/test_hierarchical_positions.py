@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from preblock.models.modules.hierarchical import HierarchicalPositionalEncoding
+from preblock.models.modules.hierarchical_positions import HierarchicalPositionalEncoding
 
 D = 6
 TEXT = {"paragraph": 3, "sentence": 4, "word": 5}

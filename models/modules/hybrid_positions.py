@@ -15,7 +15,7 @@ from preblock.models.modules.sinusoids import Sinusoid
 class HybridPositionalEncoding(nn.Module):
     """One trained vector per position up to M, the sinusoid of the position from M on; chosen token by token.
 
-    The parts are those of Gehring et al. 2017 and Vaswani et al. 2017. Trained values near normal(0, 0.02) meet
+    The parts follow Gehring et al. 2017 and Vaswani et al. 2017. Trained values near normal(0, 0.02) meet
     sinusoids of amplitude 1 at M; `init="sinusoidal"` starts without that step.
 
     Args:
@@ -57,7 +57,7 @@ class HybridPositionalEncoding(nn.Module):
         """Add the position vectors to `x`.
 
         Args:
-            x: (B, L, D) vectors, or (B, L) ids, for which the position vectors alone are returned.
+            x: (B, L, D) vectors, or (B, L) ids, in which case only the position vectors are returned.
             position_ids: int64 (1 or B, L); need not be consecutive. Excludes `offset`.
             offset: tokens already fed: an int, or int64 of shape (1,) or (B,); default 0.
 
@@ -74,7 +74,7 @@ class HybridPositionalEncoding(nn.Module):
             check_position_ids(x, position_ids, offset)
             if not positions.numel() or int(positions.max()) < self.max_len:
                 return join(x, F.embedding(positions, self.weight), self.dropout)
-        # Both parts are computed for every token; where the sinusoid is taken, what the last row gave is dropped.
+        # Both parts are computed for every token, and one of them is selected.
         learned = F.embedding(positions.clamp(max=self.max_len - 1), self.weight)
         beyond = self.sinusoid(positions).to(self.weight.dtype)
         vectors = torch.where((positions < self.max_len).unsqueeze(-1), learned, beyond)

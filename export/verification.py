@@ -6,13 +6,13 @@ from typing import Any, Literal
 import torch
 
 from preblock.export.bias import prove_bias, read_bias
-from preblock.export.describe import describe_artifact
+from preblock.export.description import describe_artifact
 from preblock.export.errors import ExportError
 from preblock.export.graph import read_initializers
 from preblock.export.low_memory_session import open_session
 from preblock.export.parity import prove, prove_lookup, prove_positioned, prove_rotary
 from preblock.export.progress import Report, StepProgress
-from preblock.export.publish import replacing
+from preblock.export.publication import replacing
 from preblock.export.shape_probe import ShapeProbe
 from preblock.export.source import AnyFrontEnd, LoadedSource
 from preblock.export.stem import prove_stem, read_stem_weights
@@ -68,7 +68,7 @@ def verify(
         check_files(folder, manifest, StepProgress(report, "checking the hashes", total).sha256)
         check_graphs(folder, manifest)
         if manifest.front_end is None:
-            raise ExportError(f"{folder}: the hashes agree; the module that it came from alone can prove it again")
+            raise ExportError(f"{folder}: the hashes agree; the proof cannot be repeated without the custom module")
         try:
             frontend = _build_again(manifest, manifest.front_end, folder)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -76,11 +76,11 @@ def verify(
         resized = manifest.resized if isinstance(manifest, Manifest) else None
         again = describe_artifact(LoadedSource(frontend, manifest.source, resized=resized), folder, report)
         for name in type(manifest).model_fields:
-            told, true = getattr(manifest, name), getattr(again, name)
-            if name == "kernel" and told is None:  # an earlier export, run by onnxruntime
+            stated, true = getattr(manifest, name), getattr(again, name)
+            if name == "kernel" and stated is None:  # an earlier export, run by onnxruntime
                 continue
-            if name != "versions" and told != true:
-                raise ExportError(f"{folder / MANIFEST}: {name} is {told!r}, that of the artifact is {true!r}")
+            if name != "versions" and stated != true:
+                raise ExportError(f"{folder / MANIFEST}: {name} is {stated!r}, but the artifact has {true!r}")
         found = {name: prove_artifact(frontend, folder, name, report) for name in providers}
         return _record(folder, found).model_copy(update={"providers": found})
     except PreblockError as error:
@@ -116,11 +116,11 @@ def prove_artifact(frontend: AnyFrontEnd, folder: Path, provider: str, report: R
         plain = EMBEDDINGS_GRAPH if EMBEDDINGS_GRAPH in graphs else GRAPH
         # An open session keeps the memory of its runs.
         if provider == CPU and (folder / POSITIONED_GRAPH).is_file():
-            told = StepProgress(report, "proving given positions equal").add
+            count_bytes = StepProgress(report, "proving given positions equal").add
             manifest = read_manifest(folder)
             assert isinstance(manifest, Manifest)
             given = session(POSITIONED_GRAPH), map_positions(folder, manifest)
-            others[POSITIONED] = prove_positioned(frontend.signature, *given, session(plain), told)
+            others[POSITIONED] = prove_positioned(frontend.signature, *given, session(plain), count_bytes)
         outputs |= {EMBEDDINGS: prove(frontend, session(), StepProgress(report, step).cases)} | others
     if isinstance(frontend, FrontEnd):
         signature = frontend.signature
@@ -153,14 +153,14 @@ def _build_again(manifest: Artifact, document: dict[str, Any], folder: Path) -> 
 
 def _record(folder: Path, found: dict[str, Parity]) -> ParityReport:
     """Replace the sections of the proven providers in the parity report, and return the report."""
-    told = read(ParityReport, folder / PARITY)
-    if all(told.providers.get(provider) == parity for provider, parity in found.items()):
-        return told  # no write needed, perhaps not permitted
+    recorded = read(ParityReport, folder / PARITY)
+    if all(recorded.providers.get(provider) == parity for provider, parity in found.items()):
+        return recorded  # no write needed, perhaps not permitted
     try:
         with replacing(folder / PARITY) as file:
             # Read again under the lock: another process may have added a provider.
-            told = read(ParityReport, folder / PARITY)
-            report = told.model_copy(update={"providers": told.providers | found})
+            recorded = read(ParityReport, folder / PARITY)
+            report = recorded.model_copy(update={"providers": recorded.providers | found})
             write(report, file)
     except OSError as error:
         raise ExportError(f"{folder / PARITY}: proven, but not recorded: {error.strerror}") from error

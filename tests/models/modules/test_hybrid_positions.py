@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
 
-from preblock.models.modules.hybrid import HybridPositionalEncoding
+from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
 from preblock.models.modules.initialisers import sinusoidal_
 from preblock.models.modules.positions import LearnedPositionalEncoding, SinusoidalPositionalEncoding
 
