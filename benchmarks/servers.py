@@ -106,14 +106,14 @@ def mlserver(python: Path, ports: Ports, folder: Path) -> Sequence[object]:
     settings = {"host": "127.0.0.1", "http_port": ports.http, "grpc_port": ports.grpc, "metrics_port": ports.further}
     sizes = {"grpc_max_message_length": 2**30}
     (folder / "settings.json").write_text(json.dumps(settings | sizes | {"parallel_workers": 0, "debug": False}))
-    model = {"name": MODEL, "implementation": "with_mlserver.FrontEnd"}
+    model = {"name": MODEL, "implementation": "with_mlserver.MlserverPeer"}
     (folder / "model-settings.json").write_text(json.dumps(model))
     return (python.parent / "mlserver", "start", folder)
 
 
 def bentoml(python: Path, ports: Ports, _: Path) -> Sequence[object]:
     """Return the command of BentoML."""
-    return (python, "-m", "bentoml", "serve", "with_bentoml:FrontEnd", "--port", ports.http, "--host", "127.0.0.1")
+    return (python, "-m", "bentoml", "serve", "with_bentoml:BentoPeer", "--port", ports.http, "--host", "127.0.0.1")
 
 
 def preblock(_: Path, ports: Ports, __: Path) -> Sequence[object]:

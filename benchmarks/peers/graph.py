@@ -8,7 +8,7 @@ import onnxruntime
 OFFSET = np.zeros(1, np.int64)
 
 
-class Graph:
+class OnnxGraph:
     """The session of the file that the variable GRAPH names."""
 
     def __init__(self) -> None:

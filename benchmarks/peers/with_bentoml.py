@@ -2,15 +2,15 @@
 
 import bentoml
 import numpy as np
-from graph import Graph
+from graph import OnnxGraph
 
 
 @bentoml.service(workers=1, traffic={"timeout": 120})
-class FrontEnd:
+class BentoPeer:
     """Ids in, vectors out."""
 
     def __init__(self) -> None:
-        self._graph = Graph()
+        self._graph = OnnxGraph()
 
     @bentoml.api
     def embed(self, ids: np.ndarray) -> np.ndarray:

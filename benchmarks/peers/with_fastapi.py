@@ -5,9 +5,9 @@ import sys
 import numpy as np
 import uvicorn
 from fastapi import FastAPI, Request, Response
-from graph import Graph
+from graph import OnnxGraph
 
-app, graph = FastAPI(), Graph()
+app, graph = FastAPI(), OnnxGraph()
 
 
 @app.post("/embed")

@@ -5,15 +5,15 @@ import sys
 import litserve
 import numpy as np
 from fastapi import Response
-from graph import Graph
+from graph import OnnxGraph
 
 
-class FrontEnd(litserve.LitAPI):
+class LitServePeer(litserve.LitAPI):
     """Ids in, vectors out."""
 
     def setup(self, device: str) -> None:  # noqa: ARG002 - as LitServe calls it
         """Open the graph."""
-        self._graph = Graph()
+        self._graph = OnnxGraph()
 
     def decode_request(self, request: dict) -> np.ndarray:
         """Read ids."""
@@ -29,5 +29,5 @@ class FrontEnd(litserve.LitAPI):
 
 
 if __name__ == "__main__":
-    server = litserve.LitServer(FrontEnd(), accelerator="cpu", workers_per_device=1)
+    server = litserve.LitServer(LitServePeer(), accelerator="cpu", workers_per_device=1)
     server.run("127.0.0.1", int(sys.argv[1]), num_api_servers=1, log_level="warning", generate_client_file=False)

@@ -1,17 +1,17 @@
 """A model of MLServer, as its documentation writes one."""
 
-from graph import Graph
+from graph import OnnxGraph
 from mlserver import MLModel
 from mlserver.codecs import NumpyCodec
 from mlserver.types import InferenceRequest, InferenceResponse
 
 
-class FrontEnd(MLModel):
+class MlserverPeer(MLModel):
     """Ids in, vectors out."""
 
     async def load(self) -> bool:
         """Open the graph."""
-        self._graph = Graph()
+        self._graph = OnnxGraph()
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:

@@ -3,11 +3,11 @@
 import sys
 
 import numpy as np
-from graph import Graph
+from graph import OnnxGraph
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.triton import Triton, TritonConfig
 
-graph = Graph()
+graph = OnnxGraph()
 
 
 def embed(requests: list) -> list:

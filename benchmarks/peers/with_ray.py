@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import ray
 from fastapi import FastAPI, Request, Response
-from graph import Graph
+from graph import OnnxGraph
 from ray import serve
 
 app = FastAPI()
@@ -13,11 +13,11 @@ app = FastAPI()
 
 @serve.deployment(ray_actor_options={"num_cpus": 0})
 @serve.ingress(app)
-class FrontEnd:
+class RayPeer:
     """Ids in, vectors out."""
 
     def __init__(self) -> None:
-        self._graph = Graph()
+        self._graph = OnnxGraph()
 
     @app.post("/embed")
     async def embed(self, request: Request, rows: int) -> Response:
@@ -29,4 +29,4 @@ class FrontEnd:
 if __name__ == "__main__":
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=512 * 2**20)
     serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[1])})
-    serve.run(FrontEnd.bind(), blocking=True)
+    serve.run(RayPeer.bind(), blocking=True)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.soak.shared import BROKEN, Soak, Vectors, expect
-from benchmarks.soak.streams import Clients, Message, Told
+from benchmarks.soak.streams import ClientStreams, Message, StepAnswer
 
 MOST_ROWS, LONGEST = 5, 4
 
@@ -58,13 +58,13 @@ class Player:
         while not await self.soak.attempt(self.protocol.name, opened):
             pass
 
-    async def tell(self, message: Message, number: int = 0) -> Told:
+    async def tell(self, message: Message, number: int = 0) -> StepAnswer:
         """Tell it something, once more where the connection breaks: nothing was done that was not answered."""
         while (
             answer := await self.soak.attempt(self.protocol.name, lambda: self.protocol.ask(message, number))
         ) is None:
             await self.open()
-        told: Told = answer
+        told: StepAnswer = answer
         return told
 
     async def refused(self) -> None:
@@ -83,7 +83,7 @@ class Player:
         ]
         if row:  # else there is nothing that is too far
             choices.append({"rewind": [beyond + 1]})
-        if row and not isinstance(self.protocol, Clients):
+        if row and not isinstance(self.protocol, ClientStreams):
             choices.append({"input_ids": [[0]] * row, "offset": [at + 1 for at in self.offset]})
         message = choices[int(self.random.integers(len(choices)))]
         answer = await self.tell(message)
@@ -128,7 +128,7 @@ class Player:
             after = [max(row) + 1 if row else at for row, at in zip(places, self.offset, strict=True)]
         elif random.random() < 0.3:
             message["offset"] = self.offset
-        twice = random.random() < 0.05 and not isinstance(self.protocol, Clients)
+        twice = random.random() < 0.05 and not isinstance(self.protocol, ClientStreams)
         number = self.protocol.number + 1 if twice else 0
         answer = await self.tell(message, number)
         if "position_ids" not in message and max(after) > self.soak.limit:
@@ -147,7 +147,7 @@ class Player:
                 self.check(message, again, after, expected)
                 self.soak.counts["repeated"] += 1
 
-    def check(self, message: Message, answer: Told, after: list[int], expected: Vectors) -> None:
+    def check(self, message: Message, answer: StepAnswer, after: list[int], expected: Vectors) -> None:
         """Compare the answer to a step with what it must be."""
         right = answer.vectors is not None and answer.vectors.tobytes() == expected.tobytes()
         expect(right and answer.offset == after, f"{message!r} to {after} by {self.protocol.name}", answer)

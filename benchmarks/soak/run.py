@@ -16,7 +16,7 @@ from benchmarks.soak.player import Player
 from benchmarks.soak.proxy import Proxy
 from benchmarks.soak.questions import Asker
 from benchmarks.soak.shared import Soak, Wrong, expect
-from benchmarks.soak.streams import Clients, Frames, Lines, Texts
+from benchmarks.soak.streams import ClientStreams, Frames, Lines, Texts
 
 STEPS, REQUESTS = (400_000,), (400_000, 40_000_000)
 """Bytes that connections live on average: those of streams, and those of requests, of which some have large answers."""
@@ -75,7 +75,7 @@ PROTOCOLS: dict[str, Callable[[Soak, Proxies, np.random.Generator], Client]] = {
     "frames": lambda soak, through, random: Player(soak, Frames(through.steps, soak.model), random),
     "text": lambda soak, through, random: Player(soak, Texts(through.steps, soak.model), random),
     "lines": lambda soak, through, random: Player(soak, Lines(through.steps, soak.model), random),
-    "client": lambda soak, through, random: Player(soak, Clients(through.steps, soak.model), random),
+    "client": lambda soak, through, random: Player(soak, ClientStreams(through.steps, soak.model), random),
     "events": lambda soak, through, random: Events(soak, through.steps, random),
     "embed": lambda soak, through, random: Asker(soak, Embed(soak, through.requests), random),
     "infer": lambda soak, through, random: Asker(soak, Infer(soak, through.requests), random),

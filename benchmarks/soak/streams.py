@@ -20,7 +20,7 @@ MOVES = {"rewind": 4, "reorder": 5, "append": 6, "drop": 7, "ping": 8}
 
 
 @dataclass
-class Told:
+class StepAnswer:
     """What came back: the offsets of the rows, and of a step the vectors (T, D); or why it was refused."""
 
     offset: list[int] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Frames:
             await self._socket.wait_closed()
             self._socket = None
 
-    async def ask(self, message: Message, number: int) -> Told:
+    async def ask(self, message: Message, number: int) -> StepAnswer:
         """Send a message with a number, or 0, and return what comes."""
         assert self._socket is not None
         self.number = max(self.number, number)
@@ -84,14 +84,16 @@ class Frames:
             parts["position_ids"] = read_rows("position_ids", message["position_ids"])[0]
         return write_frame(StepFrame(parts, lengths), number, message.get("offset", []), [])
 
-    def read(self, answer: bytes | str) -> Told:
+    def read(self, answer: bytes | str) -> StepAnswer:
         """Read a frame."""
         assert isinstance(answer, bytes)
         # Broken frames are answered in version 1, of which no more is known here.
         found = AnswerFrame(ERROR, 0, [], [], answer) if answer[4] == 1 else read_frame(answer)
         if found.kind == ERROR:
-            return Told(refused=str(found.text))
-        return Told(found.offset, found.tensors[0].reshape(-1, found.tensors[0].shape[-1]) if found.tensors else None)
+            return StepAnswer(refused=str(found.text))
+        return StepAnswer(
+            found.offset, found.tensors[0].reshape(-1, found.tensors[0].shape[-1]) if found.tensors else None
+        )
 
 
 class Texts(Frames):
@@ -114,7 +116,7 @@ class Texts(Frames):
             return message.decode()
         return json.dumps(message | ({"step": number} if number else {}))
 
-    def read(self, answer: bytes | str) -> Told:
+    def read(self, answer: bytes | str) -> StepAnswer:
         """Read JSON."""
         return told(json.loads(answer))
 
@@ -149,7 +151,7 @@ class Lines(Texts):
             self._writer.transport.abort()
             self._writer = None
 
-    async def ask(self, message: Message, number: int) -> Told:
+    async def ask(self, message: Message, number: int) -> StepAnswer:
         """Send a line and return what comes."""
         assert self._writer is not None
         self.number = max(self.number, number)
@@ -163,17 +165,17 @@ class Lines(Texts):
         return self.read(answer.decode())
 
 
-def told(document: Any) -> Told:
+def told(document: Any) -> StepAnswer:
     """Read an answer of JSON."""
     if "error" in document:
-        return Told(refused=str(document["error"]))
+        return StepAnswer(refused=str(document["error"]))
     if "embeddings" not in document:
-        return Told(document["next_offset"])
+        return StepAnswer(document["next_offset"])
     flat = np.frombuffer(base64.b64decode(document["embeddings"]), "<f4")
-    return Told(document["next_offset"], flat.reshape(-1, document["shape"][-1]))
+    return StepAnswer(document["next_offset"], flat.reshape(-1, document["shape"][-1]))
 
 
-class Clients:
+class ClientStreams:
     """The client of this package, which resumes by itself."""
 
     name = "client"
@@ -198,7 +200,7 @@ class Clients:
             await self._context.__aexit__(None, None, None)
             self._context = None
 
-    async def ask(self, message: Message, number: int) -> Told:  # noqa: ARG002 - it counts by itself
+    async def ask(self, message: Message, number: int) -> StepAnswer:  # noqa: ARG002 - it counts by itself
         """Call a method and return what it says."""
         assert isinstance(message, dict)
         stream, vectors = self._stream, None
@@ -210,5 +212,5 @@ class Clients:
                 ((name, integers),) = message.items()
                 await getattr(stream, name)(*([] if integers is True else [integers]))
         except ServiceError as error:
-            return Told(refused=str(error))
-        return Told(stream.offset, vectors)
+            return StepAnswer(refused=str(error))
+        return StepAnswer(stream.offset, vectors)
