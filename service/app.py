@@ -18,7 +18,7 @@ from preblock.service.api.http.routes import bias, decode, embed, health, models
 from preblock.service.api.http.schemas.openapi import document
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamRegistry
-from preblock.service.core.auth import SERVICE, Authenticator
+from preblock.service.core.auth import Authenticator
 from preblock.service.core.errors import Invalid
 from preblock.service.core.file_watch import POLL_INTERVAL_SECONDS
 from preblock.service.core.limits import Limits
@@ -122,6 +122,8 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
     rows = settings.max_sequence_rows, settings.max_stream_sequence_rows
     sequences = Sequences(engine, settings.stream_idle_seconds, *rows, settings.workers)
 
+    templates = TemplateCache(engine)
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
         following = [
@@ -137,7 +139,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
             # Only who serves gRPC pays for importing it.
             from preblock.service.api.grpc.server import running
 
-            async with running(engine, streams, sequences, VERSION, settings, trace):
+            async with running(engine, streams, sequences, templates, VERSION, settings, trace):
                 yield state
         engine.metrics.tell()
         for task in following:
@@ -170,7 +172,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
         {("/models/", "embed"): embedding, ("/v2/models/", "infer"): inference},
         engine.repository.access,
         listed(settings.cors_origins),
-        TemplateCache(engine),
+        templates,
         engine.metrics.carried,
         trace,
     )
@@ -200,5 +202,5 @@ def _adopt(
     streams.allow(settings.stream_max_lifetime_seconds, settings.max_concurrent_streams)
     sequences.allow(settings.max_sequence_rows, settings.max_stream_sequence_rows)
     entry.allow_origins(listed(settings.cors_origins))
-    for model in engine.repository.all(SERVICE):
-        model.kept.clear()  # forms of requests that the limits before have allowed
+    if entry.forms is not None:
+        entry.forms.clear()  # the limits before allowed these requests

@@ -14,17 +14,16 @@ import numpy as np
 import orjson
 
 from preblock.service.api.http.response import ChunkedResponse, lines_of
-from preblock.service.api.http.target import Route
 from preblock.service.codecs.chunks import Buffer, encoded, joined, raw_bytes
 from preblock.service.codecs.ragged import rows_of_json
-from preblock.service.core.auth import caller
+from preblock.service.core.auth import SERVICE, caller
 from preblock.service.core.errors import Invalid, PreblockError
 from preblock.service.core.types import Int64, TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import FastPath, FastRun, integers
 
-MOST = 256
-"""Forms that are kept for a model."""
+MAX_TEMPLATES = 1024
+"""Templates of all models together; one more empties the cache."""
 IDS = re.compile(rb'"input_ids"\s*:(\s*\[[][0-9,\s-]*\]\s*)')
 """The ids in the JSON of a request that was answered, all of what stands there: behind them comes a quote or a brace.
 
@@ -52,6 +51,8 @@ class RequestTemplate:
         tail: what bodies of JSON end with, behind the ids, which begin behind the `head`; None where ids are bytes.
         suffix: what stands behind the vectors where these are base64; None where they are bytes.
         path: of the address.
+        name: of the model, as requests name it.
+        version: of the model, as requests name it; None where they name none.
 
     """
 
@@ -68,12 +69,18 @@ class RequestTemplate:
     tail: bytes | None = None
     suffix: bytes | None = None
     path: str = ""
+    name: str = ""
+    version: str | None = None
 
     def read(self, body: bytes) -> tuple[Int64, Int64] | None:
         """Return the ids (B, L) and the offset of a request whose body begins as they do; None if it is another."""
         if self.tail is not None:
             ids = self._read_json(body, self.tail)
             return None if ids is None else (ids, self.offset)
+        return self.read_binary(body)
+
+    def read_binary(self, body: bytes) -> tuple[Int64, Int64]:
+        """Return the ids (B, L) and the offset, which stand in a body as bytes."""
         batch, length = self.shape
         ids = integers(body, batch * length, self.ids_at).reshape(self.shape)
         if self.offset_at is None:
@@ -137,26 +144,54 @@ def form_of_json(
 
 
 class TemplateCache:
-    """The forms of requests that were answered; each is forgotten with its model."""
+    """Templates of requests that were answered, for all protocols.
+
+    Templates of a model are dropped when the repository changes. A key holds no credential: the caller of each request
+    is authorized anew.
+
+    Args:
+        engine: answers the requests.
+
+    Attributes:
+        hits: requests whose template was found.
+
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._templates: dict[Hashable, RequestTemplate] = {}
+        self.hits = 0
+        engine.repository.listeners.append(self.clear)
 
-    def find(self, target: Route, key: Hashable) -> RequestTemplate | None:
-        """Return the form of requests for `target` that have the same `key`, if one was answered."""
+    def find(self, key: Hashable) -> RequestTemplate | None:
+        """Return the template of `key`, if its model is still served and the caller may use it."""
+        template = self._templates.get(key)
+        if template is None:
+            return None
         try:
-            model = self._engine.repository.find(target.name, target.version, caller=caller())
+            model = self._engine.repository.find(template.name, template.version, caller=caller())
         except PreblockError:
             return None
-        form: RequestTemplate | None = model.kept.get(key)
-        return form
+        if model is not template.plain.model:
+            return None
+        self.hits += 1
+        return template
 
-    def keep(self, key: Hashable, form: RequestTemplate) -> None:
-        """Answer requests of the same `key` by `form` from now on, unless limits that hold by now forbid it."""
-        batch, length = form.shape
+    def keep(self, key: Hashable, template: RequestTemplate) -> None:
+        """Answer requests of the same `key` by `template` from now on, unless the present limits forbid it."""
+        (batch, length), repository = template.shape, self._engine.repository
         if batch * length > self._engine.max_tokens or batch > self._engine.limits.rows:
             return
-        kept = form.plain.model.kept
-        if len(kept) >= MOST:
-            kept.clear()
-        kept[key] = form
+        try:
+            model = repository.find(template.name, template.version, caller=SERVICE)
+        except PreblockError:
+            return
+        if model is not template.plain.model:  # it was replaced while it answered
+            return
+        if len(self._templates) >= MAX_TEMPLATES:
+            self._templates.clear()
+        self._templates[key] = template
+
+    def clear(self) -> None:
+        """Forget all templates: models or limits have changed."""
+        self._templates.clear()

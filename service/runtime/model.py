@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, GRAPH, POSITIONED_GRAPH, Manifest, StemManifest
 from preblock.service.artifacts.parity import ParityReport
@@ -36,8 +35,6 @@ class LoadedModel:
     parity: ParityReport
     sessions: dict[str, Session]
     created: int
-    kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
-    """Request templates of the APIs, kept as long as the model is served."""
 
     @property
     def provider(self) -> str:

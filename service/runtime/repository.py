@@ -2,9 +2,10 @@
 
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import Literal
@@ -20,6 +21,7 @@ from preblock.service.runtime.model import EncoderStem, TokenModel
 from preblock.service.runtime.providers import ProviderChoice
 
 LOG = logging.getLogger(__name__)
+Models = dict[str, dict[int, TokenModel | EncoderStem]]
 Fingerprint = tuple[tuple[str, FileSignature], ...]
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
 UNLOADED = "unloaded"
@@ -49,6 +51,9 @@ class Repository:
         progress: is told how far the opening is; default: nobody is.
         gpu_mem_limit_bytes: most memory of a GPU that one graph takes; default None: all that there is.
 
+    Attributes:
+        listeners: functions that a refresh calls in its thread, after a model is replaced or gone.
+
     Raises:
         ArtifactError: an artifact is broken or was tampered with, or there is none at all.
 
@@ -72,11 +77,12 @@ class Repository:
         self._cache = cache
         self._progress = progress or Progress()
         # Whoever finds a model keeps it until it has answered: these are replaced as a whole, never changed.
-        self._models: dict[str, dict[int, TokenModel | EncoderStem]] = {}
+        self._models: Models = {}
         self._states: dict[tuple[str, int], State] = {}
         self._seen: dict[tuple[str, int], Fingerprint] = {}
         self._opened: dict[tuple[str, int], Fingerprint] = {}
         self._one_at_a_time = Lock()
+        self.listeners: list[Callable[[], None]] = []
         for state in self.refresh():
             if state.state == "UNAVAILABLE":
                 raise self._broken[state.name, state.version]
@@ -94,7 +100,7 @@ class Repository:
 
         """
         with self._one_at_a_time:
-            models: dict[str, dict[int, TokenModel | EncoderStem]] = {}
+            models: Models = {}
             states: dict[tuple[str, int], State] = {}
             self._broken: dict[tuple[str, int], ArtifactError] = {}
             checksums = Checksums(self._cache)
@@ -113,10 +119,14 @@ class Repository:
                 self._progress.ready, self._progress.model = len(found), None
             finally:
                 checksums.save()
+            replaced = {id(model) for model in _all(self._models)} - {id(model) for model in _all(models)}
             before, self._models, self._states = self._states, models, states
             gone = [State(*key, "UNAVAILABLE", "gone") for key in before if key not in states]
             self._seen = {key: seen for key, seen in self._seen.items() if key in states}
             self._opened = {key: seen for key, seen in self._opened.items() if key in states}
+            if replaced:
+                for listener in self.listeners:
+                    listener()
             return [*gone, *(state for key, state in states.items() if before.get(key) != state)]
 
     def _follow(
@@ -210,6 +220,10 @@ class Repository:
         """Return every version of every model that `caller` may use, by name and version."""
         models = [versions for name, versions in sorted(self._models.items()) if self.access.shows(name, caller)]
         return [model for versions in models for _, model in sorted(versions.items())]
+
+
+def _all(models: Models) -> Iterator[TokenModel | EncoderStem]:
+    return chain.from_iterable(versions.values() for versions in models.values())
 
 
 def _fingerprint(folder: Path) -> Fingerprint:

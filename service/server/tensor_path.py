@@ -23,6 +23,8 @@ MAX_BODY_BYTES = 2**18
 """A longer body is read by the application, because its answer takes long anyway."""
 ELSEWHERE = {b"expect", b"transfer-encoding", b"content-encoding", b"upgrade", b"origin"}
 """The application answers requests with these headers."""
+CREDENTIAL = b"authorization"
+"""The cache of templates outlives the connection, so its keys leave out this header."""
 BEGIN = b"POST "
 HEAD_END = b"\r\n\r\n"
 
@@ -124,7 +126,7 @@ class TensorPath:
         assert self._responder is not None
         if self._entry.changes() != known.changes:
             return False
-        form = known.context.run(self._entry.forms.find, known.target, known.key)
+        form = known.context.run(self._entry.forms.find, known.key)
         if form is None:
             return False
         body = data[len(known.head) :]
@@ -151,10 +153,10 @@ class TensorPath:
         if self._proxies is not None:
             self._forward(incoming, self._proxies)
         if entry.forms is not None:
-            incoming.key = (incoming.url, *incoming.headers)
+            incoming.key = (incoming.url, *(header for header in incoming.headers if header[0].lower() != CREDENTIAL))
             incoming.changes = entry.changes()
             context = entry.admitted(incoming.headers, incoming.client)
-            if context is not None and (form := context.run(entry.forms.find, target, incoming.key)) is not None:
+            if context is not None and (form := context.run(entry.forms.find, incoming.key)) is not None:
                 incoming.target, incoming.form, incoming.context = target, form, context
                 return True
         length = None

@@ -208,7 +208,7 @@ class TensorResponder:
             and response.form
             and (form := response.form(response))
         ):
-            form.path = target.path
+            form.path, form.name, form.version = target.path, target.name, target.version
             entry.forms.keep(key, form)
         self._connection.finish()
 

@@ -7,79 +7,51 @@ Letters: B batch, L length.
 """
 
 import asyncio
-from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 
+from preblock.service.api.request_cache import RequestTemplate, TemplateCache
 from preblock.service.codecs.chunks import raw_bytes
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.codecs.v2.protobuf import compute, read, write_parts
-from preblock.service.core.auth import caller
 from preblock.service.core.errors import Malformed, PreblockError
 from preblock.service.core.results import ChunkedTensor
-from preblock.service.core.types import Int64, TokenRequest
+from preblock.service.core.types import TokenRequest
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.fast_path import FastPath, FastRun, integers, is_plain, plain
+from preblock.service.engine.fast_path import FastRun, is_plain, plain
 from preblock.service.observability.context import CURRENT_REQUEST
 from preblock.service.runtime.model import TokenModel
 
-MOST = 256
-"""Forms that are kept for a model, and lengths of messages of which there is one."""
 LONGEST_KEPT = 2048
 """Bytes of what stands before the ids in a message that is remembered."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class CallTemplate:
-    """Messages that begin with the same bytes, and end with as many ids.
+class CallTemplates:
+    """Answers calls by templates.
 
     Args:
-        plain: what answers them.
-        head: the bytes before the ids.
-        shape: of the ids, (B, L).
-        offset: int64 (1,) or (B,).
-        prefix: what stands before the vectors in an answer.
+        engine: answers the other calls.
+        templates: of all protocols.
 
     """
 
-    plain: FastPath
-    head: bytes
-    shape: tuple[int, int]
-    offset: Int64
-    prefix: bytes
-
-    def read(self, message: bytes) -> Int64:
-        """Return the ids (B, L) of a message."""
-        batch, length = self.shape
-        return integers(message, batch * length, len(self.head)).reshape(self.shape)
-
-
-class CallTemplateCache:
-    """Answers calls whose like was answered before; forms are forgotten with their models.
-
-    Args:
-        engine: what they ask.
-
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._named: dict[tuple[str, int], tuple[str, str]] = {}
+    def __init__(self, engine: Engine, templates: TemplateCache) -> None:
+        self._engine, self._templates = engine, templates
 
     async def answer(self, protocol: str, message: bytes) -> bytes | None:
         """Answer a message like one before; None where there was none, or where it is to be refused: others say why."""
-        began, form = perf_counter(), self._find(protocol, message)
-        if form is None:
+        began, form = perf_counter(), self._templates.find((protocol, len(message)))
+        if form is None or not message.startswith(form.head):
             return None
-        ids = form.read(message)
-        if not form.plain.takes(ids, form.offset):
+        ids, offset = form.read_binary(message)
+        if not form.plain.takes(ids, offset):
             return None
         try:
             form.plain.limits.__enter__()
         except PreblockError:
             return None
-        visit, run = CURRENT_REQUEST.get(), FastRun(form.plain, protocol, ids, form.offset)
+        visit, run = CURRENT_REQUEST.get(), FastRun(form.plain, protocol, ids, offset)
         if visit is not None:
             visit.marks = run.execution.marks
         try:
@@ -117,34 +89,26 @@ class CallTemplateCache:
         if sent.id or not is_plain(request) or rows.length is None or len(head) > LONGEST_KEPT or len(raw) != 1:
             return  # an id is another in each
         answers = plain(self._engine, model, request.outputs, request.dtype)
-        # Limits may have changed since.
-        if answers is None or len(rows.values) > self._engine.max_tokens or len(rows.lengths) > limits.rows:
-            return
-        if not limits.takes_whole(len(rows.values) * answers.width):
+        if answers is None or not limits.takes_whole(len(rows.values) * answers.width):
             return
         if not message.endswith(raw[0]) or not _ends_with_ids(head, np.invert(rows.values).tobytes()):
             return
         shape, vectors = (len(rows.lengths), rows.length), 4 * len(rows.values) * answers.width
-        form = CallTemplate(
-            answers, head, shape, np.zeros(1, np.int64) if offset is None else offset, written[:-vectors]
+        form = RequestTemplate(
+            protocol,
+            answers,
+            head,
+            shape,
+            len(head),
+            np.zeros(1, np.int64) if offset is None else offset,
+            offset_at=None,
+            headers=b"",
+            prefix=written[:-vectors],
+            size=len(written),
+            name=sent.model_name,
+            version=sent.model_version,
         )
-        for kept in (self._named, model.kept):
-            if len(kept) >= MOST:
-                kept.clear()
-        key = protocol, len(message)
-        self._named[key] = sent.model_name, sent.model_version
-        model.kept[key] = form
-
-    def _find(self, protocol: str, message: bytes) -> CallTemplate | None:
-        """Return the form of a message, if there is one."""
-        named = self._named.get(key := (protocol, len(message)))
-        if named is None:
-            return None
-        try:
-            form: CallTemplate | None = self._engine.repository.find(*named, caller=caller()).kept.get(key)
-        except PreblockError:
-            return None
-        return form if form is not None and message.startswith(form.head) else None
+        self._templates.keep((protocol, len(message)), form)
 
 
 def _ends_with_ids(head: bytes, other: bytes) -> bool:
@@ -155,7 +119,7 @@ def _ends_with_ids(head: bytes, other: bytes) -> bool:
         return False
 
 
-async def _written(form: CallTemplate, run: FastRun) -> bytes:
+async def _written(form: RequestTemplate, run: FastRun) -> bytes:
     """Return the answer of a run."""
     if run.large:
         vectors = ChunkedTensor((run.nbytes // 4,), "float32", run.pieces())

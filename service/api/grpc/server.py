@@ -17,6 +17,7 @@ from preblock.service.api.grpc.errors import abort, visit_of
 from preblock.service.api.grpc.inflight import InflightCalls
 from preblock.service.api.grpc.servicer import InferenceService, Receive, Send
 from preblock.service.api.grpc.tracing import TracingInterceptor
+from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegistry
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.codecs.v2.protobuf import read
@@ -170,10 +171,16 @@ def _listen(server: grpc.aio.Server, address: str, settings: Settings) -> None:
 
 @asynccontextmanager
 async def running(
-    engine: Engine, streams: StreamRegistry, sequences: Sequences, version: str, settings: Settings, trace: Begin | None
+    engine: Engine,
+    streams: StreamRegistry,
+    sequences: Sequences,
+    templates: TemplateCache,
+    version: str,
+    settings: Settings,
+    trace: Begin | None,
 ) -> AsyncIterator[None]:
     """Serve gRPC while the block runs; requests in flight are finished at its end, and streams are told of it."""
-    service, calls = InferenceService(engine, sequences, version), InflightCalls()
+    service, calls = InferenceService(engine, sequences, templates, version), InflightCalls()
     handlers = {}
     for described in pb.DESCRIPTOR.services_by_name[SERVICE.rpartition(".")[2]].methods:
         method, kind = getattr(service, described.name), getattr(pb, described.input_type.name)

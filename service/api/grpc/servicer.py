@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import astuple
 from typing import Any
 
-from preblock.service.api.grpc.request_cache import CallTemplateCache
+from preblock.service.api.grpc.request_cache import CallTemplates
+from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamEnd, StreamLifetime
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.codecs.v2.metadata import (
@@ -45,11 +46,11 @@ LOG = logging.getLogger(__name__)
 class InferenceService:
     """The methods of the service."""
 
-    def __init__(self, engine: Engine, sequences: Sequences, version: str) -> None:
+    def __init__(self, engine: Engine, sequences: Sequences, templates: TemplateCache, version: str) -> None:
         self._engine = engine
         self._sequences = sequences
         self._version = version
-        self._alike = CallTemplateCache(engine)
+        self._alike = CallTemplates(engine, templates)
 
     async def ServerLive(self, _: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         """Answer as long as the process does."""
