@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from preblock.service.core.errors import PreblockError
 from preblock.service.core.types import Int64, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.planning import BatchItem, run_members, shared, sources
@@ -86,6 +87,17 @@ class FastPath:
         self.shared = shared(model)
         self.indices = tuple(manifest.indices)
         self._vocabulary, self._limit = manifest.vocab_size, manifest.limit
+
+    def start(self, protocol: str, ids: Int64, offset: Int64) -> "FastRun | None":
+        """Begin a request that `takes` allows; None where a limit refuses it.
+
+        The run leaves the limits when it is counted or fails.
+        """
+        try:
+            self.limits.__enter__()
+        except PreblockError:
+            return None
+        return FastRun(self, protocol, ids, offset)
 
     def takes(self, ids: Int64, offset: Int64) -> bool:
         """Return whether ids (B, L) at `offset`, (1,) or (B,), are allowed; of how many there are nothing is said."""
@@ -169,6 +181,7 @@ class FastRun:
 
         """
         plain, execution = self._plain, self.execution
+        plain.limits.__exit__(None, None, None)
         read = 0.0 if visit is None or operation else visit.read
         tokens = self._member.feeds["input_ids"].size
         plain.metrics.answered(self._protocol, execution, tokens, began, received, sent, read, send, operation)
@@ -181,6 +194,7 @@ class FastRun:
     def fail(self, visit: RequestContext | None, outcome: Literal["internal_error", "cancelled"]) -> None:
         """Count the request, which failed or whose client left, and write its line if there is to be one."""
         plain, seconds = self._plain, self.execution.seconds
+        plain.limits.__exit__(None, None, None)
         if visit is not None and visit.trace is not None:
             visit.protocol = self._protocol
             visit.trace.attributes["preblock.model"] = plain.model.name

@@ -21,7 +21,6 @@ from preblock.service.api.http.target import Route
 from preblock.service.api.http.tracing import answered, begun, ended, routed
 from preblock.service.api.request_cache import RequestTemplate
 from preblock.service.codecs.chunks import COPIED, Buffer, base64_text, raw_bytes
-from preblock.service.core.errors import PreblockError
 from preblock.service.engine.fast_path import FastRun
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 from preblock.service.server.eager import drive
@@ -80,12 +79,10 @@ class TensorResponder:
         read = form.read(body)
         if read is None or not form.plain.takes(*read):
             return False
-        try:
-            form.plain.limits.__enter__()
-        except PreblockError:
+        run = form.plain.start(form.protocol, *read)
+        if run is None:
             return False
         self._trace(target, visit, scheme, passing)
-        run = FastRun(form.plain, form.protocol, *read)
         visit.marks = run.execution.marks
         if run.shared:
             self._connection.loop.call_soon(self._finish, form, run, visit)
@@ -125,8 +122,6 @@ class TensorResponder:
             _end_trace(visit, 500)
             self._connection.finish()
             return
-        finally:
-            form.plain.limits.__exit__(None, None, None)
         if transport.is_closing():
             run.count(visit, visit.began + visit.read, visit.received, 0)
             _end_trace(visit, 200)
@@ -175,7 +170,6 @@ class TensorResponder:
             outcome, failure = "internal_error", error
             self._abort(visit)
         finally:
-            form.plain.limits.__exit__(None, None, None)
             if outcome == "ok":
                 run.count(visit, visit.began + visit.read, visit.received, size, perf_counter() - began)
                 _end_trace(visit, 200)

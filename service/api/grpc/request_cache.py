@@ -15,7 +15,7 @@ from preblock.service.api.request_cache import RequestTemplate, TemplateCache
 from preblock.service.codecs.chunks import raw_bytes
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.codecs.v2.protobuf import compute, read, write_parts
-from preblock.service.core.errors import Malformed, PreblockError
+from preblock.service.core.errors import Malformed
 from preblock.service.core.results import ChunkedTensor
 from preblock.service.core.types import TokenRequest
 from preblock.service.engine.engine import Engine
@@ -47,11 +47,10 @@ class CallTemplates:
         ids, offset = form.read_binary(message)
         if not form.plain.takes(ids, offset):
             return None
-        try:
-            form.plain.limits.__enter__()
-        except PreblockError:
+        run = form.plain.start(protocol, ids, offset)
+        if run is None:
             return None
-        visit, run = CURRENT_REQUEST.get(), FastRun(form.plain, protocol, ids, offset)
+        visit = CURRENT_REQUEST.get()
         if visit is not None:
             visit.marks = run.execution.marks
         try:
@@ -59,8 +58,6 @@ class CallTemplates:
         except BaseException as error:
             run.fail(visit, "internal_error" if isinstance(error, Exception) else "cancelled")
             raise
-        finally:
-            form.plain.limits.__exit__(None, None, None)
         run.count(visit, began, 0, 0)  # bytes are counted where they come and go
         return written
 

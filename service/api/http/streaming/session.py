@@ -125,21 +125,14 @@ class DecodeSession:
             or not answers.takes(step.ids, stream.offset)
         ):
             return None
-        try:
-            answers.limits.__enter__()
-        except PreblockError:
-            return None
         self._begun = began, frame, step
-        return FastRun(answers, "decode", step.ids, stream.offset)
+        return answers.start("decode", step.ids, stream.offset)
 
     def finish(self, run: FastRun) -> tuple[bytes, Float32]:
         """Return the frame that answers the step that was begun, head and vectors; the stream has made the step."""
         assert self._plain is not None
         stream, answers, (_, frame, step) = self.stream, self._plain, self._begun
-        try:
-            vectors = run.finish()
-        finally:
-            answers.limits.__exit__(None, None, None)
+        vectors = run.finish()
         after = stream.offset + step.shape.ahead
         # In version 1 the number is an echo and says nothing of repetitions.
         number = step.number if step.shape.version == 2 else 0
