@@ -33,7 +33,8 @@ async def measure(name: str) -> None:
 
     async def ask(length: int) -> None:
         rows = TokenRows(np.arange(length), np.array([length]))
-        await asked.embed(model, TokenRequest(input_ids=rows, offset=np.array([7])))
+        with asked.admission.request("native") as record:
+            await asked.embed(model, TokenRequest(input_ids=rows, offset=np.array([7])), record)
 
     async def together(length: int, requests: int) -> None:
         await asyncio.gather(*(ask(length) for _ in range(requests)))

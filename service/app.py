@@ -141,7 +141,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
 
             async with running(engine, streams, sequences, templates, VERSION, settings, trace):
                 yield state
-        engine.metrics.tell()
+        engine.metrics.flush()
         for task in following:
             task.cancel()
         engine.scheduler.close()
@@ -173,7 +173,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
         engine.repository.access,
         listed(settings.cors_origins),
         templates,
-        engine.metrics.carried,
+        engine.metrics.count_bytes,
         trace,
     )
     return entry
@@ -194,7 +194,10 @@ def _adopt(
     settings: Settings, engine: Engine, streams: StreamRegistry, sequences: Sequences, entry: Dispatcher
 ) -> None:
     """Let the settings hold that need no restart, for what comes from now on."""
-    engine.log.share, engine.log.token_ids = settings.access_log_sample_rate, settings.access_log_max_token_ids
+    engine.admission.log.share, engine.admission.log.token_ids = (
+        settings.access_log_sample_rate,
+        settings.access_log_max_token_ids,
+    )
     engine.max_tokens = settings.max_request_tokens
     engine.limits.allow(*_most(settings))
     engine.scheduler.allow(settings.max_queue_size, settings.queue_timeout_seconds)

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 
 from preblock.service.core.auth import caller_name
 from preblock.service.core.errors import RateLimited, TooLarge, Unavailable
@@ -44,8 +43,8 @@ class Limits:
         self._requests, self._per_second, self.rows = requests or math.inf, per_second, rows or math.inf
         self.whole = whole or math.inf
 
-    def __enter__(self) -> None:
-        """Begin a request.
+    def enter(self) -> None:
+        """Begin a request; `leave` must follow.
 
         Raises:
             RateLimited: the caller asks too often.
@@ -60,14 +59,12 @@ class Limits:
             self._count(caller_name(), self._per_second, time.monotonic())
         self._running += 1
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def leave(self) -> None:
         """End a request."""
         self._running -= 1
 
     @contextmanager
-    def goes_on(self) -> Iterator[None]:
+    def extend(self) -> Iterator[None]:
         """Count a request that was answered within the limits for as long as the rest of its answer is sent."""
         self._running += 1
         try:

@@ -1,47 +1,71 @@
-"""Admission of a request: limits, metrics and the access log around its work."""
+"""Admission of requests: limits before the work; metrics, access log and span after it."""
 
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from preblock.service.core.errors import PreblockError
+from preblock.service.core.errors import ClientFault
 from preblock.service.core.limits import Limits
 from preblock.service.observability.context import CURRENT_REQUEST
 from preblock.service.observability.logs import AccessLog
-from preblock.service.observability.timing import RequestTimer
+from preblock.service.observability.metrics import Metrics
+from preblock.service.observability.record import RequestRecord
 
 
 class Admission:
-    """A request that is answered while the block runs, counted, timed and within the limits.
+    """Admits requests of all protocols within the limits, and reports each when it ends.
 
-    Raises:
-        RateLimited: its caller asks too often.
-        Unavailable: too many are answered now.
+    Args:
+        limits: of concurrent requests and of requests per second.
+        metrics: counts every record.
+        log: writes a line for some of them.
 
     """
 
-    __slots__ = ("_limits", "_log", "_observation")
+    def __init__(self, limits: Limits, metrics: Metrics, log: AccessLog) -> None:
+        self.limits, self._metrics, self.log = limits, metrics, log
 
-    def __init__(self, observation: RequestTimer, limits: Limits, log: AccessLog) -> None:
-        self._observation, self._limits, self._log = observation, limits, log
+    @contextmanager
+    def request(self, protocol: str, limited: bool = True) -> Iterator[RequestRecord]:
+        """Admit a request, or a step of a stream, for as long as the block runs; an exception is its outcome.
 
-    def __enter__(self) -> RequestTimer:
-        """Begin the request, or refuse it."""
-        self._observation.__enter__()
+        A deferred record ends with its answer, after the block. With `limited` false no limit holds.
+
+        Raises:
+            RateLimited: the caller asks too often.
+            Unavailable: too many requests are being answered.
+
+        """
+        record = RequestRecord(protocol, CURRENT_REQUEST.get())
         try:
-            self._limits.__enter__()
-        except PreblockError as error:
-            self._end(type(error), error)
+            if limited:
+                self.enter(record)
+            yield record
+        except BaseException as error:
+            self.end(record, error)
             raise
-        return self._observation
+        self._leave(record)
+        if not record.deferred:
+            self.end(record)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End the request."""
-        self._limits.__exit__(kind, error, trace)
-        self._end(kind, error)
+    def enter(self, record: RequestRecord) -> None:
+        """Admit a request; raises as `request` does. `end` must follow."""
+        self.limits.enter()
+        record.admitted = True
 
-    def _end(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
-        seen = self._observation
-        seen.__exit__(kind, error, None)
-        if self._log.share:
-            self._log.write(CURRENT_REQUEST.get(), seen.protocol, seen.model, seen.outcome, seen.seconds)
+    def end(self, record: RequestRecord, error: BaseException | None = None) -> None:
+        """End a request with success or with `error`, and report it. A second call does nothing."""
+        if record.outcome:
+            return
+        self._leave(record)
+        record.end(error)
+        self._metrics.record(record)
+        context = record.context
+        if context is not None and context.trace is not None:
+            context.trace.add(record, isinstance(error, Exception) and not isinstance(error, ClientFault))
+        if self.log.share:
+            self.log.write(record)
+
+    def _leave(self, record: RequestRecord) -> None:
+        if record.admitted:
+            record.admitted = False
+            self.limits.leave()

@@ -5,6 +5,7 @@ Letters: B batch, T tokens of all rows.
 
 import math
 from collections.abc import Iterator, Mapping
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +13,12 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.core.results import ChunkedTensor
 from preblock.service.core.types import Int64, TokenRequest, TokenRows
+from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
 from preblock.service.engine.planning import BatchItem, rows_of_one, run_members
 from preblock.service.engine.pooling import pool, pool_row
 from preblock.service.engine.positions import real_tokens
-from preblock.service.observability.timing import RunTimer
+from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.chunks import PIECE
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.session import INLINE_MAX_VALUES
@@ -50,7 +52,6 @@ def check_values(model: TokenModel, outputs: Mapping[str, str], member: BatchIte
     """
     request = member.request
     assert request is not None
-    member.execution.passed()
     for name in dict.fromkeys(outputs.values()):
         for vectors in _vectors(model, name, member):
             narrow = cast(vectors, request.dtype)
@@ -58,64 +59,59 @@ def check_values(model: TokenModel, outputs: Mapping[str, str], member: BatchIte
                 request.check(narrow)
 
 
-def computed(model: TokenModel, outputs: Mapping[str, str], member: BatchItem) -> dict[str, ChunkedTensor]:
-    """Return the vectors of a call in pieces, and count it when all are sent, or one is given up.
+def computed(
+    model: TokenModel, outputs: Mapping[str, str], member: BatchItem, admission: Admission
+) -> dict[str, ChunkedTensor]:
+    """Return the vectors of a request in chunks; its record ends when all are sent, or one is given up.
 
     Args:
         model: computes them.
-        outputs: for each that is wanted, the output of a graph that it is.
-        member: the call, which was divided.
+        outputs: graph output of each output that is wanted.
+        member: the request, which was divided.
+        admission: ends the record.
 
     """
-    request, end = member.request, _End(member.execution, len(outputs))
+    request, end = member.request, _End(admission, member.record, len(outputs))
     assert request is not None
     rows, tensors = request.input_ids, {}
     shape = (len(rows.values),) if rows.length is None else (len(rows.lengths), rows.length)
     for output, name in outputs.items():
         parts = _computed(model, name, member, end)
-        next(parts)  # begun, so that it is counted though its client may leave before the first piece
+        next(parts)  # begun, so that it is counted though its client may leave before the first chunk
         tensors[output] = ChunkedTensor((*shape, model.manifest.widths[output]), request.dtype, parts)
     return tensors
 
 
 class _End:
-    """Counts a call when all of its outputs have come to an end.
+    """Ends a record with the last of its outputs."""
 
-    Args:
-        execution: of the call.
-        outputs: how many it has.
+    def __init__(self, admission: Admission, record: RequestRecord, outputs: int) -> None:
+        self._admission, self._record, self._left = admission, record, outputs
+        self._error: BaseException | None = None
 
-    """
-
-    def __init__(self, execution: RunTimer, outputs: int) -> None:
-        self._execution, self._left, self._success = execution, outputs, True
-
-    def of_one(self, success: bool) -> None:
-        """Say that one has come to an end."""
-        execution = self._execution
+    def of_one(self, error: BaseException | None) -> None:
+        """Note that one output is sent, or is given up for `error`."""
         self._left -= 1
-        self._success &= success
-        if self._left:
-            return
-        if self._success:
-            execution.passed()
-            execution.passed()
-            execution.batch = execution.rows
-        execution.end(self._success)
+        self._error = self._error or error
+        if not self._left:
+            if self._error is None:
+                self._record.ran, self._record.batch = perf_counter(), self._record.rows
+            self._admission.end(self._record, self._error)
 
 
 def _computed(model: TokenModel, name: str, member: BatchItem, end: _End) -> Iterator[NDArray[np.generic]]:
     """Yield no value, and then the vectors of one output."""
-    request, success = member.request, False
+    request = member.request
     assert request is not None
     try:
         yield np.empty(0, np.float32)
         for vectors in _vectors(model, name, member):
             yield cast(vectors, request.dtype)
             del vectors  # the next may lie where these do
-        success = True
-    finally:
-        end.of_one(success)
+    except BaseException as error:
+        end.of_one(error)
+        raise
+    end.of_one(None)
 
 
 def _vectors(model: TokenModel, name: str, member: BatchItem) -> Iterator[NDArray[np.float32]]:
@@ -136,11 +132,10 @@ def whole(model: TokenModel, names: tuple[str, ...], member: BatchItem) -> dict[
     size = member.feeds["input_ids"].size * max(model.manifest.widths[name] for name in names)
     if size <= WRITTEN_WHOLE or model.manifest.rotary_of(names):
         return run_members(model, names, [member])[0]
-    member.execution.passed()
+    member.record.dequeued = perf_counter()
     divide(model, {name: name for name in names}, member)
     found = {name: _whole(model, name, member) for name in names}
-    member.execution.passed()
-    member.execution.batch = member.execution.rows
+    member.record.ran, member.record.batch = perf_counter(), member.record.rows
     return found
 
 
@@ -157,16 +152,13 @@ def _whole(model: TokenModel, name: str, member: BatchItem) -> NDArray[np.float3
 
 def pooled(model: TokenModel, outputs: Mapping[str, str], member: BatchItem) -> dict[str, NDArray[np.generic]]:
     """Return one vector for each row, (B, width), by output; only a few vectors of tokens are there at a time."""
-    request, execution = member.request, member.execution
+    request, record = member.request, member.record
     assert request is not None
-    execution.passed()
+    record.dequeued = perf_counter()
     divide(model, outputs, member)
     found = {name: _pooled(model, name, member, request) for name in dict.fromkeys(outputs.values())}
-    execution.passed()
-    tensors = {output: cast(found[name], request.dtype) for output, name in outputs.items()}
-    execution.passed()
-    execution.batch = execution.rows
-    return tensors
+    record.ran, record.batch = perf_counter(), record.rows
+    return {output: cast(found[name], request.dtype) for output, name in outputs.items()}
 
 
 def _pooled(model: TokenModel, name: str, member: BatchItem, request: TokenRequest) -> NDArray[np.float32]:

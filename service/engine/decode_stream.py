@@ -25,6 +25,7 @@ from preblock.service.core.types import DTYPES, Int64, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.positions import count_real
 from preblock.service.engine.validation import check_like
+from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import TokenModel
 
 
@@ -78,7 +79,7 @@ class DecodeState:
             self.offset, self._last = before
             raise
 
-    async def do(self, message: DecodeMessage) -> EmbedResult | None:
+    async def do(self, message: DecodeMessage, record: RequestRecord) -> EmbedResult | None:
         """Do what the message says and return the vectors of a step; None of anything else.
 
         A numbered message that is sent again, before any other changed an offset, is answered again and changes
@@ -94,7 +95,7 @@ class DecodeState:
             before = repeated.before
         answer: EmbedResult | None = None
         if isinstance(operation, StepOp):
-            answer = await feed(self._engine, self.model, self._request(operation), before, operation.offset)
+            answer = await feed(self._engine, self.model, self._request(operation), record, before, operation.offset)
             after = answer.next_offset
         elif isinstance(operation, CloseOp):
             after = before
@@ -140,7 +141,12 @@ class DecodeState:
 
 
 async def feed(
-    engine: Engine, model: TokenModel, request: TokenRequest, offset: Int64, stated: Int64 | None = None
+    engine: Engine,
+    model: TokenModel,
+    request: TokenRequest,
+    record: RequestRecord,
+    offset: Int64,
+    stated: Int64 | None = None,
 ) -> EmbedResult:
     """Return the vectors of the next tokens of rows that are at `offset`, int64 (R,), and the offsets after them.
 
@@ -161,13 +167,13 @@ async def feed(
     if request.position_ids is None:
         request.offset = offset
     if ids.lengths.all() or not len(ids.values):
-        answer = await engine.embed(model, request)
+        answer = await engine.embed(model, request, record)
         if request.position_ids is None:
             return answer
         return replace(answer, next_offset=_after(request, answer, offset, model))
     kept = np.flatnonzero(ids.lengths)
     request = _without_empty(request, kept)
-    answer = await engine.embed(model, request)
+    answer = await engine.embed(model, request, record)
     after = offset.copy()
     after[kept] = _after(request, answer, offset[kept], model)
     flat = {name: tensor.reshape(-1, tensor.shape[-1]) for name, tensor in answer.arrays.items()}

@@ -10,6 +10,7 @@ Letters: B batch, L length, T tokens of all rows, D output width.
 import math
 from collections.abc import Mapping
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,9 @@ from preblock.service.engine.positions import real_tokens
 from preblock.service.engine.scheduler import TOKEN_COST, TOKENIZER_COST, Scheduler
 from preblock.service.engine.truncation import truncate
 from preblock.service.engine.validation import check, check_bias, check_stem
-from preblock.service.observability.context import CURRENT_REQUEST, current_trace
 from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
-from preblock.service.observability.timing import RunTimer
+from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import EncoderStem, TokenModel
 from preblock.service.runtime.model_control import Control
 from preblock.service.runtime.repository import Repository
@@ -69,26 +69,24 @@ class Engine:
         self.metrics = metrics
         self.max_tokens = max_tokens
         self.limits = limits or Limits()
-        self.log = log or AccessLog()
+        self.admission = Admission(self.limits, metrics, log or AccessLog())
         self.ready = True
 
-    def request(self, protocol: str) -> "Admission":
-        """Return what counts and times one request of `protocol`, a step of a stream included, within the limits."""
-        return Admission(self.metrics.request(protocol), self.limits, self.log)
-
-    async def answer(self, model: TokenModel | EncoderStem, request: AnyRequest) -> Result:
-        """Return what `request`, of a kind that `model` takes, asks for; raises as the methods for each kind."""
+    async def answer(self, model: TokenModel | EncoderStem, request: AnyRequest, record: RequestRecord) -> Result:
+        """Return the answer to `request`, of a kind that `model` takes; raises as the methods for each kind."""
         match model, request:
             case TokenModel(), TokenRequest():
-                return await self.embed(model, request)
+                return await self.embed(model, request, record)
             case TokenModel(), PairwiseBiasRequest():
-                return await self.bias(model, request)
+                return await self.bias(model, request, record)
             case EncoderStem(), StemRequest():
-                return await self.stem(model, request)
+                return await self.stem(model, request, record)
         raise TypeError(f"{type(model).__name__} takes no {type(request).__name__}")
 
-    async def embed(self, model: TokenModel, wanted: TokenRequest | TextRequest) -> EmbedResult:
+    async def embed(self, model: TokenModel, wanted: TokenRequest | TextRequest, record: RequestRecord) -> EmbedResult:
         """Return the vectors of ids, or of text.
+
+        A large answer is computed while it is sent: then the record is deferred, and ends with the last chunk.
 
         Raises:
             ClientFault: the request is not allowed.
@@ -96,43 +94,40 @@ class Engine:
             Unavailable: too much work waits.
 
         """
-        with self.metrics.execution(model.name, model.version) as execution:
-            sent = await self._tokenize(model, wanted) if isinstance(wanted, TextRequest) else wanted
-            self.log.note(CURRENT_REQUEST.get(), sent.input_ids)
-            cost = TOKEN_COST * len(sent.input_ids.values)
-            request, call = await self.scheduler.run(cost, lambda: self._prepare(sent, model.manifest))
-            outputs, names, width = sources(request.outputs, model.manifest)
-            tokens = len(request.input_ids.values)
-            size = tokens * width
-            execution.rows = len(request.input_ids.lengths)
-            pieces = in_pieces(request, model.manifest, size)
-            if pieces and request.pooling != "none":
-                self.limits.check_whole("input_ids", execution.rows * width)
-            elif request.whole or not pieces:
-                self.limits.check_whole("input_ids", size)
-            execution.passed()
-            member = BatchItem(call.feeds, execution, request)
-            run = partial(run_members, model, names)
-            tensors: Mapping[str, Tensor]
-            if size <= shared(model):
-                found = await self.scheduler.share((id(model), names), size, member, run)
-                tensors = _finish(request, member, model.manifest, outputs, found)
-            elif not pieces:
-                tensors = await self.scheduler.run(
-                    size, lambda: _finish(request, member, model.manifest, outputs, whole(model, names, member))
-                )
-            elif request.pooling != "none":
-                tensors = await self.scheduler.run(size, lambda: pooled(model, outputs, member))
-            else:
-                await self.scheduler.run(cost, lambda: divide(model, outputs, member))
-                # Once the answer has begun, it is too late to refuse it.
-                if request.dtype != "float32" or request.check is not None:
-                    await self.scheduler.run(size, lambda: check_values(model, outputs, member))
-                else:
-                    execution.passed()
-                tensors = computed(model, outputs, member)
-                execution.goes_on = True
-        self._count(model.name, execution.rows, tokens)
+        record.ask(model.name, model.version)
+        sent = await self._tokenize(model, wanted) if isinstance(wanted, TextRequest) else wanted
+        self.admission.log.note_ids(record, sent.input_ids)
+        cost = TOKEN_COST * len(sent.input_ids.values)
+        request, call = await self.scheduler.run(cost, lambda: self._prepare(sent, model.manifest))
+        outputs, names, width = sources(request.outputs, model.manifest)
+        record.rows, record.tokens = len(request.input_ids.lengths), len(request.input_ids.values)
+        size = record.tokens * width
+        pieces = in_pieces(request, model.manifest, size)
+        if pieces and request.pooling != "none":
+            self.limits.check_whole("input_ids", record.rows * width)
+        elif request.whole or not pieces:
+            self.limits.check_whole("input_ids", size)
+        record.checked = perf_counter()
+        member = BatchItem(call.feeds, record, request)
+        run = partial(run_members, model, names)
+        tensors: Mapping[str, Tensor]
+        if size <= shared(model):
+            found = await self.scheduler.share((id(model), names), size, member, run)
+            tensors = _finish(request, member, model.manifest, outputs, found)
+        elif not pieces:
+            tensors = await self.scheduler.run(
+                size, lambda: _finish(request, member, model.manifest, outputs, whole(model, names, member))
+            )
+        elif request.pooling != "none":
+            tensors = await self.scheduler.run(size, lambda: pooled(model, outputs, member))
+        else:
+            await self.scheduler.run(cost, lambda: divide(model, outputs, member))
+            record.dequeued = perf_counter()
+            # Once the answer has begun, it is too late to refuse it.
+            if request.dtype != "float32" or request.check is not None:
+                await self.scheduler.run(size, lambda: check_values(model, outputs, member))
+            tensors = computed(model, outputs, member, self.admission)
+            record.deferred = True
         return EmbedResult(
             model=model.name,
             version=model.version,
@@ -176,7 +171,7 @@ class Engine:
             check=request.check,
         )
 
-    async def bias(self, model: TokenModel, request: PairwiseBiasRequest) -> Result:
+    async def bias(self, model: TokenModel, request: PairwiseBiasRequest, record: RequestRecord) -> Result:
         """Return what the attention of `model` adds for the distance between a query and a key.
 
         Raises:
@@ -184,19 +179,19 @@ class Engine:
             Unavailable: too much work waits.
 
         """
-        with self.metrics.execution(model.name, model.version) as execution:
-            shape = check_bias(request, model.manifest, self.max_tokens)
-            self.limits.check_whole("query_length and key_length", math.prod(shape))
-            lengths = (request.query_offset or 0, request.query_length, request.key_length)
-            feeds = dict(zip(("query_offset", "query_length", "key_length"), map(_single, lengths), strict=True))
-            execution.rows = execution.batch = 1
-            execution.passed()
-            tensors = await self.scheduler.run(
-                math.prod(shape), lambda: _run_graph(model, BIAS_GRAPH, feeds, request.dtype, execution)
-            )
+        record.ask(model.name, model.version)
+        shape = check_bias(request, model.manifest, self.max_tokens)
+        self.limits.check_whole("query_length and key_length", math.prod(shape))
+        lengths = (request.query_offset or 0, request.query_length, request.key_length)
+        feeds = dict(zip(("query_offset", "query_length", "key_length"), map(_single, lengths), strict=True))
+        record.rows = record.batch = 1
+        record.checked = perf_counter()
+        tensors = await self.scheduler.run(
+            math.prod(shape), lambda: _run_graph(model, BIAS_GRAPH, feeds, request.dtype, record)
+        )
         return Result(model=model.name, version=model.version, dtype=request.dtype, tensors=tensors)
 
-    async def stem(self, stem: EncoderStem, request: StemRequest) -> Result:
+    async def stem(self, stem: EncoderStem, request: StemRequest, record: RequestRecord) -> Result:
         """Return the vectors that enter block 0 of an encoder of images or spectrograms.
 
         Raises:
@@ -204,25 +199,19 @@ class Engine:
             Unavailable: too much work waits.
 
         """
-        with self.metrics.execution(stem.name, stem.version) as execution:
-            vectors = check_stem(request, stem.manifest, self.max_tokens)
-            self.limits.check_whole(request.input, vectors * stem.manifest.width)
-            self.limits.check_rows(request.input, len(request.values))
-            feeds = {request.input: request.values}
-            execution.rows = execution.batch = len(request.values)
-            execution.passed()
-            # A convolution is never small.
-            tensors = await self.scheduler.run(
-                INLINE_MAX_VALUES + 1, lambda: _run_graph(stem, GRAPH, feeds, request.dtype, execution)
-            )
-        self._count(stem.name, execution.rows, math.prod(tensors[EMBEDDINGS].shape[:2]))
+        record.ask(stem.name, stem.version)
+        vectors = check_stem(request, stem.manifest, self.max_tokens)
+        self.limits.check_whole(request.input, vectors * stem.manifest.width)
+        self.limits.check_rows(request.input, len(request.values))
+        feeds = {request.input: request.values}
+        record.rows = record.batch = len(request.values)
+        record.checked = perf_counter()
+        # A convolution is never small.
+        tensors = await self.scheduler.run(
+            INLINE_MAX_VALUES + 1, lambda: _run_graph(stem, GRAPH, feeds, request.dtype, record)
+        )
+        record.tokens = math.prod(tensors[EMBEDDINGS].shape[:2])
         return Result(model=stem.name, version=stem.version, dtype=request.dtype, tensors=tensors)
-
-    def _count(self, model: str, rows: int, tokens: int) -> None:
-        """Count tokens that were embedded."""
-        self.metrics.tokens(model, tokens)
-        if (trace := current_trace()) is not None:
-            trace.ran(model, rows, tokens)
 
 
 def _single(value: int) -> Int64:
@@ -230,15 +219,13 @@ def _single(value: int) -> Int64:
 
 
 def _run_graph(
-    model: TokenModel | EncoderStem, graph: str, feeds: Mapping[str, NDArray[Any]], dtype: str, execution: RunTimer
+    model: TokenModel | EncoderStem, graph: str, feeds: Mapping[str, NDArray[Any]], dtype: str, record: RequestRecord
 ) -> dict[str, NDArray[np.generic]]:
     """Return every output of a graph, in the type `dtype`."""
-    execution.passed()
+    record.dequeued = perf_counter()
     found = model.sessions[graph].run(feeds)
-    execution.passed()
-    tensors = {name: cast(tensor, dtype) for name, tensor in found.items()}
-    execution.passed()
-    return tensors
+    record.ran = perf_counter()
+    return {name: cast(tensor, dtype) for name, tensor in found.items()}
 
 
 def _finish(
@@ -262,5 +249,4 @@ def _finish(
         else:
             pooled = pool(vectors.reshape(-1, width), rows, real_tokens(request, manifest), request.pooling)
             tensors[output] = cast(pooled, request.dtype)
-    member.execution.passed()
     return tensors

@@ -9,7 +9,7 @@ Letters: B batch, L length, D output width.
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Literal
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.planning import BatchItem, run_members, shared, sources
 from preblock.service.engine.scheduler import MicroBatch
 from preblock.service.observability.context import RequestContext
-from preblock.service.observability.timing import RunTimer
+from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.chunks import PIECE
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.session import INLINE_MAX_VALUES
@@ -80,24 +80,33 @@ class FastPath:
         manifest = model.manifest
         _, self.names, self.width = sources((output,), manifest)
         (self.name,) = self.names
-        self.model, self.metrics, self.limits, self.scheduler = model, engine.metrics, engine.limits, engine.scheduler
-        self.log = engine.log
+        self.model, self.metrics, self.scheduler = model, engine.metrics, engine.scheduler
+        self.admission = engine.admission
         self.run = partial(run_members, model, self.names)
         self.key = (id(model), self.names)
         self.shared = shared(model)
         self.indices = tuple(manifest.indices)
         self._vocabulary, self._limit = manifest.vocab_size, manifest.limit
 
-    def start(self, protocol: str, ids: Int64, offset: Int64) -> "FastRun | None":
-        """Begin a request that `takes` allows; None where a limit refuses it.
+    def start(
+        self, protocol: str, ids: Int64, offset: Int64, context: RequestContext | None, started: float
+    ) -> "FastRun | None":
+        """Begin a request that `takes` allows; None where a limit refuses it. `end` must follow.
 
-        The run leaves the limits when it is counted or fails.
+        Args:
+            protocol: by which it came.
+            ids: int64 (B, L).
+            offset: int64 (1,) or (B,).
+            context: the connection's request, or the stream.
+            started: timestamp of `perf_counter` when all of the request was there.
+
         """
+        record = RequestRecord(protocol, context, started)
         try:
-            self.limits.__enter__()
+            self.admission.enter(record)
         except PreblockError:
             return None
-        return FastRun(self, protocol, ids, offset)
+        return FastRun(self, record, ids, offset)
 
     def takes(self, ids: Int64, offset: Int64) -> bool:
         """Return whether ids (B, L) at `offset`, (1,) or (B,), are allowed; of how many there are nothing is said."""
@@ -112,39 +121,37 @@ class FastPath:
 
 
 class FastRun:
-    """What one request asks of a model: ids and an offset that are allowed.
+    """The run of one request, whose ids and offset are allowed.
 
-    `shared` says whether others that are ready in this turn of the event loop may be answered with it: then it is to be
-    finished in the next. `large` says that it is answered piece by piece. `execution` times it.
-
-    Args:
-        plain: answers it.
-        protocol: by which it came.
-        ids: int64 (B, L).
-        offset: int64 (1,) or (B,).
+    Attributes:
+        shared: whether the request may share a run with others that are ready in this iteration of the event loop; then
+            it is to be finished in the next.
+        large: whether the answer is computed chunk by chunk.
+        nbytes: of the vectors.
+        record: of the request.
 
     """
 
-    __slots__ = ("_group", "_member", "_number", "_plain", "_protocol", "execution", "large", "nbytes", "shared")
+    __slots__ = ("_group", "_member", "_number", "_plain", "large", "nbytes", "record", "shared")
 
-    def __init__(self, plain: FastPath, protocol: str, ids: Int64, offset: Int64) -> None:
-        self._plain, self._protocol = plain, protocol
-        self.execution = execution = RunTimer(plain.metrics, plain.model.name, plain.model.version)
+    def __init__(self, plain: FastPath, record: RequestRecord, ids: Int64, offset: Int64) -> None:
+        self._plain, self.record = plain, record
+        record.ask(plain.model.name, plain.model.version)
         feeds = {"input_ids": ids, "offset": offset}
         for name in plain.indices:
             feeds[name] = np.zeros_like(ids)
-        self._member = BatchItem(feeds, execution)
-        execution.rows = len(ids)
-        execution.passed()
+        self._member = BatchItem(feeds, record)
+        record.rows, record.tokens = len(ids), ids.size
         size = ids.size * plain.width
         self.shared, self.large = size <= plain.shared, size > INLINE_MAX_VALUES
         self.nbytes = 4 * size
+        record.checked = perf_counter()
         if self.shared:
             self._group: MicroBatch[BatchItem, Outputs] = plain.scheduler.group(plain.key, size, plain.run)
             self._number = self._group.join(size, self._member)
 
     def leave(self) -> None:
-        """Say that nobody waits for it any more, though it shares a run."""
+        """Leave the shared run: nobody waits for the answer."""
         self._group.leave(self._number)
 
     def finish(self) -> Float32:
@@ -154,58 +161,19 @@ class FastRun:
             found = self._group.answer(self._number)
         else:
             (found,) = self._plain.run([self._member])
-        self.execution.passed()
+        self.record.ended = perf_counter()
         return found[self._plain.name]
 
     def pieces(self) -> Iterator[Float32]:
         """Yield the vectors, a few of the B * L after another."""
-        plain, execution = self._plain, self.execution
-        execution.passed()
+        plain, record = self._plain, self.record
+        record.dequeued = perf_counter()
         yield from plain.model.run_in_pieces(self._member.feeds, plain.name, PIECE // plain.width)
-        execution.passed()
-        execution.batch = execution.rows
-        execution.passed()
+        record.ran, record.batch = perf_counter(), record.rows
 
-    def count(
-        self, visit: RequestContext | None, began: float, received: int, sent: int, send: float = 0, operation: str = ""
-    ) -> None:
-        """Count the request, which is answered, and write its line if there is to be one.
-
-        Args:
-            visit: which request it is, or in which stream.
-            began: when all of it was there, of `perf_counter`.
-            received: bytes.
-            sent: bytes.
-            send: seconds in which the answer was written.
-            operation: of a stream.
-
-        """
-        plain, execution = self._plain, self.execution
-        plain.limits.__exit__(None, None, None)
-        read = 0.0 if visit is None or operation else visit.read
-        tokens = self._member.feeds["input_ids"].size
-        plain.metrics.answered(self._protocol, execution, tokens, began, received, sent, read, send, operation)
-        if visit is not None and visit.trace is not None:
-            visit.protocol = self._protocol
-            visit.trace.ran(plain.model.name, execution.rows, tokens)
-        if plain.log.share:
-            self._write_line(visit, "ok")
-
-    def fail(self, visit: RequestContext | None, outcome: Literal["internal_error", "cancelled"]) -> None:
-        """Count the request, which failed or whose client left, and write its line if there is to be one."""
-        plain, seconds = self._plain, self.execution.seconds
-        plain.limits.__exit__(None, None, None)
-        if visit is not None and visit.trace is not None:
-            visit.protocol = self._protocol
-            visit.trace.attributes["preblock.model"] = plain.model.name
-            visit.trace.refused(outcome, outcome == "internal_error")
-        self.execution.end(success=False)
-        plain.metrics.asked(self._protocol, plain.model.name, outcome, seconds)
-        if plain.log.share:
-            self._write_line(visit, outcome)
-
-    def _write_line(self, visit: RequestContext | None, outcome: str) -> None:
-        plain = self._plain
-        if plain.log.token_ids:
-            plain.log.note(visit, TokenRows.of_array(self._member.feeds["input_ids"]))
-        plain.log.write(visit, self._protocol, plain.model.name, outcome, self.execution.seconds)
+    def end(self, error: BaseException | None = None) -> None:
+        """End the request, which was answered or failed with `error`."""
+        log = self._plain.admission.log
+        if log.share and log.token_ids:
+            log.note_ids(self.record, TokenRows.of_array(self._member.feeds["input_ids"]))
+        self._plain.admission.end(self.record, error)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +16,10 @@ from preblock.service.artifacts.manifest import EMBEDDINGS, GRAPH, TOKEN_EMBEDDI
 from preblock.service.core.types import Int64, TokenRequest
 from preblock.service.engine.positions import count_real, graph_counts, position_index, real_tokens
 from preblock.service.engine.validation import ZERO
-from preblock.service.observability.timing import RunTimer
+from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
-CHECKED = 2
-"""Marks of an execution that waits for its run."""
 SHARED = 2**14
 """Values of vectors of a request that runs together with others on the CPU; what is larger gains nothing by it."""
 
@@ -42,7 +41,7 @@ class BatchItem:
     """
 
     feeds: dict[str, Int64]
-    execution: RunTimer
+    record: RequestRecord
     request: TokenRequest | None = None
 
 
@@ -96,24 +95,19 @@ def run_members(
     model: TokenModel, outputs: tuple[str, ...], members: list[BatchItem]
 ) -> list[dict[str, NDArray[np.float32]]]:
     """Return the outputs of each member; several share one run, as rows of one token."""
-    for member in members:
-        del member.execution.marks[CHECKED:]  # of a run that failed, of which this is the repetition
+    dequeued = perf_counter()
     if len(members) == 1:
-        execution = members[0].execution
-        execution.passed()
+        record = members[0].record
         found = model.run(members[0].feeds, outputs)
-        execution.passed()
-        execution.batch = execution.rows
+        record.dequeued, record.ran, record.batch = dequeued, perf_counter(), record.rows
         return [found]
-    for member in members:
-        member.execution.passed()
     rows = [rows_of_one(member, model.manifest) for member in members]
     feeds = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     answers = _parts(model.run(feeds, outputs), members)
+    ran = perf_counter()
     for member in members:
-        member.execution.passed()
-        member.execution.batch = 0
-    members[0].execution.batch = sum(member.execution.rows for member in members)
+        member.record.dequeued, member.record.ran, member.record.batch = dequeued, ran, 0
+    members[0].record.batch = sum(member.record.rows for member in members)
     return answers
 
 

@@ -17,6 +17,7 @@ from preblock.service.core.results import Result
 from preblock.service.core.types import AnyRequest, Int64, TokenRequest
 from preblock.service.engine.decode_stream import feed
 from preblock.service.engine.engine import Engine
+from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import EncoderStem, TokenModel
 
 ZERO = np.zeros(1, np.int64)
@@ -93,7 +94,9 @@ class SequenceStore:
         self._timer: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
-    async def answer(self, model: TokenModel | EncoderStem, request: AnyRequest) -> AsyncIterator[Result]:
+    async def answer(
+        self, model: TokenModel | EncoderStem, request: AnyRequest, record: RequestRecord
+    ) -> AsyncIterator[Result]:
         """Answer a request, as the next of its sequence where it names one.
 
         The sequence moves on when the block ends. Where an exception leaves the block, it stays as it was.
@@ -106,7 +109,7 @@ class SequenceStore:
 
         """
         if not isinstance(model, TokenModel) or not isinstance(request, TokenRequest) or request.sequence is None:
-            yield await self._all.engine.answer(model, request)
+            yield await self._all.engine.answer(model, request, record)
             return
         turn, key = request.sequence, SequenceKey(model.name, model.version, model.identity, request.sequence.id)
         before = self._find(key, turn.start)
@@ -122,7 +125,7 @@ class SequenceStore:
         self._busy.add(key)
         after = before
         try:
-            answer = await feed(self._all.engine, model, replace(request, offset=None), offset, stated)
+            answer = await feed(self._all.engine, model, replace(request, offset=None), record, offset, stated)
             yield answer
             after = None if turn.end else answer.next_offset
         finally:

@@ -3,12 +3,14 @@
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from time import perf_counter
+
+from preblock.service.observability.record import OK, OPENING, RequestRecord
 
 ID, TIMING = b"x-request-id", b"server-timing"
 PER_REQUEST_HEADERS = frozenset(
@@ -74,12 +76,16 @@ class SpanData:
         """The number in hexadecimal, as the specification of traces writes it; empty where there is none."""
         return f"{self.number:032x}" if self.number else ""
 
-    def ran(self, model: str, rows: int, tokens: int) -> None:
-        """Count a run of a model."""
-        self.attributes["preblock.model"] = model
-        self.runs += 1
-        self.rows += rows
-        self.tokens += tokens
+    def add(self, record: RequestRecord, failed: bool) -> None:
+        """Add a request or a step that has ended; `failed` says whether the service is at fault."""
+        if record.model:
+            self.attributes["preblock.model"] = record.model
+        if record.outcome != OK:
+            self.refused(record.outcome, failed)
+        elif record.tokens:
+            self.runs += 1
+            self.rows += record.rows
+            self.tokens += record.tokens
 
     def refused(self, error: str, failed: bool) -> None:
         """Say which kind of error the request, or a step of it, was answered with."""
@@ -99,12 +105,13 @@ Begin = Callable[["RequestContext", Headers, str, Attributes], SpanData]
 
 
 class RequestContext:
-    """One request, or one stream with all that is asked in it.
+    """One request of a connection, or one stream with all of its steps.
 
-    `protocol` is the one that it came by, once that has begun to answer. `marks` are those of the last execution that
-    it asked for (`service/observability/timing.py`), if any. `received` are the bytes of its body, and `read` the
-    seconds that these took, where it came whole. `trace` is None where requests are not traced. `ids` are token ids
-    that its line in the log is to hold, by rows; None where it is to hold none.
+    Attributes:
+        record: of the request, or of the stream's last step; None before either begins.
+        received: bytes of a body that came whole.
+        read: seconds until that body had come.
+        trace: the span's data; None where requests are not traced.
 
     Args:
         wanted: the id that the client gives it; one that is not 1 to 128 visible characters of ASCII is not taken.
@@ -112,16 +119,14 @@ class RequestContext:
 
     """
 
-    __slots__ = ("began", "id", "ids", "marks", "protocol", "read", "received", "trace")
+    __slots__ = ("began", "id", "read", "received", "record", "trace")
 
     def __init__(self, wanted: bytes | None = None, began: float | None = None) -> None:
         self.id = wanted if wanted is not None and _ALLOWED.fullmatch(wanted) else b"%b-%x" % (_PREFIX, next(_NUMBERS))
         self.began = perf_counter() if began is None else began
-        self.protocol = ""
-        self.marks: Sequence[float] = ()
         self.received, self.read = 0, 0.0
+        self.record: RequestRecord | None = None
         self.trace: SpanData | None = None
-        self.ids: list[list[int]] | None = None
 
     @classmethod
     def of(cls, headers: Headers, began: float | None = None) -> "RequestContext":
@@ -133,13 +138,22 @@ class RequestContext:
         """The id as text."""
         return self.id.decode("ascii")
 
+    @property
+    def protocol(self) -> str:
+        """The protocol of the request or stream; empty before its record begins."""
+        return "" if self.record is None else self.record.protocol.removesuffix(OPENING)
+
     def stages(self) -> dict[str, float]:
-        """Return the seconds of each stage until now, the body having been read in the first; none before a run."""
-        if len(self.marks) <= 3:
+        """Return the seconds of each stage until now; the first includes the reading. Empty before a run."""
+        record = self.record
+        if record is None or not record.ran:
             return {}
-        _, checked, queued, ran, *rest = self.marks
-        sending = perf_counter() - (rest[-1] if rest else ran)
-        return {"parse": checked - self.began, "queue": queued - checked, "run": ran - queued, "send": sending}
+        return {
+            "parse": record.checked - self.began,
+            "queue": record.dequeued - record.checked,
+            "run": record.ran - record.dequeued,
+            "send": perf_counter() - (record.ended or record.ran),
+        }
 
     def metadata(self, answered: bool = False) -> tuple[tuple[str, str], ...]:
         """Return what is added to the trailing metadata of a call of gRPC: the id and, once answered, the times."""
@@ -160,14 +174,14 @@ class RequestContext:
 
     def _timing(self) -> bytes:
         """Return what took how long until now, in milliseconds, as `Server-Timing` has it; nothing before a run."""
-        marks = self.marks
-        if len(marks) > 3:
-            _, checked, queued, ran, *_ = marks
-            times = _milliseconds(checked - self.began), _milliseconds(queued - checked), _milliseconds(ran - queued)
-            return b"parse;dur=%b, queue;dur=%b, run;dur=%b" % times
-        if len(marks) > 1:  # it is computed while it is sent
-            return b"parse;dur=%b" % _milliseconds(marks[1] - self.began)
-        return b""
+        record = self.record
+        if record is None or not record.checked:
+            return b""
+        parse = _milliseconds(record.checked - self.began)
+        if not record.ran:  # a large answer is computed while it is sent
+            return b"parse;dur=%b" % parse
+        times = parse, _milliseconds(record.dequeued - record.checked), _milliseconds(record.ran - record.dequeued)
+        return b"parse;dur=%b, queue;dur=%b, run;dur=%b" % times
 
 
 def wanted(headers: Headers) -> bytes | None:
@@ -190,9 +204,3 @@ def _thousandths(count: int) -> bytes:
 
 CURRENT_REQUEST: ContextVar[RequestContext | None] = ContextVar("visit", default=None)
 """The request that is answered, where one is."""
-
-
-def current_trace() -> SpanData | None:
-    """Return what is gathered of the request that is answered, where one is and is traced."""
-    visit = CURRENT_REQUEST.get()
-    return None if visit is None else visit.trace

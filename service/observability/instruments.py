@@ -120,9 +120,9 @@ class Instruments:
         # Looking labels up takes longer than counting; each has few values.
         self.requests, self.seconds = cache(requests.labels), cache(seconds.labels)
         self.tokens, self.operations = cache(tokens.labels), cache(operations.labels)
-        self.parsed = cache(parse.labels)
+        self.decoding = cache(parse.labels)
         self.rows, self.last = cache(rows.labels), cache(last.labels)
-        self.carried = cache(lambda protocol: [counter.labels(protocol) for counter in (received, sent, read, send)])
+        self.bytes = cache(lambda protocol: [counter.labels(protocol) for counter in (received, sent, read, send)])
 
 
 def _timed(

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from preblock.service.core.types import TokenRows
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
+from preblock.service.observability.record import RequestRecord
 
 REQUESTS = logging.getLogger("preblock.requests")
 
@@ -24,30 +25,30 @@ class AccessLog:
     def __init__(self, share: float = 0, token_ids: int = 0) -> None:
         self.share, self.token_ids = share, token_ids
 
-    def note(self, visit: RequestContext | None, rows: TokenRows) -> None:
-        """Keep what ids a request asks for, if its line is to hold some."""
-        if self.share and self.token_ids and visit is not None:
-            visit.ids, begin, most = [], 0, self.token_ids
+    def note_ids(self, record: RequestRecord, rows: TokenRows) -> None:
+        """Keep the first token ids of a request for its line, if lines hold ids."""
+        if self.share and self.token_ids:
+            record.ids, begin, most = [], 0, self.token_ids
             for length in rows.lengths[:most].tolist():
                 if begin < most:
-                    visit.ids.append(rows.values[begin : min(begin + length, most)].tolist())
+                    record.ids.append(rows.values[begin : min(begin + length, most)].tolist())
                     begin += length
 
-    def write(self, visit: RequestContext | None, protocol: str, model: str, outcome: str, seconds: float) -> None:
-        """Write the line of a request, if it is one of those that have one."""
+    def write(self, record: RequestRecord) -> None:
+        """Write the line of a request that has ended, if it is in the share of those that have one."""
         if random.random() >= self.share:
             return
         fields: dict[str, Any] = {
-            "protocol": protocol,
-            "model": model,
-            "outcome": outcome,
-            "seconds": round(seconds, 6),
+            "protocol": record.protocol,
+            "model": record.model,
+            "outcome": record.outcome,
+            "seconds": round(record.seconds, 6),
         }
         asked = ""
-        if visit is not None and visit.ids is not None and self.token_ids:
-            fields["input_ids"], asked = visit.ids, f" {json.dumps(visit.ids)}"
-        told = "%s %s %s %.3f ms", protocol, model or "-", outcome, 1000 * seconds
-        REQUESTS.info(*told, extra={"fields": fields, "asked": asked, **_names(visit)})
+        if record.ids is not None and self.token_ids:
+            fields["input_ids"], asked = record.ids, f" {json.dumps(record.ids)}"
+        told = "%s %s %s %.3f ms", record.protocol, record.model or "-", record.outcome, 1000 * record.seconds
+        REQUESTS.info(*told, extra={"fields": fields, "asked": asked, **_names(record.context)})
 
 
 def _names(visit: RequestContext | None) -> dict[str, str]:

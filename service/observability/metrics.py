@@ -1,13 +1,12 @@
-"""What is counted, and who is told of it: added up here, in the counters soon, and readable over several workers.
+"""The metrics of a process: records are summed here, flushed to Prometheus counters, and exposed for all workers.
 
-With several workers each keeps its numbers in files of the folder PROMETHEUS_MULTIPROC_DIR, and whoever is asked
-sums over all of them.
+With several workers each writes its counters to files in the folder PROMETHEUS_MULTIPROC_DIR. The worker that answers a
+scrape sums the files of all workers.
 """
 
 import asyncio
 import os
 import time
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,26 +18,23 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.registry import Collector
 
 from preblock.service.core.errors import Unavailable
-from preblock.service.observability.context import CURRENT_REQUEST
-from preblock.service.observability.instruments import LARGEST_BATCH, MORE, SECONDS, Instruments
+from preblock.service.observability.instruments import LARGEST_BATCH, MORE, Instruments
 from preblock.service.observability.metric_files import FOLDER, _forget_dead
+from preblock.service.observability.record import OK, RequestRecord
 from preblock.service.observability.statistics import InferenceStatistics, history
-from preblock.service.observability.timing import INFER, INPUT, OUTPUT, PHASES, QUEUE, RequestTimer, RunTimer
-from preblock.service.observability.totals import COUNT, ROWS, TOTAL, RunTotals
+from preblock.service.observability.totals import RecordTotals
 
-TELL_SECONDS = 0.1
-"""With several workers, how late a count may be seen by another."""
-MOST_ANSWERED = 16
-"""Requests that are kept before they are summed: one by one takes twice as long, and more would hold others up."""
-FAILED = "failed"
-"""In the place of a number of rows: those of executions that failed."""
+FLUSH_SECONDS = 0.1
+"""Delay after which the other workers see a count."""
+MAX_RECORDS = 16
+"""Records that are kept before they are summed: one by one takes twice as long, and more would hold others up."""
 
 
 class Metrics:
     """The metrics of this process.
 
     Args:
-        more: what is found out when somebody asks; default: nothing.
+        more: a collector that is asked whenever the metrics are read; default: none.
 
     """
 
@@ -48,129 +44,40 @@ class Metrics:
         if more is not None:
             self._registry.register(more)
         self._instruments = Instruments(self._registry)
-        self._carried: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0, 0.0, 0.0])
-        self._counted: defaultdict[Counter, float] = defaultdict(float)
-        self._answered: list[tuple[str, RunTimer, int, float, int, int, float, float, str]] = []
-        self._sums: dict[tuple[str, str, int, int | str, str], RunTotals] = {}
-        self._latencies: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * (len(SECONDS) + 2))
-        self._tallies: defaultdict[tuple[str, int, int | str], defaultdict[str, float]]
-        self._tallies = defaultdict(lambda: defaultdict(float))
-        self._asked: dict[tuple[str, int], float] = {}
-        self._shared, self._telling = FOLDER in os.environ, False
+        self._records: list[RequestRecord] = []
+        self._totals: defaultdict[tuple[str, str, int, int | str, str, str], RecordTotals] = defaultdict(RecordTotals)
+        self._bytes: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0, 0.0, 0.0])
+        self._shared, self._flushing = FOLDER in os.environ, False
         if self._shared:  # the first of a kind opens its file, for which there may be no descriptor later
             self._instruments.seconds("native")
-            self._instruments.carried("native")
+            self._instruments.bytes("native")
 
-    def request(self, protocol: str) -> RequestTimer:
-        """Return what counts and times one request of `protocol`."""
-        return RequestTimer(self, protocol)
+    def record(self, record: RequestRecord) -> None:
+        """Count a request that has ended."""
+        self._flush_soon()
+        self._records.append(record)
+        if len(self._records) >= MAX_RECORDS:
+            self._sum_records()
 
-    def execution(self, model: str, version: int) -> RunTimer:
-        """Return what counts and times one request to a model."""
-        execution = RunTimer(self, model, version)
-        if (visit := CURRENT_REQUEST.get()) is not None:
-            visit.marks = execution.marks
-        return execution
+    def _sum_records(self) -> None:
+        records, self._records = self._records, []
+        for record in records:
+            batch = record.batch if record.batch <= LARGEST_BATCH else MORE
+            key = record.protocol, record.model, record.version, batch, record.operation, record.outcome
+            self._totals[key].add(record)
 
-    def asked(self, protocol: str, model: str, outcome: str, seconds: float) -> None:
-        """Count a request that was answered, and how long that took."""
-        self._count(self._instruments.requests(protocol, model, outcome), 1)
-        latencies = self._latencies[protocol]
-        latencies[bisect_left(SECONDS, seconds)] += 1
-        latencies[-1] += seconds
-
-    def answered(
-        self,
-        protocol: str,
-        execution: RunTimer,
-        tokens: int,
-        began: float,
-        received: int = 0,
-        sent: int = 0,
-        read: float = 0,
-        send: float = 0,
-        operation: str = "",
-    ) -> None:
-        """Count all of a request that is answered, which took from its first mark to its last, soon.
-
-        `began` is when all of it was there, of the clock of the marks. What follows it is as in `carried`; `operation`
-        is that of a stream, if it is a message of one.
-        """
-        self._soon()
-        self._answered.append((protocol, execution, tokens, began, received, sent, read, send, operation))
-        if len(self._answered) == MOST_ANSWERED:  # behind the answer, which need not wait for it
-            asyncio.get_running_loop().call_soon(self._sum_answered)
-
-    def _sum_answered(self) -> None:
-        answered, self._answered = self._answered, []
-        sums = self._sums
-        for protocol, execution, tokens, began, received, sent, read, send, operation in answered:
-            rows = execution.batch if execution.batch <= LARGEST_BATCH else MORE
-            key = protocol, execution.model, execution.version, rows, operation
-            found = sums.get(key)
-            if found is None:
-                found = sums[key] = RunTotals()
-            found.add(execution, tokens, began, received, sent, read, send)
-
-    def _tell_answered(self) -> None:
-        self._sum_answered()
-        sums, self._sums = self._sums, {}
-        for (protocol, model, version, rows, operation), found in sums.items():
-            tally = self._tallies[model, version, rows]
-            for name, amount in found.tally.items():
-                tally[name] += amount
-            self._asked[model, version] = max(self._asked.get((model, version), 0), _of_the_wall(found.last))
-            self.tokens(model, found.tokens)
-            self._count(self._instruments.requests(protocol, model, "ok"), found.count)
-            latencies = self._latencies[protocol]
-            for index, amount in enumerate(found.latencies):
-                latencies[index] += amount
-            latencies[-1] += found.seconds
-            self.carried(protocol, found.received, found.sent, found.read, found.send)
-            self.parsed(protocol, found.parse)
-            if operation:
-                self._count(self._instruments.operations(model, operation), found.count)
-
-    def executed(self, execution: RunTimer, success: bool, end: float) -> None:
-        """Count a request to a model that ended at `end`, of the clock of its marks."""
-        rows: int | str = execution.batch if execution.batch <= LARGEST_BATCH else MORE
-        self._soon()
-        tally = self._tallies[execution.model, execution.version, rows if success else FAILED]
-        tally[COUNT] += 1
-        tally[TOTAL] += end - execution.marks[0]
-        if success:
-            tally[ROWS] += execution.rows
-            begin, checked, queued, ran, passed = execution.marks
-            tally[INPUT] += checked - begin
-            tally[QUEUE] += queued - checked
-            tally[INFER] += ran - queued
-            tally[OUTPUT] += passed - ran
-        self._asked[execution.model, execution.version] = _of_the_wall(end)
-
-    def carried(self, protocol: str, received: int, sent: int, read: float = 0, send: float = 0) -> None:
-        """Count bytes of bodies or messages of a protocol, and seconds in which they were read and sent, soon."""
-        self._soon()
-        sums = self._carried[protocol]
+    def count_bytes(self, protocol: str, received: int, sent: int, read: float = 0, send: float = 0) -> None:
+        """Count bytes of bodies or messages of a protocol, and the seconds that it took to read and to send them."""
+        self._flush_soon()
+        sums = self._bytes[protocol]
         sums[0] += received
         sums[1] += sent
         sums[2] += read
         sums[3] += send
 
-    def parsed(self, protocol: str, seconds: float) -> None:
-        """Count the seconds from the head of a request of a protocol until what it asks was checked, soon."""
-        self._count(self._instruments.parsed(protocol), seconds)
-
     def provider(self, requested: str, active: str, probed: str | None) -> None:
         """Say where models run."""
         self._instruments.provider.labels(requested, active, probed or "none").set(1)
-
-    def tokens(self, model: str, count: int) -> None:
-        """Count tokens that were embedded."""
-        self._count(self._instruments.tokens(model), count)
-
-    def operation(self, model: str, operation: str) -> None:
-        """Count a message of a stream; `operation` is one of a few names."""
-        self._count(self._instruments.operations(model, operation), 1)
 
     @contextmanager
     def stream(self) -> Iterator[None]:
@@ -185,54 +92,61 @@ class Metrics:
         """Count sequences that have begun, or, as a negative number, that have ended."""
         self._instruments.sequences.inc(more)
 
-    def _count(self, counter: Counter, amount: float) -> None:
-        """Add to a counter, soon: adding to a number takes a tenth of the time."""
-        self._soon()
-        self._counted[counter] += amount
+    def _flush_soon(self) -> None:
+        """With several workers, flush soon: a scrape reads the files that every worker has written."""
+        if self._shared and not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.flush)
 
-    def _soon(self) -> None:
-        """With several workers, tell soon what is counted now: whoever is asked reads what every worker has told."""
-        if self._shared and not self._telling:
-            self._telling = True
-            asyncio.get_running_loop().call_later(TELL_SECONDS, self.tell)
-
-    def tell(self) -> None:
-        """Add what was counted since the last time to the counters."""
-        self._telling = False
-        self._tell_answered()
-        for protocol, (*counts, seconds) in self._latencies.items():
-            self._instruments.seconds(protocol).add(counts, seconds)
-        self._latencies.clear()
-        carried, self._carried = self._carried, defaultdict(lambda: [0, 0, 0.0, 0.0])
-        for protocol, sums in carried.items():
-            for counter, amount in zip(self._instruments.carried(protocol), sums, strict=True):
+    def flush(self) -> None:
+        """Add everything that was recorded since the last flush to the counters."""
+        self._flushing = False
+        self._sum_records()
+        totals, self._totals = self._totals, defaultdict(RecordTotals)
+        last: defaultdict[tuple[str, int], float] = defaultdict(float)
+        for key, sums in totals.items():
+            self._add(*key, sums)
+            if sums.runs:
+                last[key[1:3]] = max(last[key[1:3]], sums.last)
+        for model, moment in last.items():
+            self._instruments.last(*model).set(time.time() - time.perf_counter() + moment)
+        carried, self._bytes = self._bytes, defaultdict(lambda: [0, 0, 0.0, 0.0])
+        for protocol, amounts in carried.items():
+            for counter, amount in zip(self._instruments.bytes(protocol), amounts, strict=True):
                 counter.inc(amount)
-        counted, self._counted = self._counted, defaultdict(float)
-        for counter, amount in counted.items():
-            counter.inc(amount)
-        tallies, self._tallies = self._tallies, defaultdict(lambda: defaultdict(float))
-        for (model, version, rows), tally in tallies.items():
-            self._tell(model, version, rows, tally)
-        asked, self._asked = self._asked, {}
-        for key, when in asked.items():
-            self._instruments.last(*key).set(when)
 
-    def _tell(self, model: str, version: int, rows: int | str, tally: dict[str, float]) -> None:
-        """Add what was counted of executions of so many rows, of those that joined another, or of those that failed."""
-        found, outcome = self._instruments, "fail" if rows == FAILED else "success"
-        _add(found.outcome(model, version, outcome), tally[COUNT], tally[TOTAL])
-        if rows == FAILED:
+    def _add(
+        self,
+        protocol: str,
+        model: str,
+        version: int,
+        batch: int | str,
+        operation: str,
+        outcome: str,
+        sums: RecordTotals,
+    ) -> None:
+        """Add the sums of some records to the counters."""
+        found, runs = self._instruments, sums.runs
+        found.requests(protocol, model, outcome).inc(sums.count)
+        found.seconds(protocol).add(sums.latencies, sums.seconds)
+        if operation and outcome == OK:
+            found.operations(model, operation).inc(sums.count)
+        if not runs:
             return
-        found.rows(model, version).inc(tally[ROWS])
-        for phase in PHASES:
-            timed = found.stage(model, version, rows, phase) if rows else found.batched(model, version, phase)
-            _add(timed, tally[COUNT], tally[phase])
+        _time(found.outcome(model, version, "success" if outcome == OK else "fail"), runs, sums.run_seconds)
+        if outcome == OK:
+            found.tokens(model).inc(sums.tokens)
+            found.rows(model, version).inc(sums.rows)
+            found.decoding(protocol).inc(sums.decode_seconds)
+            for stage, seconds in sums.stages.items():
+                timed = found.stage(model, version, batch, stage) if batch else found.batched(model, version, stage)
+                _time(timed, runs, seconds)
 
     def expose(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics in a Prometheus format, and its content type; OpenMetrics where `accept` names it.
 
         Raises:
-            Unavailable: what the workers have told cannot be read now.
+            Unavailable: the files of the workers cannot be read now.
 
         """
         with self._reading():
@@ -245,7 +159,7 @@ class Metrics:
         """Return what happened to each model, by name and version.
 
         Raises:
-            Unavailable: what the workers have told cannot be read now.
+            Unavailable: the files of the workers cannot be read now.
 
         """
         with self._reading():
@@ -263,7 +177,7 @@ class Metrics:
 
     def _all(self) -> CollectorRegistry:
         """Return the metrics of every worker."""
-        self.tell()
+        self.flush()
         folder = os.environ.get(FOLDER)
         if folder is None:
             return self._registry
@@ -275,12 +189,8 @@ class Metrics:
         return registry
 
 
-def _of_the_wall(moment: float) -> float:
-    """Return the seconds since 1970 of a moment of the clock of marks."""
-    return time.time() - time.perf_counter() + moment
-
-
-def _add(timed: tuple[Counter, Counter], count: float, seconds: float) -> None:
-    times, whole = timed
-    times.inc(count)
+def _time(timed: tuple[Counter, Counter], count: float, seconds: float) -> None:
+    """Add to a counter of events and to the counter of their seconds."""
+    events, whole = timed
+    events.inc(count)
     whole.inc(seconds)

@@ -1,62 +1,62 @@
-"""What requests that were answered add up to."""
+"""Sums of request records."""
 
 from bisect import bisect_left
 
 from preblock.service.observability.instruments import SECONDS
-from preblock.service.observability.timing import INFER, INPUT, OUTPUT, QUEUE, RunTimer
+from preblock.service.observability.record import OK, RequestRecord
 
-COUNT, TOTAL, ROWS = "count", "seconds", "rows"
-"""Of executions, beside the phases."""
+INPUT, QUEUE, INFER, OUTPUT = STAGES = ("compute_input", "queue", "compute_infer", "compute_output")
+"""Stages of a model request, named as in Triton's statistics extension."""
 
 
-class RunTotals:
-    """Requests that were answered by one execution each, of the same protocol, model and number of rows.
+class RecordTotals:
+    """The sums of records that have the same protocol, model, batch, operation and outcome.
 
     Attributes:
-        count: how many.
-        rows, tokens: of them.
-        received, sent: bytes of theirs, and of the answers.
-        read, parse, send: seconds until their bodies were there, from then until they were checked, and of sending.
-        seconds: from their first mark to the last.
-        latencies: how many of them took as long as the buckets of `SECONDS` hold.
-        last: when the last was answered, of the clock of the marks.
+        count: requests.
+        seconds: from start to end.
+        latencies: requests by bucket of `SECONDS`.
+        runs: requests that asked a model.
+        run_seconds: from asking the model to the end.
+        rows, tokens: answered.
+        decode_seconds: from start to the end of validation.
+        stages: seconds by stage of `STAGES`.
+        last: timestamp of the last end.
 
     """
 
     __slots__ = (
-        *("count", "last", "latencies", "parse", "read", "received", "rows", "seconds", "send", "sent", "tokens"),
+        *("count", "decode_seconds", "last", "latencies", "rows", "run_seconds", "runs", "seconds", "tokens"),
         *("_infer", "_input", "_output", "_queue"),
     )
 
     def __init__(self) -> None:
-        self.count = self.rows = self.tokens = self.received = self.sent = 0
-        self.read = self.parse = self.send = self.seconds = self.last = 0.0
+        self.count = self.runs = self.rows = self.tokens = 0
+        self.seconds = self.run_seconds = self.decode_seconds = self.last = 0.0
         self._input = self._queue = self._infer = self._output = 0.0
         self.latencies = [0] * (len(SECONDS) + 1)
 
-    def add(
-        self, execution: RunTimer, tokens: int, began: float, received: int, sent: int, read: float, send: float
-    ) -> None:
-        """Add a request, all of which was there when it `began`."""
-        begin, checked, queued, ran, end = execution.marks
+    def add(self, record: RequestRecord) -> None:
+        """Add a record."""
+        seconds, end = record.seconds, record.ended
         self.count += 1
-        self.rows += execution.rows
-        self.tokens += tokens
-        self.received += received
-        self.sent += sent
-        self.read += read
-        self.send += send
-        self.parse += checked - began
-        self.seconds += end - begin
-        self._input += checked - begin
-        self._queue += queued - checked
-        self._infer += ran - queued
-        self._output += end - ran
-        self.latencies[bisect_left(SECONDS, end - begin)] += 1
-        self.last = end
+        self.seconds += seconds
+        self.latencies[bisect_left(SECONDS, seconds)] += 1
+        if not record.asked:
+            return
+        self.runs += 1
+        self.run_seconds += end - record.asked
+        self.last = max(self.last, end)
+        if record.outcome == OK:
+            self.rows += record.rows
+            self.tokens += record.tokens
+            self.decode_seconds += record.checked - record.started
+            self._input += record.checked - record.asked
+            self._queue += record.dequeued - record.checked
+            self._infer += record.ran - record.dequeued
+            self._output += end - record.ran
 
     @property
-    def tally(self) -> dict[str, float]:
-        """What they add to the executions of their model, by `COUNT`, `TOTAL`, `ROWS` and the phases."""
-        phases = {INPUT: self._input, QUEUE: self._queue, INFER: self._infer, OUTPUT: self._output}
-        return {COUNT: self.count, TOTAL: self.seconds, ROWS: self.rows, **phases}
+    def stages(self) -> dict[str, float]:
+        """Seconds of each stage."""
+        return {INPUT: self._input, QUEUE: self._queue, INFER: self._infer, OUTPUT: self._output}

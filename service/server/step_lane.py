@@ -70,9 +70,9 @@ class StepLane:
         self._run = None
         try:
             head, vectors = session.finish(run)
-        except Exception:
+        except Exception as error:
             LOG.exception("a step failed in an unforeseen way")
-            run.fail(session.visit, "internal_error")
+            run.end(error)
             self._transport.abort()
             return
         size, began = 0, perf_counter()

@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from contextvars import copy_context
 from http import HTTPStatus
 from time import perf_counter
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from fastapi.responses import Response
 
@@ -79,11 +79,10 @@ class TensorResponder:
         read = form.read(body)
         if read is None or not form.plain.takes(*read):
             return False
-        run = form.plain.start(form.protocol, *read)
+        run = form.plain.start(form.protocol, *read, visit, visit.began + visit.read)
         if run is None:
             return False
         self._trace(target, visit, scheme, passing)
-        visit.marks = run.execution.marks
         if run.shared:
             self._connection.loop.call_soon(self._finish, form, run, visit)
         elif run.large:
@@ -114,16 +113,16 @@ class TensorResponder:
         transport = self._connection.transport
         try:
             vectors = run.finish()
-        except Exception:
+        except Exception as error:
             LOG.exception("a request failed in an unforeseen way", extra={"request_id": visit.text})
-            run.fail(visit, "internal_error")
+            run.end(error)
             if not transport.is_closing():
                 self._send_whole(errors.unforeseen(form.path), visit)
             _end_trace(visit, 500)
             self._connection.finish()
             return
         if transport.is_closing():
-            run.count(visit, visit.began + visit.read, visit.received, 0)
+            self._count(form, run, visit, 0)
             _end_trace(visit, 200)
             return
         began = perf_counter()
@@ -138,7 +137,7 @@ class TensorResponder:
             transport.write(b"".join((head, form.prefix, vectors.data)))
         else:
             transport.writelines((head + form.prefix, raw_bytes(vectors)))
-        run.count(visit, visit.began + visit.read, visit.received, form.size, perf_counter() - began)
+        self._count(form, run, visit, form.size, perf_counter() - began)
         _end_trace(visit, 200)
         self._connection.finish()
 
@@ -146,8 +145,7 @@ class TensorResponder:
         """Write a large answer chunk by chunk, as each is computed and the client takes it."""
         transport = self._connection.transport
         began, size = perf_counter(), len(form.prefix)
-        outcome: Literal["ok", "internal_error", "cancelled"] = "cancelled"
-        failure: Exception | None = None
+        failure: BaseException | None = asyncio.CancelledError("the client left")
         waiting: list[Buffer] = [self._head(200, form.headers, visit) + form.prefix]
         try:
             for content in form.content(run):
@@ -165,19 +163,28 @@ class TensorResponder:
                     await self._let_others_run()
                     if transport.is_closing():
                         return
-            outcome = "ok"
+            failure = None
         except Exception as error:
-            outcome, failure = "internal_error", error
+            failure = error
             self._abort(visit)
         finally:
-            if outcome == "ok":
-                run.count(visit, visit.began + visit.read, visit.received, size, perf_counter() - began)
-                _end_trace(visit, 200)
+            self._count(form, run, visit, size, perf_counter() - began, failure)
+            _end_trace(visit, 200, failure if isinstance(failure, Exception) else None)
+            if failure is None:
                 self._connection.finish()
-            else:
-                run.fail(visit, outcome)
-                _end_trace(visit, 200, failure)
-                form.plain.metrics.carried(form.protocol, visit.received, size, visit.read, perf_counter() - began)
+
+    @staticmethod
+    def _count(
+        form: RequestTemplate,
+        run: FastRun,
+        visit: RequestContext,
+        size: int,
+        seconds: float = 0,
+        error: BaseException | None = None,
+    ) -> None:
+        """End a request whose answer, of `size` bytes, took so many seconds to send."""
+        run.end(error)
+        form.plain.metrics.count_bytes(form.protocol, visit.received, size, visit.read, seconds)
 
     async def _answer(self, arrival: RawRequest, target: Route, visit: RequestContext, key: Hashable) -> None:
         CURRENT_REQUEST.set(visit)
@@ -195,7 +202,7 @@ class TensorResponder:
             raise
         _end_trace(visit, response.status_code)
         if visit.protocol:
-            entry.carried(visit.protocol, visit.received, size, visit.read, perf_counter() - began)
+            entry.count_bytes(visit.protocol, visit.received, size, visit.read, perf_counter() - began)
         if (
             entry.forms is not None
             and isinstance(response, ChunkedResponse)

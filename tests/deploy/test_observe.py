@@ -17,7 +17,7 @@ from promql_parser import AggregateExpr, Call, Expr, MatrixSelector, VectorSelec
 from websockets.sync.client import connect
 
 from preblock.service.core import errors
-from preblock.service.observability.timing import PHASES
+from preblock.service.observability.totals import STAGES
 from tests.support.paths import ROOT
 from tests.support.servers import serve
 
@@ -32,7 +32,7 @@ QUERIES = {rule["alert"]: rule["expr"] for rule in RULES} | {
 KNOWN = {
     "outcome": {"ok", "success", "fail", "internal_error", "cancelled"}
     | {kind for kind, value in vars(errors).items() if isinstance(value, type)},
-    "stage": {*PHASES},
+    "stage": {*STAGES},
     "job": {"preblock"},
 }
 """Values of labels that a query may name."""

@@ -24,6 +24,7 @@ from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.clients.standard import check_standard
+from tests.support.engines import ask_engine
 
 V, D, M = 13, 6, 9
 LONG = 512
@@ -103,14 +104,16 @@ def test_it_is_served(mine: Mine, exported: Exported) -> None:
     engine = Engine(Repository(exported.folder.parents[1], CPU, 1), Scheduler(1, 1), Metrics(), 100)
     model = engine.repository.get("mine")
     ids = np.array([[1, 2, 3], [4, 5, 12]])
-    answer = asyncio.run(engine.embed(model, TokenRequest(input_ids=TokenRows.of_array(ids), offset=np.array([0, 6]))))
+    answer = asyncio.run(
+        ask_engine(engine, model, TokenRequest(input_ids=TokenRows.of_array(ids), offset=np.array([0, 6])))
+    )
     with torch.inference_mode():
         expected = mine(torch.from_numpy(ids), torch.tensor([0, 6])).numpy()
     np.testing.assert_allclose(
         answer.arrays["embeddings"].reshape(2, 3, D).astype(np.float32), expected, rtol=0, atol=1e-6
     )
     with pytest.raises(Invalid, match="got 7 \\+ 3 = 10, allowed at most 9"):
-        asyncio.run(engine.embed(model, TokenRequest(input_ids=TokenRows.of_array(ids), offset=np.array([0, 7]))))
+        asyncio.run(ask_engine(engine, model, TokenRequest(input_ids=TokenRows.of_array(ids), offset=np.array([0, 7]))))
 
 
 def test_what_cannot_be_built_again_is_said(exported: Exported) -> None:

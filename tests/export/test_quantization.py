@@ -45,6 +45,7 @@ from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.session import Session
 from tests.clients.standard import check_standard
 from tests.families import biased, published
+from tests.support.engines import ask_engine
 from tests.support.servers import serve
 
 V, D, M = 90, 40, 24
@@ -447,7 +448,7 @@ def test_the_engine_serves_it_with_rows_of_any_length(repository: Path, tables: 
     rows, offsets = [[5, 6, 7, 8], [9], [89, 0]], [0, 23, 4]
     ids = TokenRows(np.array([id_ for row in rows for id_ in row]), np.array([len(row) for row in rows]))
     request = TokenRequest(input_ids=ids, offset=np.array(offsets))
-    answer = asyncio.run(engine.embed(engine.repository.get(way), request))
+    answer = asyncio.run(ask_engine(engine, engine.repository.get(way), request))
     tokens, positions = (rounded(table, way) for table in tables)
     expected = [tokens[row] + positions[at : at + len(row)] for row, at in zip(rows, offsets, strict=True)]
     assert np.array_equal(answer.arrays["embeddings"], np.concatenate(expected))

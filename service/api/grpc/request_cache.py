@@ -47,18 +47,15 @@ class CallTemplates:
         ids, offset = form.read_binary(message)
         if not form.plain.takes(ids, offset):
             return None
-        run = form.plain.start(protocol, ids, offset)
+        run = form.plain.start(protocol, ids, offset, CURRENT_REQUEST.get(), began)
         if run is None:
             return None
-        visit = CURRENT_REQUEST.get()
-        if visit is not None:
-            visit.marks = run.execution.marks
         try:
             written = await _written(form, run)
         except BaseException as error:
-            run.fail(visit, "internal_error" if isinstance(error, Exception) else "cancelled")
+            run.end(error)
             raise
-        run.count(visit, began, 0, 0)  # bytes are counted where they come and go
+        run.end()
         return written
 
     def keep(

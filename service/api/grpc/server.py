@@ -96,7 +96,7 @@ def _handler(method: Method, kind: Any, engine: Engine, calls: InflightCalls) ->
                 message if kind is None else await schedule(len(message), partial(read, kind, message))
             )
             written: bytes = answer if isinstance(answer, bytes) else answer.SerializeToString()
-            engine.metrics.carried(GRPC, len(message), len(written))
+            engine.metrics.count_bytes(GRPC, len(message), len(written))
             context.set_trailing_metadata(visit.metadata(answered=True))
             return written
         except PreblockError as error:
@@ -122,7 +122,7 @@ def _stream_handler(
             message = await context.read()
             if message is grpc.aio.EOF:
                 return None
-            engine.metrics.carried(GRPC_STREAM, len(message), 0)
+            engine.metrics.count_bytes(GRPC_STREAM, len(message), 0)
             received: bytes = message
             return received
 
@@ -130,7 +130,7 @@ def _stream_handler(
             began = perf_counter()
             try:
                 await context.write(answer)
-                engine.metrics.carried(GRPC_STREAM, 0, len(answer), 0, perf_counter() - began)
+                engine.metrics.count_bytes(GRPC_STREAM, 0, len(answer), 0, perf_counter() - began)
             except grpc.aio.InternalError:  # the client left, which comes before we are cancelled for it
                 raise asyncio.CancelledError from None
 

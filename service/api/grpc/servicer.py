@@ -156,15 +156,15 @@ class InferenceService:
         room: SequenceStore,
         write_answer: Callable[[Result, str], Writing],
     ) -> bytes:
-        with self._engine.request(protocol) as observation:
+        with self._engine.admission.request(protocol) as record:
             model = self._engine.repository.find(sent.model_name, sent.model_version, caller=caller())
-            observation.model = model.name
+            record.model = model.name
             schedule = self._engine.scheduler.run
             request = await schedule(len(message), lambda: read_infer(sent, model.manifest))
             if isinstance(request, TokenRequest):  # what is narrower would be run twice: first to see whether all fits
                 request.in_pieces = request.sequence is None and request.dtype == "float32"
                 request.whole = True
-            async with room.answer(model, request) as answer:
+            async with room.answer(model, request, record) as answer:
                 writing = write_answer(answer, sent.id)
                 if answer.arrays:
                     made = await schedule(answer.size, lambda: written(writing))

@@ -45,7 +45,7 @@ async def write_body(reply: ChunkedResponse, arrival: RawRequest, engine: Engine
         await encode(reply, coding, engine)
     if reply.size is None and arrival.scope["http_version"] == "1.0":  # which knows no chunks
         await reply.join(engine.limits.whole)
-    reply.goes_on = engine.limits.goes_on
+    reply.sending = engine.limits.extend
     return reply
 
 

@@ -34,7 +34,7 @@ EXPOSED = (
     *("Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate", "X-Request-Id", "Server-Timing"),
 )
 """Headers of an answer that a page may read."""
-Carried = Callable[[str, int, int, float, float], None]
+CountBytes = Callable[[str, int, int, float, float], None]
 HEADS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 """Messages of ASGI with the headers of an answer."""
 
@@ -48,7 +48,7 @@ class Dispatcher:
         access: lets callers in; default: everybody.
         origins: of pages that browsers let ask, or "*"; default: none but those of this server.
         forms: of requests that were answered; default: none is kept.
-        carried: counts bytes that a protocol received and sent, and the seconds of both; default: nothing does.
+        count_bytes: counts bytes that a protocol received and sent, and the seconds of both; default: nothing does.
         trace: traces requests; default: nothing does.
 
     """
@@ -60,11 +60,11 @@ class Dispatcher:
         access: Authenticator = EVERYBODY,
         origins: Sequence[str] = (),
         forms: TemplateCache | None = None,
-        carried: Carried = lambda *_: None,
+        count_bytes: CountBytes = lambda *_: None,
         trace: Begin | None = None,
     ) -> None:
         self.app = app
-        self.carried = carried
+        self.count_bytes = count_bytes
         self.trace = trace
         self._access = access
         self.forms = forms
@@ -88,7 +88,7 @@ class Dispatcher:
         if scope["type"] == "lifespan":
             await app(scope, receive, send)
             return
-        passage = _MeteredChannel(RequestContext.of(scope["headers"]), receive, send, self.carried)
+        passage = _MeteredChannel(RequestContext.of(scope["headers"]), receive, send, self.count_bytes)
         CURRENT_REQUEST.set(passage.visit)
         if self.trace is None or scope["path"] in OPEN:
             await app(scope, passage.receive, passage.send)
@@ -181,8 +181,8 @@ class Dispatcher:
 class _MeteredChannel:
     """The messages of ASGI of one request: the head of the answer says which it is for, and what passes is counted."""
 
-    def __init__(self, visit: RequestContext, receive: Receive, send: Send, carried: Carried) -> None:
-        self.visit, self._receive, self._send, self._carried = visit, receive, send, carried
+    def __init__(self, visit: RequestContext, receive: Receive, send: Send, count_bytes: CountBytes) -> None:
+        self.visit, self._receive, self._send, self._count_bytes = visit, receive, send, count_bytes
 
     async def receive(self) -> Message:
         """Receive a message."""
@@ -190,9 +190,9 @@ class _MeteredChannel:
         message = await self._receive()
         if protocol := self.visit.protocol:
             if message["type"] == "http.request":
-                self._carried(protocol, len(message.get("body", b"")), 0, perf_counter() - began, 0)
+                self._count_bytes(protocol, len(message.get("body", b"")), 0, perf_counter() - began, 0)
             elif message["type"] == "websocket.receive":  # for which nobody knows how long it was waited
-                self._carried(protocol, len(message.get("bytes") or (message.get("text") or "").encode()), 0, 0, 0)
+                self._count_bytes(protocol, len(message.get("bytes") or (message.get("text") or "").encode()), 0, 0, 0)
         return message
 
     async def send(self, message: Message) -> None:
@@ -203,7 +203,7 @@ class _MeteredChannel:
         await self._send(message)
         if protocol := self.visit.protocol:
             content = message.get("body") or message.get("bytes") or (message.get("text") or "").encode()
-            self._carried(protocol, 0, len(content), 0, perf_counter() - began)
+            self._count_bytes(protocol, 0, len(content), 0, perf_counter() - began)
 
 
 def _header(headers: Headers, wanted: bytes) -> bytes | None:

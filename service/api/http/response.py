@@ -37,7 +37,7 @@ class ChunkedResponse(Response):
 
     `form`, where it is set, tells from the answer the form of the request, if later ones may be answered by it. `size`
     is how many bytes its content has, None where nobody knows before it is sent. A large one is sent within a block of
-    `goes_on`.
+    `sending`.
 
     Args:
         parts: its content.
@@ -49,7 +49,7 @@ class ChunkedResponse(Response):
     def __init__(self, parts: Sequence[Part], media: str, further: Headers = ()) -> None:
         # Not as the parent does it, which wants the content whole, and takes as long as all the rest of a small answer.
         self.form: Callable[[ChunkedResponse], RequestTemplate | None] | None = None
-        self.goes_on: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.sending: Callable[[], AbstractContextManager[None]] = nullcontext
         self.status_code = 200
         self.background = None
         self.parts = parts
@@ -102,7 +102,7 @@ class ChunkedResponse(Response):
     async def packets(self) -> AsyncGenerator[Buffer, None]:
         """Yield what is sent packet by packet; whoever takes them lets others be answered between two of them."""
         deflate = self._deflate
-        with self.goes_on():
+        with self.sending():
             for packet in packets(self.parts):
                 if deflate is not None:
                     # Not by the scheduler, which may refuse: the answer has begun.

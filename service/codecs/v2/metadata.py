@@ -12,7 +12,7 @@ from preblock.service.artifacts.manifest import BIAS_GRAPH, GRAPH, Manifest, Ste
 from preblock.service.artifacts.records import Tensor
 from preblock.service.core.errors import Invalid
 from preblock.service.observability.statistics import Duration, InferenceStatistics
-from preblock.service.observability.timing import INFER, INPUT, OUTPUT, QUEUE
+from preblock.service.observability.totals import INFER, INPUT, OUTPUT, QUEUE
 
 PLATFORM = "onnx_onnxv1"
 EXTENSIONS = (

@@ -23,6 +23,7 @@ from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.session import INLINE_MAX_VALUES, Session
 from tests.support.artifacts import copy_artifact
+from tests.support.engines import ask_engine
 
 T = TypeVar("T")
 VOCABULARY, WIDTH, MAX_LEN = 300, 64, 5000
@@ -48,7 +49,7 @@ def rows_of(lengths: list[int]) -> TokenRows:
 
 
 def embed(engine: Engine, model: str, request: TokenRequest) -> EmbedResult:
-    return asyncio.run(engine.embed(engine.repository.get(model), request))
+    return asyncio.run(ask_engine(engine, engine.repository.get(model), request))
 
 
 def whole(engine: Engine, model: str, request: TokenRequest) -> NDArray[np.float32]:
@@ -307,7 +308,7 @@ def test_a_long_row_is_pooled_without_all_of_its_vectors(engine: Engine) -> None
     folder = engine.repository.root / "llama/1"
     watched = dataclasses.replace(model, sessions={graph: Watched(folder, graph=graph) for graph in model.sessions})
     request = TokenRequest(input_ids=rows_of([300, 1, 20000]), pooling="mean")
-    found = asyncio.run(engine.embed(watched, request)).arrays["embeddings"]
+    found = asyncio.run(ask_engine(engine, watched, request)).arrays["embeddings"]
     assert 0 < Watched.most <= INLINE_MAX_VALUES
     session = model.sessions["model.onnx"]
     rows = np.split(request.input_ids.values, [300, 301])

@@ -28,8 +28,10 @@ from preblock.service.engine.decode_stream import DecodeState
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
+from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
+from tests.support.engines import ask_engine
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,7 @@ def stream_of(engine: Engine, name: str = "bert", offset: tuple[int, ...] = (0,)
 
 
 def do(stream: DecodeState, operation: Operation, number: int = 0, digest: bytes = b"") -> EmbedResult | None:
-    return asyncio.run(stream.do(DecodeMessage(operation, number, digest)))
+    return asyncio.run(stream.do(DecodeMessage(operation, number, digest), RequestRecord("decode")))
 
 
 def feed(stream: DecodeState, ids: TokenRows, number: int = 0, digest: bytes = b"", **parts: Any) -> EmbedResult:
@@ -71,7 +73,7 @@ def feed(stream: DecodeState, ids: TokenRows, number: int = 0, digest: bytes = b
 def whole(stream: DecodeState, **fields: Any) -> bytes:
     """Return the vectors of one request, the rows one after another."""
     request = read_embed(fields, indices=stream.model.manifest.indices).request
-    return asyncio.run(stream._engine.embed(stream.model, request)).arrays["embeddings"].tobytes()
+    return asyncio.run(ask_engine(stream._engine, stream.model, request)).arrays["embeddings"].tobytes()
 
 
 def test_steps_equal_one_request_bit_for_bit(engine: Engine) -> None:
@@ -299,7 +301,7 @@ def test_a_step_whose_answer_cannot_be_given_has_not_been_made(engine: Engine) -
 
     async def fail() -> None:
         with stream.attempt():
-            await stream.do(DecodeMessage(StepOp(input_ids=row(1, 2)), 3, b"a"))
+            await stream.do(DecodeMessage(StepOp(input_ids=row(1, 2)), 3, b"a"), RequestRecord("decode"))
             assert stream.offset.tolist() == [3]
             raise Unavailable("queue", "full", "room")
 

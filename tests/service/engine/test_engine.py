@@ -20,10 +20,11 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.planning import RunInputs, plan
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
-from preblock.service.observability.timing import INFER
+from preblock.service.observability.totals import INFER
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.support.artifacts import copy_artifact
+from tests.support.engines import ask_engine
 from tests.support.protocols import Fields
 from tests.support.random_requests import positions_of, random_request
 
@@ -151,7 +152,9 @@ def test_the_largest_value_and_what_was_infinite_before_are_kept(dtype: str, val
 
 def test_an_answer_is_what_the_session_gives(engine: Engine) -> None:
     model = engine.repository.get("gpt")
-    answer = asyncio.run(engine.embed(model, read_embed({"input_ids": [[1, 2], [3, 4]], "offset": [1, 3]}).request))
+    answer = asyncio.run(
+        ask_engine(engine, model, read_embed({"input_ids": [[1, 2], [3, 4]], "offset": [1, 3]}).request)
+    )
     feeds = {"input_ids": np.array([[1, 2], [3, 4]]), "offset": np.array([1, 3])}
     oracle = model.sessions["model.onnx"].run(feeds)["embeddings"]
     assert answer.arrays["embeddings"].tobytes() == oracle.tobytes()
@@ -163,9 +166,9 @@ def test_an_answer_is_what_the_session_gives(engine: Engine) -> None:
 def test_a_request_is_checked_before_it_runs(engine: Engine) -> None:
     model = engine.repository.get("gpt")
     with pytest.raises(Invalid, match=r"input_ids\[0\]: got -1"):
-        asyncio.run(engine.embed(model, read_embed({"input_ids": [-1]}).request))
+        asyncio.run(ask_engine(engine, model, read_embed({"input_ids": [-1]}).request))
     with pytest.raises(TooLarge):
-        asyncio.run(engine.embed(model, read_embed({"input_ids": [[0]] * 65537}).request))
+        asyncio.run(ask_engine(engine, model, read_embed({"input_ids": [[0]] * 65537}).request))
 
 
 def test_requests_of_many_tasks_do_not_mix(engine: Engine) -> None:
@@ -173,10 +176,10 @@ def test_requests_of_many_tasks_do_not_mix(engine: Engine) -> None:
     requests = [read_embed({"input_ids": [[i % 11] * (i % 8 + 1)]}).request for i in range(50)]
 
     async def all_at_once() -> list[Any]:
-        return await asyncio.gather(*(engine.embed(model, request) for request in requests))
+        return await asyncio.gather(*(ask_engine(engine, model, request) for request in requests))
 
     together = [answer.tensors["embeddings"].tobytes() for answer in asyncio.run(all_at_once())]
-    assert together == [asyncio.run(engine.embed(model, r)).arrays["embeddings"].tobytes() for r in requests]
+    assert together == [asyncio.run(ask_engine(engine, model, r)).arrays["embeddings"].tobytes() for r in requests]
 
 
 def executions(engine: Engine, model: str) -> tuple[int, int, dict[int | None, int]]:
@@ -190,7 +193,7 @@ def executions(engine: Engine, model: str) -> tuple[int, int, dict[int | None, i
 def answers_together(engine: Engine, asked: list[tuple[str, str | None, TokenRequest]]) -> list[EmbedResult]:
     async def together() -> list[EmbedResult]:
         models = [engine.repository.get(name, version) for name, version, _ in asked]
-        return await asyncio.gather(*(engine.embed(m, r) for m, (_, _, r) in zip(models, asked, strict=True)))
+        return await asyncio.gather(*(ask_engine(engine, m, r) for m, (_, _, r) in zip(models, asked, strict=True)))
 
     return asyncio.run(together())
 
@@ -208,7 +211,7 @@ def test_two_requests_of_different_length_and_offset_share_one_run(tiny_reposito
     assert isinstance(second, TokenRequest)
     together = answers_together(engine, [("gpt", None, first), ("gpt", None, second)])
     assert executions(engine, "gpt") == (3, 1, {3: 1})
-    alone = [asyncio.run(engine.embed(engine.repository.get("gpt"), request)) for request in (first, second)]
+    alone = [asyncio.run(ask_engine(engine, engine.repository.get("gpt"), request)) for request in (first, second)]
     assert executions(engine, "gpt") == (6, 3, {3: 1, 1: 1, 2: 1})
     assert [bits(answer) for answer in together] == [bits(answer) for answer in alone]
     scheduler.close()
@@ -233,7 +236,7 @@ def test_requests_that_share_runs_get_the_bits_that_they_get_alone(tiny_reposito
     together = answers_together(engine, asked)
     assert sum(executions(engine, name)[1] for name in ("bert", "gpt")) < 20
     for answer, (name, version, request) in zip(together, asked, strict=True):
-        alone = asyncio.run(engine.embed(engine.repository.get(name, version), request))
+        alone = asyncio.run(ask_engine(engine, engine.repository.get(name, version), request))
         assert bits(answer) == bits(alone)
     scheduler.close()
 
@@ -243,13 +246,13 @@ def test_what_is_refused_fails_alone_and_never_joins(engine: Engine) -> None:
     good, bad = (read_embed({"input_ids": [identifier]}).request for identifier in (3, 7))
 
     async def scenario() -> list[EmbedResult | BaseException]:
-        return await asyncio.gather(*(engine.embed(model, r) for r in (good, bad, good)), return_exceptions=True)
+        return await asyncio.gather(*(ask_engine(engine, model, r) for r in (good, bad, good)), return_exceptions=True)
 
     first, refused, second = asyncio.run(scenario())
     assert isinstance(refused, Invalid)
     assert isinstance(first, EmbedResult)
     assert isinstance(second, EmbedResult)
-    assert bits(first) == bits(second) == bits(asyncio.run(engine.embed(model, good)))
+    assert bits(first) == bits(second) == bits(asyncio.run(ask_engine(engine, model, good)))
 
 
 def test_a_type_that_is_too_narrow_fails_alone(tmp_path: Path) -> None:
@@ -260,7 +263,7 @@ def test_a_type_that_is_too_narrow_fails_alone(tmp_path: Path) -> None:
     model = engine.repository.get("gpt")
 
     async def scenario() -> list[EmbedResult | BaseException]:
-        return await asyncio.gather(*(engine.embed(model, r) for r in requests), return_exceptions=True)
+        return await asyncio.gather(*(ask_engine(engine, model, r) for r in requests), return_exceptions=True)
 
     assert [type(answer) for answer in asyncio.run(scenario())] == [EmbedResult, Invalid, EmbedResult]
     scheduler.close()

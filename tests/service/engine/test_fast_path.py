@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,9 @@ def failing(engine: Engine, tiny_repository: Path) -> FastPath:
 
 
 def begin(failing: FastPath, token: int) -> FastRun:
-    return FastRun(failing, "native", np.array([[token]]), np.array([0]))
+    run = failing.start("native", np.array([[token]]), np.array([0]), None, perf_counter())
+    assert run is not None
+    return run
 
 
 def outcomes(engine: Engine) -> dict[str, int]:
@@ -58,13 +61,13 @@ def test_where_a_common_run_fails_each_is_answered_for_itself_and_counted_so(
     runs = [begin(failing, token) for token in (1, 3, 2)]
     for run, token in zip(runs, (1, 3, 2), strict=True):
         if token == 3:
-            with pytest.raises(MemoryError):
+            with pytest.raises(MemoryError) as caught:
                 run.finish()
-            run.fail(None, "internal_error")
+            run.end(caught.value)
             continue
         expected = tables["tokens"][token] + tables["positions"][0]
         assert run.finish().tobytes() == expected.tobytes()
-        run.count(None, 0, 8, 16)
+        run.end()
     assert outcomes(engine) == {"success": 2, "fail": 1}
     told = engine.metrics.expose("")[0].decode()
     assert 'preblock_requests_total{model="gpt",outcome="ok",protocol="native"} 2.0' in told
@@ -73,7 +76,7 @@ def test_where_a_common_run_fails_each_is_answered_for_itself_and_counted_so(
 
 def test_a_run_that_fails_alone_is_counted(engine: Engine, failing: FastPath) -> None:
     run = begin(failing, 3)
-    with pytest.raises(MemoryError):
+    with pytest.raises(MemoryError) as caught:
         run.finish()
-    run.fail(None, "internal_error")
+    run.end(caught.value)
     assert outcomes(engine) == {"fail": 1}

@@ -16,6 +16,7 @@ from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.repository import Repository
 from tests.support.artifacts import copy_artifact, draw_tables
+from tests.support.engines import ask_engine
 
 PAD, FIRST, LONGEST = 1, 2, 10
 Counts = Literal["slots", "ids", "mask"]
@@ -47,7 +48,7 @@ def embed(
         attention_mask=None if mask is None else TokenRows.of_array(mask),
         offset=offset,
     )
-    return asyncio.run(engine.embed(engine.repository.get(name), request))
+    return asyncio.run(ask_engine(engine, engine.repository.get(name), request))
 
 
 def padded() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -103,7 +104,7 @@ def test_rows_of_unequal_length_are_those_of_one_row_each(engine: Engine, name: 
     pieces = [(ids[row, :n], mask[row, :n]) for row, n in enumerate(lengths)]
     ragged = [TokenRows(np.concatenate(values), lengths) for values in zip(*pieces, strict=True)]
     request = TokenRequest(input_ids=ragged[0], attention_mask=ragged[1])
-    together = asyncio.run(engine.embed(engine.repository.get(name), request))
+    together = asyncio.run(ask_engine(engine, engine.repository.get(name), request))
     alone = [embed(engine, name, row[None], marks[None], np.array([0])) for row, marks in pieces]
     np.testing.assert_array_equal(
         together.arrays["embeddings"], np.concatenate([answer.arrays["embeddings"][0] for answer in alone])
@@ -151,8 +152,8 @@ def test_what_is_not_real_is_no_part_of_a_mean(
         attention_mask=None if mask is None else TokenRows(np.array(mask), lengths),
     )
     model = engine.repository.get(name)
-    vectors = asyncio.run(engine.embed(model, request)).arrays["embeddings"]
-    mean = asyncio.run(engine.embed(model, replace(request, pooling="mean"))).arrays["embeddings"]
+    vectors = asyncio.run(ask_engine(engine, model, request)).arrays["embeddings"]
+    mean = asyncio.run(ask_engine(engine, model, replace(request, pooling="mean"))).arrays["embeddings"]
     expected = np.stack([vectors[row].astype(np.float64).sum(0) / len(row) for row in real])
     assert mean.tobytes() == expected.astype(np.float32).tobytes()
 
@@ -162,4 +163,4 @@ def test_a_row_of_padding_has_no_mean(engine: Engine) -> None:
     with pytest.raises(
         Invalid, match=r"input_ids\[1\]: got no real token, allowed at least one, of which to take the mean"
     ):
-        asyncio.run(engine.embed(engine.repository.get("ids"), request))
+        asyncio.run(ask_engine(engine, engine.repository.get("ids"), request))

@@ -20,6 +20,7 @@ from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.session import INLINE_MAX_VALUES
+from tests.support.engines import ask_engine
 
 LARGE = INLINE_MAX_VALUES + 1
 
@@ -236,7 +237,7 @@ def test_a_cancelled_request_does_not_change_its_neighbours(tiny_repository: Pat
     requests = [read_embed({"input_ids": [[i % 7]] * 200_000}).request for i in range(6)]
 
     async def scenario() -> list[bytes]:
-        tasks = [asyncio.create_task(engine.embed(model, request)) for request in requests]
+        tasks = [asyncio.create_task(ask_engine(engine, model, request)) for request in requests]
         await asyncio.sleep(0)
         tasks[1].cancel()
         tasks[4].cancel()
@@ -245,6 +246,6 @@ def test_a_cancelled_request_does_not_change_its_neighbours(tiny_repository: Pat
         return [answer.arrays["embeddings"].tobytes() for answer in answers if not isinstance(answer, BaseException)]
 
     together = asyncio.run(scenario())
-    alone = [asyncio.run(engine.embed(model, requests[i])).arrays["embeddings"].tobytes() for i in (0, 2, 3, 5)]
+    alone = [asyncio.run(ask_engine(engine, model, requests[i])).arrays["embeddings"].tobytes() for i in (0, 2, 3, 5)]
     assert together == alone
     scheduler.close()

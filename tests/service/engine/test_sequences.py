@@ -14,9 +14,11 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.engine.sequences import Sequences, SequenceStore
 from preblock.service.observability.metrics import Metrics
+from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
+from tests.support.engines import ask_engine
 
 IDS = [1, 2, 3, 4, 5, 6]
 
@@ -48,12 +50,12 @@ def request(ids: Any, turn: SequenceRef | None = None, offset: Any = None, **mor
 async def ask(
     room: SequenceStore, model: TokenModel, ids: Any, turn: SequenceRef, offset: Any = None, **more: Any
 ) -> bytes:
-    async with room.answer(model, request(ids, turn, offset, **more)) as answer:
+    async with room.answer(model, request(ids, turn, offset, **more), RequestRecord("grpc")) as answer:
         return answer.arrays["embeddings"].tobytes()
 
 
 async def stateless(engine: Engine, model: TokenModel, ids: Any, offset: Any, **more: Any) -> bytes:
-    answer = await engine.embed(model, request(ids, None, offset, **more))
+    answer = await ask_engine(engine, model, request(ids, None, offset, **more))
     return answer.arrays["embeddings"].tobytes()
 
 
@@ -224,7 +226,7 @@ def test_an_answer_that_cannot_be_written_was_not_fed(engine: Engine) -> None:
         await ask(room, model, [1], SequenceRef(5, start=True))
 
         async def fail(turn: SequenceRef) -> None:
-            async with room.answer(model, request([1], turn)):
+            async with room.answer(model, request([1], turn), RequestRecord("grpc")):
                 raise TooLarge("outputs", "a test", "less")
 
         for turn in (SequenceRef(5), SequenceRef(5, end=True), SequenceRef(5, start=True), SequenceRef(6, start=True)):
@@ -239,7 +241,7 @@ def test_a_sequence_is_fed_by_one_request_at_a_time(engine: Engine) -> None:
     model = engine.repository.get("gpt")
 
     async def test(_: Sequences, room: SequenceStore) -> None:
-        async with room.answer(model, request([1], SequenceRef(5, start=True))):
+        async with room.answer(model, request([1], SequenceRef(5, start=True)), RequestRecord("grpc")):
             for turn in (SequenceRef(5), SequenceRef(5, start=True)):
                 with pytest.raises(
                     Conflict, match=r"parameters\.sequence_id: got 5, allowed one request of a sequence"
@@ -277,7 +279,9 @@ def test_who_waits_too_long_is_forgotten_and_nobody_else(engine: Engine) -> None
     async def test(sequences: Sequences, room: SequenceStore) -> None:
         await ask(room, model, [1], SequenceRef(5, start=True))
         await ask(room, model, [[1], [2]], SequenceRef(6, start=True))
-        async with room.answer(model, request([1], SequenceRef(7, start=True))):  # takes longer than it may wait
+        async with room.answer(
+            model, request([1], SequenceRef(7, start=True)), RequestRecord("grpc")
+        ):  # takes longer than it may wait
             for _ in range(3):
                 await asyncio.sleep(0.1)
                 await ask(room, model, [1], SequenceRef(5))
@@ -298,7 +302,7 @@ def test_a_request_that_is_cancelled_leaves_nothing(engine: Engine) -> None:
 
     async def test(sequences: Sequences, room: SequenceStore) -> None:
         async def never() -> None:
-            async with room.answer(model, request([1], SequenceRef(5, start=True))):
+            async with room.answer(model, request([1], SequenceRef(5, start=True)), RequestRecord("grpc")):
                 await asyncio.Event().wait()
 
         task = asyncio.ensure_future(never())
@@ -329,10 +333,10 @@ def test_what_belongs_to_no_sequence_is_answered_as_ever(engine: Engine) -> None
     model = engine.repository.get("gpt")
 
     async def test(_: Sequences, room: SequenceStore) -> None:
-        async with room.answer(model, request([1], None, 3)) as answer:
+        async with room.answer(model, request([1], None, 3), RequestRecord("grpc")) as answer:
             assert answer.arrays["embeddings"].tobytes() == await stateless(engine, model, [1], 3)
         with pytest.raises(Invalid, match="bias: got a request for it"):
-            async with room.answer(model, PairwiseBiasRequest(query_length=1, key_length=1)):
+            async with room.answer(model, PairwiseBiasRequest(query_length=1, key_length=1), RequestRecord("grpc")):
                 pass
         assert where(room) == {}
 

@@ -21,8 +21,7 @@ from websockets.sync.client import connect as connect_socket
 from preblock.service.core.types import TokenRows
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 from preblock.service.observability.logs import AccessLog, JsonFormatter, RequestIdFilter
-from preblock.service.observability.metrics import Metrics
-from preblock.service.observability.timing import RequestTimer
+from preblock.service.observability.record import RequestRecord
 from tests.support.artifacts import copy_artifact
 from tests.support.paths import PREBLOCK
 from tests.support.servers import free_port, read_banner
@@ -128,17 +127,15 @@ def test_a_line_holds_as_many_ids_as_are_asked_for(models: Path, most: int) -> N
 
 def test_ids_of_a_request_are_noted_by_rows_and_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "preblock.requests")
-    log, visit = AccessLog(1, 3), RequestContext(b"mine")
-    token = CURRENT_REQUEST.set(visit)
+    log, context = AccessLog(1, 3), RequestContext(b"mine")
     for lengths in ([2, 0, 3, 1], [5], [1], []):
-        log.note(visit, TokenRows(np.arange(sum(lengths)), np.array(lengths, np.int64)))
-        log.write(visit, "decode", "m", "ok", 0.1)
-        with RequestTimer(Metrics(), "decode"):  # of another step, whose ids were not read
-            log.write(visit, "decode", "m", "ok", 0.1)
-    CURRENT_REQUEST.reset(token)
-    told = [getattr(record, "fields", {}).get("input_ids") for record in caplog.records]
+        record = RequestRecord("decode", context)
+        log.note_ids(record, TokenRows(np.arange(sum(lengths)), np.array(lengths, np.int64)))
+        log.write(record)
+        log.write(RequestRecord("decode", context))  # another step, whose ids were not read
+    told = [getattr(line, "fields", {}).get("input_ids") for line in caplog.records]
     assert told == [[[0, 1], [], [2]], None, [[0, 1, 2]], None, [[0]], None, [], None]
-    assert [vars(record)["asked"] for record in caplog.records[:2]] == [" [[0, 1], [], [2]]", ""]
+    assert [vars(line)["asked"] for line in caplog.records[:2]] == [" [[0, 1], [], [2]]", ""]
 
 
 def test_no_request_has_a_line_by_default(models: Path) -> None:
@@ -155,7 +152,7 @@ def test_a_share_of_the_requests_has_lines(caplog: pytest.LogCaptureFixture) -> 
     caplog.set_level("INFO", "preblock.requests")
     log = AccessLog(0.25)
     for _ in range(4000):
-        log.write(None, "native", "m", "ok", 0.1)
+        log.write(RequestRecord("native"))
     assert 800 < len(caplog.records) < 1200
 
 

@@ -23,6 +23,7 @@ from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.tokenizer import CHARACTERS, Tokenizer
+from tests.support.engines import ask_engine
 from tests.support.tokenizers import write_tokenizer
 
 TEXTS = ["Hello, world!", "Ünïcödé 😀 naïve\tcafé\n", "[SEP] is read as a token", "東京 2024", "word " * 300, " "]
@@ -109,7 +110,7 @@ def test_large_text_does_not_hold_the_event_loop(engine: Engine) -> None:
         begin = last = time.perf_counter()
         longest = 0.0
         # Many more tokens than allowed: the tokenizer works for long, and nothing happens afterwards.
-        task = asyncio.create_task(engine.embed(model, TextRequest(text=("a " * 500_000,))))
+        task = asyncio.create_task(ask_engine(engine, model, TextRequest(text=("a " * 500_000,))))
         while not task.done():
             await asyncio.sleep(0.001)
             now = time.perf_counter()
@@ -131,12 +132,13 @@ def test_segments_are_those_of_the_tokenizer(tmp_path: Path, engine: Engine) -> 
     request = TokenRequest(
         input_ids=TokenRows(np.array([1, 4, 2]), np.array([3])), indices={"token_type_ids": segments}
     )
-    expected = asyncio.run(engine.embed(model, request)).arrays["embeddings"]
+    expected = asyncio.run(ask_engine(engine, model, request)).arrays["embeddings"]
     other = replace(model, tokenizer=tokenizer_of(file))
     assert (
-        asyncio.run(engine.embed(other, TextRequest(text=("a",)))).arrays["embeddings"].tobytes() == expected.tobytes()
+        asyncio.run(ask_engine(engine, other, TextRequest(text=("a",)))).arrays["embeddings"].tobytes()
+        == expected.tobytes()
     )
-    own = asyncio.run(engine.embed(model, TextRequest(text=("a",)))).arrays["embeddings"]
+    own = asyncio.run(ask_engine(engine, model, TextRequest(text=("a",)))).arrays["embeddings"]
     assert own.tobytes() != expected.tobytes()
 
 

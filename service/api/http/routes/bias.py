@@ -18,9 +18,9 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
     routes = APIRouter(tags=["bias"])
 
     async def bias(request: Request, name: str, version: str | None = None) -> Response:
-        with engine.request("bias") as observation:
+        with engine.admission.request("bias") as record:
             model = engine.repository.get(name, version, caller=caller())
-            observation.model = model.name
+            record.model = model.name
             accept = ", ".join(request.headers.getlist("accept"))
             answer_type(accept, TYPES)  # what no answer can follow is refused before the body is read
             body_type(request.headers.get("content-type"), (JSON,))
@@ -28,7 +28,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             fields = await engine.scheduler.run(len(body), lambda: read_json(body), text=True)
             message, encoding = read_bias(fields)
             media = answer_type(accept, *writable(message.dtype))
-            answer = await engine.bias(model, message)
+            answer = await engine.bias(model, message, record)
             text = media == JSON and encoding == "float"
             response = await engine.scheduler.run(answer.size, lambda: respond(answer, media, encoding), text)
             return await write_body(response, RawRequest.of(request), engine, text)

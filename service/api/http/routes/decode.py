@@ -39,10 +39,10 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
     async def socket(socket: WebSocket, name: str, version: str | None = None) -> None:
         with ExitStack() as stack:
             try:
-                with engine.request("decode-open") as observation:
+                with engine.admission.request("decode-open") as record:
                     fields = read_query(single_values(socket.scope["query_string"]))
                     model = engine.repository.get(name, version, caller=caller())
-                    observation.model = model.name
+                    record.model = model.name
                     session = DecodeSession(engine, model, fields)
                     lifetime = stack.enter_context(streams.open())
             except PreblockError as error:
@@ -53,9 +53,9 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
                 await converse(socket, session, lifetime)
 
     async def decode(request: Request, name: str, version: str | None = None) -> Response:
-        with engine.request("decode-open") as observation:
+        with engine.admission.request("decode-open") as record:
             model = engine.repository.get(name, version, caller=caller())
-            observation.model = model.name
+            record.model = model.name
             media = answer_type(", ".join(request.headers.getlist("accept")), (NDJSON, EVENTS))
             fields = read_query(single_values(request.scope["query_string"]))
             if media == EVENTS:

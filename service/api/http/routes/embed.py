@@ -47,9 +47,9 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
     """Return what answers a request of this protocol."""
 
     async def embed(arrival: RawRequest, name: str, version: str | None = None) -> Response:
-        with engine.request("native") as observation:
+        with engine.admission.request("native") as record:
             model = engine.repository.get(name, version, caller=caller())
-            observation.model = model.name
+            record.model = model.name
             accept = arrival.accept
             answer_type(accept, TYPES)  # what no answer can follow is refused before the body is read
             kind = body_type(arrival.header(b"content-type"), TYPES)
@@ -64,7 +64,7 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             text = media == JSON and encoding == "float"
             wanted.in_pieces = True
             wanted.check = floats_of if text else None
-            answer = await engine.embed(model, wanted)
+            answer = await engine.embed(model, wanted, record)
             files = FILE_COST * len(answer.lengths) if encoding == PROMPT_EMBEDS else 0
             response = await engine.scheduler.run(answer.size + files, lambda: respond(answer, media, encoding), text)
             alike = kind in ARRAYS or (kind == JSON and engine.scheduler.is_small(len(body), text=True))

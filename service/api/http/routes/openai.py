@@ -32,18 +32,18 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
     @routes.post("/embeddings", **schemas.EMBEDDINGS)
     async def embeddings(request: Request) -> Response:
         """Return a vector for each input: the mean of the vectors that enter block 0, or as `pooling` says."""
-        with engine.request("openai") as observation:
+        with engine.admission.request("openai") as record:
             body_type(request.headers.get("content-type"), (JSON,))
             body = await read_body(RawRequest.of(request), engine, max_body_bytes)
 
             def read() -> tuple[TokenModel, EmbeddingsMessage]:
                 document = read_json(body)
                 model = engine.repository.get(*read_model(document), caller=caller())
-                observation.model = model.name
+                record.model = model.name
                 return model, read_embeddings(document, model.manifest.width)
 
             model, message = await engine.scheduler.run(len(body), read, text=True)
-            answer = await engine.embed(model, message.request)
+            answer = await engine.embed(model, message.request, record)
             text = message.encoding == "float"
             content = await engine.scheduler.run(answer.size, lambda: write_embeddings(answer, message), text)
             return await write_body(ChunkedResponse(content, JSON), RawRequest.of(request), engine, text)

@@ -43,9 +43,9 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
     """Return what answers an inference request of this protocol; `sequences` are those that it may belong to."""
 
     async def infer(arrival: RawRequest, name: str, version: str | None = None) -> Response:
-        with engine.request("open-inference") as observation:
+        with engine.admission.request("open-inference") as record:
             model = engine.repository.find(name, version, caller=caller())
-            observation.model = model.name
+            record.model = model.name
             body_type(arrival.header(b"content-type"), (JSON, BYTES))
             body = await read_body(arrival, engine, max_body_bytes)
             header_length = arrival.header(HEADER)
@@ -60,7 +60,7 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
                 request.in_pieces = request.sequence is None and len(texts) in (0, len(message.binary))
                 if texts and request.in_pieces:
                     request.check = partial(check_finite, ", ".join(texts))
-            async with sequences.answer(model, request) as answer:
+            async with sequences.answer(model, request, record) as answer:
                 as_text = not all(message.binary.values())
                 parts, json_length = await engine.scheduler.run(
                     answer.size, lambda: write_infer(answer, message), as_text

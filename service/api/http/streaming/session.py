@@ -56,8 +56,8 @@ class DecodeSession:
         engine, stream = self.engine, self.stream
         number = 0
         try:
-            with engine.request("decode") as observation, stream.attempt():
-                observation.model = stream.model.name
+            with engine.admission.request("decode") as record, stream.attempt():
+                record.model = stream.model.name
                 document = await engine.scheduler.run(len(text), lambda: read_json(text), text=True)
                 if decode_json.OPEN in document:
                     return self._reopen(document)
@@ -66,7 +66,8 @@ class DecodeSession:
                 message = await engine.scheduler.run(
                     len(text), lambda: decode_json.read_message(document, number, text, indices), text=True
                 )
-                answer = await stream.do(message)
+                record.operation = message.operation.name
+                answer = await stream.do(message, record)
                 if answer is None:
                     written = decode_json.write_state(stream.offset, number)
                 else:
@@ -90,11 +91,12 @@ class DecodeSession:
         engine, stream = self.engine, self.stream
         version, number = decode_frames.header_of(frame)
         try:
-            with engine.request("decode") as observation, stream.attempt():
-                observation.model = stream.model.name
+            with engine.admission.request("decode") as record, stream.attempt():
+                record.model = stream.model.name
                 indices = stream.model.manifest.indices
                 message = await engine.scheduler.run(len(frame), lambda: decode_frames.read_frame(frame, indices))
-                answer = await stream.do(message)
+                record.operation = message.operation.name
+                answer = await stream.do(message, record)
                 if answer is None:
                     written = decode_frames.write_state(stream.offset, number)
                 else:
@@ -125,13 +127,16 @@ class DecodeSession:
             or not answers.takes(step.ids, stream.offset)
         ):
             return None
-        self._begun = began, frame, step
-        return answers.start("decode", step.ids, stream.offset)
+        run = answers.start("decode", step.ids, stream.offset, self.visit, began)
+        if run is not None:
+            run.record.operation = StepOp.name
+            self._begun = frame, step
+        return run
 
     def finish(self, run: FastRun) -> tuple[bytes, Float32]:
         """Return the frame that answers the step that was begun, head and vectors; the stream has made the step."""
         assert self._plain is not None
-        stream, answers, (_, frame, step) = self.stream, self._plain, self._begun
+        stream, answers, (frame, step) = self.stream, self._plain, self._begun
         vectors = run.finish()
         after = stream.offset + step.shape.ahead
         # In version 1 the number is an echo and says nothing of repetitions.
@@ -142,10 +147,11 @@ class DecodeSession:
 
     def end(self, run: FastRun, size: int, send: float) -> None:
         """Count the step that was begun, and note that its answer was sent in so many bytes and seconds, or 0: not."""
-        began, frame, step = self._begun
+        frame, step = self._begun
         if size:
             self.told, self.spoken = self.stream.offset, step.shape.version
-        run.count(self.visit, began, len(frame), size, send, StepOp.name)
+        run.end()
+        self.engine.metrics.count_bytes("decode", len(frame), size, 0, send)
 
     def _reopen(self, document: dict[str, Any]) -> bytes:
         """Open the stream anew, as its first message may say."""
@@ -160,6 +166,5 @@ class DecodeSession:
 
     def _done(self, message: DecodeMessage) -> None:
         self.opened = True
-        self.engine.metrics.operation(self.stream.model.name, message.operation.name)
         if isinstance(message.operation, CloseOp):
             raise StreamEnd("close")

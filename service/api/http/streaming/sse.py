@@ -79,16 +79,15 @@ class EventChunks:
         engine, stream, step = self._engine, self.stream, next(self._steps, None)
         if step is None:
             return None
-        # Counted, but within no limits: its client has asked once, for all of them.
-        with engine.metrics.request("decode") as observation, stream.attempt():
-            observation.model = stream.model.name
-            answer = await stream.do(Told(step))
+        # No limit holds, because the client has asked once for all of them.
+        with engine.admission.request("decode", limited=False) as record, stream.attempt():
+            record.model, record.operation = stream.model.name, step.name
+            answer = await stream.do(Told(step), record)
             assert answer is not None
             written = await engine.scheduler.run(
                 answer.size, lambda: decode_json.write_answer(answer, self._encoding, 0), text=self._encoding == "float"
             )
         self._fed += int(answer.lengths.max())
-        engine.metrics.operation(stream.model.name, step.name)
         return b"id: %d\ndata: %b\n\n" % (self._fed, written)
 
 
