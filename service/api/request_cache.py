@@ -6,9 +6,8 @@ Letters: B batch, L length.
 """
 
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import AsyncGenerator, Hashable
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import orjson
@@ -99,10 +98,15 @@ class RequestTemplate:
             return None
         return rows.values.reshape(self.shape)
 
-    def content(self, run: FastRun) -> Iterator[Buffer]:
-        """Yield what follows the prefix, a piece that is computed after another."""
-        pieces = map(raw_bytes, run.pieces())  # which keeps none of them, so that the next may lie where one did
-        return pieces if self.suffix is None else chain(encoded(pieces), (self.suffix,))
+    async def packets(self, run: FastRun) -> AsyncGenerator[Buffer, None]:
+        """Yield the body of a large answer, which is computed chunk by chunk."""
+        yield self.prefix
+        chunks = map(raw_bytes, run.pieces())  # which keeps no chunk, so that the next may reuse its memory
+        for chunk in chunks if self.suffix is None else encoded(chunks):
+            yield chunk
+            del chunk
+        if self.suffix is not None:
+            yield self.suffix
 
 
 def form_of(

@@ -5,7 +5,8 @@ These would cost as much as all the rest of a small answer.
 
 import asyncio
 import logging
-from collections.abc import Hashable
+from collections.abc import AsyncIterator, Hashable
+from contextlib import aclosing
 from contextvars import copy_context
 from http import HTTPStatus
 from time import perf_counter
@@ -143,27 +144,13 @@ class TensorResponder:
 
     async def _send_chunks(self, form: RequestTemplate, run: FastRun, visit: RequestContext) -> None:
         """Write a large answer chunk by chunk, as each is computed and the client takes it."""
-        transport = self._connection.transport
-        began, size = perf_counter(), len(form.prefix)
+        began, size = perf_counter(), 0
         failure: BaseException | None = asyncio.CancelledError("the client left")
-        waiting: list[Buffer] = [self._head(200, form.headers, visit) + form.prefix]
         try:
-            for content in form.content(run):
-                waiting.append(content)
-                size += len(content)
-                del content  # lets the next chunk reuse this buffer
-                left = form.size - size
-                if 0 < left <= COPIED:  # a short end would wake the client once more
-                    continue
-                transport.writelines(waiting)
-                waiting.clear()
-                # Others wait until a chunk is sent, because it is still in the processor's cache. After the last
-                # chunk nobody goes first: the client's next request may follow at once.
-                if left:
-                    await self._let_others_run()
-                    if transport.is_closing():
-                        return
-            failure = None
+            async with aclosing(form.packets(run)) as packets:
+                size = await self._send_packets(self._head(200, form.headers, visit), packets, form.size)
+            if size == form.size:
+                failure = None
         except Exception as error:
             failure = error
             self._abort(visit)
@@ -223,27 +210,35 @@ class TensorResponder:
             content = list(response.content())
             transport.writelines((head, *content))
             return sum(map(len, content))
-        chunked = response.size is None  # RFC 9112, section 7.1
-        head = head.removesuffix(b"\r\n") + CHUNKED if chunked else head
-        waiting: list[Buffer] = [head]
-        size = 0
-        async for packet in response.packets():
+        async with aclosing(response.packets()) as packets:
+            return await self._send_packets(head, packets, response.size)
+
+    async def _send_packets(self, head: bytes, packets: AsyncIterator[Buffer], size: int | None) -> int:
+        """Write a head and a body of `size` bytes, None for unknown; return the bytes of the body that were written.
+
+        A body of unknown size is written in chunks (RFC 9112, section 7.1). A client that leaves ends the writing.
+        """
+        transport, written = self._connection.transport, 0
+        waiting: list[Buffer] = [head if size is not None else head.removesuffix(b"\r\n") + CHUNKED]
+        async for packet in packets:
             if transport.is_closing():
-                return size
-            waiting += (b"%x\r\n" % len(packet), packet, b"\r\n") if chunked else (packet,)
-            size += len(packet)
-            left = None if response.size is None else response.size - size
+                return written
+            waiting += (packet,) if size is not None else (b"%x\r\n" % len(packet), packet, b"\r\n")
+            written += len(packet)
+            left = None if size is None else size - written
             # A short packet goes with its neighbours, because each write wakes the client.
-            if left and not chunked and (left <= COPIED or sum(map(len, waiting)) <= COPIED):
+            if left and (left <= COPIED or sum(map(len, waiting)) <= COPIED):
                 continue
             transport.writelines(waiting)
             waiting.clear()
             del packet  # lets the next packet reuse this buffer
+            # Others wait until a packet is sent, because it is still in the processor's cache. After the last packet
+            # nobody goes first: the client's next request may follow at once.
             if left != 0:
                 await self._let_others_run()
-        if chunked and not transport.is_closing():  # the client may have left after the last chunk
+        if size is None and not transport.is_closing():  # the client may have left after the last packet
             transport.write(b"0\r\n\r\n")
-        return size
+        return written
 
     def _send_whole(self, response: Response, visit: RequestContext) -> int:
         """Write an answer without tensors, and return the size of its body."""
