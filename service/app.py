@@ -129,7 +129,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
         following = [
             asyncio.create_task(engine.control.run()),
             asyncio.create_task(streams.follow(engine.repository.access)),
-            asyncio.create_task(_follow(settings, engine, streams, sequences, entry)),
+            asyncio.create_task(_follow(settings, engine, streams, sequences, dispatcher)),
         ]
         # What the server's connections know of the application.
         state = {"streams": streams}
@@ -167,7 +167,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
     app.include_router(v2.router(engine, inference, VERSION, settings.max_body_bytes))
     app.include_router(openai.router(engine, settings.max_body_bytes))
     app.include_router(health.router(engine))
-    entry = Dispatcher(
+    dispatcher = Dispatcher(
         app,
         {("/models/", "embed"): embedding, ("/v2/models/", "infer"): inference},
         engine.repository.access,
@@ -176,22 +176,22 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
         engine.metrics.count_bytes,
         trace,
     )
-    return entry
+    return dispatcher
 
 
 async def _follow(
-    settings: Settings, engine: Engine, streams: StreamRegistry, sequences: Sequences, entry: Dispatcher
+    settings: Settings, engine: Engine, streams: StreamRegistry, sequences: Sequences, dispatcher: Dispatcher
 ) -> None:
     """Do as the file of settings says, whenever it changes, until cancelled."""
     following = SettingsReloader(settings, told=settings.workers == 1)  # of several, their parent tells
     while settings.config_file is not None:
         await asyncio.sleep(POLL_INTERVAL_SECONDS)
         if following.changed():
-            _adopt(following.settings, engine, streams, sequences, entry)
+            _adopt(following.settings, engine, streams, sequences, dispatcher)
 
 
 def _adopt(
-    settings: Settings, engine: Engine, streams: StreamRegistry, sequences: Sequences, entry: Dispatcher
+    settings: Settings, engine: Engine, streams: StreamRegistry, sequences: Sequences, dispatcher: Dispatcher
 ) -> None:
     """Let the settings hold that need no restart, for what comes from now on."""
     engine.admission.log.share, engine.admission.log.token_ids = (
@@ -204,6 +204,6 @@ def _adopt(
     engine.repository.access.tell_apart(by_address=settings.rate_limit_per_second is not None)
     streams.allow(settings.stream_max_lifetime_seconds, settings.max_concurrent_streams)
     sequences.allow(settings.max_sequence_rows, settings.max_stream_sequence_rows)
-    entry.allow_origins(listed(settings.cors_origins))
-    if entry.forms is not None:
-        entry.forms.clear()  # the limits before allowed these requests
+    dispatcher.allow_origins(listed(settings.cors_origins))
+    if dispatcher.templates is not None:
+        dispatcher.templates.clear()  # the limits before allowed these requests

@@ -38,7 +38,7 @@ class RequestTemplate:
 
     Args:
         protocol: by which they come.
-        plain: what answers them.
+        fast_path: what answers them.
         head: the bytes that their bodies begin with.
         shape: of the ids, (B, L).
         ids_at: where the ids begin in a body.
@@ -56,7 +56,7 @@ class RequestTemplate:
     """
 
     protocol: str
-    plain: FastPath
+    fast_path: FastPath
     head: bytes
     shape: tuple[int, int]
     ids_at: int
@@ -109,16 +109,16 @@ class RequestTemplate:
             yield self.suffix
 
 
-def form_of(
+def template_of(
     protocol: str,
-    plain: FastPath,
+    fast_path: FastPath,
     request: TokenRequest,
     reply: ChunkedResponse,
     head: bytes,
     ids_at: int,
     offset_at: int | None = None,
 ) -> RequestTemplate:
-    """Return the form of a request that was answered with `reply`: bytes after others, or base64 between them.
+    """Return the template of a request that was answered with `reply`: bytes after others, or base64 between them.
 
     The other arguments are those of `RequestTemplate`.
     """
@@ -132,19 +132,19 @@ def form_of(
     shape = len(rows.lengths), rows.length
     assert reply.size is not None
     known = lines_of(reply.raw_headers), joined(prefix), reply.size
-    return RequestTemplate(protocol, plain, head, shape, ids_at, offset, offset_at, *known, suffix=suffix)
+    return RequestTemplate(protocol, fast_path, head, shape, ids_at, offset, offset_at, *known, suffix=suffix)
 
 
-def form_of_json(
-    protocol: str, plain: FastPath, request: TokenRequest, reply: ChunkedResponse, body: bytes
+def json_template_of(
+    protocol: str, fast_path: FastPath, request: TokenRequest, reply: ChunkedResponse, body: bytes
 ) -> RequestTemplate | None:
-    """Return the form of a request of JSON; None where its ids are not found in it. As `form_of`, and its `body`."""
+    """Return the template of a JSON request with such a `body`, as `template_of`; None where its ids are not found."""
     found = IDS.search(body)
     if found is None:  # the name of the field is written in another way
         return None
-    form = form_of(protocol, plain, request, reply, body[: found.start(1)], found.start(1))
-    form.tail = body[found.end(1) :]
-    return form
+    template = template_of(protocol, fast_path, request, reply, body[: found.start(1)], found.start(1))
+    template.tail = body[found.end(1) :]
+    return template
 
 
 class TemplateCache:
@@ -176,7 +176,7 @@ class TemplateCache:
             model = self._engine.repository.find(template.name, template.version, caller=caller())
         except PreblockError:
             return None
-        if model is not template.plain.model:
+        if model is not template.fast_path.model:
             return None
         self.hits += 1
         return template
@@ -190,7 +190,7 @@ class TemplateCache:
             model = repository.find(template.name, template.version, caller=SERVICE)
         except PreblockError:
             return
-        if model is not template.plain.model:  # it was replaced while it answered
+        if model is not template.fast_path.model:  # it was replaced while it answered
             return
         if len(self._templates) >= MAX_TEMPLATES:
             self._templates.clear()

@@ -31,8 +31,8 @@ Float32 = NDArray[np.float32]
 Outputs = dict[str, Float32]
 
 
-def plain(engine: Engine, model: TokenModel, outputs: tuple[str, ...], dtype: str) -> "FastPath | None":
-    """Return what answers plain requests of a model for such outputs, if the model and they allow it."""
+def fast_path_of(engine: Engine, model: TokenModel, outputs: tuple[str, ...], dtype: str) -> "FastPath | None":
+    """Return the fast path for simple requests of a model for such outputs, if the model and they allow it."""
     manifest = model.manifest
     if (
         dtype != "float32"
@@ -47,7 +47,7 @@ def plain(engine: Engine, model: TokenModel, outputs: tuple[str, ...], dtype: st
     return FastPath(engine, model, outputs[0])
 
 
-def is_plain(request: TokenRequest) -> bool:
+def is_simple(request: TokenRequest) -> bool:
     """Return whether a request says nothing but ids, in rows of one length, and offsets."""
     return (
         bool(request.input_ids.length)
@@ -132,22 +132,22 @@ class FastRun:
 
     """
 
-    __slots__ = ("_group", "_member", "_number", "_plain", "large", "nbytes", "record", "shared")
+    __slots__ = ("_fast_path", "_group", "_member", "_number", "large", "nbytes", "record", "shared")
 
-    def __init__(self, plain: FastPath, record: RequestRecord, ids: Int64, offset: Int64) -> None:
-        self._plain, self.record = plain, record
-        record.ask(plain.model.name, plain.model.version)
+    def __init__(self, fast_path: FastPath, record: RequestRecord, ids: Int64, offset: Int64) -> None:
+        self._fast_path, self.record = fast_path, record
+        record.ask(fast_path.model.name, fast_path.model.version)
         feeds = {"input_ids": ids, "offset": offset}
-        for name in plain.indices:
+        for name in fast_path.indices:
             feeds[name] = np.zeros_like(ids)
         self._member = BatchItem(feeds, record)
         record.rows, record.tokens = len(ids), ids.size
-        size = ids.size * plain.width
-        self.shared, self.large = size <= plain.shared, size > INLINE_MAX_VALUES
+        size = ids.size * fast_path.width
+        self.shared, self.large = size <= fast_path.shared, size > INLINE_MAX_VALUES
         self.nbytes = 4 * size
         record.checked = perf_counter()
         if self.shared:
-            self._group: MicroBatch[BatchItem, Outputs] = plain.scheduler.group(plain.key, size, plain.run)
+            self._group: MicroBatch[BatchItem, Outputs] = fast_path.scheduler.group(fast_path.key, size, fast_path.run)
             self._number = self._group.join(size, self._member)
 
     def leave(self) -> None:
@@ -160,20 +160,20 @@ class FastRun:
         if self.shared:
             found = self._group.answer(self._number)
         else:
-            (found,) = self._plain.run([self._member])
+            (found,) = self._fast_path.run([self._member])
         self.record.ended = perf_counter()
-        return found[self._plain.name]
+        return found[self._fast_path.name]
 
     def pieces(self) -> Iterator[Float32]:
         """Yield the vectors, a few of the B * L after another."""
-        plain, record = self._plain, self.record
+        fast_path, record = self._fast_path, self.record
         record.dequeued = perf_counter()
-        yield from plain.model.run_in_pieces(self._member.feeds, plain.name, PIECE // plain.width)
+        yield from fast_path.model.run_in_pieces(self._member.feeds, fast_path.name, PIECE // fast_path.width)
         record.ran, record.batch = perf_counter(), record.rows
 
     def end(self, error: BaseException | None = None) -> None:
         """End the request, which was answered or failed with `error`."""
-        log = self._plain.admission.log
+        log = self._fast_path.admission.log
         if log.share and log.token_ids:
             log.note_ids(self.record, TokenRows.of_array(self._member.feeds["input_ids"]))
-        self._plain.admission.end(self.record, error)
+        self._fast_path.admission.end(self.record, error)

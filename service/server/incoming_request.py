@@ -20,7 +20,7 @@ class IncomingRequest:
     """
 
     __slots__ = (
-        *("answer_begun", "answered", "began", "changes", "chunked", "client", "complete", "context", "form"),
+        *("answer_begun", "answered", "began", "changes", "chunked", "client", "complete", "context", "template"),
         *("headers", "keep_alive", "key", "method", "parts", "passing", "scheme", "target", "upgrades", "url"),
         "version",
     )
@@ -40,7 +40,7 @@ class IncomingRequest:
         self.answer_begun = False
         self.answered = False
         self.target: Route | None = None
-        self.form: RequestTemplate | None = None
+        self.template: RequestTemplate | None = None
         self.context: Context | None = None
         self.key: tuple[object, ...] = ()
         self.changes = 0

@@ -85,8 +85,8 @@ class TensorPath:
         if isinstance(app, ProxyHeadersMiddleware):
             self._proxies, app = copy(app), app.app
             self._proxies.app = _answer_nothing
-        self._entry = app if isinstance(app, Dispatcher) else None
-        self._responder = None if self._entry is None else TensorResponder(connection, self._entry)
+        self._dispatcher = app if isinstance(app, Dispatcher) else None
+        self._responder = None if self._dispatcher is None else TensorResponder(connection, self._dispatcher)
         self._known: KnownHead | None = None
         self._held = 0.0  # when the known head came without its body; 0: it did not
 
@@ -121,20 +121,20 @@ class TensorPath:
         if size != known.size:
             self._held = began
             return True
-        assert self._entry is not None
-        assert self._entry.forms is not None
+        assert self._dispatcher is not None
+        assert self._dispatcher.templates is not None
         assert self._responder is not None
-        if self._entry.changes() != known.changes:
+        if self._dispatcher.changes() != known.changes:
             return False
-        form = known.context.run(self._entry.forms.find, known.key)
-        if form is None:
+        template = known.context.run(self._dispatcher.templates.find, known.key)
+        if template is None:
             return False
         body = data[len(known.head) :]
         visit = RequestContext(known.wanted, began)
         visit.received, visit.read = len(body), perf_counter() - began
         connection.active = ANSWERED_AT_ONCE
         answer = self._responder.answer_by_template
-        if known.context.run(answer, form, known.target, body, visit, known.scheme, known.passing):
+        if known.context.run(answer, template, known.target, body, visit, known.scheme, known.passing):
             self._held = 0.0
             return True
         connection.active = None
@@ -142,22 +142,22 @@ class TensorPath:
 
     def accepts(self, incoming: IncomingRequest) -> bool:
         """Return whether the connection answers a request itself, and set its fields for that."""
-        entry = self._entry
-        if entry is None or incoming.method != b"POST" or incoming.version != "1.1":
+        dispatcher = self._dispatcher
+        if dispatcher is None or incoming.method != b"POST" or incoming.version != "1.1":
             return False
-        target = entry.target(incoming.url)
+        target = dispatcher.target(incoming.url)
         if target is None:
             return False
         connection = self._connection
         incoming.client, incoming.scheme = connection.client, connection.scheme
         if self._proxies is not None:
             self._forward(incoming, self._proxies)
-        if entry.forms is not None:
+        if dispatcher.templates is not None:
             incoming.key = (incoming.url, *(header for header in incoming.headers if header[0].lower() != CREDENTIAL))
-            incoming.changes = entry.changes()
-            context = entry.admitted(incoming.headers, incoming.client)
-            if context is not None and (form := context.run(entry.forms.find, incoming.key)) is not None:
-                incoming.target, incoming.form, incoming.context = target, form, context
+            incoming.changes = dispatcher.changes()
+            context = dispatcher.admitted(incoming.headers, incoming.client)
+            if context is not None and (template := context.run(dispatcher.templates.find, incoming.key)) is not None:
+                incoming.target, incoming.template, incoming.context = target, template, context
                 return True
         length = None
         for name, value in incoming.headers:
@@ -189,9 +189,9 @@ class TensorPath:
         visit = RequestContext(wanted(incoming.passing), incoming.began)
         visit.received, visit.read = len(body), perf_counter() - incoming.began
         scheme, passing = incoming.scheme, incoming.passing
-        if incoming.form is not None and incoming.context is not None:
+        if incoming.template is not None and incoming.context is not None:
             answer = responder.answer_by_template
-            if incoming.context.run(answer, incoming.form, target, body, visit, scheme, passing):
+            if incoming.context.run(answer, incoming.template, target, body, visit, scheme, passing):
                 self._remember(incoming, target, incoming.context, came, len(body))
                 return
         headers = [(name.lower(), value) for name, value in incoming.headers]

@@ -56,18 +56,18 @@ class TensorResponder:
 
     Args:
         connection: of the client.
-        entry: the application.
+        dispatcher: the application.
 
     """
 
-    def __init__(self, connection: AnsweringConnection, entry: Dispatcher) -> None:
-        self._connection, self._entry = connection, entry
+    def __init__(self, connection: AnsweringConnection, dispatcher: Dispatcher) -> None:
+        self._connection, self._dispatcher = connection, dispatcher
         self._default_headers: Headers | None = None
         self._default_lines = b""
 
     def answer_by_template(
         self,
-        form: RequestTemplate,
+        template: RequestTemplate,
         target: Route,
         body: bytes,
         visit: RequestContext,
@@ -75,21 +75,21 @@ class TensorResponder:
         passing: Headers,
     ) -> bool:
         """Answer a request by its template. Return False where a check fails; `answer` then gives the error."""
-        if not body.startswith(form.head):
+        if not body.startswith(template.head):
             return False
-        read = form.read(body)
-        if read is None or not form.plain.takes(*read):
+        read = template.read(body)
+        if read is None or not template.fast_path.takes(*read):
             return False
-        run = form.plain.start(form.protocol, *read, visit, visit.began + visit.read)
+        run = template.fast_path.start(template.protocol, *read, visit, visit.began + visit.read)
         if run is None:
             return False
         self._trace(target, visit, scheme, passing)
         if run.shared:
-            self._connection.loop.call_soon(self._finish, form, run, visit)
+            self._connection.loop.call_soon(self._finish, template, run, visit)
         elif run.large:
-            drive(self._send_chunks(form, run, visit), copy_context(), self._connection.tasks)
+            drive(self._send_chunks(template, run, visit), copy_context(), self._connection.tasks)
         else:
-            self._finish(form, run, visit)
+            self._finish(template, run, visit)
         return True
 
     def answer(
@@ -106,11 +106,11 @@ class TensorResponder:
         drive(self._answer(arrival, target, visit, key), copy_context(), self._connection.tasks)
 
     def _trace(self, target: Route, visit: RequestContext, scheme: str | None, passing: Headers) -> None:
-        if self._entry.trace is not None:
-            trace = begun(self._entry.trace, visit, "POST", target.path, scheme or "http", passing)
+        if self._dispatcher.trace is not None:
+            trace = begun(self._dispatcher.trace, visit, "POST", target.path, scheme or "http", passing)
             routed(trace, target.route)
 
-    def _finish(self, form: RequestTemplate, run: FastRun, visit: RequestContext) -> None:
+    def _finish(self, template: RequestTemplate, run: FastRun, visit: RequestContext) -> None:
         transport = self._connection.transport
         try:
             vectors = run.finish()
@@ -118,51 +118,51 @@ class TensorResponder:
             LOG.exception("a request failed in an unforeseen way", extra={"request_id": visit.text})
             run.end(error)
             if not transport.is_closing():
-                self._send_whole(errors.unforeseen(form.path), visit)
+                self._send_whole(errors.unforeseen(template.path), visit)
             _end_trace(visit, 500)
             self._connection.finish()
             return
         if transport.is_closing():
-            self._count(form, run, visit, 0)
+            self._count(template, run, visit, 0)
             _end_trace(visit, 200)
             return
         began = perf_counter()
-        head = self._head(200, form.headers, visit)
-        if form.suffix is not None:
+        head = self._head(200, template.headers, visit)
+        if template.suffix is not None:
             text = base64_text(vectors)
             if len(text) <= COPIED:
-                transport.write(b"".join((head, form.prefix, text, form.suffix)))
+                transport.write(b"".join((head, template.prefix, text, template.suffix)))
             else:
-                transport.writelines((head + form.prefix, text, form.suffix))
+                transport.writelines((head + template.prefix, text, template.suffix))
         elif vectors.nbytes <= COPIED:
-            transport.write(b"".join((head, form.prefix, vectors.data)))
+            transport.write(b"".join((head, template.prefix, vectors.data)))
         else:
-            transport.writelines((head + form.prefix, raw_bytes(vectors)))
-        self._count(form, run, visit, form.size, perf_counter() - began)
+            transport.writelines((head + template.prefix, raw_bytes(vectors)))
+        self._count(template, run, visit, template.size, perf_counter() - began)
         _end_trace(visit, 200)
         self._connection.finish()
 
-    async def _send_chunks(self, form: RequestTemplate, run: FastRun, visit: RequestContext) -> None:
+    async def _send_chunks(self, template: RequestTemplate, run: FastRun, visit: RequestContext) -> None:
         """Write a large answer chunk by chunk, as each is computed and the client takes it."""
         began, size = perf_counter(), 0
         failure: BaseException | None = asyncio.CancelledError("the client left")
         try:
-            async with aclosing(form.packets(run)) as packets:
-                size = await self._send_packets(self._head(200, form.headers, visit), packets, form.size)
-            if size == form.size:
+            async with aclosing(template.packets(run)) as packets:
+                size = await self._send_packets(self._head(200, template.headers, visit), packets, template.size)
+            if size == template.size:
                 failure = None
         except Exception as error:
             failure = error
             self._abort(visit)
         finally:
-            self._count(form, run, visit, size, perf_counter() - began, failure)
+            self._count(template, run, visit, size, perf_counter() - began, failure)
             _end_trace(visit, 200, failure if isinstance(failure, Exception) else None)
             if failure is None:
                 self._connection.finish()
 
     @staticmethod
     def _count(
-        form: RequestTemplate,
+        template: RequestTemplate,
         run: FastRun,
         visit: RequestContext,
         size: int,
@@ -171,13 +171,13 @@ class TensorResponder:
     ) -> None:
         """End a request whose answer, of `size` bytes, took so many seconds to send."""
         run.end(error)
-        form.plain.metrics.count_bytes(form.protocol, visit.received, size, visit.read, seconds)
+        template.fast_path.metrics.count_bytes(template.protocol, visit.received, size, visit.read, seconds)
 
     async def _answer(self, arrival: RawRequest, target: Route, visit: RequestContext, key: Hashable) -> None:
         CURRENT_REQUEST.set(visit)
-        entry = self._entry
+        dispatcher = self._dispatcher
         try:
-            response = await entry.answer(arrival, target)
+            response = await dispatcher.answer(arrival, target)
             began = perf_counter()
             size = 0 if self._connection.transport.is_closing() else await self._send(response, visit)
         except Exception as error:
@@ -189,15 +189,15 @@ class TensorResponder:
             raise
         _end_trace(visit, response.status_code)
         if visit.protocol:
-            entry.count_bytes(visit.protocol, visit.received, size, visit.read, perf_counter() - began)
+            dispatcher.count_bytes(visit.protocol, visit.received, size, visit.read, perf_counter() - began)
         if (
-            entry.forms is not None
+            dispatcher.templates is not None
             and isinstance(response, ChunkedResponse)
-            and response.form
-            and (form := response.form(response))
+            and response.template
+            and (template := response.template(response))
         ):
-            form.path, form.name, form.version = target.path, target.name, target.version
-            entry.forms.keep(key, form)
+            template.path, template.name, template.version = target.path, target.name, target.version
+            dispatcher.templates.keep(key, template)
         self._connection.finish()
 
     async def _send(self, response: Response, visit: RequestContext) -> int:

@@ -19,7 +19,7 @@ from preblock.service.core.errors import Malformed
 from preblock.service.core.results import ChunkedTensor
 from preblock.service.core.types import TokenRequest
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.fast_path import FastRun, is_plain, plain
+from preblock.service.engine.fast_path import FastRun, fast_path_of, is_simple
 from preblock.service.observability.context import CURRENT_REQUEST
 from preblock.service.runtime.model import TokenModel
 
@@ -41,17 +41,17 @@ class CallTemplates:
 
     async def answer(self, protocol: str, message: bytes) -> bytes | None:
         """Answer a message like one before; None where there was none, or where it is to be refused: others say why."""
-        began, form = perf_counter(), self._templates.find((protocol, len(message)))
-        if form is None or not message.startswith(form.head):
+        began, template = perf_counter(), self._templates.find((protocol, len(message)))
+        if template is None or not message.startswith(template.head):
             return None
-        ids, offset = form.read_binary(message)
-        if not form.plain.takes(ids, offset):
+        ids, offset = template.read_binary(message)
+        if not template.fast_path.takes(ids, offset):
             return None
-        run = form.plain.start(protocol, ids, offset, CURRENT_REQUEST.get(), began)
+        run = template.fast_path.start(protocol, ids, offset, CURRENT_REQUEST.get(), began)
         if run is None:
             return None
         try:
-            written = await _written(form, run)
+            written = await _written(template, run)
         except BaseException as error:
             run.end(error)
             raise
@@ -80,15 +80,15 @@ class CallTemplates:
         """
         rows, offset, limits = request.input_ids, request.offset, self._engine.limits
         head, raw = message[: -rows.values.nbytes], list(sent.raw_input_contents)
-        if sent.id or not is_plain(request) or rows.length is None or len(head) > LONGEST_KEPT or len(raw) != 1:
+        if sent.id or not is_simple(request) or rows.length is None or len(head) > LONGEST_KEPT or len(raw) != 1:
             return  # an id is another in each
-        answers = plain(self._engine, model, request.outputs, request.dtype)
+        answers = fast_path_of(self._engine, model, request.outputs, request.dtype)
         if answers is None or not limits.takes_whole(len(rows.values) * answers.width):
             return
         if not message.endswith(raw[0]) or not _ends_with_ids(head, np.invert(rows.values).tobytes()):
             return
         shape, vectors = (len(rows.lengths), rows.length), 4 * len(rows.values) * answers.width
-        form = RequestTemplate(
+        template = RequestTemplate(
             protocol,
             answers,
             head,
@@ -102,7 +102,7 @@ class CallTemplates:
             name=sent.model_name,
             version=sent.model_version,
         )
-        self._templates.keep((protocol, len(message)), form)
+        self._templates.keep((protocol, len(message)), template)
 
 
 def _ends_with_ids(head: bytes, other: bytes) -> bool:
@@ -113,15 +113,15 @@ def _ends_with_ids(head: bytes, other: bytes) -> bool:
         return False
 
 
-async def _written(form: RequestTemplate, run: FastRun) -> bytes:
+async def _written(template: RequestTemplate, run: FastRun) -> bytes:
     """Return the answer of a run."""
     if run.large:
         vectors = ChunkedTensor((run.nbytes // 4,), "float32", run.pieces())
-        return await compute(write_parts([form.prefix, vectors]))
+        return await compute(write_parts([template.prefix, vectors]))
     if run.shared:
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
             run.leave()
             raise
-    return b"".join((form.prefix, raw_bytes(run.finish())))
+    return b"".join((template.prefix, raw_bytes(run.finish())))

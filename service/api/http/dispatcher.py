@@ -47,7 +47,7 @@ class Dispatcher:
         handlers: what stands before the name of a model in a path, and what ends it -> what answers a POST to it.
         access: lets callers in; default: everybody.
         origins: of pages that browsers let ask, or "*"; default: none but those of this server.
-        forms: of requests that were answered; default: none is kept.
+        templates: of requests that were answered; default: none is kept.
         count_bytes: counts bytes that a protocol received and sent, and the seconds of both; default: nothing does.
         trace: traces requests; default: nothing does.
 
@@ -59,7 +59,7 @@ class Dispatcher:
         handlers: Mapping[tuple[str, str], Handler],
         access: Authenticator = EVERYBODY,
         origins: Sequence[str] = (),
-        forms: TemplateCache | None = None,
+        templates: TemplateCache | None = None,
         count_bytes: CountBytes = lambda *_: None,
         trace: Begin | None = None,
     ) -> None:
@@ -67,7 +67,7 @@ class Dispatcher:
         self.count_bytes = count_bytes
         self.trace = trace
         self._access = access
-        self.forms = forms
+        self.templates = templates
         self.allow_origins(origins)
         self._handlers = {end: (begin, handler) for (begin, end), handler in handlers.items()}
         self.target = lru_cache(self._target)  # a client asks the same again and again

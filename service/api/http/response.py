@@ -35,8 +35,8 @@ def lines_of(values: Headers) -> bytes:
 class ChunkedResponse(Response):
     """An answer of one type, in parts.
 
-    `form`, where it is set, tells from the answer the form of the request, if later ones may be answered by it. `size`
-    is how many bytes its content has, None where nobody knows before it is sent. A large one is sent within a block of
+    `template`, where it is set, makes the request's template from the response, if later requests may use it.
+    `size` is the number of bytes, None where it is known only at the end. A large response is sent within a block of
     `sending`.
 
     Args:
@@ -48,7 +48,7 @@ class ChunkedResponse(Response):
 
     def __init__(self, parts: Sequence[Part], media: str, further: Headers = ()) -> None:
         # Not as the parent does it, which wants the content whole, and takes as long as all the rest of a small answer.
-        self.form: Callable[[ChunkedResponse], RequestTemplate | None] | None = None
+        self.template: Callable[[ChunkedResponse], RequestTemplate | None] | None = None
         self.sending: Callable[[], AbstractContextManager[None]] = nullcontext
         self.status_code = 200
         self.background = None
@@ -65,7 +65,7 @@ class ChunkedResponse(Response):
 
     def compressed(self, coding: str, content: bytes | None, deflate: Deflate = None) -> None:
         """Make it one of the content coding `coding`: with that content, or by `deflate` as it is sent."""
-        self.form = None
+        self.template = None
         length = [] if content is None else [(b"content-length", b"%d" % len(content))]
         self.raw_headers = [
             *(pair for pair in self.raw_headers if pair[0] != b"content-length"),

@@ -31,15 +31,15 @@ def test_callers_with_different_keys_share_a_template(tiny_repository: Path, tmp
     (tmp_path / "keys.toml").write_text(allowed[1] + other[1] + narrow[1])
     settings = Settings(repository=tiny_repository, api_keys_file=tmp_path / "keys.toml")
     app = create_app(settings)
-    assert app.forms is not None
+    assert app.templates is not None
     with live_server(configure(settings, app)) as port:
         assert embed(port, allowed[0]) == 200
-        assert app.forms.hits == 0
+        assert app.templates.hits == 0
         assert embed(port, other[0]) == 200
-        assert app.forms.hits == 1
+        assert app.templates.hits == 1
         assert embed(port, "wrong") == 401
         assert embed(port, narrow[0]) == 403
-        assert app.forms.hits == 1
+        assert app.templates.hits == 1
 
 
 def test_a_model_that_is_unloaded_leaves_memory(tiny_repository: Path) -> None:

@@ -16,7 +16,7 @@ from preblock.service.core.results import ChunkedTensor, EmbedResult
 from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.engine.chunking import WRITTEN_WHOLE
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.fast_path import plain
+from preblock.service.engine.fast_path import fast_path_of
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.providers import CPU
@@ -97,7 +97,7 @@ def test_pieces_have_the_bits_of_the_whole(engine: Engine, case: str, model: str
 def test_a_rotary_family_is_like_others_where_no_angles_are_asked_for(engine: Engine) -> None:
     vectors, angles, both = ("embeddings",), ("rotary_cos",), ("embeddings", "rotary_cos")
     llama = engine.repository.get("llama")
-    assert [plain(engine, llama, outputs, "float32") is None for outputs in (vectors, angles, both)] == [0, 1, 1]
+    assert [fast_path_of(engine, llama, outputs, "float32") is None for outputs in (vectors, angles, both)] == [0, 1, 1]
     request = TokenRequest(input_ids=rows_of([100] * 90), outputs=angles, in_pieces=True)
     found = embed(engine, "llama", request).arrays["rotary_cos"]
     assert found.shape == (90, 100, 8)

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.fast_path import FastPath, FastRun, plain
+from preblock.service.engine.fast_path import FastPath, FastRun, fast_path_of
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.providers import CPU
@@ -39,7 +39,7 @@ def engine(tiny_repository: Path) -> Iterator[Engine]:
 def failing(engine: Engine, tiny_repository: Path) -> FastPath:
     model = engine.repository.get("gpt")
     sessions = model.sessions | {"model.onnx": Failing(tiny_repository / "gpt/1")}
-    found = plain(engine, dataclasses.replace(model, sessions=sessions), ("embeddings",), "float32")
+    found = fast_path_of(engine, dataclasses.replace(model, sessions=sessions), ("embeddings",), "float32")
     assert found is not None
     return found
 

@@ -97,8 +97,8 @@ def test_the_headers_of_tracing_make_no_two_requests_unlike(tiny_repository: Pat
             answer = connection.getresponse()
             assert answer.headers["X-Request-Id"] == f"r{number}"
             assert len(answer.read()) == 32
-    assert app.forms is not None
-    assert app.forms.hits == 19  # one template for all of them
+    assert app.templates is not None
+    assert app.templates.hits == 19  # one template for all of them
 
 
 @pytest.mark.parametrize("number", range(3))

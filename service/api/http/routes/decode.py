@@ -25,7 +25,7 @@ from preblock.service.engine.engine import Engine
 
 CODES = {"close": 1000, "shutdown": 1012, "idle": 1008, "time": 1008, "key": 1008}
 CONNECTION = "preblock.connection"
-"""Key in the state of a WebSocket: the connection of our own server, which answers plain steps itself."""
+"""Key in the state of a WebSocket: the connection of our own server, which answers simple steps itself."""
 LONGEST_REASON = 123
 """Bytes, of a close frame (RFC 6455, section 5.5)."""
 
@@ -81,10 +81,10 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
 
 
 class Connection(Protocol):
-    """A connection that answers plain steps without an ASGI message for each."""
+    """A connection that answers simple steps without an ASGI message for each."""
 
     def listen(self, session: DecodeSession | None, lifetime: StreamLifetime) -> None:
-        """Answer plain steps of the session; with None, leave them to the application again."""
+        """Answer simple steps of the session; with None, leave them to the application again."""
 
 
 async def converse(socket: WebSocket, session: DecodeSession, lifetime: StreamLifetime) -> None:

@@ -18,7 +18,7 @@ from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.api.http.schemas import native as schemas
 from preblock.service.api.http.target import Handler
-from preblock.service.api.request_cache import RequestTemplate, form_of, form_of_json
+from preblock.service.api.request_cache import RequestTemplate, json_template_of, template_of
 from preblock.service.codecs.arrays import read_npy, read_raw
 from preblock.service.codecs.native_json import (
     EmbedMessage,
@@ -35,7 +35,7 @@ from preblock.service.core.auth import caller
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import TokenRequest
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.fast_path import is_plain, plain
+from preblock.service.engine.fast_path import fast_path_of, is_simple
 from preblock.service.runtime.model import TokenModel
 
 ARRAYS = (NPY, BYTES)
@@ -73,7 +73,7 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
                 and isinstance(wanted, TokenRequest)
                 and (media in ARRAYS or (media == JSON and encoding == "base64"))
             ):
-                response.form = partial(_form, engine, model, wanted, body, kind)
+                response.template = partial(_template, engine, model, wanted, body, kind)
             return await write_body(response, arrival, engine, text)
 
     return embed
@@ -96,20 +96,20 @@ def router(embed: Handler) -> APIRouter:
     return routes
 
 
-def _form(
+def _template(
     engine: Engine, model: TokenModel, request: TokenRequest, body: bytes, kind: str, response: ChunkedResponse
 ) -> RequestTemplate | None:
-    """Return the form of a request whose body ends with its ids, or is JSON."""
-    answers, ids = plain(engine, model, request.outputs, request.dtype), request.input_ids.values
-    if answers is None or not is_plain(request):
+    """Return the template of a request whose body ends with its ids, or is JSON."""
+    answers, ids = fast_path_of(engine, model, request.outputs, request.dtype), request.input_ids.values
+    if answers is None or not is_simple(request):
         return None
     if kind == JSON:
-        return form_of_json("native", answers, request, response, body)
+        return json_template_of("native", answers, request, response, body)
     start = len(body) - ids.nbytes
     # Where the ids are those very bytes, neither their type nor their order differs from what they will be read as.
     if ids.ctypes.data != np.frombuffer(body, np.uint8).ctypes.data + start:
         return None
-    return form_of("native", answers, request, response, body[:start], start)
+    return template_of("native", answers, request, response, body[:start], start)
 
 
 def _read(body: bytes, kind: str, query: bytes, indices: Collection[str]) -> EmbedMessage:

@@ -15,7 +15,7 @@ from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.api.http.schemas import v2 as schemas
 from preblock.service.api.http.target import Handler
-from preblock.service.api.request_cache import RequestTemplate, form_of
+from preblock.service.api.request_cache import RequestTemplate, template_of
 from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.ragged import refuse_unknown
 from preblock.service.codecs.v2.infer import HEADER_LENGTH, places, read_infer
@@ -32,7 +32,7 @@ from preblock.service.core.auth import caller
 from preblock.service.core.errors import Invalid, Unavailable
 from preblock.service.core.types import AnyRequest, TokenRequest
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.fast_path import is_plain, plain
+from preblock.service.engine.fast_path import fast_path_of, is_simple
 from preblock.service.engine.sequences import SequenceStore
 from preblock.service.runtime.model import EncoderStem, TokenModel
 
@@ -69,13 +69,13 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
                     reply = ChunkedResponse(parts, JSON)
                 else:
                     reply = ChunkedResponse(parts, BYTES, [(HEADER, b"%d" % json_length)])
-                    reply.form = partial(_form, engine, model, message.request, body, header_length)
+                    reply.template = partial(_template, engine, model, message.request, body, header_length)
                 return await write_body(reply, arrival, engine, as_text)
 
     return infer
 
 
-def _form(
+def _template(
     engine: Engine,
     model: TokenModel | EncoderStem,
     request: AnyRequest,
@@ -83,15 +83,15 @@ def _form(
     header_length: str | None,
     reply: ChunkedResponse,
 ) -> RequestTemplate | None:
-    """Return the form of a request whose tensors, and whose answer's, are bytes."""
+    """Return the template of a request whose tensors, and whose answer's, are bytes."""
     if header_length is None or not isinstance(model, TokenModel) or not isinstance(request, TokenRequest):
         return None
-    answers = plain(engine, model, request.outputs, request.dtype)
+    answers = fast_path_of(engine, model, request.outputs, request.dtype)
     at = places(body, header_length, model.manifest)
-    if answers is None or not is_plain(request) or at is None or not at.keys() <= {"input_ids", "offset"}:
+    if answers is None or not is_simple(request) or at is None or not at.keys() <= {"input_ids", "offset"}:
         return None
     head = body[: min(at.values())]
-    return form_of("open-inference", answers, request, reply, head, at["input_ids"], at.get("offset"))
+    return template_of("open-inference", answers, request, reply, head, at["input_ids"], at.get("offset"))
 
 
 def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) -> APIRouter:

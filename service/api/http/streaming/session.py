@@ -11,7 +11,7 @@ from preblock.service.core.decode_ops import CloseOp, DecodeMessage, StepOp
 from preblock.service.core.errors import Conflict, PreblockError
 from preblock.service.engine.decode_stream import DecodeState
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.fast_path import FastRun, Float32, plain
+from preblock.service.engine.fast_path import FastRun, Float32, fast_path_of
 from preblock.service.observability.context import CURRENT_REQUEST
 from preblock.service.runtime.model import TokenModel
 
@@ -44,7 +44,7 @@ class DecodeSession:
         options, encoding = decode_json.read_options(fields)
         self.stream = DecodeState(self.engine, model, options)
         self._encoding = encoding
-        self._plain = plain(self.engine, model, options.outputs, options.dtype)
+        self._fast_path = fast_path_of(self.engine, model, options.outputs, options.dtype)
 
     async def answer_text(self, text: bytes) -> bytes:
         """Answer a message of JSON; an error changes nothing and is a JSON object with the key `error`.
@@ -109,11 +109,11 @@ class DecodeSession:
         return written
 
     def begin(self, frame: bytes) -> FastRun | None:
-        """Begin to answer a step that is plain and allowed, to be finished in the next turn of the event loop.
+        """Begin to answer a step that is simple and allowed, to be finished in the next turn of the event loop.
 
         None of any other message.
         """
-        began, stream, answers = perf_counter(), self.stream, self._plain
+        began, stream, answers = perf_counter(), self.stream, self._fast_path
         step = None if answers is None else decode_frames.read_plain(frame)
         if (
             answers is None
@@ -135,8 +135,8 @@ class DecodeSession:
 
     def finish(self, run: FastRun) -> tuple[bytes, Float32]:
         """Return the frame that answers the step that was begun, head and vectors; the stream has made the step."""
-        assert self._plain is not None
-        stream, answers, (frame, step) = self.stream, self._plain, self._begun
+        assert self._fast_path is not None
+        stream, answers, (frame, step) = self.stream, self._fast_path, self._begun
         vectors = run.finish()
         after = stream.offset + step.shape.ahead
         # In version 1 the number is an echo and says nothing of repetitions.
