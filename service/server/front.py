@@ -210,18 +210,14 @@ class Front(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Answer a request for tensors, now that its body is there."""
-        self.unfinished = 0
-        self.between = True
-        incoming = self._incoming
+        self.unfinished, self.between = 0, True
+        incoming, came, self._came = self._incoming, self._came, b""
         incoming.complete = True
-        came, self._came = self._came, b""
-        if incoming is not self.active:
-            return
-        if incoming.target is None:
+        if incoming is self.active and incoming.target is None:
             self._handover.send_end(incoming)
             if incoming.answered:
                 self.finish()
-        else:
+        elif incoming is self.active:
             self._tensors.answer(incoming, came)
 
     def _start(self, incoming: IncomingRequest) -> None:
@@ -252,7 +248,10 @@ class Front(asyncio.Protocol):
         elif self._queue:
             self.loop.call_soon(self._start_next, context=self._context)
         else:
-            self._deadline.set(self.config.timeout_keep_alive, self.transport.close)
+            if self.between:
+                self._deadline.set(self.config.timeout_keep_alive, self.transport.close)
+            else:  # the next head has begun to come
+                self._wait_for_head()
             self.resume_reading()
 
     async def _finish_when_read(self) -> None:

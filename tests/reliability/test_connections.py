@@ -200,6 +200,13 @@ def test_heads_and_bodies_that_come_byte_by_byte_keep_nobody_waiting(
             assert answer.endswith(b"\r\n\r\n" + expected)
 
 
+def test_a_head_that_begins_before_an_answer_is_refused_too(server: Server) -> None:
+    with connection(server) as stream:
+        stream.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\nGET")
+        assert status(stream.recv(2**16)) == 200
+        assert status(received(stream)) == 408
+
+
 def test_a_head_that_does_not_come_is_waited_for_no_longer_than_for_a_stream(server: Server) -> None:
     with connection(server) as silent, connection(server) as half, connection(server) as second:
         half.sendall(b"GET /livez HT")
