@@ -155,22 +155,18 @@ class RequestContext:
             "send": perf_counter() - (record.ended or record.ran),
         }
 
-    def metadata(self, answered: bool = False) -> tuple[tuple[str, str], ...]:
-        """Return what is added to the trailing metadata of a call of gRPC: the id and, once answered, the times."""
-        timing = self._timing() if answered else b""
-        return ((ID.decode(), self.text), (TIMING.decode(), timing.decode())) if timing else ((ID.decode(), self.text),)
-
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return what is added to the headers of the answer."""
+        """Return the headers of this request that every response has, with HTTP and with gRPC."""
         timing = self._timing()
         return [(ID, self.id), (TIMING, timing)] if timing else [(ID, self.id)]
 
     def lines(self) -> bytes:
-        """Return the same as lines of HTTP/1.1."""
-        timing = self._timing()
-        if timing:
-            return b"x-request-id: %b\r\nserver-timing: %b\r\n" % (self.id, timing)
-        return b"x-request-id: %b\r\n" % self.id
+        """Return the headers as lines of HTTP/1.1."""
+        return b"".join([b"%b: %b\r\n" % pair for pair in self.headers()])
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return the headers as metadata of gRPC."""
+        return tuple((name.decode(), value.decode()) for name, value in self.headers())
 
     def _timing(self) -> bytes:
         """Return what took how long until now, in milliseconds, as `Server-Timing` has it; nothing before a run."""

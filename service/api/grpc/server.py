@@ -97,7 +97,7 @@ def _handler(method: Method, kind: Any, engine: Engine, calls: InflightCalls) ->
             )
             written: bytes = answer if isinstance(answer, bytes) else answer.SerializeToString()
             engine.metrics.count_bytes(GRPC, len(message), len(written))
-            context.set_trailing_metadata(visit.metadata(answered=True))
+            context.set_trailing_metadata(visit.metadata())
             return written
         except PreblockError as error:
             await abort(context, error)
