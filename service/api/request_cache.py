@@ -14,7 +14,7 @@ import orjson
 
 from preblock.service.api.http.response import ChunkedResponse, lines_of
 from preblock.service.codecs.chunks import Buffer, encoded, joined, raw_bytes
-from preblock.service.codecs.ragged import rows_of_json
+from preblock.service.codecs.token_rows import rows_of_json
 from preblock.service.core.auth import SERVICE, caller
 from preblock.service.core.errors import Invalid, PreblockError
 from preblock.service.core.types import Int64, TokenRequest

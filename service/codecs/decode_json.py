@@ -11,7 +11,7 @@ import orjson
 from preblock.service.artifacts.manifest import EMBEDDINGS, Manifest
 from preblock.service.codecs.native_json import read_dtype, read_encoding, read_outputs
 from preblock.service.codecs.native_json_response import answer_json, write_json
-from preblock.service.codecs.ragged import integers, read_offset, refuse_unknown, rows_of_json, shown
+from preblock.service.codecs.token_rows import integers, read_offset, refuse_unknown, rows_of_json, shown
 from preblock.service.core.decode_ops import (
     OF_INTEGERS,
     OF_NOTHING,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
-from preblock.service.codecs.ragged import (
+from preblock.service.codecs.token_rows import (
     integers,
     integers_of,
     read_offset,

@@ -14,8 +14,8 @@ import httptools
 
 from preblock.service.api.http.response import Headers
 from preblock.service.observability.context import PER_REQUEST_HEADERS
+from preblock.service.server.coroutines import drive
 from preblock.service.server.deadline import Deadline
-from preblock.service.server.eager import drive
 from preblock.service.server.handover import Handover
 from preblock.service.server.incoming_request import IncomingRequest
 from preblock.service.server.read_scheduler import CHUNK_BYTES, ReadScheduler

@@ -24,7 +24,7 @@ from preblock.service.api.request_cache import RequestTemplate
 from preblock.service.codecs.chunks import COPIED, Buffer, base64_text, raw_bytes
 from preblock.service.engine.fast_path import FastRun
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
-from preblock.service.server.eager import drive
+from preblock.service.server.coroutines import drive
 
 LOG = logging.getLogger(__name__)
 CHUNKED = b"transfer-encoding: chunked\r\n\r\n"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.codecs.ragged import integers, numbers
+from preblock.service.codecs.token_rows import integers, numbers
 from preblock.service.codecs.v2.parameters import InferOptions, check_input
 from preblock.service.core.errors import Invalid, Malformed
 

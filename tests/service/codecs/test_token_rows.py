@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preblock.service.codecs.ragged import integers, read_offset, refuse_unknown, rows_of_array, rows_of_json
+from preblock.service.codecs.token_rows import integers, read_offset, refuse_unknown, rows_of_array, rows_of_json
 from preblock.service.core.errors import Invalid
 
 
