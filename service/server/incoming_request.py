@@ -2,7 +2,7 @@
 
 from contextvars import Context
 
-from preblock.service.api.http.target import Route
+from preblock.service.api.http.request import Route
 from preblock.service.api.request_cache import RequestTemplate
 
 Header = tuple[bytes, bytes]

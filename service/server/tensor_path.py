@@ -11,8 +11,7 @@ from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 from preblock.service.api.http.dispatcher import Dispatcher
-from preblock.service.api.http.request import RawRequest
-from preblock.service.api.http.target import Route
+from preblock.service.api.http.request import RawRequest, Route
 from preblock.service.observability.context import RequestContext, wanted
 from preblock.service.server.incoming_request import Header, IncomingRequest
 from preblock.service.server.read_scheduler import ReadScheduler

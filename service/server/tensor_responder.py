@@ -16,9 +16,8 @@ from fastapi.responses import Response
 
 from preblock.service.api.http import errors
 from preblock.service.api.http.dispatcher import Dispatcher
-from preblock.service.api.http.request import RawRequest
+from preblock.service.api.http.request import RawRequest, Route
 from preblock.service.api.http.response import ChunkedResponse, Headers, lines_of
-from preblock.service.api.http.target import Route
 from preblock.service.api.http.tracing import answered, begun, ended, routed
 from preblock.service.api.request_cache import RequestTemplate
 from preblock.service.codecs.chunks import COPIED, Buffer, base64_text, raw_bytes

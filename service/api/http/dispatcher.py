@@ -15,9 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from preblock.service.api.http import errors
-from preblock.service.api.http.request import RawRequest
+from preblock.service.api.http.request import Handler, RawRequest, Route
 from preblock.service.api.http.response import Headers
-from preblock.service.api.http.target import Handler, Route
 from preblock.service.api.http.tracing import ROUTE, traced
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.core.auth import EVERYBODY, Authenticator

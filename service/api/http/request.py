@@ -1,7 +1,16 @@
-"""Requests as they arrive: what their headers say, and their bodies."""
+"""Requests as they arrive: path, query, headers, body, and the handler of their route."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import NamedTuple
 
 from fastapi import Request
+from fastapi.responses import Response
+from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope
+
+from preblock.service.core.errors import Invalid
 
 
 class RawRequest:
@@ -49,3 +58,36 @@ class RawRequest:
         """Return what the first header of a name, in lower case, says."""
         value = self._fields.get(name)
         return None if value is None else value.decode("latin-1")
+
+
+Handler = Callable[[RawRequest, str, str | None], Awaitable[Response]]
+"""Answers a request for a model, by its name and its version, if one is named."""
+
+
+class Route(NamedTuple):
+    """What a request for tensors is for: the model, its version if one is named, and what answers.
+
+    `route` is the pattern of its path. `path` and `query` are those of the request, where it was found by its address.
+    """
+
+    handler: Handler
+    name: str
+    version: str | None
+    route: str
+    path: str = ""
+    query: bytes = b""
+
+
+@lru_cache  # a client asks the same again and again
+def single_values(query: bytes) -> Mapping[str, str]:
+    """Return the parameters of a query string by name.
+
+    Raises:
+        Invalid: one is given more than once.
+
+    """
+    parameters = QueryParams(query)
+    for name in parameters:
+        if len(parameters.getlist(name)) > 1:
+            raise Invalid(name, f"{len(parameters.getlist(name))} times in the query", "once; a list is written [1,2]")
+    return MappingProxyType(dict(parameters))

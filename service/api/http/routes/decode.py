@@ -11,7 +11,7 @@ from fastapi.responses import Response
 
 from preblock.service.api.http import errors
 from preblock.service.api.http.negotiation import EVENTS, JSON, NDJSON, answer_type, body_type
-from preblock.service.api.http.query import single_values
+from preblock.service.api.http.request import single_values
 from preblock.service.api.http.schemas import native as schemas
 from preblock.service.api.http.streaming.ndjson import FAREWELL_SECONDS, NdjsonStream
 from preblock.service.api.http.streaming.session import DecodeSession

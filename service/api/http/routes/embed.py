@@ -13,11 +13,9 @@ from numpy.typing import NDArray
 from preblock.service.api.http.answer import TYPES, respond, writable
 from preblock.service.api.http.body import read_body, write_body
 from preblock.service.api.http.negotiation import BYTES, JSON, NPY, SAFETENSORS, answer_type, body_type
-from preblock.service.api.http.query import single_values
-from preblock.service.api.http.request import RawRequest
+from preblock.service.api.http.request import Handler, RawRequest, single_values
 from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.api.http.schemas import native as schemas
-from preblock.service.api.http.target import Handler
 from preblock.service.api.request_cache import RequestTemplate, json_template_of, template_of
 from preblock.service.codecs.arrays import read_npy, read_raw
 from preblock.service.codecs.native_json import (

@@ -11,10 +11,9 @@ from fastapi.responses import Response
 
 from preblock.service.api.http.body import read_body, write_body
 from preblock.service.api.http.negotiation import BYTES, JSON, body_type
-from preblock.service.api.http.request import RawRequest
+from preblock.service.api.http.request import Handler, RawRequest
 from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.api.http.schemas import v2 as schemas
-from preblock.service.api.http.target import Handler
 from preblock.service.api.request_cache import RequestTemplate, template_of
 from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.token_rows import refuse_unknown
