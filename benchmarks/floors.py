@@ -29,7 +29,7 @@ import orjson
 
 from benchmarks.guards import GUARDS, guarded
 from benchmarks.peers import grpc_rate
-from benchmarks.servers import GRAPH, JSON, PREBLOCK, CannotRun, Running, descendants, started
+from benchmarks.servers import GRAPH, JSON, PREBLOCK, CannotRun, RunningPeer, descendants, started
 from benchmarks.streams import MODEL, SERVER_CORE, be_the_client, memory_of, running
 from benchmarks.tensors import CONNECTIONS, SHAPES, Protocol, native, rate, script, with_headers
 
@@ -100,20 +100,20 @@ def rates(rounds: int, seconds: float, headers: dict[str, str]) -> Iterator[Floo
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         ids = {shape: np.random.default_rng(0).integers(0, 50257, shape) for shape in SHAPES}
         ours, bare = (stack.enter_context(started(name, headers)) for name in ("preblock", "floor"))
-        other: Running | None = None
+        other: RunningPeer | None = None
         try:
             other = stack.enter_context(started("mlserver"))
         except CannotRun as error:
             print(f"MLServer: {error}", file=sys.stderr)
 
-        def over_grpc(server: Running) -> Work:
+        def over_grpc(server: RunningPeer) -> Work:
             return partial(grpc_rate, server.ports.grpc, ids[MIDDLE], seconds, CONNECTIONS, headers)
 
-        def over_http(server: Running, name: str, protocol: Protocol) -> Work:
+        def over_http(server: RunningPeer, name: str, protocol: Protocol) -> Work:
             lua = script(folder, name, with_headers(protocol, headers))
             return partial(rate, server.ports.http, protocol.path, lua, seconds, CONNECTIONS)
 
-        def compare(name: str, allowed: float, one: Work, server: Running | None, work: Work | None) -> Floor:
+        def compare(name: str, allowed: float, one: Work, server: RunningPeer | None, work: Work | None) -> Floor:
             found = [] if server is None or work is None else ratios(rounds, (ours, one), (server, work))
             return Floor(name, allowed, False, found)
 
@@ -135,7 +135,7 @@ def rates(rounds: int, seconds: float, headers: dict[str, str]) -> Iterator[Floo
         yield Floor("p99 of (1, 1) beside one connection of (32, 512), over p99 alone", 5, True, found)
 
 
-def ratios(rounds: int, one: tuple[Running, Work], other: tuple[Running, Work]) -> list[float]:
+def ratios(rounds: int, one: tuple[RunningPeer, Work], other: tuple[RunningPeer, Work]) -> list[float]:
     """Return what `one` reaches over what `other` does, in every round."""
     found = []
     for _ in range(rounds):

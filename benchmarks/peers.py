@@ -35,7 +35,7 @@ import orjson
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.servers import GRAPH, SERVERS, CannotRun, Running, canned, started
+from benchmarks.servers import GRAPH, SERVERS, CannotRun, RunningPeer, canned, started
 from benchmarks.streams import MODEL, WIDTH, be_the_client
 from benchmarks.tensors import CONNECTIONS, SHAPES, rate, script
 
@@ -63,7 +63,7 @@ def main() -> None:
     reasons: dict[str, str] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        servers: dict[str, Running] = {}
+        servers: dict[str, RunningPeer] = {}
         for name in options.only:
             try:
                 servers[name] = stack.enter_context(started(name))
@@ -88,11 +88,11 @@ def main() -> None:
 
 
 def cases(
-    servers: dict[str, Running], ids: dict[Shape, Any], folder: Path, seconds: float
-) -> dict[Case, tuple[Running, Callable[[], float]]]:
+    servers: dict[str, RunningPeer], ids: dict[Shape, Any], folder: Path, seconds: float
+) -> dict[Case, tuple[RunningPeer, Callable[[], float]]]:
     """Return what is measured, each server's answer having been held against the truth."""
     session = onnxruntime.InferenceSession(GRAPH)
-    works: dict[Case, tuple[Running, Callable[[], float]]] = {}
+    works: dict[Case, tuple[RunningPeer, Callable[[], float]]] = {}
     for shape, values in ids.items():
         truth = session.run(["embeddings"], {"input_ids": values, "offset": np.zeros(1, np.int64)})[0]
         for name, running in servers.items():
@@ -109,7 +109,7 @@ def cases(
     return works
 
 
-def proven(title: str, running: Running, ask: Callable[[], Any], truth: Any) -> float:
+def proven(title: str, running: RunningPeer, ask: Callable[[], Any], truth: Any) -> float:
     """Return how long an answer takes, having held it against the truth if there is one; infinite if there is none."""
     try:
         with running.awake():
@@ -131,7 +131,7 @@ def asked(took: float, seconds: float, work: Callable[[float], float]) -> Callab
     return lambda: work(max(seconds, math.ceil(4 * took)))
 
 
-def by_http(running: Running, ids: Any) -> Any:
+def by_http(running: RunningPeer, ids: Any) -> Any:
     """Return the vectors that come over HTTP, in whichever form they are."""
     answer = running.ask(ids)
     if answer.startswith(b"\x93NUMPY"):

@@ -48,7 +48,7 @@ class Ports(NamedTuple):
     further: int
 
 
-class Server(NamedTuple):
+class PeerServer(NamedTuple):
     """How a server is run, and asked.
 
     Args:
@@ -127,24 +127,24 @@ def bare(_: Path, ports: Ports, __: Path) -> Sequence[object]:
 
 
 SERVERS = {
-    "floor": Server("the floor: bare ASGI, canned bytes", bare, canned, grpc=True),
-    "uvicorn": Server("the same by plain uvicorn", script("with_uvicorn"), canned, ("uvicorn[standard]==0.54.0",)),
-    "preblock": Server("Preblock, `.npy`", preblock, native, grpc=True),
-    "preblock-v2": Server("Preblock, V2 binary", preblock, open_inference),
-    "fastapi": Server(
+    "floor": PeerServer("the floor: bare ASGI, canned bytes", bare, canned, grpc=True),
+    "uvicorn": PeerServer("the same by plain uvicorn", script("with_uvicorn"), canned, ("uvicorn[standard]==0.54.0",)),
+    "preblock": PeerServer("Preblock, `.npy`", preblock, native, grpc=True),
+    "preblock-v2": PeerServer("Preblock, V2 binary", preblock, open_inference),
+    "fastapi": PeerServer(
         "plain FastAPI handler, raw bytes",
         script("with_fastapi"),
         raw,
         ("fastapi==0.163.2", "uvicorn[standard]==0.54.0", "numpy==2.4.6"),
     ),
-    "mlserver": Server("MLServer, V2 JSON", mlserver, v2_json, ("mlserver==1.7.1",), grpc=True),
-    "litserve": Server(
+    "mlserver": PeerServer("MLServer, V2 JSON", mlserver, v2_json, ("mlserver==1.7.1",), grpc=True),
+    "litserve": PeerServer(
         "LitServe, JSON in, raw bytes out",
         script("with_litserve"),
         listed("input_ids", "/predict"),
         ("litserve==0.2.19",),
     ),
-    "triton": Server(
+    "triton": PeerServer(
         "Triton with its Python backend, V2 binary",
         script("with_pytriton"),
         open_inference,
@@ -152,12 +152,12 @@ SERVERS = {
         python="3.11.2",  # that of the standard library which its stub is built for
         grpc=True,
     ),
-    "ray": Server("Ray Serve, FastAPI ingress, raw bytes", script("with_ray"), raw, ("ray[serve]==2.60.0",)),
-    "bentoml": Server("BentoML, JSON", bentoml, listed("ids", "/embed"), ("bentoml==1.4.30",)),
+    "ray": PeerServer("Ray Serve, FastAPI ingress, raw bytes", script("with_ray"), raw, ("ray[serve]==2.60.0",)),
+    "bentoml": PeerServer("BentoML, JSON", bentoml, listed("ids", "/embed"), ("bentoml==1.4.30",)),
 }
 
 
-class Running:
+class RunningPeer:
     """A server that was started; it stands still but within `awake`.
 
     Args:
@@ -172,7 +172,7 @@ class Running:
     """
 
     def __init__(
-        self, server: Server, process: "subprocess.Popen[bytes]", ports: Ports, headers: Mapping[str, str]
+        self, server: PeerServer, process: "subprocess.Popen[bytes]", ports: Ports, headers: Mapping[str, str]
     ) -> None:
         self.server, self.process, self.ports, self.headers = server, process, ports, headers
         self.ready = False
@@ -256,7 +256,7 @@ class Running:
 
 
 @contextmanager
-def started(name: str, headers: Mapping[str, str] = MappingProxyType({})) -> Iterator[Running]:
+def started(name: str, headers: Mapping[str, str] = MappingProxyType({})) -> Iterator[RunningPeer]:
     """Set a server up, start it on one core, and wait until it answers requests with `headers`; yield it asleep.
 
     Raises:
@@ -274,7 +274,7 @@ def started(name: str, headers: Mapping[str, str] = MappingProxyType({})) -> Ite
         quiet = {"BENTOML_DO_NOT_TRACK": "True", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
         environment = os.environ | {"GRAPH": str(GRAPH.resolve())} | quiet | of_their_own
         process = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log, env=environment)
-        running = Running(server, process, ports, headers)
+        running = RunningPeer(server, process, ports, headers)
         stack.callback(running.stop)
         try:
             with running.awake():

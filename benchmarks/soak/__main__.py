@@ -25,8 +25,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.servers import free_port
-from benchmarks.soak.run import Server, run
-from benchmarks.soak.shared import PATIENCE, Soak, Truth, Wrong
+from benchmarks.soak.run import SoakTarget, run
+from benchmarks.soak.shared import PATIENCE, Soak, SoakFailure, Truth
 
 
 def main() -> None:
@@ -54,10 +54,10 @@ def main() -> None:
         try:
             assert process.stdout is not None
             if found := next(filter(None, (re.search(r"http://(\S+)", line) for line in process.stdout)), None):
-                server = Server(found[1], f"127.0.0.1:{port}", process.pid)
+                server = SoakTarget(found[1], f"127.0.0.1:{port}", process.pid)
                 soak = Soak(truth, given.model, given.steps, 60 * given.minutes)
                 asyncio.run(run(soak, server, given.clients, given.seed, given.growth))
-        except* Wrong as wrong:
+        except* SoakFailure as wrong:
             raise SystemExit("\n".join(map(str, wrong.exceptions))) from None
         finally:
             process.terminate()

@@ -10,8 +10,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 from benchmarks.soak.batches import Batch
 from benchmarks.soak.over_http import CODES, tensors_of, vectors_of
-from benchmarks.soak.questions import Array, Question, Refused
-from benchmarks.soak.shared import Broken, Soak, Wrong
+from benchmarks.soak.questions import Array, Question, Refusal
+from benchmarks.soak.shared import Broken, Soak, SoakFailure
 
 SERVICE = "/inference.GRPCInferenceService"
 OPTIONS = (
@@ -80,8 +80,8 @@ def fault(code: grpc.StatusCode, details: str | None, metadata: Any) -> Exceptio
     """Return what the end of a call means: what the service itself has ended has an id in its metadata."""
     what = f"{code.name} {details}"
     if "x-request-id" not in dict(metadata or ()):
-        return Broken(what) if what.startswith(BREAKS) else Wrong(what)
-    return Refused(what) if code in REFUSED else Wrong(what)
+        return Broken(what) if what.startswith(BREAKS) else SoakFailure(what)
+    return Refusal(what) if code in REFUSED else SoakFailure(what)
 
 
 class Calls(Grpc):
@@ -128,7 +128,7 @@ class Streams(Grpc):
         if answer is grpc.aio.EOF:
             self._stream = None
             ended = fault(await stream.code(), await stream.details(), await stream.trailing_metadata())
-            raise Wrong(f"the server ended the stream: {ended}") if isinstance(ended, Refused) else ended
+            raise SoakFailure(f"the server ended the stream: {ended}") if isinstance(ended, Refusal) else ended
         if answer.error_message:
-            raise Refused(answer.error_message)
+            raise Refusal(answer.error_message)
         return answer.infer_response

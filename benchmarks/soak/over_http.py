@@ -14,7 +14,7 @@ import numpy as np
 import safetensors.numpy
 
 from benchmarks.soak.batches import Batch
-from benchmarks.soak.questions import Array, Question, Refused
+from benchmarks.soak.questions import Array, Question, Refusal
 from benchmarks.soak.shared import Soak, Truth, Vectors, expect, flat
 
 JSON, NPY, BYTES = "application/json", "application/x-npy", "application/octet-stream"
@@ -52,7 +52,7 @@ class Http:
         """Return the answer of status 200."""
         answer = await self._client.post(question.path, content=question.body, headers=question.headers)
         if 400 <= answer.status_code < 500:
-            raise Refused(f"{answer.status_code} {answer.text}")
+            raise Refusal(f"{answer.status_code} {answer.text}")
         expect(answer.status_code == 200, f"{question.path} {question.headers}", f"{answer.status_code} {answer.text}")
         self.soak.counts["compressed"] += "Content-Encoding" in answer.headers
         return answer
@@ -206,7 +206,7 @@ def read_v2(answer: httpx.Response) -> Array:
     return values.reshape(output["shape"])
 
 
-class Embeddings(Http):
+class OpenAIEmbeddings(Http):
     """`POST /v1/embeddings`, of ids alone; rows begin at position 0."""
 
     name, fields, rectangular = "embeddings", False, False

@@ -16,7 +16,7 @@ BAD, SEQUENCES = 0.05, 0.2
 """How many questions have a bad one before them, and how many of those that may be are asked as a sequence."""
 
 
-class Refused(Exception):
+class Refusal(Exception):
     """The server says that it is the question that is wrong."""
 
 
@@ -61,8 +61,8 @@ class Endpoint(Protocol):
         """Return the answer.
 
         Raises:
-            Refused: the server refuses to.
-            Wrong: it answers with any other error.
+            Refusal: the server refuses to.
+            SoakFailure: it answers with any other error.
 
         """
 
@@ -114,7 +114,7 @@ class Asker:
         if answer is None:
             return False
         what = f"{self.protocol.name}, {len(batch.ids)} rows of {batch.size} tokens, {question.path} {question.headers}"
-        expect(not isinstance(answer, Refused), what, answer)
+        expect(not isinstance(answer, Refusal), what, answer)
         found, expected = question.read(answer), question.expected()
         right = (found.dtype, found.shape) == (expected.dtype, expected.shape) and found.tobytes() == expected.tobytes()
         expect(right, what, f"{found.dtype} {found.shape} is not the truth, {expected.dtype} {expected.shape}")
@@ -131,7 +131,7 @@ class Asker:
         answer = await self.answer(question)
         if answer is not None:
             what = f"{self.protocol.name}, {question.path} {question.headers} {question.body[:200]!r}"
-            expect(isinstance(answer, Refused), what, "a bad request was answered")
+            expect(isinstance(answer, Refusal), what, "a bad request was answered")
             self.soak.refused[self.protocol.name] += 1
         return answer is not None
 
@@ -141,7 +141,7 @@ class Asker:
         async def ask() -> Any:
             try:
                 return await self.protocol.ask(question)
-            except Refused as refused:
+            except Refusal as refused:
                 return refused
 
         return await self.soak.attempt(self.protocol.name, ask)

@@ -11,18 +11,18 @@ import numpy as np
 
 from benchmarks.soak.events import Events
 from benchmarks.soak.over_grpc import Calls, Streams
-from benchmarks.soak.over_http import Embed, Embeddings, Infer
+from benchmarks.soak.over_http import Embed, Infer, OpenAIEmbeddings
 from benchmarks.soak.player import Player
 from benchmarks.soak.proxy import Proxy
 from benchmarks.soak.questions import Asker
-from benchmarks.soak.shared import Soak, Wrong, expect
+from benchmarks.soak.shared import Soak, SoakFailure, expect
 from benchmarks.soak.streams import ClientStreams, Frames, Lines, Texts
 
 STEPS, REQUESTS = (400_000,), (400_000, 40_000_000)
 """Bytes that connections live on average: those of streams, and those of requests, of which some have large answers."""
 
 
-class Server(NamedTuple):
+class SoakTarget(NamedTuple):
     """Where it is.
 
     Args:
@@ -37,7 +37,7 @@ class Server(NamedTuple):
     pid: int
 
 
-class Client(Protocol):
+class SoakClient(Protocol):
     """Asks for something, again and again."""
 
     async def play(self) -> None:
@@ -53,7 +53,7 @@ class Proxies:
 
     """
 
-    def __init__(self, server: Server, seed: int) -> None:
+    def __init__(self, server: SoakTarget, seed: int) -> None:
         self._all = [
             Proxy(server.http, seed, STEPS),
             Proxy(server.http, seed + 1, REQUESTS),
@@ -71,7 +71,7 @@ class Proxies:
             await proxy.stop()
 
 
-PROTOCOLS: dict[str, Callable[[Soak, Proxies, np.random.Generator], Client]] = {
+PROTOCOLS: dict[str, Callable[[Soak, Proxies, np.random.Generator], SoakClient]] = {
     "frames": lambda soak, through, random: Player(soak, Frames(through.steps, soak.model), random),
     "text": lambda soak, through, random: Player(soak, Texts(through.steps, soak.model), random),
     "lines": lambda soak, through, random: Player(soak, Lines(through.steps, soak.model), random),
@@ -79,14 +79,19 @@ PROTOCOLS: dict[str, Callable[[Soak, Proxies, np.random.Generator], Client]] = {
     "events": lambda soak, through, random: Events(soak, through.steps, random),
     "embed": lambda soak, through, random: Asker(soak, Embed(soak, through.requests), random),
     "infer": lambda soak, through, random: Asker(soak, Infer(soak, through.requests), random),
-    "embeddings": lambda soak, through, random: Asker(soak, Embeddings(soak, through.requests), random),
+    "embeddings": lambda soak, through, random: Asker(soak, OpenAIEmbeddings(soak, through.requests), random),
     "ModelInfer": lambda soak, through, random: Asker(soak, Calls(soak, through.grpc), random),
     "ModelStreamInfer": lambda soak, through, random: Asker(soak, Streams(soak, through.grpc), random),
 }
 
 
 async def run(
-    soak: Soak, server: Server, clients: int, seed: int, growth: float, protocols: Collection[str] = tuple(PROTOCOLS)
+    soak: Soak,
+    server: SoakTarget,
+    clients: int,
+    seed: int,
+    growth: float,
+    protocols: Collection[str] = tuple(PROTOCOLS),
 ) -> None:
     """Ask with so many clients at each protocol, sample the memory of the server, and say what was seen.
 
@@ -99,8 +104,8 @@ async def run(
         protocols: at which they ask.
 
     Raises:
-        ExceptionGroup: of Wrong, where an answer is.
-        Wrong: a stream stays open, or the memory grows.
+        ExceptionGroup: of SoakFailure, where an answer is.
+        SoakFailure: a stream stays open, or the memory grows.
 
     """
     proxies = Proxies(server, seed)
@@ -147,7 +152,7 @@ async def all_left(address: str) -> None:
     """Wait until the server has seen that all streams are gone.
 
     Raises:
-        Wrong: some are still open.
+        SoakFailure: some are still open.
 
     """
     async with httpx.AsyncClient(base_url=address) as http:
@@ -156,4 +161,4 @@ async def all_left(address: str) -> None:
             if re.search(r"^preblock_streams_open 0(\.0)?$", text, re.MULTILINE):
                 return
             await asyncio.sleep(0.1)
-    raise Wrong(f"streams are still open: {re.findall('^preblock_streams_open.*', text, re.MULTILINE)}")
+    raise SoakFailure(f"streams are still open: {re.findall('^preblock_streams_open.*', text, re.MULTILINE)}")

@@ -23,7 +23,7 @@ PATIENCE = 60.0
 """Seconds after which an answer counts as hung."""
 
 
-class Wrong(Exception):
+class SoakFailure(Exception):
     """The server answered what it must not."""
 
 
@@ -38,11 +38,11 @@ def expect(right: Any, what: str, got: object) -> None:
     """Raise where something is not right.
 
     Raises:
-        Wrong: it is not.
+        SoakFailure: it is not.
 
     """
     if not right:
-        raise Wrong(f"{what}: {got}")
+        raise SoakFailure(f"{what}: {got}")
 
 
 class Truth:
@@ -115,16 +115,16 @@ class Soak:
         """Do something; None where the connection broke.
 
         Raises:
-            Wrong: it takes too long, or the server closed the connection.
+            SoakFailure: it takes too long, or the server closed the connection.
 
         """
         try:
             async with asyncio.timeout(PATIENCE):
                 return await action()
         except TimeoutError:
-            raise Wrong(f"{protocol} hangs") from None
+            raise SoakFailure(f"{protocol} hangs") from None
         except BROKEN as error:
             if isinstance(error, ConnectionClosed) and error.rcvd is not None:
-                raise Wrong(f"the server closed the stream: {error}") from error
+                raise SoakFailure(f"the server closed the stream: {error}") from error
             self.broken[protocol] += 1
             return None

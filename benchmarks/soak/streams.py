@@ -11,7 +11,7 @@ import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 
 import preblock
-from benchmarks.soak.shared import PATIENCE, Vectors, Wrong
+from benchmarks.soak.shared import PATIENCE, SoakFailure, Vectors
 from preblock.client.errors import ServiceError
 from preblock.client.frames import ERROR, AnswerFrame, MoveFrame, StepFrame, read_frame, write_frame
 from preblock.client.token_ids import read_rows
@@ -141,7 +141,7 @@ class Lines(Texts):
         self._writer.write(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
         answered = await self._reader.readuntil(b"\r\n\r\n")
         if not answered.startswith(b"HTTP/1.1 200 "):
-            raise Wrong(answered)
+            raise SoakFailure(answered)
         self.number = 0
         await self.ask({"append": offset}, 0)
 

@@ -19,7 +19,7 @@ PACKET = CHUNK // 3 * 4
 """Bytes that are sent at once, at most: a chunk as base64."""
 WRITTEN = 2**14
 """Numbers that are written as text at once, in a few tenths of a millisecond."""
-COPIED = 2**15
+MIN_WRITE_BYTES = 2**15
 """Bytes of a piece that is worth a packet of its own; fewer are copied together faster than they are sent."""
 
 
@@ -113,10 +113,10 @@ def packets(parts: Iterable[Part]) -> Iterator[Buffer]:
     waiting: list[Buffer] = []
     size = 0
     for piece in _pieces(parts):
-        if waiting and (len(piece) > COPIED or size + len(piece) > PACKET or len(waiting) == TOGETHER):
+        if waiting and (len(piece) > MIN_WRITE_BYTES or size + len(piece) > PACKET or len(waiting) == TOGETHER):
             yield b"".join(waiting)
             waiting, size = [], 0
-        if len(piece) > COPIED:
+        if len(piece) > MIN_WRITE_BYTES:
             yield piece
             del piece  # the next may lie where this one does
         else:

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any, Protocol
 
-from preblock.service.codecs.chunks import COPIED
+from preblock.service.codecs.chunks import MIN_WRITE_BYTES
 
 
 class TransportOwner(Protocol):
@@ -45,7 +45,7 @@ class InnerTransport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Write, at the end of the iteration at the latest."""
-        if self._size + len(data) > COPIED:
+        if self._size + len(data) > MIN_WRITE_BYTES:
             self.flush()
             if not self._owner.transport.is_closing():
                 self._owner.transport.write(data)

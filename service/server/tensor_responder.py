@@ -20,7 +20,7 @@ from preblock.service.api.http.request import RawRequest, Route
 from preblock.service.api.http.response import ChunkedResponse, Headers, lines_of
 from preblock.service.api.http.tracing import answered, begun, ended, routed
 from preblock.service.api.request_cache import RequestTemplate
-from preblock.service.codecs.chunks import COPIED, Buffer, base64_text, raw_bytes
+from preblock.service.codecs.chunks import MIN_WRITE_BYTES, Buffer, base64_text, raw_bytes
 from preblock.service.engine.fast_path import FastRun
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 from preblock.service.server.coroutines import drive
@@ -129,11 +129,11 @@ class TensorResponder:
         head = self._head(200, template.headers, visit)
         if template.suffix is not None:
             text = base64_text(vectors)
-            if len(text) <= COPIED:
+            if len(text) <= MIN_WRITE_BYTES:
                 transport.write(b"".join((head, template.prefix, text, template.suffix)))
             else:
                 transport.writelines((head + template.prefix, text, template.suffix))
-        elif vectors.nbytes <= COPIED:
+        elif vectors.nbytes <= MIN_WRITE_BYTES:
             transport.write(b"".join((head, template.prefix, vectors.data)))
         else:
             transport.writelines((head + template.prefix, raw_bytes(vectors)))
@@ -226,7 +226,7 @@ class TensorResponder:
             written += len(packet)
             left = None if size is None else size - written
             # A short packet goes with its neighbours, because each write wakes the client.
-            if left and (left <= COPIED or sum(map(len, waiting)) <= COPIED):
+            if left and (left <= MIN_WRITE_BYTES or sum(map(len, waiting)) <= MIN_WRITE_BYTES):
                 continue
             transport.writelines(waiting)
             waiting.clear()

@@ -26,7 +26,7 @@ IDS = [[1, 2, 3], [4, 5, 6]]
 FIELDS = {"input_ids": IDS, "offset": [1, 2], "token_type_ids": [[0, 1, 0], [1, 0, 1]]}
 
 
-class Client:
+class TritonClient:
     """A client of tritonclient, whose methods may be coroutines."""
 
     def __init__(self, module: ModuleType, address: str) -> None:
@@ -86,12 +86,12 @@ def numbers(value: Any) -> Any:
     params=[tritonclient.http, tritonclient.http.aio, tritonclient.grpc, tritonclient.grpc.aio],
     ids=lambda module: module.__name__,
 )
-def client(request: pytest.FixtureRequest, tiny_server: Server, tiny_clients: Clients) -> Client:  # noqa: ARG001 - ready
+def client(request: pytest.FixtureRequest, tiny_server: Server, tiny_clients: Clients) -> TritonClient:  # noqa: ARG001 - ready
     address = tiny_server.address.removeprefix("http://") if "http" in request.param.__name__ else tiny_server.grpc
-    return Client(request.param, address)
+    return TritonClient(request.param, address)
 
 
-def test_infer_gives_the_bits_of_the_native_protocol(client: Client, tiny_clients: Clients) -> None:
+def test_infer_gives_the_bits_of_the_native_protocol(client: TritonClient, tiny_clients: Clients) -> None:
     expected = native_bytes(tiny_clients, "bert", FIELDS).tobytes()
     for compression in (None, "gzip", "deflate"):
         options: dict[str, Any] = {"request_compression_algorithm": compression} if client.http else {}
@@ -107,7 +107,7 @@ def test_infer_gives_the_bits_of_the_native_protocol(client: Client, tiny_client
 
 @pytest.mark.parametrize(("datatype", "dtype"), [("FP16", np.float16), ("BF16", ml_dtypes.bfloat16)])
 def test_a_narrow_type_is_rounded_as_at_the_native_protocol(
-    client: Client, tiny_clients: Clients, datatype: str, dtype: Any
+    client: TritonClient, tiny_clients: Clients, datatype: str, dtype: Any
 ) -> None:
     result = client.infer("gpt", client.inputs(input_ids=IDS), parameters={"dtype": datatype})
     answer = tiny_clients.http.post(
@@ -121,25 +121,25 @@ def test_a_narrow_type_is_rounded_as_at_the_native_protocol(
     assert result.as_numpy("embeddings").tobytes() == answer.content
 
 
-def test_an_offset_may_be_a_parameter(client: Client, tiny_clients: Clients) -> None:
+def test_an_offset_may_be_a_parameter(client: TritonClient, tiny_clients: Clients) -> None:
     result = client.infer("gpt", client.inputs(input_ids=IDS), parameters={"offset": 2})
     expected = native_bytes(tiny_clients, "gpt", {"input_ids": IDS, "offset": 2})
     assert result.as_numpy("embeddings").tobytes() == expected.tobytes()
 
 
-def test_an_error_is_told(client: Client) -> None:
+def test_an_error_is_told(client: TritonClient) -> None:
     with pytest.raises(InferenceServerException) as raised:
         client.infer("gpt", client.inputs(input_ids=[[7]]))
     assert raised.value.message() == "input_ids[0][0]: got 7, allowed 0 to 6"
     assert raised.value.status() == ("422" if client.http else "StatusCode.INVALID_ARGUMENT")
 
 
-def test_what_is_not_understood_is_refused(client: Client) -> None:
+def test_what_is_not_understood_is_refused(client: TritonClient) -> None:
     with pytest.raises(InferenceServerException, match="parameters: got max_tokens, allowed "):
         client.infer("gpt", client.inputs(input_ids=IDS), parameters={"max_tokens": 5})
 
 
-def test_metadata_and_health(client: Client) -> None:
+def test_metadata_and_health(client: TritonClient) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("bert", "1")
@@ -149,7 +149,7 @@ def test_metadata_and_health(client: Client) -> None:
     assert metadata["inputs"][0] == {"name": "input_ids", "datatype": "INT64", "shape": [-1, -1]}
 
 
-def test_the_configuration_says_which_inputs_may_be_left_out(client: Client) -> None:
+def test_the_configuration_says_which_inputs_may_be_left_out(client: TritonClient) -> None:
     config = client.document("get_model_config", "bert", "1")
     config = config if client.http else config["config"]
     assert (config["name"], config["backend"], config.get("max_batch_size", 0)) == ("bert", "onnxruntime", 0)
@@ -165,7 +165,7 @@ def test_the_configuration_says_which_inputs_may_be_left_out(client: Client) -> 
     assert config["instance_group"][0]["kind"] == "KIND_CPU"
 
 
-def test_the_index_of_the_repository_names_every_version(client: Client) -> None:
+def test_the_index_of_the_repository_names_every_version(client: TritonClient) -> None:
     index = client.document("get_model_repository_index")
     index = index if client.http else index["models"]
     found = [(model["name"], model["version"], model["state"]) for model in index]
@@ -173,7 +173,7 @@ def test_the_index_of_the_repository_names_every_version(client: Client) -> None
 
 
 @pytest.mark.parametrize("method", ["load_model", "unload_model"])
-def test_models_cannot_be_changed_where_the_settings_do_not_allow_it(client: Client, method: str) -> None:
+def test_models_cannot_be_changed_where_the_settings_do_not_allow_it(client: TritonClient, method: str) -> None:
     with pytest.raises(InferenceServerException) as raised:
         getattr(client, method)("bert")
     allowed = "changes by request with model_control explicit; it is none"
@@ -187,7 +187,7 @@ def test_models_are_unloaded_and_loaded_where_the_settings_allow_it(tiny_reposit
             (tritonclient.http, server.address.removeprefix("http://")),
             (tritonclient.grpc, server.grpc),
         ):
-            client = Client(module, address)
+            client = TritonClient(module, address)
             client.unload_model("gpt")
             with pytest.raises(InferenceServerException, match="model: got gpt, allowed bert"):
                 client.infer("gpt", client.inputs(input_ids=IDS))
@@ -205,7 +205,7 @@ def test_models_are_unloaded_and_loaded_where_the_settings_allow_it(tiny_reposit
         assert [model["name"] for model in ready] == ["bert", "bert"]
 
 
-def test_statistics_count_what_was_asked(client: Client) -> None:
+def test_statistics_count_what_was_asked(client: TritonClient) -> None:
     def read() -> dict[str, Any]:
         (model,) = client.document("get_inference_statistics", "gpt", "1")["model_stats"]
         assert (model["name"], model["version"]) == ("gpt", "1")
@@ -241,13 +241,13 @@ def test_statistics_count_what_was_asked(client: Client) -> None:
     assert after["last_inference"] > before["last_inference"] > 1.7e12
 
 
-def test_statistics_of_every_model(client: Client) -> None:
+def test_statistics_of_every_model(client: TritonClient) -> None:
     models = client.document("get_inference_statistics")["model_stats"]
     assert [(m["name"], m["version"]) for m in models] == [("bert", "1"), ("bert", "2"), ("gpt", "1")]
 
 
 def test_async_infer_over_http(tiny_server: Server, tiny_clients: Clients) -> None:
-    client = Client(tritonclient.http, "")
+    client = TritonClient(tritonclient.http, "")
     with tritonclient.http.InferenceServerClient(tiny_server.address.removeprefix("http://"), concurrency=4) as http:
         asked = [http.async_infer("bert", client.inputs(**FIELDS)) for _ in range(8)]
         answers = {request.get_result().as_numpy("embeddings").tobytes() for request in asked}
@@ -256,7 +256,7 @@ def test_async_infer_over_http(tiny_server: Server, tiny_clients: Clients) -> No
 
 def test_async_infer_over_grpc(tiny_clients: Clients) -> None:
     found: queue.Queue[Any] = queue.Queue()
-    client = Client(tritonclient.grpc, "")
+    client = TritonClient(tritonclient.grpc, "")
     for _ in range(8):
         tiny_clients.grpc.async_infer("bert", client.inputs(**FIELDS), lambda result, error: found.put((result, error)))
     answers = [found.get(timeout=30) for _ in range(8)]
@@ -276,7 +276,7 @@ STEPS: list[tuple[list[list[int]], int, str | None]] = [
 
 def test_a_stream_answers_in_turn_and_outlives_its_errors(tiny_server: Server, tiny_clients: Clients) -> None:
     found: queue.Queue[Any] = queue.Queue()
-    client = Client(tritonclient.grpc, "")
+    client = TritonClient(tritonclient.grpc, "")
     with tritonclient.grpc.InferenceServerClient(tiny_server.grpc) as streaming:
         streaming.start_stream(lambda result, error: found.put((result, error)), compression_algorithm="gzip")
         for number, (ids, offset, _) in enumerate(STEPS):
@@ -292,7 +292,7 @@ def test_a_stream_answers_in_turn_and_outlives_its_errors(tiny_server: Server, t
 
 
 def test_a_stream_of_the_asynchronous_client(tiny_server: Server, tiny_clients: Clients) -> None:
-    client = Client(tritonclient.grpc.aio, "")
+    client = TritonClient(tritonclient.grpc.aio, "")
 
     async def requests() -> Any:
         for number, (ids, offset, _) in enumerate(STEPS):

@@ -23,7 +23,7 @@ from tests.support.connections import dial
 from tests.support.protocols import (
     Clients,
     Protocol,
-    Refused,
+    RequestRefused,
     connect,
     decode_frame,
     decode_json,
@@ -83,7 +83,7 @@ def message(tokens: int, width: int = D) -> str:
 @pytest.mark.parametrize("protocol", WHOLE)
 def test_one_token_more_than_fits_is_refused_and_the_next_is_answered(clients: Clients, protocol: Protocol) -> None:
     for _ in range(2):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             protocol(clients, "gpt", {"input_ids": [IDS[: FITS + 1]]})
         assert message(FITS + 1) in refused.value.message
         assert refused.value.status in (413, "StatusCode.RESOURCE_EXHAUSTED")
@@ -101,7 +101,7 @@ def test_what_is_sent_in_pieces_has_no_such_limit(clients: Clients, protocol: Pr
 
 def test_vectors_of_pooled_rows_are_limited(clients: Clients) -> None:
     rows = [[token] for token in IDS[: FITS + 1]]
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         openai_mean(clients, "gpt", {"input_ids": rows})
     assert (refused.value.status, message(FITS + 1) in refused.value.message) == (413, True)
     expected = vectors_of(IDS[:FITS], [0] * FITS)

@@ -25,7 +25,7 @@ from tests.support.protocols import (
     Clients,
     Fields,
     Protocol,
-    Refused,
+    RequestRefused,
     call_grpc,
     connect,
     grpc_raw,
@@ -87,39 +87,39 @@ def place(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         yield Place(clients, server, guarded, sparing)
 
 
-def refused(response: httpx.Response) -> Refused:
+def refused(response: httpx.Response) -> RequestRefused:
     """Return an answer of HTTP as an error, and prove its form."""
     document = response.json()
     if response.request.url.path.startswith("/v2"):
         assert set(document) == {"error"}
-        return Refused(response.status_code, document["error"])
+        return RequestRefused(response.status_code, document["error"])
     if response.request.url.path.startswith("/v1"):
         error = document["error"]
         assert error["type"] == ("server_error" if response.status_code >= 500 else "invalid_request_error")
-        return Refused(response.status_code, f"{error['code']} {error['message']}")
+        return RequestRefused(response.status_code, f"{error['code']} {error['message']}")
     assert response.headers["Content-Type"] == "application/problem+json"
     assert document["type"] == f"urn:preblock:error:{document['title']}"
     assert document["detail"] == f"{document['field']}: got {document['got']}, allowed {document['allowed']}"
     assert document["status"] == response.status_code
-    return Refused(response.status_code, f"{document['title']} {document['detail']}")
+    return RequestRefused(response.status_code, f"{document['title']} {document['detail']}")
 
 
-Provoke = Callable[[Place], Refused]
+Provoke = Callable[[Place], RequestRefused]
 
 
 def post(path: str, content: Any = b"", kind: str = "application/json", **headers: str) -> Provoke:
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
 
-    def provoke(place: Place) -> Refused:
+    def provoke(place: Place) -> RequestRefused:
         return refused(place.clients.http.post(path, content=body, headers={"Content-Type": kind, **headers}))
 
     return provoke
 
 
 def call(method: str, **fields: Any) -> Provoke:
-    def provoke(place: Place) -> Refused:
+    def provoke(place: Place) -> RequestRefused:
         message = getattr(service_pb2, f"{method}Request")(**fields)
-        with pytest.raises(Refused) as raised:
+        with pytest.raises(RequestRefused) as raised:
             call_grpc(place.clients, method, message)
         return raised.value
 
@@ -127,8 +127,8 @@ def call(method: str, **fields: Any) -> Provoke:
 
 
 def ask(protocol: Protocol, model: str, fields: Fields) -> Provoke:
-    def provoke(place: Place) -> Refused:
-        with pytest.raises(Refused) as raised:
+    def provoke(place: Place) -> RequestRefused:
+        with pytest.raises(RequestRefused) as raised:
             protocol(place.clients, model, fields)
         return raised.value
 
@@ -136,19 +136,19 @@ def ask(protocol: Protocol, model: str, fields: Fields) -> Provoke:
 
 
 def with_key(path: str, content: Any, key: str) -> Provoke:
-    def provoke(place: Place) -> Refused:
+    def provoke(place: Place) -> RequestRefused:
         return refused(place.guarded.http.post(path, json=content, headers={"Authorization": f"Bearer {key}"}))
 
     return provoke
 
 
 def call_with_key(key: str) -> Provoke:
-    def provoke(place: Place) -> Refused:
+    def provoke(place: Place) -> RequestRefused:
         message = service_pb2.ModelMetadataRequest(name="gpt")
         with pytest.raises(grpc.RpcError) as raised:
             place.guarded.stub.ModelMetadata(message, metadata=[("authorization", f"Bearer {key}")])
         error: Any = raised.value
-        return Refused(str(error.code()), error.details())
+        return RequestRefused(str(error.code()), error.details())
 
     return provoke
 
@@ -163,29 +163,29 @@ def at_each_protocol(key: str) -> dict[str, Provoke]:
     }
 
 
-def bytes_over_grpc(place: Place) -> Refused:
+def bytes_over_grpc(place: Place) -> RequestRefused:
     with grpc.insecure_channel(place.server.grpc) as channel, pytest.raises(grpc.RpcError) as raised:
         channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(b"\xff\xff\xff")
     error: Any = raised.value
-    return Refused(str(error.code()), error.details())
+    return RequestRefused(str(error.code()), error.details())
 
 
-def step_of_a_stream(place: Place) -> Refused:
+def step_of_a_stream(place: Place) -> RequestRefused:
     """Send a step whose offset is not that of its stream."""
     lines = b'{"input_ids": [1]}\n{"input_ids": [2], "offset": 5}\n'
     answer = place.clients.http.post(
         "/models/gpt/decode", content=lines, headers={"Content-Type": "application/x-ndjson"}
     )
     problem = json.loads(answer.text.splitlines()[1])["error"]
-    return Refused(problem["status"], f"{problem['title']} {problem['detail']}")
+    return RequestRefused(problem["status"], f"{problem['title']} {problem['detail']}")
 
 
 def request_of_a_sequence(protocol: Callable[[Clients, dict[str, Any]], Any]) -> Provoke:
     """Go on with a sequence where it is not."""
 
-    def provoke(place: Place) -> Refused:
+    def provoke(place: Place) -> RequestRefused:
         protocol(place.clients, {"sequence_id": 5, "sequence_start": True})
-        with pytest.raises(Refused) as raised:
+        with pytest.raises(RequestRefused) as raised:
             protocol(place.clients, {"sequence_id": 5, "offset": 3})
         return raised.value
 
@@ -210,11 +210,11 @@ def infer_over_grpc(clients: Clients, parameters: dict[str, Any]) -> None:
 def too_many(protocol: Protocol) -> Provoke:
     """Ask twice."""
 
-    def provoke(place: Place) -> Refused:
+    def provoke(place: Place) -> RequestRefused:
         try:
             for _ in range(2):
                 protocol(place.sparing, "gpt", {"input_ids": [[1]]})
-        except Refused as error:
+        except RequestRefused as error:
             return error
         raise AssertionError("nothing was refused")
 
@@ -226,7 +226,7 @@ def too_busy(protocol: Protocol, rows: int = 5000) -> Provoke:
     # Read for long, and refused at the end: a client that reads a large answer asks for nothing meanwhile.
     body = json.dumps({"input_ids": [*([[1] * 6] * 10000), [7]]}).encode()
 
-    def provoke(place: Place) -> Refused:
+    def provoke(place: Place) -> RequestRefused:
         done = Event()
 
         def load() -> None:
@@ -241,7 +241,7 @@ def too_busy(protocol: Protocol, rows: int = 5000) -> Provoke:
                 while time.monotonic() < until:
                     try:
                         protocol(place.clients, "gpt", {"input_ids": [[1, 1]] * rows})
-                    except Refused as error:
+                    except RequestRefused as error:
                         return error
             finally:
                 done.set()

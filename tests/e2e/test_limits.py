@@ -31,7 +31,7 @@ from tests.support.connections import dial
 from tests.support.protocols import (
     Clients,
     Protocol,
-    Refused,
+    RequestRefused,
     connect,
     grpc_raw,
     native_json,
@@ -75,7 +75,7 @@ def wait(server: Server, sample: str) -> None:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_rows_are_limited(clients: Clients, protocol: Protocol) -> None:
     assert len(protocol(clients, "gpt", {"input_ids": [[1]] * 3})) == 3
-    with pytest.raises(Refused, match="got 4 rows, allowed at most 3 rows in a request") as refused:
+    with pytest.raises(RequestRefused, match="got 4 rows, allowed at most 3 rows in a request") as refused:
         protocol(clients, "gpt", {"input_ids": [[1]] * 4})
     assert refused.value.status in (413, "StatusCode.RESOURCE_EXHAUSTED")
 

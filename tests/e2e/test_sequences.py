@@ -20,9 +20,9 @@ import tritonclient.http
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from tests.clients.test_tritonclient import Client, client
+from tests.clients.test_tritonclient import TritonClient, client
 from tests.service.api.http.routes.test_decode import wait_for_streams
-from tests.support.protocols import Clients, Refused, call_grpc, connect, native_bytes
+from tests.support.protocols import Clients, RequestRefused, call_grpc, connect, native_bytes
 from tests.support.servers import Server, serve
 
 __all__ = ["client"]
@@ -69,7 +69,9 @@ def wait_for_sequences(http: httpx.Client, count: int, seconds: float = 5) -> No
 
 
 @pytest.mark.parametrize("id_", [5, "a sequence"])
-def test_requests_one_by_one_go_on_with_their_sequence(client: Client, tiny_clients: Clients, id_: int | str) -> None:
+def test_requests_one_by_one_go_on_with_their_sequence(
+    client: TritonClient, tiny_clients: Clients, id_: int | str
+) -> None:
     answers: list[bytes | str] = []
     for ids, told, _ in STEPS:
         try:
@@ -106,7 +108,7 @@ class TritonStream:
         self.client.start_stream(lambda result, error: self._answers.put((result, error)))
 
     def send(self, ids: Any, id_: int | str, model: str = "gpt", **told: Any) -> None:
-        inputs = Client(tritonclient.grpc, "").inputs(input_ids=ids)
+        inputs = TritonClient(tritonclient.grpc, "").inputs(input_ids=ids)
         self.client.async_stream_infer(model, inputs, sequence_id=id_, **told)
 
     def recv(self) -> bytes | str:
@@ -142,7 +144,7 @@ def test_a_stream_has_sequences_of_its_own(tiny_server: Server, tiny_clients: Cl
 
 
 def test_a_stream_of_the_asynchronous_client_has_sequences(tiny_server: Server, tiny_clients: Clients) -> None:
-    asked = Client(tritonclient.grpc.aio, "")
+    asked = TritonClient(tritonclient.grpc.aio, "")
 
     async def requests() -> Any:
         for ids, told, _ in STEPS:
@@ -240,7 +242,7 @@ def test_over_its_limits_a_server_is_busy(strict: tuple[Server, Clients]) -> Non
             "input_ids: got 1 rows beside 2 that run, allowed at most 2 rows of sequences"
         )
         call_grpc(clients, "ModelInfer", request([[1]], 1, sequence_start=True))
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             call_grpc(clients, "ModelInfer", request([[1]], 2, sequence_start=True))
         assert refused.value.status == "StatusCode.UNAVAILABLE"
         tensor = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
@@ -261,7 +263,9 @@ def test_sequences_that_wait_too_long_are_forgotten(strict: tuple[Server, Client
             assert isinstance(stream.ask([[2]], 2, sequence_start=True), bytes)  # the stream is not idle
         assert sequences_open(clients.http) == 1
         assert str(stream.ask([[1]], 1)).startswith("parameters.sequence_id: got 1, allowed a sequence that runs on ")
-        with pytest.raises(Refused, match=r"parameters\.sequence_id: got 9, allowed a sequence that runs on gpt"):
+        with pytest.raises(
+            RequestRefused, match=r"parameters\.sequence_id: got 9, allowed a sequence that runs on gpt"
+        ):
             call_grpc(clients, "ModelInfer", request([[1]], 9))
         assert str(stream.recv()).startswith("stream: got nothing from its client for too long, allowed a new stream")
         with pytest.raises(InferenceServerException, match="no longer in valid state"):
@@ -322,7 +326,7 @@ def test_with_several_workers_requests_state_their_offset(tiny_repository: Path)
             (tritonclient.http, clients.http.base_url.netloc.decode()),
             (tritonclient.grpc, server.grpc),
         ):
-            asked = Client(module, address)
+            asked = TritonClient(module, address)
             with pytest.raises(InferenceServerException, match=f"parameters.sequence_id: got 5, {allowed}"):
                 asked.infer("gpt", asked.inputs(input_ids=[[1]]), sequence_id=5, sequence_start=True)
         with streaming(server) as stream:
@@ -335,7 +339,7 @@ def test_one_request_a_sequence_and_the_stateless_form_have_the_same_bits(server
     ids = np.random.default_rng(6).integers(0, 30000, 40)
     whole = native_bytes(clients, "gpt2-small", {"input_ids": [ids.tolist()]})
     parts = np.split(ids, [1, 2, 9, 10, 30])
-    asked = Client(tritonclient.grpc, server.grpc)
+    asked = TritonClient(tritonclient.grpc, server.grpc)
     offsets = np.cumsum([0, *map(len, parts)])
     stated = [
         asked.infer("gpt2-small", asked.inputs(input_ids=[part], offset=[offset])).as_numpy("embeddings")

@@ -22,7 +22,7 @@ from preblock.service.observability.metrics import FLUSH_SECONDS
 from preblock.service.server.run import listen
 from tests.support.paths import ROOT
 from tests.support.processes import fork_servers, workers
-from tests.support.protocols import Clients, Refused, connect, grpc_raw, native_bytes, native_json
+from tests.support.protocols import Clients, RequestRefused, connect, grpc_raw, native_bytes, native_json
 from tests.support.servers import Server, serve
 
 
@@ -46,7 +46,7 @@ def two(tiny_repository: Path) -> Iterator[Server]:
 def test_the_environment_limits_tokens(limited: Clients) -> None:
     assert native_bytes(limited, "gpt", {"input_ids": [[1, 2], [3, 4]]}).shape == (4, 4)
     for protocol in (native_json, grpc_raw):
-        with pytest.raises(Refused, match="got 5 tokens, allowed at most 4 tokens in a request"):
+        with pytest.raises(RequestRefused, match="got 5 tokens, allowed at most 4 tokens in a request"):
             protocol(limited, "gpt", {"input_ids": [[1, 2, 3, 4, 5]]})
     assert limited.http.get("/models/gpt").json()["max_tokens"] == 4
 
@@ -59,7 +59,7 @@ def test_the_environment_limits_bodies(limited: Clients, path: str) -> None:
 
 
 def test_the_environment_limits_messages(limited: Clients) -> None:
-    with pytest.raises(Refused, match="RESOURCE_EXHAUSTED"):
+    with pytest.raises(RequestRefused, match="RESOURCE_EXHAUSTED"):
         grpc_raw(limited, "gpt", {"input_ids": [[1] * 30]})
 
 

@@ -13,7 +13,7 @@ from preblock.models.config import FrontEndConfig
 from preblock.service.artifacts.manifest import TOKEN_GRAPHS
 from preblock.service.runtime.session import Session
 from tests.families import stems
-from tests.families.published import VOCABULARY, LoadedModel
+from tests.families.published import VOCABULARY, TransformersModel
 
 BATCH, FED, NEXT = 2, 9, 5
 
@@ -27,7 +27,7 @@ class Difference:
     max_ulp: float
 
 
-def compare(model: LoadedModel, artifact: Path, config: FrontEndConfig) -> Iterator[Difference]:
+def compare(model: TransformersModel, artifact: Path, config: FrontEndConfig) -> Iterator[Difference]:
     """Yield plain, left-padded and right-padded rows, rows with segments, and rows continued after 9 tokens by 5."""
     session = onnxruntime.InferenceSession(artifact / "model.onnx", providers=["CPUExecutionProvider"])
     for case in ("plain", "left", "right", *(["segments"] if config.indices else []), "continued"):
@@ -66,7 +66,7 @@ def check_rows_of_one(artifact: Path, config: FrontEndConfig) -> None:
             assert found.tobytes() == np.concatenate(expected).tobytes(), (graph, name)
 
 
-def compare_rotary(model: LoadedModel, artifact: Path) -> Iterator[Difference]:
+def compare_rotary(model: TransformersModel, artifact: Path) -> Iterator[Difference]:
     """Yield the largest difference, in ULP of 1, of each rotary output: in one pass, and after 9 tokens for 5 more."""
     session = onnxruntime.InferenceSession(artifact / "model.onnx", providers=["CPUExecutionProvider"])
     inputs = {node.name for node in session.get_inputs()}

@@ -259,14 +259,14 @@ def save(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> None:
 
 
 @dataclass(frozen=True)
-class LoadedModel:
+class TransformersModel:
     """A published model, or the side of it with the front-end."""
 
     name: str
     whole: Any
 
     @classmethod
-    def load(cls, name: str, folder: Path) -> "LoadedModel":
+    def load(cls, name: str, folder: Path) -> "TransformersModel":
         """Load a model written by `save`."""
         return cls(name, getattr(transformers, PUBLISHED[name].model).from_pretrained(folder).eval())
 

@@ -15,7 +15,7 @@ from preblock.service.artifacts.io import read
 from preblock.service.artifacts.manifest import MANIFEST, Manifest
 from tests.families import stems
 from tests.families.parity import Difference, compare, compare_rotary, compare_stem
-from tests.families.published import LoadedModel, save
+from tests.families.published import TransformersModel, save
 from tests.support.paths import PREBLOCK, ROOT
 
 DOCUMENT = ROOT / "docs/parity.md"
@@ -60,7 +60,7 @@ def measure(name: str) -> str:
         manifest = read(Manifest, artifact / MANIFEST)
         assert manifest.front_end is not None
         config = FrontEndConfig.from_document(manifest.front_end)
-        model = LoadedModel.load(name, checkpoint)
+        model = TransformersModel.load(name, checkpoint)
         worst = max(compare(model, artifact, config), key=_ulp)
         farthest = max(compare_rotary(model, artifact), key=_ulp).max_abs if config.rotary else None
     found = f"{worst.max_abs:.1e} | {worst.max_ulp:.1f}" if worst.max_abs else "0 | 0"

@@ -14,7 +14,7 @@ from preblock.export.parity import difference
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.frontend import FrontEnd
 from tests.clients.standard import check_standard
-from tests.families.published import PUBLISHED, LoadedModel, save
+from tests.families.published import PUBLISHED, TransformersModel, save
 
 # One family for each way of composing: norms, scales cast and not cast, tables derived and stored, projections.
 FAMILIES = (
@@ -40,7 +40,7 @@ def test_a_narrow_checkpoint_equals_transformers(name: str, dtype: torch.dtype, 
     kind = getattr(transformers, PUBLISHED[name].model)
     for arithmetic, loaded in (("float32", torch.float32), ("source", dtype)):
         frontend = read_frontend(tmp_path, name.partition("/")[2] or None, arithmetic).eval()  # type: ignore[arg-type]
-        expected = LoadedModel(name, kind.from_pretrained(tmp_path, dtype=loaded).eval()).first_block_input(IDS)
+        expected = TransformersModel(name, kind.from_pretrained(tmp_path, dtype=loaded).eval()).first_block_input(IDS)
         allowed = 0.0 if frontend.config.exact or arithmetic == "source" else 8.0
         with torch.inference_mode():
             found = frontend(torch.from_numpy(IDS)).float().numpy()

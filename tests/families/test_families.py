@@ -13,7 +13,7 @@ from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.rotary_families import ROTARY
 from tests.clients.standard import check_standard
 from tests.families.parity import check_rows_of_one, compare, compare_rotary
-from tests.families.published import PUBLISHED, LoadedModel, save
+from tests.families.published import PUBLISHED, TransformersModel, save
 from tests.families.stems import ROWS
 from tests.families.table import DOCUMENT, versions
 
@@ -45,7 +45,7 @@ def test_a_family_equals_transformers(name: str, tmp_path: Path) -> None:
     check_standard(artifact, frontend.config.indices)
     if "project" not in {step.kind for step in frontend.config.steps}:
         check_rows_of_one(artifact, frontend.config)
-    model = LoadedModel.load(name, checkpoint)
+    model = TransformersModel.load(name, checkpoint)
     allowed = 0.0 if frontend.config.exact else 8.0
     for difference in compare(model, artifact, frontend.config):
         assert difference.max_ulp <= allowed, difference

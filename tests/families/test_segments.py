@@ -19,7 +19,7 @@ from preblock.export.parity import difference
 from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
-from tests.families.published import PUBLISHED, VOCABULARY, WIDTH, LoadedModel, save
+from tests.families.published import PUBLISHED, VOCABULARY, WIDTH, TransformersModel, save
 
 CACHED = ("gpt2", "gpt_neo", "gptj", "codegen", "ctrl")
 FED, LENGTH = 9, 14
@@ -40,7 +40,7 @@ def run(session: onnxruntime.InferenceSession, begin: int, end: int, **indices: 
     return vectors
 
 
-def continued(model: LoadedModel) -> list[NDArray[Any]]:
+def continued(model: TransformersModel) -> list[NDArray[Any]]:
     """Return the input of the first block of the library's model: 9 tokens, then 5 more with a cache."""
     seen: list[Tensor] = []
 
@@ -62,7 +62,7 @@ def continued(model: LoadedModel) -> list[NDArray[Any]]:
 def test_segments_are_rows_of_the_token_table(name: str, tmp_path: Path) -> None:
     save(name, tmp_path / "checkpoint")
     session = session_of(tmp_path / "checkpoint", tmp_path / "artifact")
-    model = LoadedModel.load(name, tmp_path / "checkpoint")
+    model = TransformersModel.load(name, tmp_path / "checkpoint")
     expected = model.first_block_input(IDS, token_type_ids=TYPES)
     assert np.array_equal(run(session, 0, LENGTH, token_type_ids=TYPES), expected)
     if name in CACHED:
@@ -75,7 +75,7 @@ def test_in_a_narrow_type_the_scale_of_a_segment_is_rounded_as_that_of_a_token(n
     save(name, tmp_path / "checkpoint", torch.bfloat16)
     session = session_of(tmp_path / "checkpoint", tmp_path / "artifact", arithmetic="source")
     kind = getattr(transformers, PUBLISHED[name].model)
-    model = LoadedModel(name, kind.from_pretrained(tmp_path / "checkpoint", dtype=torch.bfloat16).eval())
+    model = TransformersModel(name, kind.from_pretrained(tmp_path / "checkpoint", dtype=torch.bfloat16).eval())
     expected = model.first_block_input(IDS, token_type_ids=TYPES)
     assert np.array_equal(run(session, 0, LENGTH, token_type_ids=TYPES), expected)
 
@@ -94,7 +94,7 @@ def test_a_family_without_such_segments_refuses_the_choice(name: str, tmp_path: 
         read_frontend(tmp_path, segments=True)
 
 
-def xlm(folder: Path, **values: Any) -> LoadedModel:
+def xlm(folder: Path, **values: Any) -> TransformersModel:
     """Save an XLM with random weights, and return it."""
     torch.manual_seed(0)
     model = XLMModel(XLMConfig(**PUBLISHED["xlm"].config, **values))
@@ -103,7 +103,7 @@ def xlm(folder: Path, **values: Any) -> LoadedModel:
             parameter.add_(torch.randn_like(parameter) * 0.02)
     model.save_pretrained(folder)
     model.train(False)
-    return LoadedModel("xlm", model)
+    return TransformersModel("xlm", model)
 
 
 @pytest.mark.parametrize("segments", [False, True])

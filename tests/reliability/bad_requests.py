@@ -87,7 +87,7 @@ REFUSAL = re.compile(
 """How an error begins that names what a client has sent: within a stream of gRPC there is no status."""
 
 
-class Wrong(Exception):
+class WrongAnswer(Exception):
     """An answer that no request may get."""
 
 
@@ -169,7 +169,7 @@ class Bad:
         """Send until `count` are answered.
 
         Raises:
-            Wrong: an answer is one that no request may get, or a good request did not get the right one.
+            WrongAnswer: an answer is one that no request may get, or a good request did not get the right one.
             TimeoutError: a request got none.
 
         """
@@ -233,7 +233,7 @@ class Bad:
                     writer.write(sent)
                     status, over = await answer_or_end(reader, writer)
                     if status >= 500:
-                        raise Wrong(f"{sent!r}: {status}")
+                        raise WrongAnswer(f"{sent!r}: {status}")
                     self._count(path, status)
                     if over or status == 400:
                         break
@@ -246,7 +246,7 @@ class Bad:
             async with asyncio.timeout(ANSWER_SECONDS):
                 got = await answer(reader)
         if got != (200, self._expected):
-            raise Wrong(f"a good request: {got}")
+            raise WrongAnswer(f"a good request: {got}")
 
     async def _streams(self, draw: random.Random, count: int) -> None:
         while self.seen.count < count:
@@ -258,7 +258,7 @@ class Bad:
                 got = await everything(reader, writer, PATIENCE_SECONDS if broken else ANSWER_SECONDS)
                 status = worst(got)
                 if status >= 500 or not (broken or got.endswith((b"}", b"\r\n0\r\n\r\n"))):
-                    raise Wrong(f"{sent!r}: {got!r}")
+                    raise WrongAnswer(f"{sent!r}: {got!r}")
                 self._count(protocol, status)
 
     async def _web_socket(self, draw: random.Random, count: int) -> None:
@@ -281,7 +281,7 @@ class Bad:
                     async with asyncio.timeout(ANSWER_SECONDS):
                         code = await message(reader)
                     if code in (1011, 1012) or 500 <= code < 600:
-                        raise Wrong(f"{sent!r}: {code}")
+                        raise WrongAnswer(f"{sent!r}: {code}")
                     self._count("socket", code)
                     if code >= 1000 or broken:
                         break
@@ -306,7 +306,7 @@ class Bad:
                 except grpc.aio.AioRpcError as error:
                     code = error.code()
                 if code not in GRPC_MAY:
-                    raise Wrong(f"{method} {sent!r}: {code}")
+                    raise WrongAnswer(f"{method} {sent!r}: {code}")
                 self._count(method, code.name)
 
     async def _messages(self, draw: random.Random, count: int) -> None:
@@ -320,13 +320,13 @@ class Bad:
                         async with asyncio.timeout(ANSWER_SECONDS):
                             told = refusal(await call.read())
                     except grpc.aio.AioRpcError as error:
-                        raise Wrong(f"{sent!r}: {error.code()}") from error
+                        raise WrongAnswer(f"{sent!r}: {error.code()}") from error
                     if told and not REFUSAL.match(told):
-                        raise Wrong(f"{sent!r}: {told}")
+                        raise WrongAnswer(f"{sent!r}: {told}")
                     self._count("ModelStreamInfer", "REFUSED" if told else "OK")
                 await call.done_writing()
                 if await call.code() is not grpc.StatusCode.OK:
-                    raise Wrong(f"the end of a stream: {await call.code()}")
+                    raise WrongAnswer(f"the end of a stream: {await call.code()}")
 
 
 async def answer_or_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[int, bool]:
@@ -352,7 +352,7 @@ async def head(reader: asyncio.StreamReader) -> tuple[int, int | None]:
     lines = await reader.readuntil(b"\r\n\r\n")
     found = re.match(rb"HTTP/1\.1 (\d{3}) ", lines)
     if not found:
-        raise Wrong(f"no HTTP: {lines!r}")
+        raise WrongAnswer(f"no HTTP: {lines!r}")
     length = re.search(rb"\r\ncontent-length: (\d+)\r\n", lines, re.IGNORECASE)
     return int(found[1]), None if length is None else int(length[1])
 

@@ -18,7 +18,7 @@ from tests.support.protocols import (
     Clients,
     Fields,
     Protocol,
-    Refused,
+    RequestRefused,
     call_grpc,
     decode_frame,
     decode_json,
@@ -387,7 +387,7 @@ def test_bad_input_is_refused_by_name_and_hurts_nobody(
     protocol: Protocol,
     message: str,
 ) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         protocol(tiny_clients, model, fields)
     assert message in refused.value.message
     assert refused.value.status in (400, 422, "StatusCode.INVALID_ARGUMENT")
@@ -417,7 +417,7 @@ def test_an_unknown_version_is_refused(tiny: httpx.Client, prefix: str, verb: st
 
 @pytest.mark.parametrize("version", ["0", "3", "abc", "..", "\0"])
 def test_an_unknown_version_is_refused_over_grpc(tiny_clients: Clients, version: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         call_grpc(tiny_clients, "ModelInfer", service_pb2.ModelInferRequest(model_name="bert", model_version=version))
     assert refused.value.status == "StatusCode.NOT_FOUND"
     assert refused.value.message == f"version: got {version}, allowed 1, 2"
@@ -650,7 +650,7 @@ def test_a_request_of_too_many_tokens_is_refused(tiny: httpx.Client) -> None:
 
 def test_too_many_tokens_are_refused_over_open_inference_and_grpc(tiny_clients: Clients) -> None:
     for protocol, status in ((open_inference_binary, 413), (grpc_raw, "StatusCode.RESOURCE_EXHAUSTED")):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             protocol(tiny_clients, "gpt", {"input_ids": [[1]] * 65537})
         assert refused.value.status == status
         assert "got 65537 tokens, allowed at most 65536" in refused.value.message

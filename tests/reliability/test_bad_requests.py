@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2
 from preblock.service.api.http.errors import STATUS, problem
 from preblock.service.codecs.decode_json import write_error
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, ArtifactError, Invalid, PreblockError, Unavailable
-from tests.reliability.bad_requests import METHODS, PATHS, REFUSAL, Bad, Wrong, message, refusal, worst
+from tests.reliability.bad_requests import METHODS, PATHS, REFUSAL, Bad, WrongAnswer, message, refusal, worst
 from tests.reliability.parsers import parsers
 from tests.reliability.wires import IDS
 from tests.support.artifacts import copy_artifact
@@ -101,4 +101,4 @@ def test_bad_requests_are_refused_and_good_ones_answered(
 def test_a_wrong_bit_is_seen(server: Server, tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup) as raised:
         asyncio.run(Bad(server, parsers(tmp_path), bytes(48)).run(100_000))
-    assert raised.group_contains(Wrong, match=r"^a good request: \(200, ")
+    assert raised.group_contains(WrongAnswer, match=r"^a good request: \(200, ")

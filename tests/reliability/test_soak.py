@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.soak import run as soak
-from benchmarks.soak.shared import Soak, Truth, Wrong
+from benchmarks.soak.shared import Soak, SoakFailure, Truth
 from tests.support.paths import ROOT
 from tests.support.servers import Server
 
@@ -46,15 +46,15 @@ def test_one_wrong_bit_is_seen(server: Server, repository: Path, protocol: str) 
     truth = Truth(repository / "gpt2-small" / "1")
     truth.positions = truth.positions.copy()
     truth.positions.view(np.uint32)[:, 5] ^= 1
-    served = soak.Server(server.address.removeprefix("http://"), server.grpc, server.process.pid)
+    served = soak.SoakTarget(server.address.removeprefix("http://"), server.grpc, server.process.pid)
     with pytest.raises(ExceptionGroup) as raised:
         asyncio.run(soak.run(Soak(truth, "gpt2-small", 1000), served, 1, 0, 0, [protocol]))
-    assert all(isinstance(error, Wrong) for error in raised.value.exceptions)
+    assert all(isinstance(error, SoakFailure) for error in raised.value.exceptions)
 
 
 def test_it_lasts_as_long_as_it_is_told(server: Server, repository: Path) -> None:
     soaking = Soak(Truth(repository / "gpt2-small" / "1"), "gpt2-small", seconds=0.5)
-    served = soak.Server(server.address.removeprefix("http://"), server.grpc, server.process.pid)
+    served = soak.SoakTarget(server.address.removeprefix("http://"), server.grpc, server.process.pid)
     asyncio.run(soak.run(soaking, served, 1, 0, 16, ["frames"]))
     assert 0.5 <= soaking.seconds < 30
 

@@ -30,7 +30,7 @@ _CONTEXT.set_forkserver_preload(
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningCommand:
     """A process, and the files of its standard output and standard error."""
 
     process: ForkServerProcess
@@ -52,7 +52,7 @@ def running(
     *arguments: Any,
     environment: Mapping[str, str] = MappingProxyType({}),
     room: int | None = None,
-) -> Iterator[Running]:
+) -> Iterator[RunningCommand]:
     """Run a function of this module in a process of its own, with further variables of the environment.
 
     It may write files of `room` bytes; default any. Another module than this would be imported before the environment
@@ -64,7 +64,7 @@ def running(
         )
         process.start()
         try:
-            yield Running(process, output, errors)
+            yield RunningCommand(process, output, errors)
         finally:
             process.kill()
             process.join()

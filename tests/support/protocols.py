@@ -33,7 +33,7 @@ FRAME = struct.Struct("<4sBBHIIIB3s")
 STEP, VECTORS, ERROR = 1, 2, 3
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A protocol's answer to a bad request, as status and message."""
 
     def __init__(self, status: int | str, message: str) -> None:
@@ -164,7 +164,7 @@ def _vectors_of(embed: Callable[[], Embeddings]) -> Vectors:
     try:
         vectors = embed().vectors
     except ServiceError as error:
-        raise Refused(error.status or 0, error.problem["detail"]) from error
+        raise RequestRefused(error.status or 0, error.problem["detail"]) from error
     return vectors.reshape(-1, vectors.shape[-1])
 
 
@@ -232,7 +232,7 @@ def grpc_raw(clients: Clients, model: str, fields: Fields) -> Vectors:
     try:
         vectors: Vectors = clients.grpc.infer(name, inputs, version).as_numpy("embeddings")
     except InferenceServerException as error:
-        raise Refused(str(error.status()), str(error.message())) from error
+        raise RequestRefused(str(error.status()), str(error.message())) from error
     return vectors.reshape(-1, vectors.shape[-1])
 
 
@@ -254,7 +254,7 @@ def decode_json(clients: Clients, model: str, fields: Fields) -> Vectors:
         stream.send(json.dumps(step))
         answer = json.loads(stream.recv())
     if "error" in answer:
-        raise Refused(answer["error"]["status"], answer["error"]["detail"])
+        raise RequestRefused(answer["error"]["status"], answer["error"]["detail"])
     return np.frombuffer(base64.b64decode(answer["embeddings"]), "<f4").reshape(-1, answer["shape"][-1])
 
 
@@ -267,7 +267,7 @@ def decode_frame(clients: Clients, model: str, fields: Fields) -> Vectors:
     kind, width = frame[5], int.from_bytes(frame[21:24], "little")
     if kind == ERROR:
         problem = json.loads(frame[FRAME.size :])
-        raise Refused(problem["status"], problem["detail"])
+        raise RequestRefused(problem["status"], problem["detail"])
     return np.frombuffer(frame, "<f4", offset=FRAME.size + 12).reshape(-1, width)
 
 
@@ -278,7 +278,7 @@ def open_stream(clients: Clients, model: str, options: Fields) -> Iterator[Any]:
         with connect_socket(f"{clients.socket}/models/{model}/decode{query}", max_size=None) as stream:
             yield stream
     except InvalidStatus as error:
-        raise Refused(error.response.status_code, json.loads(error.response.body or b"{}")["detail"]) from error
+        raise RequestRefused(error.response.status_code, json.loads(error.response.body or b"{}")["detail"]) from error
 
 
 def step_frame(ids: list[int], number: int = 0) -> bytes:
@@ -292,7 +292,7 @@ def call_grpc(clients: Clients, method: str, request: Any) -> Any:
     try:
         return getattr(clients.stub, method)(request)
     except grpc.RpcError as error:
-        raise Refused(str(error.code()), str(error.details())) from error
+        raise RequestRefused(str(error.code()), str(error.details())) from error
 
 
 def shape_of(name: str, value: Any) -> list[int]:
@@ -317,18 +317,18 @@ def _tensors(fields: Fields) -> Fields:
 
 
 def _accepted(response: httpx.Response) -> httpx.Response:
-    """Return an answer of status 200, and raise Refused for an error in the form of its protocol."""
+    """Return an answer of status 200, and raise RequestRefused for an error in the form of its protocol."""
     if response.status_code == 200:
         return response
     document = response.json()
     if response.request.url.path.startswith("/v2"):
         assert response.headers["Content-Type"] == "application/json"
         assert set(document) == {"error"}
-        raise Refused(response.status_code, document["error"])
+        raise RequestRefused(response.status_code, document["error"])
     if response.request.url.path.startswith("/v1"):
         assert response.headers["Content-Type"] == "application/json"
         assert set(document["error"]) == {"message", "type", "param", "code"}
-        raise Refused(response.status_code, document["error"]["message"])
+        raise RequestRefused(response.status_code, document["error"]["message"])
     assert response.headers["Content-Type"] == "application/problem+json"
     assert document["status"] == response.status_code
-    raise Refused(response.status_code, document["detail"])
+    raise RequestRefused(response.status_code, document["detail"])

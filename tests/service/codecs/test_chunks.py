@@ -10,7 +10,7 @@ import pytest
 
 from preblock.service.codecs.chunks import (
     CHUNK,
-    COPIED,
+    MIN_WRITE_BYTES,
     PACKET,
     TOGETHER,
     WRITTEN,
@@ -52,17 +52,19 @@ def test_packets_are_the_content_in_large_pieces(size: int, encoded: bool) -> No
     sent = list(packets(parts))
     assert b"".join(sent) == joined(parts)
     assert max(map(len, sent)) <= PACKET
-    together = (len(one) + len(other) > COPIED for one, other in itertools.pairwise(sent))
+    together = (len(one) + len(other) > MIN_WRITE_BYTES for one, other in itertools.pairwise(sent))
     assert all(together) or len(sent) <= 2 * len(parts) // TOGETHER  # base64 comes in two parts
 
 
-@pytest.mark.parametrize("size", [COPIED + 1, CHUNK, len(RANDOM)])
+@pytest.mark.parametrize("size", [MIN_WRITE_BYTES + 1, CHUNK, len(RANDOM)])
 def test_large_values_are_sent_without_a_copy(size: int) -> None:
     values = np.frombuffer(RANDOM[:size], np.uint8)
     header, *sent = packets([b"header", raw_bytes(values)])
     assert header == b"header"
-    assert all(np.shares_memory(np.frombuffer(packet, np.uint8), values) for packet in sent if len(packet) > COPIED)
-    assert sum(len(packet) > COPIED for packet in sent) == max(1, size // CHUNK)
+    assert all(
+        np.shares_memory(np.frombuffer(packet, np.uint8), values) for packet in sent if len(packet) > MIN_WRITE_BYTES
+    )
+    assert sum(len(packet) > MIN_WRITE_BYTES for packet in sent) == max(1, size // CHUNK)
 
 
 def test_base64_is_made_when_it_is_asked_for() -> None:

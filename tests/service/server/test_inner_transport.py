@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from preblock.service.codecs.chunks import COPIED
+from preblock.service.codecs.chunks import MIN_WRITE_BYTES
 from preblock.service.server.inner_transport import InnerTransport
 
-LARGE = bytes(COPIED + 1)
+LARGE = bytes(MIN_WRITE_BYTES + 1)
 
 
 class Owner:

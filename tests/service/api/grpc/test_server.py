@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from tritonclient.grpc import service_pb2
 
-from tests.support.protocols import Clients, Refused, call_grpc, native_bytes
+from tests.support.protocols import Clients, RequestRefused, call_grpc, native_bytes
 from tests.support.servers import Server
 
 FIELDS = {
@@ -45,7 +45,7 @@ def raw_request(array: Any, *data: bytes, **more: Any) -> Any:
 
 
 def refusal(clients: Clients, message: Any, method: str = "ModelInfer") -> tuple[str, str]:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         call_grpc(clients, method, message)
     return str(refused.value.status), refused.value.message
 

@@ -24,7 +24,7 @@ from tests.service.api.http.routes.test_v2 import (
     tensor,
     vectors_of,
 )
-from tests.support.protocols import Clients, Refused, call_grpc, native_bytes
+from tests.support.protocols import Clients, RequestRefused, call_grpc, native_bytes
 
 GRPC_STATUS: dict[type[errors.PreblockError], str] = {
     errors.Invalid: "StatusCode.INVALID_ARGUMENT",
@@ -183,7 +183,7 @@ def test_a_bad_parameter_is_the_same_error_over_http_and_grpc(
     sent.contents.int64_contents.extend([1, 2])
     output = message.outputs.add(name="embeddings")
     set_all({"request": message, "input": sent, "output": output}[place].parameters, values)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         call_grpc(tiny_clients, "ModelInfer", message)
     assert (refused.value.status, refused.value.message) == ("StatusCode.INVALID_ARGUMENT", error)
 
@@ -199,7 +199,7 @@ def test_a_parameter_without_a_value_is_refused_over_grpc(tiny_clients: Clients)
     message = service_pb2.ModelInferRequest(model_name="gpt")
     message.parameters["offset"].SetInParent()
     message.inputs.add(name="input_ids", datatype="INT64", shape=[1, 2]).contents.int64_contents.extend([1, 2])
-    with pytest.raises(Refused, match=r"parameters\.offset: got None, allowed a 64-bit integer"):
+    with pytest.raises(RequestRefused, match=r"parameters\.offset: got None, allowed a 64-bit integer"):
         call_grpc(tiny_clients, "ModelInfer", message)
 
 
@@ -208,7 +208,7 @@ def test_a_size_that_differs_from_the_bytes_is_refused_over_grpc(tiny_clients: C
     message = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(16)])
     sent = message.inputs.add(name="input_ids", datatype="INT64", shape=[1, 2])
     sent.parameters["binary_data_size"].int64_param = size
-    with pytest.raises(Refused, match=rf"binary_data_size: got {size}, allowed 16, the bytes of its"):
+    with pytest.raises(RequestRefused, match=rf"binary_data_size: got {size}, allowed 16, the bytes of its"):
         call_grpc(tiny_clients, "ModelInfer", message)
     sent.parameters["binary_data_size"].int64_param = 16
     assert call_grpc(tiny_clients, "ModelInfer", message).outputs[0].shape == [1, 2, 4]
@@ -229,7 +229,7 @@ def test_a_refusal_is_the_same_over_http_and_grpc(
     tiny_clients: Clients, verb: str, path: str, method: str, fields: dict[str, str], kind: type[errors.PreblockError]
 ) -> None:
     response = tiny_clients.http.request(verb, path)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         call_grpc(tiny_clients, method, getattr(service_pb2, f"{method}Request")(**fields))
     assert (response.status_code, refused.value.status) == (STATUS[kind], GRPC_STATUS[kind])
     assert error_of(response) == refused.value.message
