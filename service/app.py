@@ -194,10 +194,8 @@ def _adopt(
     settings: Settings, engine: Engine, streams: StreamRegistry, sequences: Sequences, dispatcher: Dispatcher
 ) -> None:
     """Let the settings hold that need no restart, for what comes from now on."""
-    engine.admission.log.share, engine.admission.log.token_ids = (
-        settings.access_log_sample_rate,
-        settings.access_log_max_token_ids,
-    )
+    log = engine.admission.log
+    log.share, log.token_ids = settings.access_log_sample_rate, settings.access_log_max_token_ids
     engine.max_tokens = settings.max_request_tokens
     engine.limits.allow(*_most(settings))
     engine.scheduler.allow(settings.max_queue_size, settings.queue_timeout_seconds)
