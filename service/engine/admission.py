@@ -64,6 +64,7 @@ class Admission:
             context.trace.add(record, isinstance(error, Exception) and not isinstance(error, ClientFault))
         if self.log.share:
             self.log.write(record)
+        record.context = None  # the context holds the record: without a cycle, both are freed at once
 
     def _leave(self, record: RequestRecord) -> None:
         if record.admitted:

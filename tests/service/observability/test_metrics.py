@@ -1,6 +1,7 @@
 """Counters of one process. Oracle: prometheus-client's own parser."""
 
 import asyncio
+import gc
 import time
 
 import pytest
@@ -9,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from preblock.service.core.errors import Invalid, NotFound
 from preblock.service.core.limits import Limits
 from preblock.service.engine.admission import Admission
+from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 from preblock.service.observability.instruments import LARGEST_BATCH, SECONDS
 from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
@@ -49,6 +51,19 @@ def test_the_class_of_an_error_is_the_outcome(error: BaseException, outcome: str
         raise error
     assert samples(metrics)["preblock_requests_total", "", outcome, "grpc"] == 1
     assert samples(metrics)["preblock_request_duration_seconds_count", "grpc"] == 1
+
+
+def test_an_ended_request_leaves_no_cycle() -> None:
+    metrics = Metrics()
+    seen = admission(metrics)
+    gc.collect()
+    token = CURRENT_REQUEST.set(RequestContext(b"id"))
+    with seen.request("native"):
+        pass
+    CURRENT_REQUEST.reset(token)
+    del token
+    metrics.flush()
+    assert gc.collect() == 0
 
 
 def test_a_record_ends_once() -> None:
