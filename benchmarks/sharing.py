@@ -10,11 +10,12 @@ wins. The limit up to which requests share, `SHARED` in `service/planning.py`, i
 import asyncio
 import statistics
 import time
-from pathlib import Path
 
 import numpy as np
 import uvloop
 
+from preblock.service.core.settings import Settings
+from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.engine import planning
 from preblock.service.engine.engine import Engine
@@ -28,7 +29,8 @@ LENGTHS, REQUESTS, ROUNDS = (1, 4, 16, 32, 64, 128), (2, 4, 16, 64), 15
 
 async def measure(name: str) -> None:
     """Print a line of ratios for each number of requests."""
-    asked = Engine(Repository(Path("model_repository"), CPU, 1), Scheduler(1, 8), Metrics(), 65536)
+    settings = LiveSettings(Settings())
+    asked = Engine(Repository(settings.current.repository, CPU, 1), Scheduler(1, settings), Metrics(), settings)
     model = asked.repository.get(name)
 
     async def ask(length: int) -> None:

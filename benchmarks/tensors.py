@@ -30,9 +30,8 @@ import uvicorn
 
 from benchmarks.guards import GUARDS, guarded
 from benchmarks.streams import CLIENT_CORE, MODEL, SERVER_CORE, WIDTH, running
-from preblock.service.api.streams import StreamRegistry
 from preblock.service.core.settings import Settings
-from preblock.service.observability.metrics import Metrics
+from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.server.run import configure, listen
 
 SHAPES = ((1, 1), (1, 128), (8, 128), (32, 512))
@@ -86,7 +85,7 @@ async def bare(
     """Read a body, and answer with as many bytes as the path says."""
     if scope["type"] == "lifespan":
         while (await receive())["type"] == "lifespan.startup":
-            scope["state"]["streams"] = StreamRegistry(Metrics(), 1, 1)
+            scope["state"]["settings"] = LiveSettings(Settings())
             await send({"type": "lifespan.startup.complete"})
         await send({"type": "lifespan.shutdown.complete"})
         return

@@ -20,15 +20,12 @@ from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamRegistry
 from preblock.service.core.auth import Authenticator
 from preblock.service.core.errors import Invalid
-from preblock.service.core.file_watch import POLL_INTERVAL_SECONDS
-from preblock.service.core.limits import Limits
-from preblock.service.core.settings import Settings, listed
-from preblock.service.core.settings_reload import SettingsReloader
+from preblock.service.core.settings import Settings
+from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.core.system import usable_cores
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.engine.sequences import Sequences
-from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.collectors import Memory
 from preblock.service.runtime.fused_embedding import BUILT
@@ -55,7 +52,7 @@ def create_engine(settings: Settings, shared: Path | None = None, progress: Prog
     if not BUILT:
         LOG.warning("installed without a C compiler: onnxruntime adds positions, which takes longer")
     choice = choose_provider(settings.provider)
-    access = Authenticator(settings.api_keys_file, by_address=settings.rate_limit_per_second is not None)
+    access, live = Authenticator(settings.api_keys_file), LiveSettings(settings)
     repository = Repository(
         settings.repository,
         choice.active,
@@ -66,23 +63,11 @@ def create_engine(settings: Settings, shared: Path | None = None, progress: Prog
         progress,
         settings.gpu_mem_limit_bytes,
     )
-    scheduler = Scheduler(usable_cores(), settings.max_queue_size, settings.queue_timeout_seconds)
+    scheduler = Scheduler(usable_cores(), live)
     control = Control(repository, settings.model_control, settings.model_poll_interval_seconds, shared)
-    limits = Limits(*_most(settings))
-    log = AccessLog(settings.access_log_sample_rate, settings.access_log_max_token_ids)
     metrics = Metrics(Memory(repository))
     metrics.provider(choice.requested, choice.active, choice.probed)
-    return Engine(repository, scheduler, metrics, settings.max_request_tokens, control, limits, log)
-
-
-def _most(settings: Settings) -> tuple[int, float | None, int, int]:
-    """Return what `Limits` takes."""
-    return (
-        settings.max_concurrent_requests,
-        settings.rate_limit_per_second,
-        settings.max_request_rows,
-        settings.max_buffered_response_bytes,
-    )
+    return Engine(repository, scheduler, metrics, live, control)
 
 
 def create_tracing(settings: Settings) -> "Tracing | None":
@@ -113,15 +98,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
     tracing = create_tracing(settings)
     trace = None if tracing is None else tracing.trace
     engine = engine or create_engine(settings)
-    streams = StreamRegistry(
-        engine.metrics,
-        settings.stream_idle_seconds,
-        settings.stream_max_lifetime_seconds,
-        settings.max_concurrent_streams,
-    )
-    rows = settings.max_sequence_rows, settings.max_stream_sequence_rows
-    sequences = Sequences(engine, settings.stream_idle_seconds, *rows, settings.workers)
-
+    streams, sequences = StreamRegistry(engine.metrics, engine.settings), Sequences(engine)
     templates = TemplateCache(engine)
 
     @asynccontextmanager
@@ -129,10 +106,10 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
         following = [
             asyncio.create_task(engine.control.run()),
             asyncio.create_task(streams.follow(engine.repository.access)),
-            asyncio.create_task(_follow(settings, engine, streams, sequences, dispatcher)),
+            asyncio.create_task(engine.settings.follow()),
         ]
         # What the server's connections know of the application.
-        state = {"streams": streams}
+        state = {"streams": streams, "settings": engine.settings}
         if settings.grpc_port is None:
             yield state
         else:
@@ -167,41 +144,12 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
     app.include_router(v2.router(engine, inference, VERSION, settings.max_body_bytes))
     app.include_router(openai.router(engine, settings.max_body_bytes))
     app.include_router(health.router(engine))
-    dispatcher = Dispatcher(
+    return Dispatcher(
         app,
         {("/models/", "embed"): embedding, ("/v2/models/", "infer"): inference},
         engine.repository.access,
-        listed(settings.cors_origins),
+        engine.settings,
         templates,
         engine.metrics.count_bytes,
         trace,
     )
-    return dispatcher
-
-
-async def _follow(
-    settings: Settings, engine: Engine, streams: StreamRegistry, sequences: Sequences, dispatcher: Dispatcher
-) -> None:
-    """Do as the file of settings says, whenever it changes, until cancelled."""
-    following = SettingsReloader(settings, told=settings.workers == 1)  # of several, their parent tells
-    while settings.config_file is not None:
-        await asyncio.sleep(POLL_INTERVAL_SECONDS)
-        if following.changed():
-            _adopt(following.settings, engine, streams, sequences, dispatcher)
-
-
-def _adopt(
-    settings: Settings, engine: Engine, streams: StreamRegistry, sequences: Sequences, dispatcher: Dispatcher
-) -> None:
-    """Let the settings hold that need no restart, for what comes from now on."""
-    log = engine.admission.log
-    log.share, log.token_ids = settings.access_log_sample_rate, settings.access_log_max_token_ids
-    engine.max_tokens = settings.max_request_tokens
-    engine.limits.allow(*_most(settings))
-    engine.scheduler.allow(settings.max_queue_size, settings.queue_timeout_seconds)
-    engine.repository.access.tell_apart(by_address=settings.rate_limit_per_second is not None)
-    streams.allow(settings.stream_max_lifetime_seconds, settings.max_concurrent_streams)
-    sequences.allow(settings.max_sequence_rows, settings.max_stream_sequence_rows)
-    dispatcher.allow_origins(listed(settings.cors_origins))
-    if dispatcher.templates is not None:
-        dispatcher.templates.clear()  # the limits before allowed these requests

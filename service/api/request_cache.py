@@ -150,8 +150,8 @@ def json_template_of(
 class TemplateCache:
     """Templates of requests that were answered, for all protocols.
 
-    Templates of a model are dropped when the repository changes. A key holds no credential: the caller of each request
-    is authorized anew.
+    The cache is emptied when the repository or the settings change. A key holds no credential: the caller of each
+    request is authorized anew.
 
     Args:
         engine: answers the requests.
@@ -162,13 +162,16 @@ class TemplateCache:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._engine, self._settings = engine, engine.settings.current
         self._templates: dict[Hashable, RequestTemplate] = {}
         self.hits = 0
         engine.repository.listeners.append(self.clear)
 
     def find(self, key: Hashable) -> RequestTemplate | None:
         """Return the template of `key`, if its model is still served and the caller may use it."""
+        if self._settings is not self._engine.settings.current:  # these requests were checked by other limits
+            self._settings = self._engine.settings.current
+            self.clear()
         template = self._templates.get(key)
         if template is None:
             return None
@@ -184,7 +187,7 @@ class TemplateCache:
     def keep(self, key: Hashable, template: RequestTemplate) -> None:
         """Answer requests of the same `key` by `template` from now on, unless the present limits forbid it."""
         (batch, length), repository = template.shape, self._engine.repository
-        if batch * length > self._engine.max_tokens or batch > self._engine.limits.rows:
+        if batch * length > self._engine.max_tokens or batch > self._engine.limits.max_rows:
             return
         try:
             model = repository.find(template.name, template.version, caller=SERVICE)

@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 from preblock.service.core.auth import Authenticator, caller
 from preblock.service.core.errors import Unavailable
 from preblock.service.core.file_watch import POLL_INTERVAL_SECONDS
+from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.observability.metrics import Metrics
 
 T = TypeVar("T")
@@ -102,20 +103,13 @@ class StreamRegistry:
 
     Args:
         metrics: counts them.
-        idle: seconds that one may wait for its client.
-        total: seconds that one may stay open.
-        most: that may be open; default None: any number.
+        settings: say how many may be open, how long each, and how long one may wait for its client.
 
     """
 
-    def __init__(self, metrics: Metrics, idle: float, total: float, most: int | None = None) -> None:
-        self._metrics, self.idle = metrics, idle
-        self.allow(total, most)
+    def __init__(self, metrics: Metrics, settings: LiveSettings) -> None:
+        self._metrics, self._settings = metrics, settings
         self._open: set[StreamLifetime] = set()
-
-    def allow(self, total: float, most: int | None) -> None:
-        """Let streams that open from now on stay so long, and be so many; the arguments are those of the class."""
-        self._total, self._most = total, most
 
     @contextmanager
     def open(self) -> Iterator[StreamLifetime]:
@@ -125,9 +119,10 @@ class StreamRegistry:
             Unavailable: too many are open.
 
         """
-        if self._most is not None and len(self._open) >= self._most:
-            raise Unavailable("streams", f"one more than {self._most}", f"{self._most} open at a time; try again later")
-        lifetime = StreamLifetime(self.idle, self._total)
+        settings = self._settings.current
+        if len(self._open) >= (most := settings.max_concurrent_streams):
+            raise Unavailable("streams", f"one more than {most}", f"{most} open at a time; try again later")
+        lifetime = StreamLifetime(settings.stream_idle_timeout_seconds, settings.stream_max_lifetime_seconds)
         self._open.add(lifetime)
         try:
             with self._metrics.stream():

@@ -9,7 +9,7 @@ import secrets
 import tomllib
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -81,34 +81,27 @@ class Authenticator:
 
     Args:
         file: TOML, with the keys; read again when it changes. Default None: no key is needed, and all may do all.
-        by_address: whether callers without keys are told apart by their addresses.
 
     Attributes:
-        changes: how often others were let in, or told apart in another way, than before.
+        changes: how often the keys have changed.
 
     Raises:
         Invalid: the file cannot be read, or is not understood.
 
     """
 
-    def __init__(self, file: Path | None = None, by_address: bool = False) -> None:
+    def __init__(self, file: Path | None = None) -> None:
         self.changes = 0
         self._file = file
         self._callers: list[Principal] = []
         if file is not None:
             self._watch = FileWatcher(file)
             self._callers = read_keys(file)
-        self.tell_apart(by_address)
 
     @property
     def needs_key(self) -> bool:
         """Whether a key is needed."""
         return self._file is not None
-
-    def tell_apart(self, by_address: bool) -> None:
-        """Say whether callers without keys are told apart by their addresses."""
-        self.by_address = by_address and self._file is None
-        self.changes += 1
 
     def enter(self, authorization: bytes | None) -> None:
         """Let in whoever asks, for what follows in this context; `authorization` is what the header of that name says.
@@ -125,8 +118,8 @@ class Authenticator:
         _CALLER.set(self._find(authorization[len(SCHEME) :].strip()))
 
     def came_from(self, address: str) -> None:
-        """Name whoever asks, for what follows in this context, by its address."""
-        _CALLER.set(Principal(address, ALL, admin=True))
+        """Name the caller of this context by its address, where no key is needed."""
+        _CALLER.set(_anyone(address))
 
     def check_model(self, name: str, caller: Principal) -> None:
         """Raise Forbidden if `caller` may not use a model of this name, whether or not there is one."""
@@ -167,6 +160,12 @@ class Authenticator:
             self.changes += 1
         except Invalid as error:
             LOG.warning("the keys stay as they were: %s", error)
+
+
+@lru_cache(maxsize=1024)
+def _anyone(address: str) -> Principal:
+    """Return the caller of an address, who may use everything."""
+    return Principal(address, ALL, admin=True)
 
 
 EVERYBODY = Authenticator()

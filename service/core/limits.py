@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from preblock.service.core.auth import caller_name
 from preblock.service.core.errors import RateLimited, TooLarge, Unavailable
+from preblock.service.core.settings_reload import LiveSettings
 
 SWEEP_SECONDS = 10.0
 """Between two looks for callers that have been quiet for long enough to be forgotten."""
@@ -15,33 +16,24 @@ FLOAT32_BYTES = 4
 
 
 class Limits:
-    """The limits of this process; each request runs within a `with` block of them.
+    """The limits of this process, as the settings have them now."""
 
-    Args:
-        requests: most that are answered at a time; default None: any number.
-        per_second: most of one caller in a second, of which as many may come at once; default None: any number.
-        rows: most of one request; default None: any number.
-        whole: most bytes of vectors, as float32, in an answer that is made whole; default None: any number.
-
-    """
-
-    def __init__(
-        self,
-        requests: int | None = None,
-        per_second: float | None = None,
-        rows: int | None = None,
-        whole: int | None = None,
-    ) -> None:
-        self.allow(requests, per_second, rows, whole)
+    def __init__(self, settings: LiveSettings) -> None:
+        self._settings = settings
         self._running = 0
-        self._swept = time.monotonic()
-
-    def allow(self, requests: int | None, per_second: float | None, rows: int | None, whole: int | None) -> None:
-        """Allow so much from now on; the arguments are those of the class."""
         # By caller: when all that it was allowed would have been used up, at its rate.
         self._spent: dict[str, float] = {}
-        self._requests, self._per_second, self.rows = requests or math.inf, per_second, rows or math.inf
-        self.whole = whole or math.inf
+        self._swept = time.monotonic()
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows of a request."""
+        return self._settings.current.max_request_rows
+
+    @property
+    def max_buffered_bytes(self) -> int:
+        """Most bytes of vectors, as float32, in an answer that is not sent in chunks."""
+        return self._settings.current.max_buffered_response_bytes
 
     def enter(self) -> None:
         """Begin a request; `leave` must follow.
@@ -51,12 +43,12 @@ class Limits:
             Unavailable: too many are answered now.
 
         """
-        if self._running >= self._requests:  # first: what is refused so is not held against its caller
-            raise Unavailable(
-                "requests", f"one more than {self._requests}", f"{self._requests} at a time; try again later"
-            )
-        if self._per_second is not None:
-            self._count(caller_name(), self._per_second, time.monotonic())
+        settings = self._settings.current
+        most, per_second = settings.max_concurrent_requests, settings.rate_limit_per_second
+        if self._running >= most:  # first: a request that is refused here does not count for its caller
+            raise Unavailable("requests", f"one more than {most}", f"{most} at a time; try again later")
+        if per_second is not None:
+            self._count(caller_name(), per_second, time.monotonic())
         self._running += 1
 
     def leave(self) -> None:
@@ -74,17 +66,17 @@ class Limits:
 
     def check_rows(self, field: str, rows: int) -> None:
         """Raise TooLarge where a request has too many rows."""
-        if rows > self.rows:
-            raise TooLarge(field, f"{rows} rows", f"at most {self.rows} rows in a request")
+        if rows > self.max_rows:
+            raise TooLarge(field, f"{rows} rows", f"at most {self.max_rows} rows in a request")
 
     def takes_whole(self, values: int) -> bool:
         """Return whether an answer of so many values may be made whole."""
-        return FLOAT32_BYTES * values <= self.whole
+        return FLOAT32_BYTES * values <= self.max_buffered_bytes
 
     def check_whole(self, field: str, values: int) -> None:
         """Raise TooLarge where an answer of so many values may not be made whole."""
         if not self.takes_whole(values):
-            got, allowed = f"{FLOAT32_BYTES * values} bytes of vectors", f"at most {self.whole}"
+            got, allowed = f"{FLOAT32_BYTES * values} bytes of vectors", f"at most {self.max_buffered_bytes}"
             raise TooLarge(field, got, f"{allowed} in an answer that is made whole")
 
     def _count(self, caller: str, per_second: float, now: float) -> None:
@@ -93,7 +85,8 @@ class Limits:
             self._spent = {name: until for name, until in self._spent.items() if until > now}
             self._swept = now
         interval = 1 / per_second
-        until = max(self._spent.get(caller, now), now)
+        # The rate may have been lower before: a caller never owes more than a second, or one interval.
+        until = self._spent[caller] = min(max(self._spent.get(caller, now), now), now + max(1, interval))
         # What a second holds may come at once; sums of fractions are not exact.
         wait = until - now - max(1 - interval, 0)
         if wait > 1e-6:

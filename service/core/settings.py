@@ -26,7 +26,8 @@ RELOADABLE = frozenset(
             "rate_limit_per_second",
         ),
         *("max_queue_size", "queue_timeout_seconds"),
-        *("max_concurrent_streams", "stream_max_lifetime_seconds", "max_sequence_rows", "max_stream_sequence_rows"),
+        *("max_concurrent_streams", "stream_idle_timeout_seconds", "stream_max_lifetime_seconds"),
+        *("sequence_idle_timeout_seconds", "max_sequence_rows", "max_stream_sequence_rows", "header_timeout_seconds"),
     )
 )
 """Settings that a service takes from the file when that changes; all others need a restart."""
@@ -111,6 +112,10 @@ class Settings(BaseSettings):
     gpu_mem_limit_bytes: int | None = Field(
         None, ge=1, description="Most memory of a GPU that onnxruntime takes for a graph; without it all there is."
     )
+    header_timeout_seconds: int = Field(60, ge=1, description="How long the headers of a request may take to come.")
+    shutdown_timeout_seconds: int = Field(
+        15, ge=1, description="After SIGTERM, how long requests may take to end: first HTTP, then gRPC."
+    )
     max_body_bytes: int = Field(16 * 2**20, ge=1, description="Largest request body, and message of a stream.")
     max_request_tokens: int = Field(65536, ge=1, description="Most tokens of one request.")
     max_queue_size: int = Field(64, ge=1, description="Most pieces of work that wait for a thread.")
@@ -124,10 +129,11 @@ class Settings(BaseSettings):
         None, gt=0, description="Most requests of a key in a second, or of an address where there are no keys."
     )
     max_concurrent_streams: int = Field(1024, ge=1, description="Most streams that a process has open.")
-    stream_idle_seconds: int = Field(
-        600, ge=1, description="How long a stream may wait for its client, and a sequence for its next request."
-    )
+    stream_idle_timeout_seconds: int = Field(600, ge=1, description="How long a stream may wait for its client.")
     stream_max_lifetime_seconds: int = Field(86400, ge=1, description="How long a stream may stay open.")
+    sequence_idle_timeout_seconds: int = Field(
+        600, ge=1, description="How long a sequence may wait for its next request."
+    )
     max_sequence_rows: int = Field(65536, ge=1, description="Most rows of the sequences of a process.")
     max_stream_sequence_rows: int = Field(4096, ge=1, description="Most rows of the sequences of one stream of gRPC.")
 

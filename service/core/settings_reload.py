@@ -1,52 +1,65 @@
 """The settings of a process that serves: its file is read again when it changes."""
 
+import asyncio
 import logging
 
 from preblock.service.core.errors import Invalid
-from preblock.service.core.file_watch import FileWatcher
+from preblock.service.core.file_watch import POLL_INTERVAL_SECONDS, FileWatcher
 from preblock.service.core.settings import RELOADABLE, Settings
 
 LOG = logging.getLogger(__name__)
 
 
-class SettingsReloader:
-    """The settings that hold now; the log follows their `log_level`.
+class LiveSettings:
+    """The settings that hold now. Readers keep this object, and read `current` when they need a value.
 
     Args:
-        settings: those of the start; what needs a restart stays as it is there.
-        told: whether the log tells of changes; of several processes one does.
+        settings: the settings of the start; a setting that needs a restart keeps this value.
+        log_changes: whether to log each change; default: where the process is the only one.
+
+    Attributes:
+        current: the settings that hold now; another object after each change.
 
     """
 
-    def __init__(self, settings: Settings, told: bool) -> None:
-        self.settings = settings
-        self._log = LOG.log if told else _nothing
+    def __init__(self, settings: Settings, log_changes: bool | None = None) -> None:
+        self.current = settings
+        self._log_changes = settings.workers == 1 if log_changes is None else log_changes
         self._watch = None if settings.config_file is None else FileWatcher(settings.config_file)
-        self._begun = False
+        self._first = True
 
-    def changed(self) -> bool:
-        """Return whether other settings hold since the last time; a file that cannot be used changes nothing."""
-        # The file may have changed between its reading and the first look at it.
-        if self._watch is None or (not self._watch.changed() and self._begun):
+    async def follow(self) -> None:
+        """Read the file whenever it changes, until cancelled."""
+        while self._watch is not None:
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
+            self.reload()
+
+    def reload(self) -> bool:
+        """Read the file if it has changed, and return whether other settings hold now.
+
+        A file that cannot be used changes nothing.
+        """
+        # The file may have changed between the start and the first call.
+        if self._watch is None or (not self._watch.changed() and not self._first):
             return False
-        self._begun = True
-        before = self.settings
+        self._first = False
+        before = self.current
         try:
-            wanted = before.again()
+            after = before.again()
         except Invalid as error:
             self._log(logging.WARNING, "the settings stay as they were: %s", error)
             return False
-        others = {name: value for name, value in wanted if value != getattr(before, name)}
-        if late := [name for name in others if name not in RELOADABLE]:
+        changed = {name: value for name, value in after if value != getattr(before, name)}
+        if late := [name for name in changed if name not in RELOADABLE]:
             text = "%s: another value in %s, which takes effect after a restart"
             self._log(logging.WARNING, text, ", ".join(late), before.config_file)
-        followed = {name: value for name, value in others.items() if name in RELOADABLE}
-        if followed:
-            self.settings = before.model_copy(update=followed)
-            logging.getLogger().setLevel(self.settings.log_level.upper())
-            self._log(logging.INFO, "settings: %s", ", ".join(f"{name} = {value}" for name, value in followed.items()))
-        return bool(followed)
+        reloaded = {name: value for name, value in changed.items() if name in RELOADABLE}
+        if reloaded:
+            self.current = before.model_copy(update=reloaded)
+            logging.getLogger().setLevel(self.current.log_level.upper())
+            self._log(logging.INFO, "settings: %s", ", ".join(f"{name} = {value}" for name, value in reloaded.items()))
+        return bool(reloaded)
 
-
-def _nothing(*_: object) -> None:
-    """Say nothing."""
+    def _log(self, level: int, text: str, *values: object) -> None:
+        if self._log_changes:
+            LOG.log(level, text, *values)

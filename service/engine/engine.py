@@ -20,6 +20,7 @@ from preblock.service.artifacts.manifest import BIAS_GRAPH, EMBEDDINGS, GRAPH, M
 from preblock.service.core.errors import Invalid
 from preblock.service.core.limits import Limits
 from preblock.service.core.results import EmbedResult, Result, Tensor
+from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.core.types import AnyRequest, Int64, PairwiseBiasRequest, StemRequest, TextRequest, TokenRequest
 from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
@@ -46,10 +47,8 @@ class Engine:
         repository: the models.
         scheduler: runs what takes long.
         metrics: counts.
-        max_tokens: most tokens of one request.
+        settings: hold the limits, and say which requests are logged.
         control: what changes the models; by default nothing does.
-        limits: how much may be asked; by default anything.
-        log: writes lines about requests; by default about none.
 
     """
 
@@ -58,19 +57,22 @@ class Engine:
         repository: Repository,
         scheduler: Scheduler,
         metrics: Metrics,
-        max_tokens: int,
+        settings: LiveSettings,
         control: Control | None = None,
-        limits: Limits | None = None,
-        log: AccessLog | None = None,
     ) -> None:
         self.repository = repository
         self.control = control or Control(repository, "none", 1)
         self.scheduler = scheduler
         self.metrics = metrics
-        self.max_tokens = max_tokens
-        self.limits = limits or Limits()
-        self.admission = Admission(self.limits, metrics, log or AccessLog())
+        self.settings = settings
+        self.limits = Limits(settings)
+        self.admission = Admission(self.limits, metrics, AccessLog(settings))
         self.ready = True
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of one request."""
+        return self.settings.current.max_request_tokens
 
     async def answer(self, model: TokenModel | EncoderStem, request: AnyRequest, record: RequestRecord) -> Result:
         """Return the answer to `request`, of a kind that `model` takes; raises as the methods for each kind."""

@@ -174,6 +174,6 @@ class FastRun:
     def end(self, error: BaseException | None = None) -> None:
         """End the request, which was answered or failed with `error`."""
         log = self._fast_path.admission.log
-        if log.share and log.token_ids:
+        if log.max_token_ids:
             log.note_ids(self.record, TokenRows.of_array(self._member.feeds["input_ids"]))
         self._fast_path.admission.end(self.record, error)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from preblock.service.core.errors import Unavailable
+from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 T = TypeVar("T")
@@ -69,21 +70,16 @@ class Scheduler:
 
     Args:
         threads: of the pool; sessions and encoders release the interpreter while they work.
-        max_queue_size: pieces that may wait for a thread; one more is refused.
-        max_seconds: that a piece may wait for a thread; default None: any time.
+        settings: say how many pieces of work may wait for a thread, and for how long.
 
     """
 
-    def __init__(self, threads: int, max_queue_size: int, max_seconds: float | None = None) -> None:
+    def __init__(self, threads: int, settings: LiveSettings) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="preblock")
         self._threads = threads
-        self.allow(max_queue_size, max_seconds)
+        self._settings = settings
         self._pending = 0
         self._groups: dict[Hashable, MicroBatch[Any, Any]] = {}
-
-    def allow(self, max_queue_size: int, max_seconds: float | None) -> None:
-        """Let so many pieces wait from now on, each so long; the arguments are those of the class."""
-        self._max_waiting, self._max_seconds = max_queue_size, max_seconds
 
     @staticmethod
     def is_small(size: int, text: bool = False) -> bool:
@@ -101,17 +97,20 @@ class Scheduler:
         """
         if self.is_small(size, text):
             return work()
-        if self._pending >= self._threads + self._max_waiting:
-            waiting = f"{self._max_waiting} waiting"
+        settings = self._settings.current
+        if self._pending >= self._threads + settings.max_queue_size:
+            waiting = f"{settings.max_queue_size} waiting"
             raise Unavailable("queue", f"a request more than {waiting}", f"at most {waiting}; try again later")
         self._pending += 1
         try:
             # In the context of the request: who asks is known in the thread too.
-            return await self._result(self._pool.submit(contextvars.copy_context().run, work))
+            return await self._result(
+                self._pool.submit(contextvars.copy_context().run, work), settings.queue_timeout_seconds
+            )
         finally:
             self._pending -= 1
 
-    async def _result(self, future: Future[T]) -> T:
+    async def _result(self, future: Future[T], timeout: float) -> T:
         """Return what a piece returns, unless it has not begun in time."""
         loop, expired = asyncio.get_running_loop(), False
 
@@ -119,17 +118,16 @@ class Scheduler:
             nonlocal expired
             expired = future.cancel()  # does nothing to what has begun
 
-        timer = None if self._max_seconds is None else loop.call_later(self._max_seconds, expire)
+        timer = loop.call_later(timeout, expire)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             if not expired:
                 raise
-            waited = f"{self._max_seconds:g} s"
+            waited = f"{timeout:g} s"
             raise Unavailable("queue", f"more than {waited} in it", f"at most {waited}; try again later") from None
         finally:
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
 
     def group(self, key: Hashable, size: int, run: Callable[[list[M]], list[T]]) -> MicroBatch[M, T]:
         """Return the group of this `key` that a member of `size` may join in this turn of the event loop.

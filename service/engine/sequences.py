@@ -45,30 +45,20 @@ class Sequences:
     """The sequences of this process.
 
     Args:
-        engine: answers their requests.
-        idle: seconds that one may wait for its next request.
-        most: rows of all of them.
-        most_of_stream: rows of those of one stream.
-        workers: processes that serve.
+        engine: answers their requests, and has the settings.
 
     """
 
-    def __init__(self, engine: Engine, idle: float, most: int, most_of_stream: int, workers: int = 1) -> None:
-        self.engine, self.idle = engine, idle
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.settings = engine, engine.settings
         self.rows = 0
         # Of requests that belong to no stream, of which any worker may get the next.
-        self.loose = SequenceStore(self, most, workers)
-        self.allow(most, most_of_stream)
-
-    def allow(self, most: int, most_of_stream: int) -> None:
-        """Allow so many rows from now on, and so many of a stream that opens; the arguments are those of the class."""
-        self.most = self.loose.most = most
-        self._most_of_stream = most_of_stream
+        self.loose = SequenceStore(self, None, engine.settings.current.workers)
 
     @contextmanager
     def stream(self) -> Iterator["SequenceStore"]:
         """Make a room for the sequences of one stream; the end of the block is theirs."""
-        room = SequenceStore(self, self._most_of_stream)
+        room = SequenceStore(self, self.settings.current.max_stream_sequence_rows)
         try:
             yield room
         finally:
@@ -85,8 +75,8 @@ class SequenceStore:
 
     """
 
-    def __init__(self, sequences: Sequences, most: int, workers: int = 1) -> None:
-        self._all, self.most, self._workers = sequences, most, workers
+    def __init__(self, sequences: Sequences, most: int | None, workers: int = 1) -> None:
+        self._all, self._most, self._workers = sequences, most, workers
         self._rows = 0
         # In the order of their last requests: the first is the first to be forgotten.
         self._places: dict[SequenceKey, _Slot] = {}
@@ -162,8 +152,11 @@ class SequenceStore:
 
     def _hold(self, rows: int) -> None:
         """Count so many rows more."""
-        for running, most in ((self._rows, self.most), (self._all.rows, self._all.most)):
-            if rows > 0 and running + rows > most:
+        for running, most in (
+            (self._rows, self._most),
+            (self._all.rows, self._all.settings.current.max_sequence_rows),
+        ):
+            if most is not None and 0 < rows > most - running:
                 kind = TooLarge if rows > most else Unavailable
                 raise kind("input_ids", f"{rows} rows beside {running} that run", f"at most {most} rows of sequences")
         self._rows += rows
@@ -173,13 +166,13 @@ class SequenceStore:
         loop = asyncio.get_running_loop()
         self._places[key] = _Slot(offset, loop.time())
         if self._timer is None:
-            self._timer = loop.call_later(self._all.idle, self._forget)
+            self._timer = loop.call_later(self._all.settings.current.sequence_idle_timeout_seconds, self._forget)
 
     def _forget(self) -> None:
         """Release what has waited too long, and come back for the next."""
         loop, self._timer = asyncio.get_running_loop(), None
         for key, place in tuple(self._places.items()):
-            if (end := place.since + self._all.idle) > loop.time():
+            if (end := place.since + self._all.settings.current.sequence_idle_timeout_seconds) > loop.time():
                 self._timer = loop.call_at(end, self._forget)
                 return
             self._release(key)

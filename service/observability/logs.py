@@ -6,6 +6,7 @@ import random
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.core.types import TokenRows
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 from preblock.service.observability.record import RequestRecord
@@ -16,19 +17,26 @@ REQUESTS = logging.getLogger("preblock.requests")
 class AccessLog:
     """Writes lines about requests: which, for which model, how it ended and how long it took.
 
-    Args:
-        share: of the requests that have a line, from 0, for none, to 1, for each.
-        token_ids: most ids of a request that its line holds; default 0: none.
-
+    The settings say for which share of the requests, and how many token ids a line holds.
     """
 
-    def __init__(self, share: float = 0, token_ids: int = 0) -> None:
-        self.share, self.token_ids = share, token_ids
+    def __init__(self, settings: LiveSettings) -> None:
+        self._settings = settings
+
+    @property
+    def share(self) -> float:
+        """Share of the requests that have a line: 0 for none, 1 for each."""
+        return self._settings.current.access_log_sample_rate
+
+    @property
+    def max_token_ids(self) -> int:
+        """Most ids of a request that its line holds; 0 where no request has a line."""
+        return self._settings.current.access_log_max_token_ids if self.share else 0
 
     def note_ids(self, record: RequestRecord, rows: TokenRows) -> None:
         """Keep the first token ids of a request for its line, if lines hold ids."""
-        if self.share and self.token_ids:
-            record.ids, begin, most = [], 0, self.token_ids
+        if most := self.max_token_ids:
+            record.ids, begin = [], 0
             for length in rows.lengths[:most].tolist():
                 if begin < most:
                     record.ids.append(rows.values[begin : min(begin + length, most)].tolist())
@@ -45,7 +53,7 @@ class AccessLog:
             "seconds": round(record.seconds, 6),
         }
         asked = ""
-        if record.ids is not None and self.token_ids:
+        if record.ids is not None and self.max_token_ids:
             fields["input_ids"], asked = record.ids, f" {json.dumps(record.ids)}"
         told = "%s %s %s %.3f ms", record.protocol, record.model or "-", record.outcome, 1000 * record.seconds
         REQUESTS.info(*told, extra={"fields": fields, "asked": asked, **_names(record.context)})

@@ -35,7 +35,7 @@ class Front(asyncio.Protocol):
     Args:
         config: of the server, loaded.
         server_state: of the server.
-        app_state: of the application; its `streams` state the time for a head.
+        app_state: of the application: its `settings`, and its `streams` where it has any.
 
     """
 
@@ -119,10 +119,11 @@ class Front(asyncio.Protocol):
             self.transport.close()
         else:
             self.keep_alive = False
-        self.app_state["streams"].drain()
+        if streams := self.app_state.get("streams"):
+            streams.drain()
 
     def _wait_for_head(self) -> None:
-        self._deadline.set(self.app_state["streams"].idle, self._refuse_late)
+        self._deadline.set(self.app_state["settings"].current.header_timeout_seconds, self._refuse_late)
 
     def _refuse_late(self) -> None:
         self.refuse(408, "the request did not come")

@@ -37,8 +37,6 @@ BACKLOG = 2048
 POLL_INTERVAL_SECONDS = 0.01
 OPENED = "opened"
 """A worker touches this file of the folder `control` when its models are open."""
-GRACE_SECONDS = 20
-"""Time of HTTP requests in flight to finish after SIGTERM. Those of gRPC have their own time after it."""
 
 Models = list[TokenModel | EncoderStem]
 Announce = Callable[[str, Models], None]
@@ -58,7 +56,7 @@ def serve(settings: Settings, announce: Announce) -> None:
     listener = listen("port", settings.host, settings.port)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit it
         # Drops a client that does not read, and with it the bytes that wait to be sent.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * settings.stream_idle_seconds)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * settings.stream_idle_timeout_seconds)
     if settings.grpc_port is not None:
         # Only a check: gRPC itself would share the port of another server without an error.
         listen("grpc-port", settings.host, settings.grpc_port).close()
@@ -191,7 +189,7 @@ def configure(settings: Settings, app: Callable[..., object], factory: bool = Fa
         ws="none",  # `Front` speaks it
         ws_max_size=settings.max_body_bytes,
         ws_per_message_deflate=False,
-        timeout_graceful_shutdown=GRACE_SECONDS,
+        timeout_graceful_shutdown=settings.shutdown_timeout_seconds,
         ssl_certfile=settings.tls_cert_file,
         ssl_keyfile=settings.tls_key,
         ssl_context_factory=None if settings.tls_cert_file is None else follow,

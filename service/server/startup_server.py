@@ -14,9 +14,9 @@ from typing import Self
 
 from preblock.service.api.http.dispatcher import Dispatcher
 from preblock.service.api.http.startup import StartupApp
-from preblock.service.api.streams import StreamRegistry
 from preblock.service.core.auth import Authenticator
-from preblock.service.core.settings import Settings, listed
+from preblock.service.core.settings import Settings
+from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.collectors import Opening
 from preblock.service.runtime.load_progress import Progress
@@ -49,15 +49,13 @@ class Meanwhile:
         listener: socket.socket,
     ) -> None:
         self.progress = Progress()
+        live = LiveSettings(settings)
         access, metrics = Authenticator(settings.api_keys_file), Metrics(Opening(self.progress))
         app = StartupApp(access, self.progress, metrics, settings.max_body_bytes)
-        self._config = configure(settings, Dispatcher(app, {}, access, listed(settings.cors_origins)))
+        self._config = configure(settings, Dispatcher(app, {}, access, live))
         self._config.load()
         self._state = ServerState()
-        # What connections ask of an application. None of these streams is ever opened.
-        self._known = {
-            "streams": StreamRegistry(metrics, settings.stream_idle_seconds, settings.stream_max_lifetime_seconds)
-        }
+        self._known = {"settings": live}
         self._listener = listener.dup()  # a server closes what it listens on
         self._closed, self._ended = asyncio.Event(), asyncio.Event()
         self._began: Future[asyncio.AbstractEventLoop] = Future()

@@ -17,7 +17,7 @@ from types import FrameType
 
 from preblock.service.core.errors import Invalid
 from preblock.service.core.settings import Settings
-from preblock.service.core.settings_reload import SettingsReloader
+from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.server.uvicorn_adapter import STARTUP_FAILURE
 
 LOG = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class Supervisor:
 
     def __init__(self, settings: Settings, serve: Callable[[Settings], None]) -> None:
         self.killed_by = 0
-        self._reload = SettingsReloader(settings, told=True)
+        self._settings = LiveSettings(settings, log_changes=True)
         self._serve = serve
         self._workers: list[Worker] = []
         self._stopping = False
@@ -142,7 +142,7 @@ class Supervisor:
     def run(self) -> None:
         """Start workers and replace them, until a signal; return when all have ended."""
         while not self._stopping:
-            self._reload.changed()
+            self._settings.reload()
             self._replace_unhealthy()
             self._start_missing()
             time.sleep(CHECK_INTERVAL_SECONDS)
@@ -165,9 +165,9 @@ class Supervisor:
                 self._start_missing()
 
     def _start_missing(self) -> None:
-        while len(self._workers) < self._reload.settings.workers and not self._stopping:
+        while len(self._workers) < self._settings.current.workers and not self._stopping:
             try:
-                self._workers.append(Worker(partial(self._serve, self._reload.settings)))
+                self._workers.append(Worker(partial(self._serve, self._settings.current)))
             except (OSError, EOFError) as error:  # such as too many processes
                 LOG.error("a worker cannot be started, and is tried again: %s", error)
                 break

@@ -270,7 +270,7 @@ def decode_rows(client: Any) -> bytearray:
 @pytest.fixture(scope="module")
 def impatient(tiny_repository: Path) -> Iterator[Server]:
     """A server that ends a stream after a second without a message."""
-    with serve(tiny_repository, PREBLOCK_STREAM_IDLE_SECONDS="1") as server:
+    with serve(tiny_repository, PREBLOCK_STREAM_IDLE_TIMEOUT_SECONDS="1") as server:
         yield server
 
 

@@ -28,6 +28,7 @@ from preblock.service.runtime.session import INLINE_MAX_VALUES
 from tests.service.core.test_auth import ENTRY
 from tests.support.artifacts import copy_artifact
 from tests.support.connections import dial
+from tests.support.engines import live_settings
 from tests.support.protocols import (
     Clients,
     Protocol,
@@ -223,7 +224,7 @@ def test_a_step_has_the_limits_of_any_request(tiny_repository: Path) -> None:
 
 
 def test_who_is_refused_for_others_has_not_asked() -> None:
-    limits = Limits(requests=1, per_second=10)
+    limits = Limits(live_settings(max_concurrent_requests=1, rate_limit_per_second=10))
     limits.enter()
     for _ in range(50):
         with pytest.raises(Unavailable):
@@ -236,7 +237,7 @@ def test_who_is_refused_for_others_has_not_asked() -> None:
 
 def times(per_second: float, moments: list[float]) -> list[int | None]:
     """Return what a caller who asks at these moments is told: None, or when to come again."""
-    limits, found = Limits(per_second=per_second), list[int | None]()
+    limits, found = Limits(live_settings()), list[int | None]()
     for moment in moments:
         try:
             limits._count("one", per_second, 1000 + moment)
@@ -260,8 +261,22 @@ def test_a_second_holds_what_it_may(per_second: float, moments: list[float], tol
     assert times(per_second, moments) == told
 
 
+def test_a_higher_rate_soon_ends_the_wait_of_a_lower_one() -> None:
+    settings = live_settings(rate_limit_per_second=0.001)
+    limits = Limits(settings)
+    limits.enter()
+    with pytest.raises(RateLimited):
+        limits.enter()
+    settings.current = live_settings(rate_limit_per_second=1000).current
+    with pytest.raises(RateLimited) as refused:
+        limits.enter()
+    assert refused.value.retry_after == 1
+    time.sleep(0.01)
+    limits.enter()
+
+
 def test_callers_are_counted_apart_and_forgotten() -> None:
-    limits, access = Limits(per_second=1), Authenticator(by_address=True)
+    limits, access = Limits(live_settings(rate_limit_per_second=1)), Authenticator()
 
     def ask(address: str) -> None:
         access.came_from(address)
@@ -374,7 +389,7 @@ def test_work_that_has_waited_too_long_is_dropped_and_never_runs() -> None:
     gate, ran = threading.Event(), list[int]()
 
     async def scenario() -> None:
-        scheduler = Scheduler(1, 8, max_seconds=0.1)
+        scheduler = Scheduler(1, live_settings(queue_timeout_seconds=0.1))
         first = asyncio.create_task(scheduler.run(INLINE_MAX_VALUES + 1, gate.wait))
         await asyncio.sleep(0)
         with pytest.raises(Unavailable, match=r"queue: got more than 0\.1 s in it, allowed at most 0\.1 s") as refused:

@@ -228,7 +228,11 @@ def test_a_client_that_leaves_releases_its_sequences_at_once(
 @pytest.fixture(scope="module")
 def strict(tiny_repository: Path) -> Iterator[tuple[Server, Clients]]:
     """A server of short patience and little room."""
-    limits = {"PREBLOCK_STREAM_IDLE_SECONDS": "1", "PREBLOCK_MAX_SEQUENCE_ROWS": "3"}
+    limits = {
+        "PREBLOCK_STREAM_IDLE_TIMEOUT_SECONDS": "1",
+        "PREBLOCK_SEQUENCE_IDLE_TIMEOUT_SECONDS": "1",
+        "PREBLOCK_MAX_SEQUENCE_ROWS": "3",
+    }
     with serve(tiny_repository, "--max-stream-sequence-rows", "2", **limits) as server, connect(server) as clients:
         yield server, clients
 
@@ -282,7 +286,7 @@ def test_a_client_that_does_not_read_is_held_back_and_its_sequences_end(reposito
             yield message.SerializeToString()
         time.sleep(2)
 
-    with serve(repository, PREBLOCK_STREAM_IDLE_SECONDS="1") as server, connect(server) as clients:
+    with serve(repository, PREBLOCK_SEQUENCE_IDLE_TIMEOUT_SECONDS="1") as server, connect(server) as clients:
         status = Path(f"/proc/{server.process.pid}/status")
 
         def memory() -> int:

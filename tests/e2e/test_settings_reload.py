@@ -11,7 +11,8 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -170,27 +171,44 @@ def too_many_streams(server: Served) -> bool:
             return refused.response.status_code == 503
 
 
-def stays_too_long(server: Served) -> bool:
+def headers_come_too_late(server: Served) -> bool:
+    address = urlsplit(server.address)
+    with socket.create_connection((address.hostname, address.port or 0), 1.5) as half:
+        half.sendall(b"GET / HTTP/1.1\r\n")
+        with suppress(TimeoutError):
+            return b" 408 " in half.recv(100)
+    return False
+
+
+def ends(server: Served, reason: str) -> bool:
+    """Open a stream, and return whether it soon ends for this reason."""
     with stream(server) as opened:
         try:
             opened.recv(1.5)
         except TimeoutError:
             return False
         except ConnectionClosed as closed:
-            return closed.rcvd is not None and '"time"' in closed.rcvd.reason
+            return closed.rcvd is not None and f'"{reason}"' in closed.rcvd.reason
         return False
 
 
-def sequence(server: Served, rows: int) -> str:
-    """Return what a request is told that begins a sequence of so many rows, in a stream of gRPC."""
-    request = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(8 * rows)])
-    request.inputs.add(name="input_ids", datatype="INT64", shape=[rows, 1])
-    request.parameters["sequence_id"].int64_param = 7
-    request.parameters["sequence_start"].bool_param = True
+def sequence(server: Served, rows: int = 1, pause: float | None = None) -> str:
+    """Begin a sequence in a stream of gRPC, and return the last error; after a pause, feed it once more."""
+
+    def requests() -> Iterator[service_pb2.ModelInferRequest]:
+        request = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(8 * rows)])
+        request.inputs.add(name="input_ids", datatype="INT64", shape=[rows, 1])
+        request.parameters["sequence_id"].int64_param = 7
+        request.parameters["sequence_start"].bool_param = True
+        yield request
+        if pause is not None:
+            time.sleep(pause)
+            request.parameters["sequence_start"].bool_param = False
+            yield request
+
     with grpc.insecure_channel(server.calls) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        (answer,) = stub.ModelStreamInfer(iter([request]), timeout=SECONDS)
-        return str(answer.error_message)
+        return str([*stub.ModelStreamInfer(requests(), timeout=SECONDS)][-1].error_message)
 
 
 def too_many_rows_of_sequences(server: Served) -> bool:
@@ -226,7 +244,13 @@ SEEN: dict[str, tuple[str, Callable[[Served], bool]]] = {
     "max_queue_size": ("1", too_many_waiting),
     "queue_timeout_seconds": ("0.0001", waits_too_long),
     "max_concurrent_streams": ("1", too_many_streams),
-    "stream_max_lifetime_seconds": ("1", stays_too_long),
+    "header_timeout_seconds": ("1", headers_come_too_late),
+    "stream_idle_timeout_seconds": ("1", partial(ends, reason="idle")),
+    "stream_max_lifetime_seconds": ("1", partial(ends, reason="time")),
+    "sequence_idle_timeout_seconds": (
+        "1",
+        lambda server: "allowed a sequence that runs" in sequence(server, pause=1.5),
+    ),
     "max_sequence_rows": ("1", too_many_rows_of_sequences),
     "max_stream_sequence_rows": ("1", too_many_rows_of_sequences),
     "cors_origins": ('"https://pages.example"', a_page_may_ask),
@@ -246,7 +270,8 @@ TOGETHER = (
     ),
     ("max_concurrent_requests", "max_sequence_rows", "max_concurrent_streams", "log_level"),
     ("queue_timeout_seconds", "stream_max_lifetime_seconds"),
-    ("max_queue_size", "max_buffered_response_bytes"),
+    ("max_queue_size", "max_buffered_response_bytes", "stream_idle_timeout_seconds"),
+    ("header_timeout_seconds", "sequence_idle_timeout_seconds"),
     ("rate_limit_per_second",),
 )
 """Those that can be seen beside one another."""

@@ -1,6 +1,7 @@
 """A user's own module, exported by one call, proven and served like any other."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,11 @@ from preblock.service.artifacts.manifest import Manifest
 from preblock.service.core.auth import SERVICE
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import TokenRequest, TokenRows
-from preblock.service.engine.engine import Engine
-from preblock.service.engine.scheduler import Scheduler
-from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.clients.standard import check_standard
-from tests.support.engines import ask_engine
+from tests.support.engines import ask_engine, open_engine
 
 V, D, M = 13, 6, 9
 LONG = 512
@@ -101,19 +99,18 @@ def test_it_is_what_the_standard_says(exported: Exported) -> None:
 
 
 def test_it_is_served(mine: Mine, exported: Exported) -> None:
-    engine = Engine(Repository(exported.folder.parents[1], CPU, 1), Scheduler(1, 1), Metrics(), 100)
-    model = engine.repository.get("mine")
     ids = np.array([[1, 2, 3], [4, 5, 12]])
-    answer = asyncio.run(
-        ask_engine(engine, model, TokenRequest(input_ids=TokenRows.of_array(ids), offset=np.array([0, 6])))
-    )
+    request = TokenRequest(input_ids=TokenRows.of_array(ids), offset=np.array([0, 6]))
+    with open_engine(exported.folder.parents[1]) as engine:
+        model = engine.repository.get("mine")
+        answer = asyncio.run(ask_engine(engine, model, request))
+        with pytest.raises(Invalid, match="got 7 \\+ 3 = 10, allowed at most 9"):
+            asyncio.run(ask_engine(engine, model, replace(request, offset=np.array([0, 7]))))
     with torch.inference_mode():
         expected = mine(torch.from_numpy(ids), torch.tensor([0, 6])).numpy()
     np.testing.assert_allclose(
         answer.arrays["embeddings"].reshape(2, 3, D).astype(np.float32), expected, rtol=0, atol=1e-6
     )
-    with pytest.raises(Invalid, match="got 7 \\+ 3 = 10, allowed at most 9"):
-        asyncio.run(ask_engine(engine, model, TokenRequest(input_ids=TokenRows.of_array(ids), offset=np.array([0, 7]))))
 
 
 def test_what_cannot_be_built_again_is_said(exported: Exported) -> None:

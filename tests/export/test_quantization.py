@@ -37,15 +37,12 @@ from preblock.service.artifacts.parity import ParityReport
 from preblock.service.artifacts.records import Source
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.types import TokenRequest, TokenRows
-from preblock.service.engine.engine import Engine
-from preblock.service.engine.scheduler import Scheduler
-from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.session import Session
 from tests.clients.standard import check_standard
 from tests.families import biased, published
-from tests.support.engines import ask_engine
+from tests.support.engines import ask_engine, open_engine
 from tests.support.servers import serve
 
 V, D, M = 90, 40, 24
@@ -444,11 +441,11 @@ def test_a_type_that_is_refused_costs_no_reading(tmp_path: Path) -> None:
 
 @ALL
 def test_the_engine_serves_it_with_rows_of_any_length(repository: Path, tables: tuple[Array, Array], way: str) -> None:
-    engine = Engine(Repository(repository, CPU, 1), Scheduler(1, 1), Metrics(), 100)
     rows, offsets = [[5, 6, 7, 8], [9], [89, 0]], [0, 23, 4]
     ids = TokenRows(np.array([id_ for row in rows for id_ in row]), np.array([len(row) for row in rows]))
     request = TokenRequest(input_ids=ids, offset=np.array(offsets))
-    answer = asyncio.run(ask_engine(engine, engine.repository.get(way), request))
+    with open_engine(repository) as engine:
+        answer = asyncio.run(ask_engine(engine, engine.repository.get(way), request))
     tokens, positions = (rounded(table, way) for table in tables)
     expected = [tokens[row] + positions[at : at + len(row)] for row, at in zip(rows, offsets, strict=True)]
     assert np.array_equal(answer.arrays["embeddings"], np.concatenate(expected))

@@ -41,7 +41,7 @@ MOST = 24 * 2**20
 @pytest.fixture(scope="module")
 def server(tiny_repository: Path) -> Iterator[Server]:
     """A server of its own, whose memory nobody else moves, and which waits two seconds for a client."""
-    with serve(tiny_repository, PREBLOCK_STREAM_IDLE_SECONDS="2") as running:
+    with serve(tiny_repository, PREBLOCK_HEADER_TIMEOUT_SECONDS="2") as running:
         yield running
 
 

@@ -411,7 +411,7 @@ def test_a_clock_that_jumps_changes_nothing(tiny_repository: Path, tmp_path: Pat
     fake = {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1"}
     fake |= {
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        "PREBLOCK_STREAM_IDLE_SECONDS": "600",
+        "PREBLOCK_STREAM_IDLE_TIMEOUT_SECONDS": "600",
         "PREBLOCK_STREAM_MAX_LIFETIME_SECONDS": "900",
     }
     with (

@@ -31,7 +31,6 @@ from preblock.service.observability.context import Begin
 
 SERVICE = "inference.GRPCInferenceService"
 GRPC, GRPC_STREAM = "grpc", "grpc-stream"
-GRACE_SECONDS = 10
 ENDS = {
     "shutdown": "the end of the server while it waited",
     "idle": "nothing from its client for too long",
@@ -77,8 +76,8 @@ def _refusal(error: PreblockError, refused: grpc.RpcMethodHandler) -> grpc.RpcMe
 
 
 def _name_caller(access: Authenticator, context: grpc.aio.ServicerContext) -> None:
-    """Tell callers without keys apart where that is wanted."""
-    if access.by_address:
+    """Name a caller without a key by its address."""
+    if not access.needs_key:
         host = unquote(context.peer()).rpartition(":")[0].partition(":")[2]  # of ipv4:127.0.0.1:5 or ipv6:[::1]:5
         access.came_from(host.strip("[]"))
 
@@ -214,4 +213,4 @@ async def running(
     finally:
         await healths.enter_graceful_shutdown()
         streams.drain()
-        await calls.finish(server, GRACE_SECONDS)
+        await calls.finish(server, settings.shutdown_timeout_seconds)

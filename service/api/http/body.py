@@ -44,7 +44,7 @@ async def write_body(reply: ChunkedResponse, arrival: RawRequest, engine: Engine
     if accept and (coding := wanted(accept, text)):
         await encode(reply, coding, engine)
     if reply.size is None and arrival.scope["http_version"] == "1.0":  # which knows no chunks
-        await reply.join(engine.limits.whole)
+        await reply.join(engine.limits.max_buffered_bytes)
     reply.sending = engine.limits.extend
     return reply
 

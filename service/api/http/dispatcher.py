@@ -3,7 +3,7 @@ answer. Both use the same handlers, so that a request is answered in the same wa
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextvars import Context
 from functools import lru_cache
 from time import perf_counter
@@ -21,6 +21,8 @@ from preblock.service.api.http.tracing import ROUTE, traced
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.core.auth import EVERYBODY, Authenticator
 from preblock.service.core.errors import Forbidden, PreblockError
+from preblock.service.core.settings import listed
+from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.observability.context import CURRENT_REQUEST, Begin, RequestContext
 
 LOG = logging.getLogger(__name__)
@@ -57,7 +59,7 @@ class Dispatcher:
         app: ASGIApp,
         handlers: Mapping[tuple[str, str], Handler],
         access: Authenticator = EVERYBODY,
-        origins: Sequence[str] = (),
+        settings: LiveSettings | None = None,
         templates: TemplateCache | None = None,
         count_bytes: CountBytes = lambda *_: None,
         trace: Begin | None = None,
@@ -67,12 +69,14 @@ class Dispatcher:
         self.trace = trace
         self._access = access
         self.templates = templates
-        self.allow_origins(origins)
+        self._settings = settings
+        self._allow_origins(None)
         self._handlers = {end: (begin, handler) for (begin, end), handler in handlers.items()}
         self.target = lru_cache(self._target)  # a client asks the same again and again
 
-    def allow_origins(self, origins: Sequence[str]) -> None:
-        """Let pages of these origins ask from now on, or of any where "*" is among them."""
+    def _allow_origins(self, text: str | None) -> None:
+        """Let pages of these origins send requests; the setting `cors_origins` has this text."""
+        self._cors_origins, origins = text, listed(text)
         self._origins = origins
         # Around all the rest, so that a page is told why it was refused. It adds headers, and sees no body.
         self._cors = (
@@ -83,6 +87,8 @@ class Dispatcher:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or whatever else the server tells (ASGI 3)."""
+        if self._settings is not None and self._settings.current.cors_origins != self._cors_origins:
+            self._allow_origins(self._settings.current.cors_origins)
         app = self._admit if self._cors is None else self._cors
         if scope["type"] == "lifespan":
             await app(scope, receive, send)
@@ -167,7 +173,7 @@ class Dispatcher:
         """Name whoever asks, by its key or its address; raise Unauthenticated where it needs a key and has none."""
         if self._access.needs_key:
             self._access.enter(_header(headers, b"authorization"))
-        elif self._access.by_address:
+        else:
             self._access.came_from(client[0] if client else "")
 
     def _check_origin(self, origin: str, headers: Headers) -> None:

@@ -6,12 +6,19 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegistry
+from preblock.service.core.settings import Settings
+from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.observability.metrics import Metrics
 
 
 def run(test: Callable[[StreamRegistry, StreamLifetime], Awaitable[None]], idle: float = 20, total: float = 20) -> None:
     async def main() -> None:
-        streams = StreamRegistry(Metrics(), idle, total)
+        # The smallest value of a setting is 1 s: a test need not wait so long.
+        current = Settings().model_copy(
+            update={"stream_idle_timeout_seconds": idle, "stream_max_lifetime_seconds": total}
+        )
+        settings = LiveSettings(current)
+        streams = StreamRegistry(Metrics(), settings)
         with streams.open() as lifetime:
             await test(streams, lifetime)
         streams.drain()  # of none that is closed

@@ -19,11 +19,9 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import fast_path_of
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
-from preblock.service.runtime.providers import CPU
-from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.session import INLINE_MAX_VALUES, Session
 from tests.support.artifacts import copy_artifact
-from tests.support.engines import ask_engine
+from tests.support.engines import ask_engine, open_engine
 
 T = TypeVar("T")
 VOCABULARY, WIDTH, MAX_LEN = 300, 64, 5000
@@ -38,9 +36,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         copy_artifact(f"{name}-300x64x5000", root, name)
     copy_artifact("llama-300x64", root, "llama")
     copy_artifact("gpt-300x64x5000-huge-value", root, "large")
-    scheduler = Scheduler(1, 8)
-    yield Engine(Repository(root, CPU, 1), scheduler, Metrics(), 65536)
-    scheduler.close()
+    with open_engine(root) as engine:
+        yield engine
 
 
 def rows_of(lengths: list[int]) -> TokenRows:
@@ -205,9 +202,9 @@ class RecordingScheduler(Scheduler):
 def test_the_tokens_of_large_requests_are_counted_and_cut_in_a_thread(
     engine: Engine, rows: int, in_threads: int
 ) -> None:
-    scheduler = RecordingScheduler(1, 8)
+    scheduler = RecordingScheduler(1, engine.settings)
     try:
-        other = Engine(engine.repository, scheduler, Metrics(), 65536)
+        other = Engine(engine.repository, scheduler, Metrics(), engine.settings)
         embed(other, "roberta", TokenRequest(input_ids=rows_of([400] * rows), in_pieces=True))
         assert scheduler.in_threads == in_threads
     finally:

@@ -26,19 +26,14 @@ from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import TokenRows
 from preblock.service.engine.decode_stream import DecodeState
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.scheduler import Scheduler
-from preblock.service.observability.metrics import Metrics
 from preblock.service.observability.record import RequestRecord
-from preblock.service.runtime.providers import CPU
-from preblock.service.runtime.repository import Repository
-from tests.support.engines import ask_engine
+from tests.support.engines import ask_engine, open_engine
 
 
 @pytest.fixture(scope="module")
 def engine(tiny_repository: Path) -> Iterator[Engine]:
-    scheduler = Scheduler(1, 8)
-    yield Engine(Repository(tiny_repository, CPU, 1), scheduler, Metrics(), 6)
-    scheduler.close()
+    with open_engine(tiny_repository, max_request_tokens=6) as engine:
+        yield engine
 
 
 def rows(*each: list[int]) -> TokenRows:

@@ -18,13 +18,9 @@ from preblock.service.core.types import TokenRequest
 from preblock.service.engine.casting import cast
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.planning import RunInputs, plan
-from preblock.service.engine.scheduler import Scheduler
-from preblock.service.observability.metrics import Metrics
 from preblock.service.observability.totals import INFER
-from preblock.service.runtime.providers import CPU
-from preblock.service.runtime.repository import Repository
 from tests.support.artifacts import copy_artifact
-from tests.support.engines import ask_engine
+from tests.support.engines import ask_engine, open_engine
 from tests.support.protocols import Fields
 from tests.support.random_requests import positions_of, random_request
 
@@ -33,9 +29,8 @@ TORCH_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 @pytest.fixture(scope="module")
 def engine(tiny_repository: Path) -> Iterator[Engine]:
-    scheduler = Scheduler(1, 8)
-    yield Engine(Repository(tiny_repository, CPU, 1), scheduler, Metrics(), 65536)
-    scheduler.close()
+    with open_engine(tiny_repository) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")
@@ -204,41 +199,41 @@ def bits(answer: EmbedResult) -> list[object]:
 
 
 def test_two_requests_of_different_length_and_offset_share_one_run(tiny_repository: Path) -> None:
-    scheduler = Scheduler(1, 8)
-    engine = Engine(Repository(tiny_repository, CPU, 1), scheduler, Metrics(), 65536)
-    first, second = (read_embed(f).request for f in ({"input_ids": [1, 2, 3]}, {"input_ids": [[4], [5]], "offset": 5}))
-    assert isinstance(first, TokenRequest)
-    assert isinstance(second, TokenRequest)
-    together = answers_together(engine, [("gpt", None, first), ("gpt", None, second)])
-    assert executions(engine, "gpt") == (3, 1, {3: 1})
-    alone = [asyncio.run(ask_engine(engine, engine.repository.get("gpt"), request)) for request in (first, second)]
-    assert executions(engine, "gpt") == (6, 3, {3: 1, 1: 1, 2: 1})
-    assert [bits(answer) for answer in together] == [bits(answer) for answer in alone]
-    scheduler.close()
+    with open_engine(tiny_repository) as engine:
+        first, second = (
+            read_embed(f).request for f in ({"input_ids": [1, 2, 3]}, {"input_ids": [[4], [5]], "offset": 5})
+        )
+        assert isinstance(first, TokenRequest)
+        assert isinstance(second, TokenRequest)
+        together = answers_together(engine, [("gpt", None, first), ("gpt", None, second)])
+        assert executions(engine, "gpt") == (3, 1, {3: 1})
+        alone = [asyncio.run(ask_engine(engine, engine.repository.get("gpt"), request)) for request in (first, second)]
+        assert executions(engine, "gpt") == (6, 3, {3: 1, 1: 1, 2: 1})
+        assert [bits(answer) for answer in together] == [bits(answer) for answer in alone]
 
 
 def test_requests_that_share_runs_get_the_bits_that_they_get_alone(tiny_repository: Path) -> None:
     """Both versions of one model and another, every output, type and pooling, random company."""
-    scheduler = Scheduler(1, 8)
-    engine = Engine(Repository(tiny_repository, CPU, 1), scheduler, Metrics(), 65536)
-    random, asked = np.random.default_rng(5), []
-    for _ in range(300):
-        name, version = [("bert", "1"), ("bert", "2"), ("gpt", None)][random.integers(3)]
-        options = {
-            "output": [["embeddings"], ["token_embeddings"], ["embeddings", "token_embeddings"]][random.integers(3)],
-            "dtype": ["float32", "float16", "bfloat16"][random.integers(3)],
-        }
-        fields = random_request(random, name)
-        request = read_embed(fields | options).request
-        assert isinstance(request, TokenRequest)
-        pooled = "attention_mask" not in fields and random.integers(4) == 0
-        asked.append((name, version, replace(request, pooling="mean") if pooled else request))
-    together = answers_together(engine, asked)
-    assert sum(executions(engine, name)[1] for name in ("bert", "gpt")) < 20
-    for answer, (name, version, request) in zip(together, asked, strict=True):
-        alone = asyncio.run(ask_engine(engine, engine.repository.get(name, version), request))
-        assert bits(answer) == bits(alone)
-    scheduler.close()
+    with open_engine(tiny_repository) as engine:
+        random, asked = np.random.default_rng(5), []
+        for _ in range(300):
+            name, version = [("bert", "1"), ("bert", "2"), ("gpt", None)][random.integers(3)]
+            options = {
+                "output": [["embeddings"], ["token_embeddings"], ["embeddings", "token_embeddings"]][
+                    random.integers(3)
+                ],
+                "dtype": ["float32", "float16", "bfloat16"][random.integers(3)],
+            }
+            fields = random_request(random, name)
+            request = read_embed(fields | options).request
+            assert isinstance(request, TokenRequest)
+            pooled = "attention_mask" not in fields and random.integers(4) == 0
+            asked.append((name, version, replace(request, pooling="mean") if pooled else request))
+        together = answers_together(engine, asked)
+        assert sum(executions(engine, name)[1] for name in ("bert", "gpt")) < 20
+        for answer, (name, version, request) in zip(together, asked, strict=True):
+            alone = asyncio.run(ask_engine(engine, engine.repository.get(name, version), request))
+            assert bits(answer) == bits(alone)
 
 
 def test_what_is_refused_fails_alone_and_never_joins(engine: Engine) -> None:
@@ -257,24 +252,20 @@ def test_what_is_refused_fails_alone_and_never_joins(engine: Engine) -> None:
 
 def test_a_type_that_is_too_narrow_fails_alone(tmp_path: Path) -> None:
     copy_artifact("gpt-huge-value", tmp_path, "gpt")
-    scheduler = Scheduler(1, 8)
-    engine = Engine(Repository(tmp_path, CPU, 1), scheduler, Metrics(), 65536)
-    requests = [read_embed({"input_ids": [identifier], "dtype": "float16"}).request for identifier in (1, 3, 2)]
-    model = engine.repository.get("gpt")
+    with open_engine(tmp_path) as engine:
+        requests = [read_embed({"input_ids": [identifier], "dtype": "float16"}).request for identifier in (1, 3, 2)]
+        model = engine.repository.get("gpt")
 
-    async def scenario() -> list[EmbedResult | BaseException]:
-        return await asyncio.gather(*(ask_engine(engine, model, r) for r in requests), return_exceptions=True)
+        async def scenario() -> list[EmbedResult | BaseException]:
+            return await asyncio.gather(*(ask_engine(engine, model, r) for r in requests), return_exceptions=True)
 
-    assert [type(answer) for answer in asyncio.run(scenario())] == [EmbedResult, Invalid, EmbedResult]
-    scheduler.close()
+        assert [type(answer) for answer in asyncio.run(scenario())] == [EmbedResult, Invalid, EmbedResult]
 
 
 def test_products_are_not_shared_since_their_bits_depend_on_the_shape(tmp_path: Path) -> None:
     copy_artifact("projected", tmp_path)
-    scheduler = Scheduler(1, 8)
-    engine = Engine(Repository(tmp_path, CPU, 1), scheduler, Metrics(), 65536)
-    request = read_embed({"input_ids": [1]}).request
-    assert isinstance(request, TokenRequest)
-    answers_together(engine, [("projected", None, request)] * 3)
-    assert executions(engine, "projected") == (3, 3, {1: 3})
-    scheduler.close()
+    with open_engine(tmp_path) as engine:
+        request = read_embed({"input_ids": [1]}).request
+        assert isinstance(request, TokenRequest)
+        answers_together(engine, [("projected", None, request)] * 3)
+        assert executions(engine, "projected") == (3, 3, {1: 3})

@@ -12,11 +12,8 @@ from numpy.typing import NDArray
 
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import FastPath, FastRun, fast_path_of
-from preblock.service.engine.scheduler import Scheduler
-from preblock.service.observability.metrics import Metrics
-from preblock.service.runtime.providers import CPU
-from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.session import Session
+from tests.support.engines import open_engine
 
 
 class Failing(Session):
@@ -30,9 +27,8 @@ class Failing(Session):
 
 @pytest.fixture
 def engine(tiny_repository: Path) -> Iterator[Engine]:
-    scheduler = Scheduler(1, 8)
-    yield Engine(Repository(tiny_repository, CPU, 1), scheduler, Metrics(), 65536)
-    scheduler.close()
+    with open_engine(tiny_repository) as engine:
+        yield engine
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Padded rows, in families that count positions in each of the three ways: one pass, and token by token."""
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
@@ -12,11 +13,8 @@ from preblock.service.core.errors import Invalid
 from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.scheduler import Scheduler
-from preblock.service.observability.metrics import Metrics
-from preblock.service.runtime.repository import Repository
 from tests.support.artifacts import copy_artifact, draw_tables
-from tests.support.engines import ask_engine
+from tests.support.engines import ask_engine, open_engine
 
 PAD, FIRST, LONGEST = 1, 2, 10
 Counts = Literal["slots", "ids", "mask"]
@@ -24,14 +22,14 @@ COUNTS: tuple[Counts, ...] = ("slots", "ids", "mask")
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """An engine of one model for each way of counting, and of one that multiplies by the mask and refuses an id."""
     root = tmp_path_factory.mktemp("repository")
     for name in COUNTS:
         copy_artifact(f"counts-{name}", root, name)
     copy_artifact("masked", root)
-    repository = Repository(root, "CPUExecutionProvider", 1)
-    return Engine(repository, Scheduler(1, 1), Metrics(), 1000)
+    with open_engine(root) as engine:
+        yield engine
 
 
 def tables() -> tuple[NDArray[np.float32], NDArray[np.float32]]:

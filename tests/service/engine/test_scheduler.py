@@ -20,7 +20,7 @@ from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.session import INLINE_MAX_VALUES
-from tests.support.engines import ask_engine
+from tests.support.engines import ask_engine, live_settings, open_engine
 
 LARGE = INLINE_MAX_VALUES + 1
 
@@ -28,7 +28,7 @@ LARGE = INLINE_MAX_VALUES + 1
 @pytest.fixture
 def scheduler() -> Iterator[Scheduler]:
     """One thread, and one piece that may wait for it."""
-    running = Scheduler(1, 1)
+    running = Scheduler(1, live_settings(max_queue_size=1))
     yield running
     running.close()
 
@@ -91,7 +91,7 @@ def test_a_cancelled_piece_leaves_its_place(scheduler: Scheduler) -> None:
 
 def test_close_finishes_what_runs() -> None:
     async def scenario() -> bool:
-        scheduler, gate = Scheduler(1, 1), threading.Event()
+        scheduler, gate = Scheduler(1, live_settings()), threading.Event()
         task = asyncio.create_task(scheduler.run(LARGE, gate.wait))
         await asyncio.sleep(0)
         threading.Timer(0.05, gate.set).start()
@@ -194,7 +194,7 @@ def protocols(engine: Engine) -> FastAPI:
     app = FastAPI()
     errors.install(app)
     app.include_router(embed.router(embed.handler(engine, 2**24)))
-    app.include_router(v2.router(engine, v2.handler(engine, Sequences(engine, 600, 8, 8).loose, 2**24), "0", 2**24))
+    app.include_router(v2.router(engine, v2.handler(engine, Sequences(engine).loose, 2**24), "0", 2**24))
     return app
 
 
@@ -212,9 +212,8 @@ def protocols(engine: Engine) -> FastAPI:
 def test_a_busy_server_answers_503_to_large_requests_and_serves_small_ones(
     tiny_repository: Path, scheduler: Scheduler, path: str, body: bytes, message: Callable[[httpx.Response], str]
 ) -> None:
-    app = protocols(Engine(Repository(tiny_repository, CPU, 1), scheduler, Metrics(), 8))
 
-    async def scenario() -> None:
+    async def scenario(app: FastAPI) -> None:
         gate = threading.Event()
         waiting = await occupy(scheduler, gate)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
@@ -227,12 +226,18 @@ def test_a_busy_server_answers_503_to_large_requests_and_serves_small_ones(
         assert message(large) == "queue: got a request more than 1 waiting, allowed at most 1 waiting; try again later"
         assert later.content == small.content
 
-    asyncio.run(scenario())
+    with open_engine(tiny_repository, scheduler) as engine:
+        asyncio.run(scenario(protocols(engine)))
 
 
 def test_a_cancelled_request_does_not_change_its_neighbours(tiny_repository: Path) -> None:
-    scheduler = Scheduler(2, 64)
-    engine = Engine(Repository(tiny_repository, CPU, 1), scheduler, Metrics(), 2**20)
+    scheduler = Scheduler(2, live_settings())
+    engine = Engine(
+        Repository(tiny_repository, CPU, 1),
+        scheduler,
+        Metrics(),
+        live_settings(max_request_tokens=2**20, max_request_rows=2**20),
+    )
     model = engine.repository.get("gpt")
     requests = [read_embed({"input_ids": [[i % 7]] * 200_000}).request for i in range(6)]
 

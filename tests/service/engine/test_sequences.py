@@ -11,14 +11,12 @@ import pytest
 from preblock.service.core.errors import Conflict, Invalid, PreblockError, TooLarge, Unavailable
 from preblock.service.core.types import PairwiseBiasRequest, SequenceRef, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.scheduler import Scheduler
 from preblock.service.engine.sequences import Sequences, SequenceStore
-from preblock.service.observability.metrics import Metrics
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
-from tests.support.engines import ask_engine
+from tests.support.engines import ask_engine, open_engine
 
 IDS = [1, 2, 3, 4, 5, 6]
 
@@ -30,9 +28,8 @@ def repository(tiny_repository: Path) -> Repository:
 
 @pytest.fixture
 def engine(repository: Repository) -> Iterator[Engine]:
-    scheduler = Scheduler(1, 8)
-    yield Engine(repository, scheduler, Metrics(), 64)
-    scheduler.close()
+    with open_engine(repository, max_request_tokens=64) as engine:
+        yield engine
 
 
 def open_now(engine: Engine) -> int:
@@ -63,11 +60,13 @@ def where(room: SequenceStore) -> dict[Any, list[int]]:
     return {(key.model, key.version, key.id): offset.tolist() for key, offset in room.offsets().items()}
 
 
-def run(engine: Engine, test: Callable[[Sequences, SequenceStore], Awaitable[None]], **limits: Any) -> None:
-    """Run a test with the room of a stream, after which nothing is left."""
+def run(engine: Engine, test: Callable[[Sequences, SequenceStore], Awaitable[None]], **changes: Any) -> None:
+    """Run a test with the room of a stream and other settings, after which nothing is left."""
+    limits = {"max_sequence_rows": 8, "max_stream_sequence_rows": 4} | changes
+    engine.settings.current = engine.settings.current.model_copy(update=limits)
 
     async def main() -> None:
-        sequences = Sequences(engine, **{"idle": 60, "most": 8, "most_of_stream": 4} | limits)
+        sequences = Sequences(engine)
         with sequences.stream() as room:
             await test(sequences, room)
         sequences.loose.clear()
@@ -120,7 +119,7 @@ def test_ids_are_those_of_a_version_of_a_model(engine: Engine) -> None:
         for length, model in enumerate(models, 1):
             assert await ask(room, model, [1], SequenceRef(5)) == await stateless(engine, model, [1], length)
 
-    run(engine, test, most_of_stream=6)
+    run(engine, test, max_stream_sequence_rows=6)
 
 
 def test_padding_and_positions_move_a_row_as_in_a_stream(engine: Engine) -> None:
@@ -294,7 +293,7 @@ def test_who_waits_too_long_is_forgotten_and_nobody_else(engine: Engine) -> None
         assert (sequences.rows, open_now(engine)) == (0, 0)
         await ask(room, model, [1], SequenceRef(5, start=True))  # and the room can be used again
 
-    run(engine, test, idle=0.2)
+    run(engine, test, sequence_idle_timeout_seconds=0.2)
 
 
 def test_a_request_that_is_cancelled_leaves_nothing(engine: Engine) -> None:

@@ -23,6 +23,7 @@ from preblock.service.observability.context import CURRENT_REQUEST, RequestConte
 from preblock.service.observability.logs import AccessLog, JsonFormatter, RequestIdFilter
 from preblock.service.observability.record import RequestRecord
 from tests.support.artifacts import copy_artifact
+from tests.support.engines import live_settings
 from tests.support.paths import PREBLOCK
 from tests.support.servers import free_port, read_banner
 
@@ -127,7 +128,10 @@ def test_a_line_holds_as_many_ids_as_are_asked_for(models: Path, most: int) -> N
 
 def test_ids_of_a_request_are_noted_by_rows_and_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "preblock.requests")
-    log, context = AccessLog(1, 3), RequestContext(b"mine")
+    log, context = (
+        AccessLog(live_settings(access_log_sample_rate=1, access_log_max_token_ids=3)),
+        RequestContext(b"mine"),
+    )
     for lengths in ([2, 0, 3, 1], [5], [1], []):
         record = RequestRecord("decode", context)
         log.note_ids(record, TokenRows(np.arange(sum(lengths)), np.array(lengths, np.int64)))
@@ -150,7 +154,7 @@ def test_more_is_logged_where_the_level_says_so(models: Path) -> None:
 
 def test_a_share_of_the_requests_has_lines(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "preblock.requests")
-    log = AccessLog(0.25)
+    log = AccessLog(live_settings(access_log_sample_rate=0.25))
     for _ in range(4000):
         log.write(RequestRecord("native"))
     assert 800 < len(caplog.records) < 1200

@@ -15,6 +15,7 @@ from preblock.service.observability.instruments import LARGEST_BATCH, SECONDS
 from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
 from preblock.service.observability.record import RequestRecord
+from tests.support.engines import live_settings
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
@@ -25,7 +26,8 @@ def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
 
 
 def admission(metrics: Metrics) -> Admission:
-    return Admission(Limits(), metrics, AccessLog())
+    settings = live_settings()
+    return Admission(Limits(settings), metrics, AccessLog(settings))
 
 
 def test_a_request_that_ends_well_is_ok() -> None:

@@ -18,12 +18,8 @@ from preblock.service.artifacts.io import describe
 from preblock.service.core.errors import ArtifactError, Invalid, TooLarge
 from preblock.service.core.types import TextRequest, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.scheduler import Scheduler
-from preblock.service.observability.metrics import Metrics
-from preblock.service.runtime.providers import CPU
-from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.tokenizer import CHARACTERS, Tokenizer
-from tests.support.engines import ask_engine
+from tests.support.engines import ask_engine, open_engine
 from tests.support.tokenizers import write_tokenizer
 
 TEXTS = ["Hello, world!", "Ünïcödé 😀 naïve\tcafé\n", "[SEP] is read as a token", "東京 2024", "word " * 300, " "]
@@ -98,9 +94,8 @@ def test_start_up_does_not_import_the_package(tiny_repository: Path) -> None:
 
 @pytest.fixture
 def engine(tiny_repository: Path) -> Iterator[Engine]:
-    scheduler = Scheduler(1, 8)
-    yield Engine(Repository(tiny_repository, CPU, 1), scheduler, Metrics(), 65536)
-    scheduler.close()
+    with open_engine(tiny_repository) as engine:
+        yield engine
 
 
 def test_large_text_does_not_hold_the_event_loop(engine: Engine) -> None:

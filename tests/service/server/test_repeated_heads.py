@@ -222,7 +222,7 @@ def test_new_rate_holds_for_each_client_behind_a_proxy(tiny_repository: Path, tm
 def test_empty_line_starts_no_timeout(tiny_repository: Path) -> None:
     sent = request(1, 2)
     with (
-        serve(tiny_repository, "--stream-idle-seconds", "1") as server,
+        serve(tiny_repository, "--header-timeout-seconds", "1") as server,
         RawConnection(server.address) as client,
     ):
         for _ in range(3):

@@ -121,7 +121,7 @@ class DecodeSession:
             or step.shape.rows != len(stream.offset)
             or (step.stated and step.stated != stream.offset.tobytes())
             or step.ids.size > self.engine.max_tokens
-            or step.shape.rows > self.engine.limits.rows
+            or step.shape.rows > self.engine.limits.max_rows
             or step.ids.size * answers.width > answers.shared
             or (step.number and step.shape.version == 2 and not stream.is_new(step.number))
             or not answers.takes(step.ids, stream.offset)

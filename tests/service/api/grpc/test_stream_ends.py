@@ -19,7 +19,7 @@ IDLE, TOTAL = 1, 3
 @pytest.fixture(scope="module")
 def stub(tiny_repository: Path) -> Iterator[Any]:
     """A client of a server that waits one second for it, and serves a stream for three."""
-    limits = {"PREBLOCK_STREAM_IDLE_SECONDS": str(IDLE), "PREBLOCK_STREAM_MAX_LIFETIME_SECONDS": str(TOTAL)}
+    limits = {"PREBLOCK_STREAM_IDLE_TIMEOUT_SECONDS": str(IDLE), "PREBLOCK_STREAM_MAX_LIFETIME_SECONDS": str(TOTAL)}
     with serve(tiny_repository, **limits) as server, grpc.insecure_channel(server.grpc) as channel:
         grpc.channel_ready_future(channel).result(30)
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)

@@ -23,6 +23,7 @@ from preblock.service.engine.sequences import Sequences
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
+from tests.support.engines import live_settings
 from tests.support.paths import ROOT
 from tests.support.protocols import Clients, grpc_raw, native_json, step_frame
 from tests.support.servers import Server
@@ -100,12 +101,12 @@ def test_metrics_are_openmetrics_where_accept_names_it(tiny: httpx.Client) -> No
 
 
 def test_an_engine_that_has_not_run_its_models_is_not_ready(tiny_repository: Path) -> None:
-    engine = Engine(Repository(tiny_repository, CPU, 1), Scheduler(1, 1), Metrics(), 8)
+    engine = Engine(Repository(tiny_repository, CPU, 1), Scheduler(1, live_settings()), Metrics(), live_settings())
     engine.ready = False
     app = FastAPI()
     errors.install(app)
     app.include_router(health.router(engine))
-    app.include_router(v2.router(engine, v2.handler(engine, Sequences(engine, 600, 8, 8).loose, 100), "0", 100))
+    app.include_router(v2.router(engine, v2.handler(engine, Sequences(engine).loose, 100), "0", 100))
 
     async def ask(path: str) -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:

@@ -29,7 +29,7 @@ CLOSING = 11
 @pytest.fixture(scope="module")
 def impatient(repository: Path) -> Iterator[Server]:
     """A server that waits one second for a client, and serves a stream for two."""
-    limits = {"PREBLOCK_STREAM_IDLE_SECONDS": "1", "PREBLOCK_STREAM_MAX_LIFETIME_SECONDS": "2"}
+    limits = {"PREBLOCK_STREAM_IDLE_TIMEOUT_SECONDS": "1", "PREBLOCK_STREAM_MAX_LIFETIME_SECONDS": "2"}
     with serve(repository, **limits) as running, httpx.Client(base_url=running.address) as http:
         assert http.get("/readyz").status_code == 200
         yield running
