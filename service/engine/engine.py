@@ -67,7 +67,6 @@ class Engine:
         self.settings = settings
         self.limits = Limits(settings)
         self.admission = Admission(self.limits, metrics, AccessLog(settings))
-        self.ready = True
 
     @property
     def max_tokens(self) -> int:

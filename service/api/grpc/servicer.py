@@ -57,13 +57,13 @@ class InferenceService:
         return pb.ServerLiveResponse(live=True)
 
     async def ServerReady(self, _: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
-        """Say whether every model has run once."""
-        return pb.ServerReadyResponse(ready=self._engine.ready)
+        """Say that every model has run: gRPC begins after that."""
+        return pb.ServerReadyResponse(ready=True)
 
     async def ModelReady(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         """Say whether a model is served."""
         self._engine.repository.find(request.name, request.version, caller=caller())
-        return pb.ModelReadyResponse(ready=self._engine.ready)
+        return pb.ModelReadyResponse(ready=True)
 
     async def ServerMetadata(self, _: pb.ServerMetadataRequest) -> Any:
         """Return name, version and extensions of the server."""

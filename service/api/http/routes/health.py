@@ -16,10 +16,9 @@ def router(engine: Engine) -> APIRouter:
     async def live() -> None:
         """Answer as long as the process does."""
 
-    @routes.get("/readyz", response_class=Response, responses={503: {"description": "Not ready."}})
-    async def ready() -> Response:
-        """Answer 200 once every model has run."""
-        return Response() if engine.ready else Response(status_code=503, headers={"Retry-After": "1"})
+    @routes.get("/readyz", status_code=200, response_class=Response, responses={503: {"description": "Not ready."}})
+    async def ready() -> None:
+        """Answer 200: every model has run. Before that the server of the start answers 503."""
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": METRICS}})
     async def metrics(request: Request) -> Response:

@@ -28,7 +28,7 @@ from preblock.service.codecs.v2.metadata import (
     server_metadata,
 )
 from preblock.service.core.auth import caller
-from preblock.service.core.errors import Invalid, Unavailable
+from preblock.service.core.errors import Invalid
 from preblock.service.core.types import AnyRequest, TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import fast_path_of, is_simple
@@ -109,9 +109,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
 
     @routes.get("/health/ready", response_model=schemas.Ready, responses=schemas.open_inference_errors(503))
     async def server_ready() -> dict[str, bool]:
-        """Answer 200 once every model has run."""
-        if not engine.ready:
-            raise Unavailable("server", "not ready", "a request after every model has run once")
+        """Answer 200: every model has run. Before that the server of the start answers 503."""
         return {"ready": True}
 
     def statistics(name: str | None, version: str | None) -> dict[str, Any]:

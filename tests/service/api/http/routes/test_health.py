@@ -1,6 +1,5 @@
 """Liveness, readiness and metrics. Oracle: prometheus-client's own parsers."""
 
-import asyncio
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -9,21 +8,11 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from fastapi import FastAPI
 from prometheus_client import Metric, parser
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from tritonclient.grpc import service_pb2
 from websockets.sync.client import connect as connect_socket
 
-from preblock.service.api.http import errors
-from preblock.service.api.http.routes import health, v2
-from preblock.service.engine.engine import Engine
-from preblock.service.engine.scheduler import Scheduler
-from preblock.service.engine.sequences import Sequences
-from preblock.service.observability.metrics import Metrics
-from preblock.service.runtime.providers import CPU
-from preblock.service.runtime.repository import Repository
-from tests.support.engines import live_settings
 from tests.support.paths import ROOT
 from tests.support.protocols import Clients, grpc_raw, native_json, step_frame
 from tests.support.servers import Server
@@ -98,30 +87,6 @@ def test_metrics_are_openmetrics_where_accept_names_it(tiny: httpx.Client) -> No
     assert response.headers["Content-Type"].startswith("application/openmetrics-text")
     names = {family.name for family in read_openmetrics(response.text)}  # type: ignore[no-untyped-call]
     assert {"preblock_requests", "preblock_tokens"} <= names
-
-
-def test_an_engine_that_has_not_run_its_models_is_not_ready(tiny_repository: Path) -> None:
-    engine = Engine(Repository(tiny_repository, CPU, 1), Scheduler(1, live_settings()), Metrics(), live_settings())
-    engine.ready = False
-    app = FastAPI()
-    errors.install(app)
-    app.include_router(health.router(engine))
-    app.include_router(v2.router(engine, v2.handler(engine, Sequences(engine).loose, 100), "0", 100))
-
-    async def ask(path: str) -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-            return await client.get(path)
-
-    assert asyncio.run(ask("/livez")).status_code == 200
-    assert asyncio.run(ask("/readyz")).status_code == 503
-    open_inference_ready = asyncio.run(ask("/v2/health/ready"))
-    assert open_inference_ready.status_code == 503
-    assert open_inference_ready.json()["error"].startswith("server: got not ready")
-    assert asyncio.run(ask("/v2/models/gpt/ready")).json() == {"name": "gpt", "ready": False}
-    engine.ready = True
-    assert asyncio.run(ask("/readyz")).status_code == 200
-    assert asyncio.run(ask("/v2/health/ready")).json() == {"ready": True}
-    engine.scheduler.close()
 
 
 def documented() -> set[str]:
