@@ -1,4 +1,4 @@
-"""Remembers the SHA-256 of files between runs, so that a large one is read once."""
+"""Remembers the SHA-256 of files between runs: a large file is read once."""
 
 import json
 import os
@@ -15,20 +15,19 @@ from preblock.service.core.files import open_file, stamp_of
 
 FILE = "checksums.json"
 MOST = 4096
-"""Files that are remembered; the one that was met longest ago makes room."""
+"""Most files in the cache; the file used longest ago makes room."""
 MOST_BYTES = 2**20
 RECENT_NS = 2 * 10**9
-"""A file that changed within this time may change once more and keep its times, which are as coarse as its file
-system counts them."""
+"""A file that changed within this time may change once more and keep its times: file systems count coarsely."""
 
 
 class Checksums:
-    """The SHA-256 of files, known again by what the file system tells of them: `files.stamp_of`.
+    """The SHA-256 of files, found by the stamp of each file (`files.stamp_of`).
 
-    Whatever is wrong with the file in which they are remembered, it costs time and nothing else.
+    A broken cache file costs time and nothing else.
 
     Args:
-        folder: of that file; made where there is none. None: nothing is remembered.
+        folder: of the cache file; made where it is missing. None: no cache.
 
     """
 
@@ -40,7 +39,7 @@ class Checksums:
         self._new: dict[str, str] = {}
 
     def sha256(self, stream: BufferedReader) -> str:
-        """Return the SHA-256 of the file that `stream` was opened for, in hexadecimal."""
+        """Return the SHA-256 of the file behind `stream`, in hexadecimal."""
         now, status = time.time_ns(), os.fstat(stream.fileno())
         key = ":".join(map(str, stamp_of(status)))
         found = self._known.pop(key, None)
@@ -54,7 +53,7 @@ class Checksums:
         return found
 
     def save(self) -> None:
-        """Remember what was found, beside what other processes remembered in the meantime."""
+        """Write the new hashes beside those of other processes."""
         if self._folder is None or not self._new:
             return
         kept = self._read() | self._known
@@ -74,7 +73,7 @@ class Checksums:
         try:
             with open_file(self._folder / FILE) as stream:
                 status = os.fstat(stream.fileno())
-                # Who else may write it could have any file pass.
+                # Another writer of the cache could let any file pass.
                 if status.st_uid != os.geteuid() or status.st_mode & 0o022 or status.st_size > MOST_BYTES:
                     return {}
                 found = json.loads(stream.read(MOST_BYTES))

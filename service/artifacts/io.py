@@ -42,7 +42,7 @@ def read_with_identity(folder: Path) -> tuple[Manifest | StemManifest, str]:
     manifest = _parse(StemManifest, file, content) if stem else _parse(Manifest, file, content)
     try:
         canonical = json.dumps(json.loads(content), sort_keys=True, separators=(",", ":"))
-    except (ValueError, RecursionError) as error:  # numbers and depths that pydantic reads and Python does not
+    except (ValueError, RecursionError) as error:  # Python's reader is the stricter of the two
         raise ArtifactError(MANIFEST, str(error), "ordinary JSON") from error
     return manifest, hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
@@ -63,7 +63,7 @@ def write(record: Schema, file: Path) -> None:
 
 
 def sha256(stream: BufferedReader) -> str:
-    """Return the SHA-256 of what `stream` holds, in hexadecimal."""
+    """Return the SHA-256 of the content of `stream`, in hexadecimal."""
     return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -76,11 +76,11 @@ def describe(file: Path, digest: Callable[[BufferedReader], str] = sha256) -> Fi
 def check_files(
     folder: Path, manifest: Artifact, digest: Callable[[BufferedReader], str] = sha256
 ) -> dict[str, FileSignature]:
-    """Compare every file of the artifact with its hash, and return the stamps of those that were checked.
+    """Compare every file of the artifact with its hash, and return the stamps of the files.
 
     Args:
         folder: of the artifact.
-        manifest: that says which files there are.
+        manifest: names the files.
         digest: returns the SHA-256 of an open file; default: it is computed.
 
     Raises:

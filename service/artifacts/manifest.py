@@ -39,16 +39,16 @@ PARITY = "parity.json"
 EMBEDDINGS = "embeddings"
 TOKEN_EMBEDDINGS = "token_embeddings"
 POSITION_EMBEDDINGS = "position_embeddings"
-"""An input of the graph that is given its positions."""
+"""The position input of `positioned.onnx`."""
 POSITIONED = "embeddings at given positions"
-"""Name in the parity report of the vectors of the graph that is given its positions."""
+"""Name of the vectors of `positioned.onnx` in the parity report."""
 
 DType = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 FileName = Annotated[str, Field(pattern=r"^[a-z][a-z.]*$")]
 
 
 class Artifact(Schema):
-    """What every artifact is, whatever it takes.
+    """Fields of every artifact.
 
     Args:
         schema_version: of this schema.
@@ -73,7 +73,7 @@ class Artifact(Schema):
 
 
 class StemManifest(Artifact):
-    """What an artifact is whose input is no token ids: an image, or a spectrogram.
+    """An artifact that takes an image or a spectrogram.
 
     Args:
         dtype: of the stored weights.
@@ -99,7 +99,7 @@ class StemManifest(Artifact):
 
 
 class Manifest(Artifact):
-    """What an artifact is whose input is token ids.
+    """An artifact that takes token ids.
 
     Args:
         dtype: of the stored tables; what is computed from their rows is float32.
@@ -140,7 +140,7 @@ class Manifest(Artifact):
     @model_validator(mode="before")
     @classmethod
     def _drop_tiles(cls, content: Any) -> Any:
-        """Leave out `tiles.onnx`, a second graph of the same vectors, which earlier exports wrote and nothing runs."""
+        """Leave out `tiles.onnx`, a second graph of the same vectors: earlier exports wrote it, and nothing runs it."""
         if isinstance(content, dict) and "tiles" in content:
             content = {name: value for name, value in content.items() if name != "tiles"}
             for name in ("graphs", "files"):
@@ -150,7 +150,7 @@ class Manifest(Artifact):
 
     @property
     def limit(self) -> int:
-        """max_len, or a number that stands for none: a sum of two such still fits into 64 bits."""
+        """max_len, or a number in place of none: a sum of two still fits into 64 bits."""
         return self.max_len or 2**62
 
     @cached_property
@@ -160,7 +160,7 @@ class Manifest(Artifact):
 
     @cached_property
     def exact_rows(self) -> bool:
-        """Whether a vector has the same bits in a call of whatever shape.
+        """Whether a vector has the same bits in a call of any shape.
 
         Matrix products depend on the shape; of a user's module nothing is known.
         """
@@ -186,13 +186,13 @@ class Manifest(Artifact):
         return f"{self.dtype} with a scale for each {self.scale}{columns}"
 
     def rotary_of(self, outputs: Collection[str]) -> list[Rotary]:
-        """Return the cosines and sines of which `outputs` has one; without them, rotary families are like others."""
+        """Return the rotary angles if `outputs` has any of them; without them, a rotary family is like others."""
         return [rotary for rotary in self.rotary if rotary.cos in outputs or rotary.sin in outputs]
 
     def graphs_for(self, outputs: tuple[str, ...]) -> dict[str, list[str]]:
-        """Return which graph gives which of `outputs`: one that has all, or for each the one that has the fewest more.
+        """Return the graph of each of `outputs`: one graph for all, or for each the graph with the fewest others.
 
-        A graph computes everything that it has, whether or not it is asked for.
+        A graph always computes all its outputs.
         """
         sizes = {name: len(self.graphs[name].outputs) for name in TOKEN_GRAPHS if name in self.graphs}
         has = {name: {tensor.name for tensor in self.graphs[name].outputs} for name in sizes}
@@ -207,10 +207,10 @@ class Manifest(Artifact):
 
     @property
     def plain(self) -> str:
-        """The graph of `embeddings` alone, which that of given positions stands for."""
+        """The graph of `embeddings` alone; `positioned.onnx` may replace it."""
         return EMBEDDINGS_GRAPH if EMBEDDINGS_GRAPH in self.graphs else GRAPH
 
     @property
     def bias(self) -> Tensor | None:
-        """What attention adds for the distance between a query and a key; None where the family has nothing such."""
+        """The attention bias for the distance between a query and a key; None in a family without it."""
         return self.graphs[BIAS_GRAPH].outputs[0] if BIAS_GRAPH in self.graphs else None

@@ -1,6 +1,6 @@
-"""Checks the graphs of an artifact before onnxruntime opens them: their tensors, and what the manifest says of them.
+"""Checks the graphs of an artifact before onnxruntime opens them: their tensors, and their agreement with the manifest.
 
-onnxruntime refuses some of this itself. What it maps and how much it allocates is here settled beforehand.
+onnxruntime refuses some of this itself. This check bounds its mappings and its memory beforehand.
 """
 
 import math
@@ -17,7 +17,7 @@ from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import read_file
 
 MOST_BYTES = 16 * 2**20
-"""Of a graph without its weights; a hundred times what the largest known front-end has."""
+"""Of a graph without its weights; a hundred times the size of the largest known front-end."""
 MOST_DIMENSIONS = 32
 
 TYPES = {
@@ -35,7 +35,7 @@ TYPES = {
     13: ("uint64", 8, "uint64_data"),
     16: ("bfloat16", 2, "int32_data"),
 }
-"""ONNX data types that are read: name, bytes of an element, and the field that holds elements one by one."""
+"""Supported ONNX data types: name, bytes of an element, and the field with single elements."""
 
 Extent = tuple[int, int]
 """Offset and end of a tensor in the data file."""
@@ -142,13 +142,13 @@ def _check_tensor(field: str, tensor: TensorProto, data_bytes: int) -> Extent | 
 
 
 def _check_rows(name: str, graph: GraphProto, manifest: Manifest) -> None:
-    """Compare the tables that inputs index with the indices that the manifest allows."""
+    """Compare the tables with the indices of the manifest."""
     for index, limit in {"input_ids": manifest.vocab_size, **manifest.indices}.items():
         rows = {table.name: table.dims[0] for table in tables(graph, index)}
         if not rows:
             continue
         smallest = min(rows, key=rows.__getitem__)
-        # A module of the user's may have rows that it gives no meaning to.
+        # A user's module may have rows without a meaning.
         if rows[smallest] < limit or (rows[smallest] > limit and manifest.front_end is not None):
             field = f"{MANIFEST} {'vocab_size' if index == 'input_ids' else f'indices.{index}'}"
             table = f"{name} {_printable(smallest)}"
@@ -156,7 +156,7 @@ def _check_rows(name: str, graph: GraphProto, manifest: Manifest) -> None:
 
 
 def _check_type(name: str, graph: GraphProto, manifest: Manifest) -> None:
-    """Compare the type of the first table that ids look up, another than that of its scales, with the manifest's."""
+    """Compare the type of the first table of token rows with the manifest's; scales do not count."""
     stored = {"int4": "uint8"}.get(manifest.dtype, manifest.dtype)  # two numbers in a byte
     for table in tables(graph, "input_ids")[:1] if manifest.front_end is not None else ():
         if TYPES[table.data_type][0] != stored:
@@ -165,7 +165,7 @@ def _check_type(name: str, graph: GraphProto, manifest: Manifest) -> None:
 
 
 def tables(graph: GraphProto, index: str) -> list[TensorProto]:
-    """Return the tables from which `graph` gathers the rows that the input `index` names."""
+    """Return the tables from which `graph` gathers rows by the input `index`."""
     tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.dims}
     return [
         tensors[node.input[0]]

@@ -8,8 +8,8 @@ from preblock.service.artifacts.records import Schema
 class ParityCase(Schema):
     """One comparison: the arguments, and the largest difference over all output values.
 
-    `max_ulp` counts units in the last place of the largest value of the row that the difference stands in; of cosines
-    and sines, of the largest that there is.
+    `max_ulp` counts units in the last place of the largest value of the row; for cosines and sines, of the largest
+    value of all.
     """
 
     arguments: dict[str, JsonValue]
@@ -18,7 +18,7 @@ class ParityCase(Schema):
 
 
 class OutputParity(Schema):
-    """The comparison of one output with that of its PyTorch module."""
+    """The comparison of one output with the output of its PyTorch module."""
 
     allowed_ulp: float
     max_abs: float
@@ -34,8 +34,7 @@ class OutputParity(Schema):
 class Parity(Schema):
     """The comparison of the graphs on one provider with their PyTorch module, by output.
 
-    `embeddings at given positions` are those of `positioned.onnx`, compared with the plain graph: every bit must be
-    equal.
+    `embeddings at given positions` come from `positioned.onnx` and must equal the plain graph in every bit.
     """
 
     onnxruntime: str
@@ -48,16 +47,16 @@ class Parity(Schema):
 
 
 class StoredTable(Schema):
-    """A table that is stored in another type than float32, against what it was in float32.
+    """A table stored in another type than float32, compared with its float32 values.
 
     Args:
         rows: of the table.
         width: of a row.
         max_abs: largest difference of a value.
         mean_abs: mean difference.
-        min_cosine: of the angle between a row and what became of it, where that is worst.
-        bytes: that it takes, scales included.
-        saved: how many bytes more it took.
+        min_cosine: of the largest angle between a row and its stored form.
+        bytes: of the stored table, scales included.
+        saved: bytes fewer than before.
 
     """
 
@@ -78,9 +77,9 @@ class StoredTable(Schema):
 
 
 class ParityReport(Schema):
-    """One section for each provider, by its onnxruntime name; and the tables that are not stored in float32, by name.
+    """One section for each provider, by its onnxruntime name; and the tables in another type than float32, by name.
 
-    The graphs are compared with a module of the tables as they are stored, the tables themselves with those before.
+    The graphs are compared with a module of the stored tables, the stored tables with the float32 ones.
     """
 
     providers: dict[str, Parity]

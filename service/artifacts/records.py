@@ -1,4 +1,4 @@
-"""The records that a manifest is made of."""
+"""The records of a manifest."""
 
 from typing import Literal
 
@@ -6,12 +6,12 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, 
 
 
 class Schema(BaseModel):
-    """A frozen record that refuses fields it does not know."""
+    """A frozen record; an unknown field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def __hash__(self) -> int:
-        """Return a number of this very record, so that what follows from it can be remembered without reading it."""
+        """Return a number of this very record: a cache key that needs no reading of the fields."""
         return id(self)
 
 
@@ -24,7 +24,7 @@ class Tensor(Schema):
 
 
 class Graph(Schema):
-    """What a graph of the artifact takes and gives."""
+    """Inputs and outputs of a graph."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
@@ -38,7 +38,7 @@ class File(Schema):
 
 
 class Source(Schema):
-    """Where the front-end came from; "module" is one that was handed over in Python.
+    """The source of the front-end; "module": a PyTorch module in Python.
 
     `name` is the preset's or the repository's; `revision` the repository's commit; `config_sha256` identifies
     `config.json` or `frontend.toml` of a checkpoint. Paths of the exporting machine are not recorded.
@@ -51,19 +51,19 @@ class Source(Schema):
 
 
 class Resized(Schema):
-    """A limit that is not the source's own: what it was, and how a learned table was made to fit."""
+    """A changed position limit: the source's own, and the method that resized a learned table."""
 
     from_max_len: int | None
     method: str | None
 
 
 class TokenEmbeddings(Schema):
-    """The model's own lookup, before positions and norm: what `inputs_embeds` and `prompt_embeds` mean.
+    """The model's own lookup, before positions and norm: the meaning of `inputs_embeds` and `prompt_embeds`.
 
     Args:
-        output: which output of a graph it is; `embeddings` where the two are the same.
+        output: name in the graph; `embeddings` where the two are the same.
         width: of its vectors.
-        consumer_scales: who is handed them scales them itself; None where that is not known.
+        consumer_scales: whether the consumer scales them itself; None where unknown.
 
     """
 
@@ -73,13 +73,13 @@ class TokenEmbeddings(Schema):
 
 
 class Rotary(Schema):
-    """Cosines and sines that attention turns its queries and keys by.
+    """Cosines and sines for the rotation of queries and keys in attention.
 
     Args:
         cos: name of the output.
         sin: name of the output.
-        width: R, the part of a head that is turned; each of the R/2 values stands twice, in halves.
-        layout: which columns of a head are a pair: "half" column j and j + R/2, "interleaved" 2j and 2j + 1.
+        width: R, the rotated part of a head; each of the R/2 values stands twice, in halves.
+        layout: the pairs of columns of a head: "half" column j and j + R/2, "interleaved" 2j and 2j + 1.
         max_len: the largest legal offset + real tokens for them; None where the model's own limit is the only one.
 
     """
@@ -92,12 +92,12 @@ class Rotary(Schema):
 
 
 class PositionTable(Schema):
-    """Where the rows lie that `positioned.onnx` is given on the CPU, in place of the plain graph, for one offset.
+    """The place of the position rows of `positioned.onnx`, the graph for calls with one offset on the CPU.
 
     Args:
         begin: of the table in the data file, in bytes.
-        rows: of it, float32, as wide as the graph says.
-        first: row of position 0; those of others follow it.
+        rows: of the table, float32, of the graph's width.
+        first: row of position 0; the next positions follow.
 
     """
 
@@ -107,7 +107,7 @@ class PositionTable(Schema):
 
 
 class KernelTokens(Schema):
-    """A table of token rows, float32, that the fused kernel reads.
+    """A table of token rows, float32, for the fused kernel.
 
     Args:
         begin: of the table in the data file, in bytes.
@@ -124,7 +124,7 @@ class KernelTokens(Schema):
 
 
 class Kernel(Schema):
-    """Tables of the fused kernel, which computes `embeddings` on the CPU: token row * scale + position row.
+    """Tables of the fused kernel. It computes `embeddings` on the CPU: token row * scale + position row.
 
     Args:
         tokens: the token rows.

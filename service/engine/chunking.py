@@ -1,4 +1,4 @@
-"""Large answers: computed a piece after another, so that neither memory nor the time of others goes with their size.
+"""Large answers, computed piece by piece: they take little memory, and other requests run in between.
 
 Letters: B batch, T tokens of all rows.
 """
@@ -24,21 +24,20 @@ from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 WRITTEN_WHOLE = 2**21
-"""Values that are still computed and written as text at once, in a thread: several times as fast as piece by piece, and
-some 30 MB of memory."""
+"""Most values of a text answer that a thread makes at once: several times as fast as piece by piece, for some 30 MB."""
 
 
 def in_pieces(request: TokenRequest, manifest: Manifest, size: int) -> bool:
     """Return whether an answer of `size` values is computed in pieces.
 
-    With rotary angles it never is: the graph that computes them computes all the others for each, and takes long.
+    An answer with rotary angles never is: their graph computes all other outputs for each piece.
     """
     large = size > (INLINE_MAX_VALUES if request.check is None else WRITTEN_WHOLE)
     return large and (request.in_pieces or request.pooling != "none") and not manifest.rotary_of(request.outputs)
 
 
 def divide(model: TokenModel, outputs: Mapping[str, str], member: BatchItem) -> None:
-    """Make of a call one that can be cut into calls of a piece of any of its outputs."""
+    """Turn a call into a call that can be cut into pieces of any output."""
     least = min(_most(model, name) for name in outputs.values())
     if model.manifest.counts != "slots" and member.feeds["input_ids"].shape[1] > least:
         # How many real tokens precede one, only the whole row tells.
@@ -46,9 +45,9 @@ def divide(model: TokenModel, outputs: Mapping[str, str], member: BatchItem) -> 
 
 
 def check_values(model: TokenModel, outputs: Mapping[str, str], member: BatchItem) -> None:
-    """Raise Invalid where a value of a call is too large for the type of the answer, or one that it cannot hold.
+    """Raise Invalid where the type of the answer cannot hold a value of a call.
 
-    This is the first half of the run that `computed` goes on with; the call was divided.
+    This is the first half of the run; `computed` is the second. The call was divided.
     """
     request = member.request
     assert request is not None
@@ -66,8 +65,8 @@ def computed(
 
     Args:
         model: computes them.
-        outputs: graph output of each output that is wanted.
-        member: the request, which was divided.
+        outputs: graph output of each wanted output.
+        member: the request, after `divide`.
         admission: ends the record.
 
     """
@@ -77,7 +76,7 @@ def computed(
     shape = (len(rows.values),) if rows.length is None else (len(rows.lengths), rows.length)
     for output, name in outputs.items():
         parts = _computed(model, name, member, end)
-        next(parts)  # begun, so that it is counted though its client may leave before the first chunk
+        next(parts)  # begun: it is counted even if its client leaves before the first chunk
         tensors[output] = ChunkedTensor((*shape, model.manifest.widths[output]), request.dtype, parts)
     return tensors
 
@@ -90,7 +89,7 @@ class _End:
         self._error: BaseException | None = None
 
     def of_one(self, error: BaseException | None) -> None:
-        """Note that one output is sent, or is given up for `error`."""
+        """Note that one output was sent, or failed with `error`."""
         self._left -= 1
         self._error = self._error or error
         if not self._left:
@@ -184,7 +183,7 @@ def _pooled(model: TokenModel, name: str, member: BatchItem, request: TokenReque
 
 
 def _groups(lengths: Int64, most: int) -> Iterator[tuple[int, int]]:
-    """Yield the first row of each group, and the one after its last, which have at most `most` tokens, or one row."""
+    """Yield the bounds of groups of rows: each has at most `most` tokens, or one row."""
     first, tokens = 0, 0
     for row, length in enumerate(lengths.tolist()):
         if row > first and tokens + length > most:

@@ -1,4 +1,4 @@
-"""A decode stream: the running offsets of its rows, kept by the connection that it belongs to.
+"""A decode stream: the running offsets of its rows. Its connection keeps them.
 
 Letters: R rows of the stream, T tokens of a step.
 """
@@ -40,7 +40,7 @@ class _Done:
 
 
 class DecodeState:
-    """Rows that are fed step by step.
+    """The rows of a stream, fed step by step.
 
     Args:
         engine: answers the steps.
@@ -71,7 +71,7 @@ class DecodeState:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Put everything back where the block fails: a step whose answer cannot be given has not been made."""
+        """Put everything back where the block fails: a step without an answer was not made."""
         before = self.offset, self._last
         try:
             yield
@@ -80,10 +80,9 @@ class DecodeState:
             raise
 
     async def do(self, message: DecodeMessage, record: RequestRecord) -> EmbedResult | None:
-        """Do what the message says and return the vectors of a step; None of anything else.
+        """Carry out a message and return the vectors of a step; None for another message.
 
-        A numbered message that is sent again, before any other changed an offset, is answered again and changes
-        nothing.
+        A numbered message may come again before another changes an offset: the answer is repeated, and nothing changes.
 
         Raises:
             ClientFault: it is not allowed; it changed nothing.
@@ -109,17 +108,17 @@ class DecodeState:
         return answer
 
     def advance(self, after: Int64, number: int, digest: bytes) -> None:
-        """Go on after a step that was answered elsewhere, whose number is new."""
+        """Go on after a step with a new number that the step lane answered."""
         if number:
             self._last = _Done(number, digest, self.offset, after)
         self.offset = after
 
     def is_new(self, number: int) -> bool:
-        """Return whether a message of this number cannot be one that was sent before."""
+        """Return whether no earlier message had this number."""
         return not number or self._last is None or number > self._last.number
 
     def _repeats(self, message: DecodeMessage) -> _Done | None:
-        """Return what was done before, if this message is the one that did it."""
+        """Return the earlier result if this message repeats the last one."""
         last = self._last
         if not message.number or last is None or message.number > last.number:
             return None
@@ -148,9 +147,9 @@ async def feed(
     offset: Int64,
     stated: Int64 | None = None,
 ) -> EmbedResult:
-    """Return the vectors of the next tokens of rows that are at `offset`, int64 (R,), and the offsets after them.
+    """Return the vectors of the next tokens of rows at `offset`, int64 (R,), and the offsets after them.
 
-    Rows may be empty, but not all. `request` has no offset yet; `stated` is where the client takes the rows to be.
+    Rows may be empty, but not all. `request` has no offset yet; `stated` is the offset that the client expects.
 
     Raises:
         Conflict: they are elsewhere.
@@ -181,10 +180,10 @@ async def feed(
 
 
 def chunks(step: StepOp, size: int) -> Iterator[StepOp]:
-    """Return the steps that feed the tokens of `step`, at most `size` of each row at a time; at least one.
+    """Return the tokens of `step` as one or more steps of at most `size` tokens of each row.
 
     Raises:
-        Invalid: what belongs to the tokens does not pair with them.
+        Invalid: another input does not pair with the tokens.
 
     """
     ids = step.input_ids
@@ -197,14 +196,14 @@ def chunks(step: StepOp, size: int) -> Iterator[StepOp]:
 
 
 def _after(request: TokenRequest, answer: EmbedResult, offset: Int64, model: TokenModel) -> Int64:
-    """Return the offsets after a request: a row whose every token is padding stays where it is."""
+    """Return the offsets after a request: a row of padding alone stays where it is."""
     if request.position_ids is None:
         return answer.next_offset
     return np.where(count_real(request, model.manifest), answer.next_offset, offset)
 
 
 def _without_empty(request: TokenRequest, kept: Int64) -> TokenRequest:
-    """Return the request without its empty rows; messages call the others what they were called."""
+    """Return the request without its empty rows; messages keep the numbers of the others."""
     ids = request.input_ids
 
     def compact(field: str, rows: TokenRows) -> TokenRows:

@@ -1,8 +1,8 @@
 """The one path from request to answer; every protocol uses it.
 
 Every front-end is token-wise: a token's vector depends on its id, its position and its segment alone. So rows of
-unequal length, masks and explicit positions all run as T rows of length 1 whose offset is the position: no padding. So
-do small requests that are ready together, whatever their lengths, offsets and protocols.
+unequal length, masks and explicit positions all run as T rows of length 1 whose offset is the position: no padding.
+Small requests that are ready together run the same way, with any lengths, offsets and protocols.
 
 Letters: B batch, L length, T tokens of all rows, D output width.
 """
@@ -45,10 +45,10 @@ class Engine:
 
     Args:
         repository: the models.
-        scheduler: runs what takes long.
+        scheduler: runs long work.
         metrics: counts.
-        settings: hold the limits, and say which requests are logged.
-        control: what changes the models; by default nothing does.
+        settings: the limits, and the share of requests in the log.
+        control: loads and unloads models; default: nothing does.
 
     """
 
@@ -74,7 +74,7 @@ class Engine:
         return self.settings.current.max_request_tokens
 
     async def answer(self, model: TokenModel | EncoderStem, request: AnyRequest, record: RequestRecord) -> Result:
-        """Return the answer to `request`, of a kind that `model` takes; raises as the methods for each kind."""
+        """Return the answer to `request`; raises as the methods for each kind of request."""
         match model, request:
             case TokenModel(), TokenRequest():
                 return await self.embed(model, request, record)
@@ -142,14 +142,14 @@ class Engine:
         )
 
     def _prepare(self, sent: TokenRequest, manifest: Manifest) -> tuple[TokenRequest, RunInputs]:
-        """Check what was sent, and return it as it is answered, and the call that it becomes."""
+        """Check a request, and return its truncated form and its call."""
         check(sent, manifest, self.max_tokens)
         self.limits.check_rows("input_ids", len(sent.input_ids.lengths))
         request = truncate(sent, manifest)
         return request, plan(request, manifest)
 
     async def _tokenize(self, model: TokenModel, request: TextRequest) -> TokenRequest:
-        """Return the request of ids that a text is, by the model's tokenizer."""
+        """Return the token ids of a text request, by the model's tokenizer."""
         tokenizer, text = model.tokenizer, request.text
         if tokenizer is None:
             raise Invalid("text", repr(text[0]), "token ids, since this model has no tokenizer")
@@ -173,7 +173,7 @@ class Engine:
         )
 
     async def bias(self, model: TokenModel, request: PairwiseBiasRequest, record: RequestRecord) -> Result:
-        """Return what the attention of `model` adds for the distance between a query and a key.
+        """Return the attention bias of `model` for the distance between a query and a key.
 
         Raises:
             ClientFault: the request is not allowed.
@@ -236,13 +236,13 @@ def _finish(
     outputs: Mapping[str, str],
     found: Mapping[str, NDArray[np.float32]],
 ) -> dict[str, NDArray[np.generic]]:
-    """Return the outputs that a request wants, in its type and shape."""
+    """Return the outputs of a request, in its type and shape."""
     rows, called = request.input_ids, member.feeds["input_ids"].shape
     shape = (len(rows.values),) if rows.length is None else (len(rows.lengths), rows.length)
     tensors: dict[str, NDArray[np.generic]] = {}
     for output, name in outputs.items():
         vectors = found[name]
-        if vectors.shape[0] != called[0]:  # rotary angles, computed once for rows that begin at one offset
+        if vectors.shape[0] != called[0]:  # rotary angles, computed once for rows with one offset
             vectors = np.ascontiguousarray(np.broadcast_to(vectors, (*called, vectors.shape[-1])))
         width = vectors.shape[-1]
         if request.pooling == "none":

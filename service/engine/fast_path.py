@@ -1,8 +1,7 @@
-"""Requests that say nothing but ids and an offset, as nearly all do, answered with as little as that takes.
+"""The short way of requests with nothing but ids and an offset: nearly all requests.
 
-What is done for any request takes several times as long as the run of the model for one token: here it is done once for
-a model and an output, and what is left for each request are the checks of its numbers. What they do not pass is left to
-the engine, which says why.
+The general way takes several times as long as the run of the model for one token. Here that work is done once for a
+model and an output, and each request only has its numbers checked. The engine answers a request that fails the checks.
 
 Letters: B batch, L length, D output width.
 """
@@ -61,7 +60,7 @@ def is_simple(request: TokenRequest) -> bool:
 
 
 def integers(content: bytes, count: int, start: int) -> Int64:
-    """Return int64 (count,), little-endian, that stand in some bytes."""
+    """Return the int64 values (count,) of little-endian bytes."""
     values: Int64 = np.frombuffer(content, "<i8", count, start)
     return values if start % ALIGNED == 0 else values.copy()
 
@@ -70,9 +69,9 @@ class FastPath:
     """One output of a model, as float32, for rows of one length.
 
     Args:
-        engine: whose scheduler, metrics and limits count.
-        model: what answers.
-        output: which of its outputs.
+        engine: its scheduler, metrics and limits apply.
+        model: answers.
+        output: name of the output.
 
     """
 
@@ -91,10 +90,10 @@ class FastPath:
     def start(
         self, protocol: str, ids: Int64, offset: Int64, context: RequestContext | None, started: float
     ) -> "FastRun | None":
-        """Begin a request that `takes` allows; None where a limit refuses it. `end` must follow.
+        """Begin a request after `takes`; None where a limit refuses it. `end` must follow.
 
         Args:
-            protocol: by which it came.
+            protocol: of the request.
             ids: int64 (B, L).
             offset: int64 (1,) or (B,).
             context: the connection's request, or the stream.
@@ -121,11 +120,11 @@ class FastPath:
 
 
 class FastRun:
-    """The run of one request, whose ids and offset are allowed.
+    """The run of one request with legal ids and offset.
 
     Attributes:
-        shared: whether the request may share a run with others that are ready in this iteration of the event loop; then
-            it is to be finished in the next.
+        shared: whether the request may share a run with others of this iteration of the event loop; then it ends in the
+        next.
         large: whether the answer is computed chunk by chunk.
         nbytes: of the vectors.
         record: of the request.
@@ -172,7 +171,7 @@ class FastRun:
         record.ran, record.batch = perf_counter(), record.rows
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the request, which was answered or failed with `error`."""
+        """End the request, answered or failed with `error`."""
         log = self._fast_path.admission.log
         if log.max_token_ids:
             log.note_ids(self.record, TokenRows.of_array(self._member.feeds["input_ids"]))

@@ -1,4 +1,4 @@
-"""Calls of a model: the shape in which a request becomes one, and several that run as one.
+"""Calls of a model: the shape of one request's call, and shared runs of several requests.
 
 Letters: B batch, L length, T tokens of all rows.
 """
@@ -21,10 +21,10 @@ from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 SHARED = 2**14
-"""Values of vectors of a request that runs together with others on the CPU; what is larger gains nothing by it."""
+"""Most values of a request that shares a run on the CPU; a larger request gains nothing by it."""
 
 
-# Those that every request makes are not frozen: that triples the time of making one.
+# The classes that every request makes are not frozen: a frozen one takes three times as long to make.
 @dataclass(eq=False, slots=True)
 class RunInputs:
     """The inputs of one run of a graph, and the offset (B,) that continues each row."""
@@ -35,9 +35,9 @@ class RunInputs:
 
 @dataclass(eq=False, slots=True)
 class BatchItem:
-    """What one request asks of a model in a run that it may share.
+    """One request's part of a run.
 
-    `request` is None where every token is real and comes after the one before.
+    `request` is None where every token is real and follows the one before.
     """
 
     feeds: dict[str, Int64]
@@ -46,7 +46,7 @@ class BatchItem:
 
 
 def shared(model: TokenModel) -> int:
-    """Return the most values of a request that runs together with others; 0 where none does.
+    """Return the most values of a request that may share a run; 0 where none may.
 
     On a GPU a call takes hardly longer for more of them.
     """
@@ -56,7 +56,7 @@ def shared(model: TokenModel) -> int:
 
 
 def plan(request: TokenRequest, manifest: Manifest) -> RunInputs:
-    """Choose the shape of the call for a request that was checked, and the positions in it."""
+    """Choose the shape and the positions of the call for a checked request."""
     rows = request.input_ids
     offset = ZERO if request.offset is None else request.offset
     next_offset: Int64 = offset + count_real(request, manifest)
@@ -84,8 +84,8 @@ def plan(request: TokenRequest, manifest: Manifest) -> RunInputs:
 
 @lru_cache
 def sources(outputs: tuple[str, ...], manifest: Manifest) -> tuple[Mapping[str, str], tuple[str, ...], int]:
-    """Return for each output that is wanted the output of a graph that it is, those, and the width of all wanted."""
-    # Where the model's own lookup is what enters block 0, it has no output of its own.
+    """Return the graph output of each wanted output, all graph outputs, and the width of all wanted."""
+    # Where the model's own lookup enters block 0 unchanged, it has no output of its own.
     same = manifest.token_embeddings is not None and manifest.token_embeddings.output == EMBEDDINGS
     sources = {name: EMBEDDINGS if same and name == TOKEN_EMBEDDINGS else name for name in outputs}
     return sources, tuple(dict.fromkeys(sources.values())), sum(manifest.widths[name] for name in outputs)
@@ -120,7 +120,7 @@ def rows_of_one(member: BatchItem, manifest: Manifest) -> dict[str, Int64]:
     feeds = {name: values.reshape(-1, 1) for name, values in feeds.items() if name != "offset"}
     if member.request is not None and manifest.counts != "slots":
         positions = position_index(member.request, manifest, offset)
-    elif batch == 1:  # as nearly all are that share a run
+    elif batch == 1:  # as in nearly all shared runs
         positions = offset + np.arange(length)
     else:
         positions = np.broadcast_to(offset.reshape(-1, 1) + np.arange(length), (batch, length)).reshape(-1)
@@ -128,7 +128,7 @@ def rows_of_one(member: BatchItem, manifest: Manifest) -> dict[str, Int64]:
 
 
 def _parts(found: Mapping[str, NDArray[np.float32]], members: list[BatchItem]) -> list[dict[str, NDArray[np.float32]]]:
-    """Return what each member has of vectors (T, 1, width), in the shape that it called for."""
+    """Return each member's part of vectors (T, 1, width), in the shape of its call."""
     parts, begin = [], 0
     for member in members:
         shape = member.feeds["input_ids"].shape

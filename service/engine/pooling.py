@@ -37,7 +37,7 @@ def pool(vectors: NDArray[np.float32], rows: TokenRows, real: Int64 | None, pool
 
 
 def pool_row(pieces: Iterable[NDArray[np.float32]], real: Int64 | None, pooling: str) -> NDArray[np.float32]:
-    """Return float32 (1, D), D of 2 or more, the bits of `pool`, of one row whose vectors (T, D) come in pieces."""
+    """Return float32 (1, D), D of 2 or more, of one row with vectors (T, D) in pieces; the bits are those of `pool`."""
     total: NDArray[np.floating] | None = None
     begin = count = 0
     for piece in pieces:

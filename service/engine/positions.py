@@ -13,7 +13,7 @@ from preblock.service.core.types import Int64, TokenRequest
 
 
 def real_tokens(request: TokenRequest, manifest: Manifest) -> Int64 | None:
-    """Return which tokens are real: int64 (T,) of 1 and 0; None where all are."""
+    """Return 1 for each real token and 0 for padding: int64 (T,); None where all are real."""
     mask = None if request.attention_mask is None else request.attention_mask.values
     if manifest.counts == "ids":
         content = (request.input_ids.values != manifest.padding_id).astype(np.int64)
@@ -31,13 +31,13 @@ def count_real(request: TokenRequest, manifest: Manifest) -> Int64:
 
 
 def position_limit(request: TokenRequest, manifest: Manifest) -> int:
-    """Return the largest legal offset + real tokens for the outputs that are wanted."""
+    """Return the largest legal offset + real tokens for the wanted outputs."""
     wanted = manifest.rotary_of(request.outputs)
     return min([manifest.limit, *(rotary.max_len for rotary in wanted if rotary.max_len)])
 
 
 def position_index(request: TokenRequest, manifest: Manifest, offset: Int64) -> Int64:
-    """Return the position index of every token: int64 (T,); 0 for one that is not real.
+    """Return the position index of every token: int64 (T,); 0 for padding.
 
     `offset` is int64 (1,) or (B,). transformers' `generate()` puts padding at 0 too.
     """

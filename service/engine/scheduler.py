@@ -15,20 +15,20 @@ T = TypeVar("T")
 M = TypeVar("M")
 
 TEXT_COST = 32
-"""A byte of JSON that is read, or a number that is written as text, takes as long as this many values."""
+"""Reading a byte of JSON, or writing a number as text, takes as long as this many values."""
 TOKENIZER_COST = 2**11
-"""A character of text that becomes token ids takes as long as this many values."""
+"""Tokenizing a character takes as long as this many values."""
 
 TOKEN_COST = 32
-"""A token that is checked, and whose position is counted, takes as long as this many values."""
+"""Checking a token and counting its position takes as long as this many values."""
 
 
 class MicroBatch(Generic[M, T]):
-    """Members that are ready in one turn of the event loop, to be run together once the first asks for its answer.
+    """Members that are ready in one turn of the event loop; they run together when the first asks for its answer.
 
     Args:
-        run: returns what each of some members is answered with.
-        end: is called with the group when no more may join.
+        run: returns the answer to each of some members.
+        end: called with the group when no more may join.
 
     """
 
@@ -52,7 +52,7 @@ class MicroBatch(Generic[M, T]):
         del self._members[number]
 
     def answer(self, number: int) -> T:
-        """Return what a member is answered with, once the turn is over: whoever asks first runs them all."""
+        """Return the answer to a member once the turn is over; the first call runs all members."""
         if self._answers is None:
             self._end(self)
             if len(self._members) == 1:
@@ -87,9 +87,9 @@ class Scheduler:
         return size * (TEXT_COST if text else 1) <= INLINE_MAX_VALUES
 
     async def run(self, size: int, work: Callable[[], T], text: bool = False) -> T:
-        """Return what `work` returns; a `size` of at most `INLINE_MAX_VALUES` is not worth a thread.
+        """Return the result of `work`; a `size` of at most `INLINE_MAX_VALUES` is not worth a thread.
 
-        `size` counts values of arrays or bytes; with `text`, bytes of JSON or numbers that become text.
+        `size` counts values of arrays or bytes; with `text`, bytes of JSON or numbers as text.
 
         Raises:
             Unavailable: too many pieces wait already, or this one has waited too long.
@@ -103,7 +103,7 @@ class Scheduler:
             raise Unavailable("queue", f"a request more than {waiting}", f"at most {waiting}; try again later")
         self._pending += 1
         try:
-            # In the context of the request: who asks is known in the thread too.
+            # In the context of the request: the thread knows the caller too.
             return await self._result(
                 self._pool.submit(contextvars.copy_context().run, work), settings.queue_timeout_seconds
             )
@@ -111,12 +111,12 @@ class Scheduler:
             self._pending -= 1
 
     async def _result(self, future: Future[T], timeout: float) -> T:
-        """Return what a piece returns, unless it has not begun in time."""
+        """Return the result of a piece of work that begins in time."""
         loop, expired = asyncio.get_running_loop(), False
 
         def expire() -> None:
             nonlocal expired
-            expired = future.cancel()  # does nothing to what has begun
+            expired = future.cancel()  # does nothing once the work has begun
 
         timer = loop.call_later(timeout, expire)
         try:
@@ -130,10 +130,10 @@ class Scheduler:
             timer.cancel()
 
     def group(self, key: Hashable, size: int, run: Callable[[list[M]], list[T]]) -> MicroBatch[M, T]:
-        """Return the group of this `key` that a member of `size` may join in this turn of the event loop.
+        """Return the group of this `key` for a member of `size` in this turn of the event loop.
 
         `size` counts values of arrays; members of more than `INLINE_MAX_VALUES` in all run in several groups, so that
-        nobody holds the loop for long.
+        no group holds the loop for long.
         """
         group = self._groups.get(key)
         if group is None or group.size + size > INLINE_MAX_VALUES:
@@ -141,7 +141,7 @@ class Scheduler:
         return group
 
     async def share(self, key: Hashable, size: int, member: M, run: Callable[[list[M]], list[T]]) -> T:
-        """Return what `run` makes of `member`, together with what else of this `key` is ready in the same turn.
+        """Return the answer of `run` to `member`; members of this `key` that are ready in the same turn run together.
 
         There is no timer: a member waits until everything that is ready has joined, and alone for nothing. Where a run
         fails, each member runs by itself and meets its own error.
@@ -160,12 +160,12 @@ class Scheduler:
             del self._groups[key]
 
     def close(self) -> None:
-        """Finish what runs and take no more."""
+        """Finish the work that runs and take no more."""
         self._pool.shutdown()
 
 
 def _run_all(members: dict[int, M], run: Callable[[list[M]], list[T]]) -> dict[int, T | Exception]:
-    """Return what each member of several is answered with, by its number."""
+    """Return the answer to each member, by its number."""
     try:
         return dict(zip(members, run([*members.values()]), strict=True))
     except Exception:

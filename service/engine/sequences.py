@@ -1,4 +1,4 @@
-"""Sequences: running offsets of rows that request after request feeds, each under an id that its client chose.
+"""Sequences: running offsets of rows, fed by request after request, each under an id of the client's choice.
 
 Letters: R rows of a sequence.
 """
@@ -25,7 +25,7 @@ ID = "parameters.sequence_id"
 
 
 class SequenceKey(NamedTuple):
-    """Which sequence: ids are those of one artifact."""
+    """The key of a sequence: an id belongs to one artifact."""
 
     model: str
     version: int
@@ -52,7 +52,7 @@ class Sequences:
     def __init__(self, engine: Engine) -> None:
         self.engine, self.settings = engine, engine.settings
         self.rows = 0
-        # Of requests that belong to no stream, of which any worker may get the next.
+        # For requests outside streams: any worker may get the next one.
         self.loose = SequenceStore(self, None, engine.settings.current.workers)
 
     @contextmanager
@@ -66,12 +66,12 @@ class Sequences:
 
 
 class SequenceStore:
-    """Sequences that are told apart by their ids.
+    """Sequences by their ids.
 
     Args:
         sequences: all of the process.
-        most: rows of those in here.
-        workers: processes that the next request may reach; where there are several, no sequence can run.
+        most: rows of all sequences in this store.
+        workers: processes that may get the next request; with several, no sequence can run.
 
     """
 
@@ -126,7 +126,7 @@ class SequenceStore:
                 self._keep(key, after)
 
     def offsets(self) -> dict[SequenceKey, Int64]:
-        """Return where the rows of every sequence are that waits for its next request: int64 (R,)."""
+        """Return the offsets int64 (R,) of every sequence that waits for its next request."""
         return {key: place.offset for key, place in self._places.items()}
 
     def clear(self) -> None:
@@ -137,7 +137,7 @@ class SequenceStore:
             self._timer.cancel()
 
     def _find(self, key: SequenceKey, start: bool) -> Int64 | None:
-        """Return where the rows of a sequence are; None where a request that starts it finds none."""
+        """Return the offsets of a sequence; None for a new one."""
         name = repr(key.id)
         if self._workers > 1:
             allowed = f"none, since any of {self._workers} workers may get the next request: state its offset instead"
@@ -169,7 +169,7 @@ class SequenceStore:
             self._timer = loop.call_later(self._all.settings.current.sequence_idle_timeout_seconds, self._forget)
 
     def _forget(self) -> None:
-        """Release what has waited too long, and come back for the next."""
+        """Release the sequences that waited too long, and set the timer for the next."""
         loop, self._timer = asyncio.get_running_loop(), None
         for key, place in tuple(self._places.items()):
             if (end := place.since + self._all.settings.current.sequence_idle_timeout_seconds) > loop.time():

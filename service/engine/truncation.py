@@ -1,7 +1,7 @@
-"""Cuts what is too long, where the caller says so.
+"""Truncates rows that are too long, where the caller says so.
 
-A row keeps the most real tokens for which there is room, from the side that is not cut. Padding before, between and
-after those stays and needs no room, and so do the special tokens that a tokenizer put around a text, which do.
+A row keeps as many real tokens as there is room for, from the side without a cut. Padding between them stays and
+needs no room. The special tokens around a text stay too, and need room.
 
 Letters: B batch, T tokens of all rows.
 """
@@ -18,7 +18,7 @@ SIDES = ("left", "right")
 
 
 def least_room(request: TokenRequest, manifest: Manifest) -> Int64:
-    """Return how many tokens each row must have room for: int64 (B,). All, or what no cut may take and one more."""
+    """Return the tokens that each row must have room for, int64 (B,): all, or the fixed ones and one more."""
     real = count_real(request, manifest)
     if request.truncate is None:
         return real
@@ -29,7 +29,7 @@ def least_room(request: TokenRequest, manifest: Manifest) -> Int64:
 
 
 def truncate(request: TokenRequest, manifest: Manifest) -> TokenRequest:
-    """Return `request`, which was checked, with rows that fit; the same where nobody asked for a cut."""
+    """Return a checked `request` with rows that fit; the same request where no cut is asked for."""
     if request.truncate is None:
         return request
     rows = request.input_ids

@@ -80,7 +80,7 @@ def check(request: TokenRequest, manifest: Manifest, max_tokens: int) -> None:
 
 
 def _plainly_right(request: TokenRequest, manifest: Manifest, max_tokens: int) -> bool:
-    """Return True only for what `check` allows, and that for most of it: rows of one length, and an offset at most.
+    """Return True for most requests that `check` allows: rows of one length, and an offset at most.
 
     A small answer is computed in less time than the whole check takes.
     """
@@ -168,7 +168,7 @@ def check_stem(request: StemRequest, manifest: StemManifest, max_tokens: int) ->
 
 
 def check_like(field: str, rows: TokenRows, ids: TokenRows) -> None:
-    """Check that `rows` pair with the ids one by one.
+    """Compare the number and the lengths of `rows` with those of the ids.
 
     Raises:
         Invalid: another number of rows, or of values in a row.
@@ -184,7 +184,7 @@ def check_like(field: str, rows: TokenRows, ids: TokenRows) -> None:
 
 
 def _check_range(field: str, rows: TokenRows, limit: int) -> None:
-    """Check that every value is 0 to `limit` - 1."""
+    """Raise Invalid where a value is outside 0 to `limit` - 1."""
     if _largest(rows.values) >= limit:
         index = int(np.flatnonzero(rows.values.view(np.uint64) >= limit)[0])
         raise Invalid(field + rows.place(index), int(rows.values[index]), f"0 to {limit - 1}")

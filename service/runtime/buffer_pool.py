@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 from preblock.service.runtime.runner import Float32
 
 MIN_BYTES, MAX_BYTES = 2**12, 2**21
-"""Bytes of the smallest buffer, and of the largest that is kept."""
+"""Bytes of the smallest and the largest buffer in the pool."""
 MAX_FREE = 4
-"""Free buffers of one size that are kept: with all sizes, 16 MiB."""
+"""Most free buffers of one size: with all sizes, 16 MiB."""
 CACHE_LINE = 64
 """Bytes. Vectors that cross a line cost a sixth more."""
 
 _Buffers = list[tuple[int, NDArray[np.uint8]]]
-"""Aligned address, and the array that owns the memory."""
+"""Aligned address, and the array with the memory."""
 
 
 class BufferPool:

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from preblock.service.core.types import Int64
 
 PIECE = 3 * 2**16
-"""Values of a piece of a large answer: what is computed while nobody else is answered, and then sent from the cache."""
+"""Values of a piece of a large answer. No other request is answered meanwhile, and the piece is sent from the cache."""
 
 
 def pieces(feeds: Mapping[str, Int64], most: int) -> Iterator[dict[str, Int64]]:
-    """Yield feeds of at most `most` tokens, whose vectors, one after another, are those of `feeds`.
+    """Yield feeds of at most `most` tokens; their vectors in order are those of `feeds`.
 
     No more of them than it takes, each about as large as the others. Rows that are longer are cut too: for a graph that
     counts slots alone.

@@ -1,4 +1,4 @@
-"""What the service holds: models, the tables that it maps, and what its processes have resident."""
+"""Gauges of models, mapped tables, and resident memory of the processes."""
 
 import os
 import re
@@ -34,7 +34,7 @@ class Opening(Collector):
 
 
 class Memory(Collector):
-    """Tells, when asked, what is held, and in how much memory."""
+    """Collects the gauges of models and memory when Prometheus asks."""
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
@@ -72,7 +72,7 @@ def _models(counts: Mapping[str, int]) -> GaugeMetricFamily:
 
 
 def _workers() -> set[int]:
-    """Return the processes that count here."""
+    """Return the processes of the service."""
     folder = os.environ.get(FOLDER)
     if folder is None:
         return {os.getpid()}
@@ -80,7 +80,7 @@ def _workers() -> set[int]:
 
 
 def _resident(pid: int, field: str) -> int:
-    """Return how many bytes of a kind a process has resident, as proc(5) has it; 0 where that is not told."""
+    """Return the resident bytes of one kind of a process (proc(5)); 0 where unknown."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except (FileNotFoundError, PermissionError, ProcessLookupError):

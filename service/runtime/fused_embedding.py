@@ -1,6 +1,6 @@
 """Token rows plus position rows in one pass, by `_fused_embedding.c`: the bits of the graph.
 
-onnxruntime takes two operators: the second reads again what the first has written.
+onnxruntime takes two operators: the second reads the output of the first again.
 
 Letters: V vocabulary, M max_len, P width, B batch, L length.
 """
@@ -35,7 +35,7 @@ class KernelTables(NamedTuple):
 
 
 def map_tables(folder: Path, manifest: Manifest, kernel: Kernel) -> KernelTables:
-    """Map the tables that the manifest declares for the kernel.
+    """Map the kernel's tables of the manifest.
 
     Raises:
         ArtifactError: the data file does not hold them, or they do not fit the model.
@@ -56,13 +56,13 @@ def map_tables(folder: Path, manifest: Manifest, kernel: Kernel) -> KernelTables
 
 
 class FusedLookup:
-    """Runs `embeddings` in the kernel, and calls that it does not cover on another runner.
+    """Runs `embeddings` in the kernel, and all other calls on another runner.
 
     It covers one offset for all rows, and rows of one token with an offset each.
 
     Args:
         tables: of the model.
-        other: runs large calls, whose memory is not kept, and all other offsets.
+        other: runs large calls without the buffer pool, and all other offsets.
 
     """
 
@@ -72,7 +72,7 @@ class FusedLookup:
         self._max_tokens = MAX_BYTES // (4 * tables.positions.shape[1])
 
     def run(self, feeds: Feeds, outputs: Sequence[str]) -> dict[str, Float32]:
-        """Return `outputs`, which is only `embeddings`.
+        """Return `outputs`: `embeddings` alone.
 
         Raises:
             IndexError: an id has no row.

@@ -1,16 +1,16 @@
-"""How far a service that starts is."""
+"""The progress of the models' loading at the start."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class Progress:
-    """Written by who opens the models, read by who is asked meanwhile.
+    """Written by the loader, read by the server of the start.
 
     Args:
-        ready: versions of models that were opened and run once.
-        of: versions that are to be; 0 before the folder was read.
-        model: which one is being opened; None before the first and after the last.
+        ready: versions of models, opened and run once.
+        of: versions in all; 0 before the folder was read.
+        model: name of the model in progress; None before the first and after the last.
 
     """
 

@@ -111,14 +111,14 @@ def load_model(
 
 
 def _least(tensor: Tensor, manifest: Manifest | StemManifest) -> NDArray[Any]:
-    """Return the smallest input that is legal: one of everything, and of an image one patch."""
+    """Return the smallest legal input: one of everything, and of an image one patch."""
     one = manifest.patch_size or 1 if isinstance(manifest, StemManifest) else 1
     shape = [size if isinstance(size, int) else one if axis > 1 else 1 for axis, size in enumerate(tensor.shape)]
     return np.zeros(shape, tensor.dtype)
 
 
 def _check_widths(manifest: Manifest | StemManifest) -> None:
-    """Compare the widths of outputs with those that the manifest promises."""
+    """Compare the widths of outputs with the manifest."""
     graphs = filter(manifest.graphs.__contains__, TOKEN_GRAPHS)
     outputs = [tensor for graph in graphs for tensor in manifest.graphs[graph].outputs]
     widths = {tensor.name: (None, *tensor.shape)[-1] for tensor in outputs}
@@ -135,7 +135,7 @@ def _check_widths(manifest: Manifest | StemManifest) -> None:
 
 
 def _check_inputs(manifest: Manifest) -> None:
-    """Compare the inputs of the graphs of tokens with those that the manifest promises."""
+    """Compare the inputs of the token graphs with the manifest."""
     if missing := {"input_ids", *manifest.indices} - {tensor.name for tensor in manifest.graphs[GRAPH].inputs}:
         raise ArtifactError(f"{MANIFEST} indices", ", ".join(sorted(missing)), f"inputs of {GRAPH}")
     known = {"input_ids", "offset", "attention_mask", *manifest.indices}
@@ -145,13 +145,13 @@ def _check_inputs(manifest: Manifest) -> None:
 
 
 def _check_positioned(manifest: Manifest, sessions: Mapping[str, Session], positions: Float32) -> None:
-    """Compare the graph that takes position vectors with the plain one."""
+    """Compare `positioned.onnx` with the plain graph."""
     positioned, plain = manifest.graphs[POSITIONED_GRAPH], manifest.graphs[manifest.plain]
     given = tuple(tensor for tensor in positioned.inputs if tensor.name == POSITION_EMBEDDINGS)
     others = tuple(tensor for tensor in plain.inputs if tensor.name != "offset")
     _compare(POSITIONED_GRAPH, "inputs", positioned.inputs, (*others, *given))
     embeddings = tuple(tensor for tensor in plain.outputs if tensor.name == EMBEDDINGS)
-    # Earlier exports have a second output, which nothing reads.
+    # Earlier exports have a second output; nothing reads it.
     _compare(POSITIONED_GRAPH, "outputs", positioned.outputs[:1], embeddings)
     session = sessions[manifest.plain]
     runner = PositionedRunner(sessions[POSITIONED_GRAPH], positions, session)
@@ -174,7 +174,7 @@ def _same_vectors(manifest: Manifest, runner: Runner, plain: Session) -> bool:
     for offset, id_ in ((0, 0), (manifest.limit - 1, manifest.vocab_size - 1)):
         feeds = {tensor.name: np.zeros((1, 1), np.int64) for tensor in plain.inputs}
         feeds |= {"input_ids": np.array([[id_]]), "offset": np.array([offset])}
-        twice = {name: values.repeat(2, 0) for name, values in feeds.items()}  # as requests that share a run
+        twice = {name: values.repeat(2, 0) for name, values in feeds.items()}  # as in shared runs
         expected = plain.run(feeds, [EMBEDDINGS])[EMBEDDINGS].tobytes()
         found = [runner.run(feeds, [EMBEDDINGS])[EMBEDDINGS].tobytes() for _ in range(2)]  # the second may be bound
         if found != [expected] * 2 or runner.run(twice, [EMBEDDINGS])[EMBEDDINGS].tobytes() != 2 * expected:
@@ -183,7 +183,7 @@ def _same_vectors(manifest: Manifest, runner: Runner, plain: Session) -> bool:
 
 
 def _probe(graph: str, manifest: Manifest, session: Session) -> None:
-    """Look up the last of everything that the manifest allows, which a table that is too short refuses."""
+    """Look up the last legal index of each input: a table that is too short fails here."""
     # Padding has no position.
     feeds = dict.fromkeys(manifest.indices, 0) | {"input_ids": int(manifest.padding_id == 0), "attention_mask": 1}
     last = {"input_ids": manifest.vocab_size, **manifest.indices, "offset": manifest.max_len or 1}

@@ -1,4 +1,4 @@
-"""Models that are loaded: their manifests, and what runs them."""
+"""Loaded models: their manifests and their runners."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -38,13 +38,13 @@ class LoadedModel:
 
     @property
     def provider(self) -> str:
-        """The onnxruntime provider that really runs."""
+        """The active onnxruntime provider."""
         return self.sessions[GRAPH].provider
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderStem(LoadedModel):
-    """A model whose input is an image or a spectrogram."""
+    """A model of images or spectrograms."""
 
     manifest: StemManifest
 
@@ -69,7 +69,7 @@ class TokenModel(LoadedModel):
         `feeds` hold every input of the model, and were validated.
         """
         runners = self._runners.get(outputs) or self._choose(outputs)
-        if len(runners) == 1:  # saves a call of one token, which takes five microseconds, a dictionary
+        if len(runners) == 1:  # a call of one token takes five microseconds: this saves a dictionary
             runner, names = runners[0]
             return runner.run(feeds, names)
         found: dict[str, Float32] = {}
@@ -86,7 +86,7 @@ class TokenModel(LoadedModel):
         return self.run(feeds, (output,))[output]
 
     def _choose(self, outputs: tuple[str, ...]) -> list[tuple[Runner, list[str]]]:
-        """Choose what runs `outputs`, and remember it."""
+        """Choose the runner of `outputs`, and remember it."""
         graphs = self.manifest.graphs_for(outputs)
         runners = [(self._runner(graph, outputs), names) for graph, names in graphs.items()]
         self._runners[outputs] = runners

@@ -1,7 +1,7 @@
-"""Follows the repository while it is served: new versions, and models that are loaded and unloaded by request.
+"""Follows the repository: new versions, and requests to load and unload models.
 
-Several workers agree through a folder: `desired.json` says what is to be unloaded, with a number that grows with every
-change, and `<pid>.followed` up to which number a worker has followed.
+Several workers agree through a folder: `desired.json` names the unloaded models and has a number that grows with every
+change; `<pid>.followed` holds the last number that a worker applied.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ Mode = Literal["none", "poll", "explicit"]
 
 
 class Desired(BaseModel):
-    """What all workers are to have: every model of the folder but those that are `unloaded`."""
+    """The desired state of all workers: every model of the folder except `unloaded`."""
 
     number: int = 0
     unloaded: frozenset[str] = frozenset()
 
 
 class Control:
-    """What changes the models that are served.
+    """Loads and unloads models while they are served.
 
     Args:
         repository: the models.
@@ -66,11 +66,11 @@ class Control:
                 await asyncio.sleep(LOOK_SECONDS)
 
     async def load(self, name: str, caller: Principal = NOBODY) -> None:
-        """Open what is new of a model, and serve it again if it was unloaded; return when all workers have.
+        """Load the new versions of a model, also of an unloaded one; return when all workers have done so.
 
         Raises:
             Forbidden: the mode, or the key of the caller, does not allow it.
-            NotFound: there is no such model in the folder.
+            NotFound: the folder has no such model.
             ArtifactError: a version of it cannot be opened; the others are as they were.
             Unavailable: a worker did not follow in time.
 
@@ -128,7 +128,7 @@ class Control:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _follow(self) -> None:
-        """Do what is desired, if that has changed, and say so."""
+        """Apply a changed desired state, and record its number."""
         assert self._shared is not None
         desired, own = _read(self._shared), self._shared / f"{os.getpid()}.followed"
         if desired.number == self._desired.number and own.exists():
@@ -162,7 +162,7 @@ def _going_on() -> Iterator[None]:
 
 @contextmanager
 def _without_its_path() -> Iterator[None]:
-    """Log which folder cannot be followed; that is nothing for those who ask from elsewhere."""
+    """Log the path of a folder that cannot be followed; the caller's error does not name it."""
     try:
         yield
     except ArtifactError as error:
@@ -178,7 +178,7 @@ def _read(shared: Path) -> Desired:
 
 
 def _write_change(shared: Path, name: str, unloaded: bool) -> int:
-    """Write that a model is to be loaded or unloaded, and return the number of the change."""
+    """Write that a model shall be loaded or unloaded, and return the number of the change."""
     with (shared / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         before = _read(shared)
@@ -190,7 +190,7 @@ def _write_change(shared: Path, name: str, unloaded: bool) -> int:
 
 
 def _behind(shared: Path, number: int) -> list[int]:
-    """Return the living workers that have not followed up to a number."""
+    """Return the living workers that have not applied the change of a number."""
     workers = {int(file.stem): file for file in shared.glob("*.followed")}
     return [
         pid for pid, file in workers.items() if Path(f"/proc/{pid}").exists() and int(file.read_text() or 0) < number

@@ -17,7 +17,7 @@ from preblock.service.runtime.runner import Feeds, Float32, Runner
 
 
 class PositionedRunner:
-    """Runs calls with one offset on the graph that takes position vectors, and all others on another runner.
+    """Runs calls with one offset on `positioned.onnx`, and all others on another runner.
 
     The plain graph copies the rows of the table; this one reads them where they lie.
 
@@ -32,7 +32,7 @@ class PositionedRunner:
         self._positioned, self._positions, self._plain = positioned, positions, plain
 
     def run(self, feeds: Feeds, outputs: Sequence[str]) -> dict[str, Float32]:
-        """Return `outputs`, which is only `embeddings`."""
+        """Return `outputs`: `embeddings` alone."""
         if len(feeds["offset"]) > 1:
             return self._plain.run(feeds, outputs)
         return self._positioned.run(with_position_view(feeds, self._positions), outputs)
@@ -42,7 +42,7 @@ def map_positions(folder: Path, manifest: Manifest) -> Float32:
     """Map the vectors of all positions for `positioned.onnx`, (1, M, P), from the data file in `folder`.
 
     Raises:
-        ArtifactError: the manifest names no such graph and table, or a table that the file does not hold.
+        ArtifactError: the manifest names no such graph and table, or the file does not hold the table.
 
     """
     inputs = manifest.graphs[POSITIONED_GRAPH].inputs
@@ -53,7 +53,7 @@ def map_positions(folder: Path, manifest: Manifest) -> Float32:
 
 
 def map_rows(folder: Path, manifest: Manifest, field: str, table: PositionTable, width: int) -> Float32:
-    """Map the rows of all positions, (M, width), which the manifest declares in `field`.
+    """Map the rows of all positions, (M, width), of the manifest's `field`.
 
     Raises:
         ArtifactError: positions have no limit, or the data file does not hold the table.
@@ -71,7 +71,7 @@ def map_rows(folder: Path, manifest: Manifest, field: str, table: PositionTable,
 
 
 def with_position_view(feeds: Feeds, positions: Float32) -> dict[str, NDArray[Any]]:
-    """Return the feeds of `positioned.onnx` for those of the plain graph with one offset."""
+    """Return the feeds of `positioned.onnx` from the plain graph's feeds with one offset."""
     given = dict(feeds)
     begin = int(given.pop("offset")[0])
     given[POSITION_EMBEDDINGS] = positions[:, begin : begin + given["input_ids"].shape[1]]

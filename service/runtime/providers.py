@@ -1,4 +1,4 @@
-"""Chooses the onnxruntime provider that models run on."""
+"""Chooses the onnxruntime provider."""
 
 import ctypes
 import os
@@ -26,7 +26,7 @@ class ProviderChoice(NamedTuple):
 
     Args:
         requested: auto, cpu or cuda.
-        active: onnxruntime name of the provider that sessions are opened with.
+        active: onnxruntime name of the sessions' provider.
         probed: name of the provider on which a probe of CUDA ran; None if CUDA was not tried.
         reason: why CUDA is not used although it was tried.
 
@@ -69,7 +69,7 @@ def cuda_unavailable_reason() -> str | None:
     count = ctypes.c_int(0)
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
         return "the NVIDIA driver finds no GPU"
-    # The loader does not search the folders of the CUDA and cuDNN libraries that pip installs.
+    # The loader does not search pip's folders of the CUDA and cuDNN libraries.
     ort.preload_dlls()
     probe = ort.InferenceSession(PROBE, providers=[CUDA, CPU])
     if probe.get_providers()[0] != CUDA:

@@ -25,12 +25,12 @@ Models = dict[str, dict[int, TokenModel | EncoderStem]]
 Fingerprint = tuple[tuple[str, FileSignature], ...]
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
 UNLOADED = "unloaded"
-"""Why a version is not served that somebody has unloaded."""
+"""The reason of an unloaded version."""
 
 
 @dataclass(frozen=True)
 class State:
-    """What has become of a version folder: "READY" to answer, "LOADING", or "UNAVAILABLE" for a reason."""
+    """The state of a version folder: "READY" to answer, "LOADING", or "UNAVAILABLE" for a reason."""
 
     name: str
     version: int
@@ -43,9 +43,9 @@ class Repository:
 
     Args:
         root: the folder.
-        provider: onnxruntime name of the provider that sessions run on.
+        provider: onnxruntime name of the sessions' provider.
         threads: of one session call.
-        cache: folder in which files that were checked are remembered; default None: each is read and checked.
+        cache: folder of the hash cache; default None: each file is read and hashed.
         access: says which models a caller may use; every model that a protocol asks for is found here. Default: all.
         choice: how the provider was chosen; default: by name.
         progress: is told how far the opening is; default: nobody is.
@@ -76,7 +76,7 @@ class Repository:
         self._opener = partial(load_model, provider=provider, threads=threads, gpu_mem_limit_bytes=gpu_mem_limit_bytes)
         self._cache = cache
         self._progress = progress or Progress()
-        # Whoever finds a model keeps it until it has answered: these are replaced as a whole, never changed.
+        # A request keeps the model that it found: these are replaced as a whole, never changed.
         self._models: Models = {}
         self._states: dict[tuple[str, int], State] = {}
         self._seen: dict[tuple[str, int], Fingerprint] = {}
@@ -132,7 +132,7 @@ class Repository:
     def _follow(
         self, name: str, version: int, folder: Path, checksums: Checksums
     ) -> tuple[TokenModel | EncoderStem | None, State]:
-        """Return what a folder holds: as it was, if nothing in it has changed."""
+        """Return the model of a folder, and its state; the same as before if no file has changed."""
         key, seen = (name, version), _fingerprint(folder)
         model, state = self._models.get(name, {}).get(version), self._states.get((name, version))
         if state is not None and self._seen.get(key) == seen:
@@ -156,7 +156,7 @@ class Repository:
         return opened, State(name, version, "READY")
 
     def index(self, caller: Principal = NOBODY) -> list[State]:
-        """Return the state of every version folder that `caller` may use, by name and version."""
+        """Return the state of every version folder in the scope of `caller`, by name and version."""
         return [state for _, state in sorted(self._states.items()) if self.access.shows(state.name, caller)]
 
     def get(self, name: str, version: str | None = None, caller: Principal = NOBODY) -> TokenModel:
@@ -175,7 +175,7 @@ class Repository:
         return found
 
     def find(self, name: str, version: str | None = None, caller: Principal = NOBODY) -> TokenModel | EncoderStem:
-        """Return a model, whatever it takes: the version named, or its highest.
+        """Return a model of any kind: the version named, or its highest.
 
         Raises:
             Forbidden: `caller` may not use it.
@@ -212,12 +212,12 @@ class Repository:
         return sorted(self._models.get(name, ()))
 
     def newest(self, caller: Principal = NOBODY) -> list[TokenModel | EncoderStem]:
-        """Return the highest version of each model that `caller` may use, by name."""
+        """Return the highest version of each model in the scope of `caller`, by name."""
         models = sorted(self._models.items())
         return [versions[max(versions)] for name, versions in models if self.access.shows(name, caller)]
 
     def all(self, caller: Principal = NOBODY) -> list[TokenModel | EncoderStem]:
-        """Return every version of every model that `caller` may use, by name and version."""
+        """Return every version of every model in the scope of `caller`, by name and version."""
         models = [versions for name, versions in sorted(self._models.items()) if self.access.shows(name, caller)]
         return [model for versions in models for _, model in sorted(versions.items())]
 
@@ -227,7 +227,7 @@ def _all(models: Models) -> Iterator[TokenModel | EncoderStem]:
 
 
 def _fingerprint(folder: Path) -> Fingerprint:
-    """Return what the file system tells of the files of an artifact; it changes when one of them does."""
+    """Return the stamps of the files of an artifact; they change when a file does."""
     try:
         return tuple(sorted((file.name, stamp_of(file.lstat())) for file in folder.iterdir()))
     except OSError:
@@ -236,7 +236,7 @@ def _fingerprint(folder: Path) -> Fingerprint:
 
 def _changed_in_place(before: Fingerprint, now: Fingerprint) -> bool:
     """Return whether the data file, which is mapped, is the same as before, but of another size or time of change."""
-    # Of a file that is not mapped, another may have got the inode.
+    # Another file may have got the inode of a file without a mapping.
     then, found = (dict(files).get(DATA) for files in (before, now))
     return then is not None and found is not None and then[:2] == found[:2] and then[2:4] != found[2:4]
 

@@ -1,4 +1,4 @@
-"""The interface of everything that computes outputs of a model."""
+"""The interface of a runner: it computes outputs of a model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol

@@ -18,15 +18,15 @@ from preblock.service.runtime.runner import Feeds, Float32
 LOG = logging.getLogger(__name__)
 
 INLINE_MAX_VALUES = 3 * 2**17
-"""Values of an array, and bytes of a copy, that take a few tenths of a millisecond."""
+"""Values of an array, or bytes of a copy: a few tenths of a millisecond of work."""
 MAX_BOUND_TOKENS = 8
 """Tokens of the largest call whose inputs and outputs stay bound: for more, binding saves less than 4 %."""
 MAX_BOUND_CALLS = 256
-"""Shapes whose calls stay bound; one more clears them all."""
+"""Most shapes of bound calls; one more clears them all."""
 
 # The fused kernel is a scalar sum with E[x^2] - mean^2: several times slower and less exact than the parts.
 SLOW_ON_CPU = ["SkipLayerNormFusion"]
-# The defaults are products of float32 in 10 bits, and memory that grows by powers of two.
+# The defaults: float32 products in 10 bits, and memory in powers of two.
 CUDA_OPTIONS = {"use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}
 
 
@@ -61,7 +61,7 @@ class Session:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
-        # Threads that spin keep a core busy between requests.
+        # A spinning thread keeps a core busy between requests.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         for file in (graph, DATA):
             if not (folder / file).is_file():
@@ -96,16 +96,16 @@ class Session:
     def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, Float32]:
         """Return the named outputs, or all, for validated `feeds`: the graph itself wraps negative indices.
 
-        Feeds that the graph has no input for are ignored, so that several graphs can run on the same feeds.
+        Feeds without an input are ignored, so that several graphs can run on the same feeds.
         """
         names = self._outputs if outputs is None else outputs
-        # Another dictionary or a zip adds a microsecond to a call of one token, which takes five.
+        # Another dictionary or a zip adds a microsecond to the five of a call of one token.
         given = feeds if len(feeds) == len(self._inputs) else {name: feeds[name] for name in self._inputs}
         found = self._session.run(names, given)
         return {names[0]: found[0]} if len(names) == 1 else dict(zip(names, found, strict=True))
 
     def warm_up(self, feeds: Feeds) -> None:
-        """Run once, so that the first request does not pay for what onnxruntime does once."""
+        """Run once, so that the first request does not pay for the first run."""
         self.run(feeds)
 
     def refusal(self, feeds: Feeds) -> str | None:
@@ -120,7 +120,7 @@ class Session:
 
 
 class CpuSession(Session):
-    """A session on the CPU that keeps inputs and outputs of small calls bound, by shape.
+    """A session on the CPU; it keeps inputs and outputs of small calls bound, by shape.
 
     Binding anew takes longer than a small call itself.
     """

@@ -125,7 +125,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
 
     def model_ready(name: str, version: str | None) -> dict[str, Any]:
         """Answer 200 for a model that is served."""
-        return {"name": engine.repository.find(name, version, caller=caller()).name, "ready": engine.ready}
+        return {"name": engine.repository.find(name, version, caller=caller()).name, "ready": True}
 
     def config(name: str, version: str | None) -> dict[str, Any]:
         """Return the configuration of a model, as Triton has it."""
