@@ -71,16 +71,16 @@ def create_engine(settings: Settings, shared: Path | None = None, progress: Prog
 
 
 def create_tracing(settings: Settings) -> "Tracing | None":
-    """Return what traces requests, if they are to be traced.
+    """Return the tracing of requests, if the settings ask for it.
 
     Raises:
-        Invalid: the packages that it takes are missing, or it cannot be set up as the environment says.
+        Invalid: its packages are missing, or the environment's variables cannot be used.
 
     """
     if settings.tracing == "none":
         return None
     try:
-        # Only who traces pays for importing it.
+        # Only a service with tracing pays for this import.
         from preblock.service.observability.tracing import Tracing
     except ImportError as error:
         packages = "none, or otlp after pip install 'preblock[tracing]'"
@@ -89,7 +89,7 @@ def create_tracing(settings: Settings) -> "Tracing | None":
 
 
 def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
-    """Build the application of an engine that was made with the same settings; default: one that is made now.
+    """Build the application of an engine with the same settings; default: a new engine.
 
     Raises:
         Invalid, ServerFault: as `create_engine` and `create_tracing`.
@@ -108,12 +108,12 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
             asyncio.create_task(streams.follow(engine.repository.access)),
             asyncio.create_task(engine.settings.follow()),
         ]
-        # What the server's connections know of the application.
+        # Objects of the application for the server's connections.
         state = {"streams": streams, "settings": engine.settings}
         if settings.grpc_port is None:
             yield state
         else:
-            # Only who serves gRPC pays for importing it.
+            # Only a service with gRPC pays for this import.
             from preblock.service.api.grpc.server import running
 
             async with running(engine, streams, sequences, templates, VERSION, settings, trace):

@@ -1,6 +1,6 @@
-"""Requests that are alike: a client sends the same one again and again, but for its numbers.
+"""Repeated requests: a client sends the same request again and again, with other numbers.
 
-What such requests are for, and what their answers are but for the vectors, is read and written once.
+Their constant parts, and those of their answers, are read and written once.
 
 Letters: B batch, L length.
 """
@@ -24,7 +24,7 @@ from preblock.service.engine.fast_path import FastPath, FastRun, integers
 MAX_TEMPLATES = 1024
 """Templates of all models together; one more empties the cache."""
 IDS = re.compile(rb'"input_ids"\s*:(\s*\[[][0-9,\s-]*\]\s*)')
-"""The ids in the JSON of a request that was answered, all of what stands there: behind them comes a quote or a brace.
+"""The ids in the JSON of an answered request, up to the next quote or brace.
 
 In a string the quotes would be escaped, and no other field holds an object.
 """
@@ -32,14 +32,14 @@ In a string the quotes would be escaped, and no other field holds an object.
 
 @dataclass(eq=False, slots=True)
 class RequestTemplate:
-    """Requests of one address, with the same headers, whose bodies begin with the same bytes and have one length.
+    """Requests of one address and the same headers, with bodies of one beginning and one length.
 
-    What JSON says but for the ids is the same in all of them, too.
+    The JSON around the ids is the same in all of them, too.
 
     Args:
-        protocol: by which they come.
-        fast_path: what answers them.
-        head: the bytes that their bodies begin with.
+        protocol: of the requests.
+        fast_path: answers them.
+        head: first bytes of their bodies.
         shape: of the ids, (B, L).
         ids_at: where the ids begin in a body.
         offset: int64 (1,) or (B,), the offset of all of them, or of the first one, where it stands in the body.
@@ -72,14 +72,14 @@ class RequestTemplate:
     version: str | None = None
 
     def read(self, body: bytes) -> tuple[Int64, Int64] | None:
-        """Return the ids (B, L) and the offset of a request whose body begins as they do; None if it is another."""
+        """Return the ids (B, L) and the offset of a body; None where the template does not fit."""
         if self.tail is not None:
             ids = self._read_json(body, self.tail)
             return None if ids is None else (ids, self.offset)
         return self.read_binary(body)
 
     def read_binary(self, body: bytes) -> tuple[Int64, Int64]:
-        """Return the ids (B, L) and the offset, which stand in a body as bytes."""
+        """Return the ids (B, L) and the offset of a binary body."""
         batch, length = self.shape
         ids = integers(body, batch * length, self.ids_at).reshape(self.shape)
         if self.offset_at is None:
@@ -99,9 +99,9 @@ class RequestTemplate:
         return rows.values.reshape(self.shape)
 
     async def packets(self, run: FastRun) -> AsyncGenerator[Buffer, None]:
-        """Yield the body of a large answer, which is computed chunk by chunk."""
+        """Yield the body of a large answer, computed chunk by chunk."""
         yield self.prefix
-        chunks = map(raw_bytes, run.pieces())  # which keeps no chunk, so that the next may reuse its memory
+        chunks = map(raw_bytes, run.pieces())  # map keeps no chunk, so that the next may reuse its memory
         for chunk in chunks if self.suffix is None else encoded(chunks):
             yield chunk
             del chunk
@@ -118,7 +118,7 @@ def template_of(
     ids_at: int,
     offset_at: int | None = None,
 ) -> RequestTemplate:
-    """Return the template of a request that was answered with `reply`: bytes after others, or base64 between them.
+    """Return the template of a request with the answer `reply`: bytes behind others, or base64 between them.
 
     The other arguments are those of `RequestTemplate`.
     """
@@ -148,7 +148,7 @@ def json_template_of(
 
 
 class TemplateCache:
-    """Templates of requests that were answered, for all protocols.
+    """Templates of answered requests, for all protocols.
 
     The cache is emptied when the repository or the settings change. A key holds no credential: the caller of each
     request is authorized anew.
@@ -157,7 +157,7 @@ class TemplateCache:
         engine: answers the requests.
 
     Attributes:
-        hits: requests whose template was found.
+        hits: requests answered by a template.
 
     """
 

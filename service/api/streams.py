@@ -1,4 +1,4 @@
-"""The decode streams that are open, and how long each may stay: what ends them that is not their client."""
+"""The open decode streams, and every reason for their end except the client's own."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,11 +14,11 @@ from preblock.service.observability.metrics import Metrics
 T = TypeVar("T")
 Reason = Literal["close", "shutdown", "left", "idle", "time", "key"]
 LIFETIME = "preblock.lifetime"
-"""Of a stream, in the state of its request: who sees that the client has left says so."""
+"""Key of a stream's lifetime in the state of its request: the connection ends it when the client leaves."""
 
 
 class StreamEnd(Exception):
-    """A stream ends; the reason is what its client is told."""
+    """A stream ends; its client is told the reason."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
@@ -26,7 +26,7 @@ class StreamEnd(Exception):
 
 
 class StreamLifetime:
-    """How long one stream of the caller may stay, until `close`.
+    """The time limits of one stream of the caller, until `close`.
 
     Args:
         idle: seconds that it may wait for its client.
@@ -42,17 +42,17 @@ class StreamLifetime:
         self._over: Reason | None = None
         self._since = 0.0
         self._waiting: asyncio.Task[object] | None = None
-        # One for all that is waited for: a timer for each would take longer than a step.
+        # One timer for every wait: a timer for each would take longer than a step.
         self._timer = self._loop.call_later(min(idle, total), self._look)
 
     async def wait(self, action: Callable[[], Awaitable[T]]) -> T:
-        """Return what the client sends, or what it takes.
+        """Return the result of an action that waits for the client.
 
         Raises:
             Closing: the service shuts down, or the client has left or takes too long.
 
         """
-        # An action that need not wait would never be interrupted.
+        # An action without a wait would never be interrupted.
         self._since = self._loop.time()
         if reason := self._ended():
             raise StreamEnd(reason)
@@ -60,7 +60,7 @@ class StreamLifetime:
         try:
             return await action()
         except asyncio.CancelledError:
-            # Of the stream that was ended, unless the task that it runs in is cancelled too.
+            # The cancellation came from `end`, unless the task was cancelled too.
             if (reason := self._ended()) and task is not None and not task.uncancel():
                 raise StreamEnd(reason) from None
             raise
@@ -68,7 +68,7 @@ class StreamLifetime:
             self._waiting = None
 
     def touch(self) -> bool:
-        """Count a message that was answered while `wait` goes on; return whether the stream still stays."""
+        """Count an answered message while `wait` goes on; return whether the stream stays open."""
         self._since = self._loop.time()
         return self._ended() is None
 
@@ -132,7 +132,7 @@ class StreamRegistry:
             self._open.discard(lifetime)
 
     async def follow(self, access: Authenticator) -> None:
-        """End streams whose key was taken out or changed, until cancelled."""
+        """End the streams of removed and changed keys, until cancelled."""
         while access.needs_key:
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
             access.look()

@@ -1,4 +1,4 @@
-"""Coroutines that run from where they are called, in the event loop but without a task of their own."""
+"""Coroutines that run at once in the caller, in the event loop but without a task."""
 
 import asyncio
 import logging
@@ -15,8 +15,8 @@ Work = Coroutine[Any, Any, None]
 def drive(work: Work, context: Context, tasks: set[asyncio.Task[None]]) -> None:
     """Run `work` in `context` until it ends or awaits something; then it goes on by itself.
 
-    To let the others run for a turn of the event loop (`asyncio.sleep(0)`) takes no task: making one, and starting it,
-    costs as much as a small answer. Whatever else is awaited does, and the task is one of `tasks` until it ends.
+    A turn of the event loop (`asyncio.sleep(0)`) takes no task: a task costs as much as a small answer. Any other await
+    takes one, and `tasks` holds it until it ends.
     """
     try:
         awaited = context.run(work.send, None)

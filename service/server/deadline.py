@@ -1,4 +1,4 @@
-"""The time until which a connection waits for its client."""
+"""The deadline of a connection that waits for its client."""
 
 import asyncio
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class Deadline:
             self._timer = self._loop.call_at(self._time, self._check)
 
     def is_set(self, action: Callable[[], None]) -> bool:
-        """Return whether this action is the one that waits."""
+        """Return whether this action has the deadline."""
         return self._time != NEVER and self._action == action
 
     def clear(self) -> None:

@@ -1,7 +1,7 @@
 """The HTTP/1.1 connection of a client: it frames requests, answers those for tensors, and hands on all others.
 
-A contained protocol of uvicorn answers the others. It reads requests that are written anew from what was parsed here,
-so that both always agree where a request ends.
+A contained protocol of uvicorn answers the others. It reads requests written anew from the parsed ones, so that both
+always agree where a request ends.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class Front(asyncio.Protocol):
         self.unfinished = 0  # bytes since a head, a part of a body or a whole request
         self.active: IncomingRequest | None = None
         self._incoming = IncomingRequest(0.0)
-        self._came = b""  # the input that began the incoming request, unless it is long
+        self._came = b""  # the first input of the incoming request, unless it is long
         self._queue: deque[IncomingRequest] = deque()
         self._parser = httptools.HttpRequestParser(self)
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -88,7 +88,7 @@ class Front(asyncio.Protocol):
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End all that the connection asked for."""
+        """End all requests of the connection."""
         self._connections.discard(self)
         self._deadline.cancel()
         self.write_paused = False
@@ -113,7 +113,7 @@ class Front(asyncio.Protocol):
         await self._writable.wait()
 
     def shutdown(self) -> None:
-        """End the streams, and close the connection; a request whose head has come is still answered."""
+        """End the streams, and close the connection; a request with a complete head is still answered."""
         self._read(self._tensors.take_held_head())
         if self.active is None:
             self.transport.close()
@@ -133,7 +133,7 @@ class Front(asyncio.Protocol):
         self._deadline.clear()
 
     def data_received(self, data: bytes) -> None:
-        """Read input, unless it is a request whose head is the last one's."""
+        """Read input, unless it is a request with the same head as the last."""
         rest = self._tensors.take(data)
         if rest:
             self.scheduler.feed(rest)
@@ -171,7 +171,7 @@ class Front(asyncio.Protocol):
         self._incoming.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Read a header. A header that only identifies the request is kept apart."""
+        """Read a header. Headers that only identify the request are kept apart."""
         lower = name.lower()
         if lower in PER_REQUEST_HEADERS:
             self._incoming.passing.append((lower, value))
@@ -204,13 +204,13 @@ class Front(asyncio.Protocol):
         incoming = self._incoming
         if incoming is self.active and incoming.target is None:
             if incoming.answered:
-                self._deadline.clear()  # a client that still sends a refused body would not see the answer
+                self._deadline.clear()  # a client still sends a refused body: it would not see the answer
             self._handover.send_body(incoming, body)
         else:
             incoming.parts.append(body)
 
     def on_message_complete(self) -> None:
-        """Answer a request for tensors, now that its body is there."""
+        """Answer a request for tensors: its body is complete."""
         self.unfinished, self.between = 0, True
         incoming, came, self._came = self._incoming, self._came, b""
         incoming.complete = True
@@ -239,7 +239,7 @@ class Front(asyncio.Protocol):
             active.answered = True
             self._deadline.set(self.config.timeout_keep_alive, self.transport.close)
             return
-        if self.write_paused:  # a client that sends and does not read is held back
+        if self.write_paused:  # hold back a client that does not read
             drive(self._finish_when_read(), self._context.copy(), self.tasks)
             return
         self.server_state.total_requests += 1
@@ -270,7 +270,7 @@ class Front(asyncio.Protocol):
             self.scheduler.resume()
 
     def refuse(self, status: int, text: str) -> None:
-        """Answer input that is no request, and nothing after it; say nothing within another answer or before it."""
+        """Answer broken input and close; write nothing within another answer or before it."""
         active = self.active
         if self.transport.is_closing():
             return

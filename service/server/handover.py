@@ -38,7 +38,7 @@ class ContainingConnection(Protocol):
 
 
 class Handover:
-    """The contained protocol, and the request that it answers.
+    """The contained protocol, and its request.
 
     Args:
         connection: of the client.
@@ -112,7 +112,7 @@ class Handover:
             self._protocol().data_received(b"0\r\n\r\n")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the application, and the stream that the request opened, that the client has left."""
+        """Tell the application and the open stream that the client has left."""
         if self._inner is not None:
             self._inner.connection_lost(exc)
         if (lifetime := self._scope.get("state", {}).get(LIFETIME)) is not None:

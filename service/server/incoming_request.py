@@ -11,7 +11,7 @@ Header = tuple[bytes, bytes]
 class IncomingRequest:
     """One request of a connection.
 
-    `headers` stand as they came; `passing` are those that only identify the request, with names in lower case. The
+    `headers` are in their order; `passing` holds the headers that only identify the request, with lower-case names. The
     body is in `parts` until it is handed on. `target`, and the fields after it, are set for a request for tensors.
 
     Args:
@@ -60,7 +60,7 @@ class IncomingRequest:
         )
 
     def head(self) -> bytes:
-        """Return the head, written anew from what was read."""
+        """Return the head, written anew from the parsed parts."""
         lines = [b"%b %b HTTP/%b\r\n" % (self.method, self.url, self.version.encode())]
         lines += [b"%b: %b\r\n" % header for header in (*self.headers, *self.passing)]
         return b"".join((*lines, b"\r\n"))

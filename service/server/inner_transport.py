@@ -1,4 +1,4 @@
-"""The transport that a contained HTTP protocol sees: it joins small writes, and closes only its own answers."""
+"""The transport of a contained HTTP protocol: it joins small writes, and closes only its own answers."""
 
 import asyncio
 from typing import Any, Protocol
@@ -7,7 +7,7 @@ from preblock.service.codecs.chunks import MIN_WRITE_BYTES
 
 
 class TransportOwner(Protocol):
-    """The connection that contains the protocol."""
+    """The connection around the protocol."""
 
     @property
     def transport(self) -> asyncio.Transport:
@@ -30,7 +30,7 @@ class TransportOwner(Protocol):
 class InnerTransport(asyncio.Transport):
     """Keeps small writes until the event-loop iteration ends, and sends them by one call.
 
-    A server that is killed between two calls would leave half an answer, for which no proxy may ask another server.
+    A server killed between two calls would leave half an answer: no proxy may then repeat the request elsewhere.
 
     Args:
         owner: the connection.
@@ -56,7 +56,7 @@ class InnerTransport(asyncio.Transport):
         self._size += len(data)
 
     def flush(self) -> None:
-        """Write the bytes that are kept. A client that has left gets nothing."""
+        """Write the kept bytes, unless the client has left."""
         if self._kept:
             kept, self._kept, self._size = self._kept, [], 0
             if not self._owner.transport.is_closing():
@@ -72,7 +72,7 @@ class InnerTransport(asyncio.Transport):
         return self._owner.transport.is_closing()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return what the real transport knows."""
+        """Return information of the real transport."""
         return self._owner.transport.get_extra_info(name, default)
 
     def pause_reading(self) -> None:

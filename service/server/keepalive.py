@@ -1,4 +1,4 @@
-"""Pings of a WebSocket, which find clients that are gone without a word."""
+"""Pings of a WebSocket: they find clients that vanished."""
 
 import asyncio
 import secrets
@@ -12,13 +12,13 @@ PAYLOAD_BYTES = 4
 
 
 class KeepAlive:
-    """Sends a ping in every interval, and fails the connection whose client does not answer one.
+    """Sends a ping in every interval, and fails the connection if the client does not answer.
 
     Args:
         config: of the server; states the interval and the timeout.
         loop: of the connection.
         conn: makes the pings.
-        write: sends the bytes that `conn` has made.
+        write: sends the bytes of `conn`.
         fail: closes the connection, with a code and a reason.
 
     """
@@ -34,7 +34,7 @@ class KeepAlive:
         self._interval, self._timeout = config.ws_ping_interval, config.ws_ping_timeout
         self._loop, self._conn, self._write, self._fail = loop, conn, write, fail
         self._timer: asyncio.TimerHandle | None = None
-        self._payload = b""  # of the ping that is not answered yet
+        self._payload = b""  # of the unanswered ping
 
     def start(self) -> None:
         """Send the first ping after an interval."""

@@ -1,4 +1,4 @@
-"""Reads large input in chunks, so that other connections are served in between."""
+"""Reads large input in chunks, so that other connections get their turn."""
 
 import asyncio
 import time
@@ -70,13 +70,13 @@ class ReadScheduler:
         self._settle()
 
     def resume(self) -> None:
-        """Pass input on again, first the input that waits."""
+        """Pass input on again, the waiting input first."""
         if self.paused:
             self.paused = False
             self._settle()
 
     def end(self) -> bytes:
-        """Pass on nothing more; return the input that waits."""
+        """Pass on nothing more; return the waiting input."""
         rest, self.rest = bytes(self.rest), memoryview(b"")
         self._read = None
         if self._transport_paused and not self._transport.is_closing():

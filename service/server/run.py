@@ -32,7 +32,7 @@ from preblock.service.server.uvicorn_adapter import Config, Server
 LOG = logging.getLogger(__name__)
 PRELOADED, PRELOADED_GRPC = ["preblock.service.server.preload"], ["preblock.service.api.grpc.server"]
 PRELOADED_TRACING = ["preblock.service.observability.tracing", "requests"]
-"""Modules for workers that trace requests; the exporter imports the second one late."""
+"""Modules for workers with tracing; the exporter imports the second one late."""
 BACKLOG = 2048
 POLL_INTERVAL_SECONDS = 0.01
 OPENED = "opened"
@@ -55,7 +55,7 @@ def serve(settings: Settings, announce: Announce) -> None:
     check_tls(settings)
     listener = listen("port", settings.host, settings.port)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit it
-        # Drops a client that does not read, and with it the bytes that wait to be sent.
+        # Drops a client that does not read, and its unsent bytes.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * settings.stream_idle_timeout_seconds)
     if settings.grpc_port is not None:
         # Only a check: gRPC itself would share the port of another server without an error.
@@ -72,7 +72,7 @@ def _serve_alone(
     engine = create_engine(settings, progress=meanwhile.progress)
     app = create_app(settings, engine)
     models = engine.repository.newest(SERVICE)
-    # uvicorn raises the signal that stopped it again.
+    # uvicorn raises its stop signal again.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     server = _Server(configure(settings, app), partial(announce, models))
@@ -119,7 +119,7 @@ def serve_as_worker(listener: socket.socket, counters: Path, control: Path, sett
 
 
 def _create_worker_app(counters: Path, control: Path, settings: Settings) -> Dispatcher:
-    """Build the application of a worker. A worker that fails logs one line, and is tried again."""
+    """Build the application of a worker. A failed worker logs one line, and is started again."""
     try:
         metric_files.reserve(counters)
         app = create_app(settings, create_engine(settings, control))
@@ -136,7 +136,7 @@ def _hand_over(
     announce: Callable[[list[TokenModel | EncoderStem]], None],
     models: list[TokenModel | EncoderStem],
 ) -> None:
-    """Leave the address to the first worker whose models are open."""
+    """Leave the address to the first worker with open models."""
     while not opened.exists():
         time.sleep(POLL_INTERVAL_SECONDS)
     meanwhile.close()
@@ -163,7 +163,7 @@ class _Server(Server):
 
 
 def listen(field: str, host: str, port: int) -> socket.socket:
-    """Return a socket that listens, so that no connection is refused from now on.
+    """Return a listening socket: no connection is refused from now on.
 
     Raises:
         Invalid: the address cannot be listened on.
@@ -177,7 +177,7 @@ def listen(field: str, host: str, port: int) -> socket.socket:
 
 
 def configure(settings: Settings, app: Callable[..., object], factory: bool = False) -> Config:
-    """Return how `app` is served, whatever it is; with `factory`, what makes it."""
+    """Return the server's configuration for `app`; with `factory`, `app` makes the application."""
     return Config(
         app,
         factory=factory,

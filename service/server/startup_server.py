@@ -1,7 +1,7 @@
-"""A server for the time in which models are opened, on the socket of the one that will be.
+"""The server of the start: it answers on the service's socket while models are opened.
 
-Opening takes the main thread; meanwhile a thread answers. With several workers it is one of the parent, until the first
-of them serves: a worker lets nobody in before it can answer.
+Opening takes the main thread; meanwhile a thread answers. With several workers the parent runs it until the first
+worker serves.
 """
 
 import asyncio
@@ -24,18 +24,18 @@ from preblock.service.server.front import Front
 from preblock.service.server.uvicorn_adapter import Config, ServerState
 
 GRACE_SECONDS = 1
-"""After the service has begun, how long a connection that was accepted before may take to ask: it is on its way."""
+"""After the service has begun, how long an accepted connection may still take to send its request."""
 
 
 class Meanwhile:
-    """Answers on a socket that listens, while the block runs or until it is closed.
+    """Answers on a listening socket while the block runs, or until `close`.
 
-    `progress` says how far the opening of models is, and is written by who opens them.
+    The loader writes `progress`, the progress of the models.
 
     Args:
         settings: of the service.
-        configure: returns how an application is served.
-        listener: stays open, with the connections that nobody has accepted yet.
+        configure: returns the server's configuration for an application.
+        listener: stays open, with its waiting connections.
 
     Raises:
         Invalid: the file of keys cannot be used.
@@ -56,7 +56,7 @@ class Meanwhile:
         self._config.load()
         self._state = ServerState()
         self._known = {"settings": live}
-        self._listener = listener.dup()  # a server closes what it listens on
+        self._listener = listener.dup()  # a server closes its socket
         self._closed, self._ended = asyncio.Event(), asyncio.Event()
         self._began: Future[asyncio.AbstractEventLoop] = Future()
         self._thread = Thread(target=self._run)
@@ -74,7 +74,7 @@ class Meanwhile:
         self._thread.join()
 
     def close(self) -> None:
-        """Accept nobody any more. Who is connected may still ask, for a moment."""
+        """Accept no connection any more. An open one may still send a request, for a moment."""
         if self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
 

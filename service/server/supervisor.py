@@ -24,7 +24,7 @@ LOG = logging.getLogger(__name__)
 FORKSERVER = multiprocessing.get_context("forkserver")
 CHECK_INTERVAL_SECONDS = 0.5
 HEALTH_TIMEOUT_SECONDS = 30
-"""A worker that does not answer for so long is replaced. One that starts on a busy machine may need some of it."""
+"""A worker without an answer for so long is replaced. A start on a busy machine may take some of it."""
 MAX_SOCKET_FOLDER_BYTES = 75
 """The address of a Unix socket has at most 108 bytes (unix(7)), its file name included."""
 SHORT_FOLDER = "/tmp"
@@ -32,7 +32,7 @@ IGNORED = (signal.SIGHUP, signal.SIGQUIT, signal.SIGTTIN, signal.SIGTTOU, signal
 
 
 def start_forkserver(preloaded: Sequence[str]) -> None:
-    """Start the process that workers are forked from. Workers share the pages of the modules that it imports.
+    """Start the process from which workers are forked. Workers share the memory pages of its modules.
 
     Raises:
         Invalid: no folder for its socket can be used.
@@ -53,7 +53,7 @@ def start_forkserver(preloaded: Sequence[str]) -> None:
 
 
 class Worker:
-    """A serving process, and the pipe by which its parent checks it.
+    """A serving process, and the parent's pipe for its checks.
 
     Args:
         serve: runs in the process, until SIGTERM.
@@ -72,7 +72,7 @@ class Worker:
             self._pipe.close()
             raise
         finally:
-            remote.close()  # else a worker that ends during a check would keep the parent waiting
+            remote.close()  # else the parent would wait for a worker that ended during a check
 
     def is_healthy(self) -> bool:
         """Return whether the process runs and answers in time."""
@@ -114,7 +114,7 @@ class Supervisor:
     Workers reload files by themselves, so SIGHUP changes nothing.
 
     Args:
-        settings: of the service; a worker that starts later gets those of the file of that time.
+        settings: of the service; a later worker reads the file again.
         serve: runs in each worker.
 
     """

@@ -1,4 +1,4 @@
-"""Requests for tensors that the connection answers itself, and the memory of the last head.
+"""The connection's own answers to requests for tensors, and the memory of the last head.
 
 Many clients send the same head again and again. Reading it takes a third of the time of a small answer.
 """
@@ -29,15 +29,15 @@ HEAD_END = b"\r\n\r\n"
 
 
 class KnownHead(NamedTuple):
-    """The head of the last request that was answered by a template; the next may begin with the same bytes.
+    """The head of the last request with a template; the next may begin with the same bytes.
 
     Args:
         head: its bytes.
         size: bytes of the request, with its body.
         target: of the request.
         key: of its template.
-        passing: headers that only identify the request.
-        wanted: the id that they give it.
+        passing: the identifying headers of the request.
+        wanted: the request id in them.
         scheme: of the URL.
         context: names its caller.
         changes: of the keys, as `Dispatcher.changes` counts them.
@@ -90,7 +90,7 @@ class TensorPath:
         self._held = 0.0  # when the known head came without its body; 0: it did not
 
     def take(self, data: bytes) -> bytes:
-        """Answer a request whose head is known, or hold that head; return the input that is left to read."""
+        """Answer a request with a known head, or hold the head; return the rest of the input."""
         known = self._known
         if known is None:
             return data
@@ -101,12 +101,12 @@ class TensorPath:
         return data
 
     def take_time(self) -> float:
-        """Return when the request that begins now came."""
+        """Return the arrival time of the next request."""
         began, self._held = self._held or perf_counter(), 0.0
         return began
 
     def take_held_head(self) -> bytes:
-        """Return the head that is held, to be read."""
+        """Return the held head."""
         return self._known.head if self._held and self._known is not None else b""
 
     def _answer_known(self, known: KnownHead, data: bytes) -> bool:
@@ -180,7 +180,7 @@ class TensorPath:
         incoming.client, incoming.scheme = scope["client"], scope["scheme"]
 
     def answer(self, incoming: IncomingRequest, came: bytes) -> None:
-        """Answer a request that `accepts` took, now that its body is there. `came` is the input that began it."""
+        """Answer an accepted request: its body is complete. `came` is its first input."""
         target, responder = incoming.target, self._responder
         assert target is not None
         assert responder is not None
@@ -223,7 +223,7 @@ def _complete() -> IncomingRequest:
 
 
 ANSWERED_AT_ONCE = _complete()
-"""Stands for each request whose head was not read."""
+"""Stands for each request with a known head."""
 
 
 async def _send_nothing(_: object) -> None:

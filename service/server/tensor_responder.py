@@ -100,7 +100,7 @@ class TensorResponder:
         scheme: str | None,
         passing: Headers,
     ) -> None:
-        """Answer any other request for tensors, in a coroutine that becomes a task only where it has to wait."""
+        """Answer any other request for tensors, in a coroutine; a task is made only where it has to wait."""
         self._trace(target, visit, scheme, passing)
         drive(self._answer(arrival, target, visit, key), copy_context(), self._connection.tasks)
 
@@ -168,7 +168,7 @@ class TensorResponder:
         seconds: float = 0,
         error: BaseException | None = None,
     ) -> None:
-        """End a request whose answer, of `size` bytes, took so many seconds to send."""
+        """End a request; its answer of `size` bytes took so many seconds to send."""
         run.end(error)
         template.fast_path.metrics.count_bytes(template.protocol, visit.received, size, visit.read, seconds)
 
@@ -213,7 +213,7 @@ class TensorResponder:
             return await self._send_packets(head, packets, response.size)
 
     async def _send_packets(self, head: bytes, packets: AsyncIterator[Buffer], size: int | None) -> int:
-        """Write a head and a body of `size` bytes, None for unknown; return the bytes of the body that were written.
+        """Write a head and a body of `size` bytes, None for unknown; return the written bytes of the body.
 
         A body of unknown size is written in chunks (RFC 9112, section 7.1). A client that leaves ends the writing.
         """
@@ -274,7 +274,7 @@ def _end_trace(visit: RequestContext, status: int, error: Exception | None = Non
 
 
 def refusal(status: int, text: str, headers: Headers) -> bytes:
-    """Return the answer to input that cannot be read as a request; the connection closes behind it."""
+    """Return the answer to broken input; the connection closes behind it."""
     content = text.encode()
     fields: list[tuple[bytes, bytes]] = [
         *headers,

@@ -12,5 +12,5 @@ __all__ = ["STARTUP_FAILURE", "Config", "HttpToolsProtocol", "ProxyHeadersMiddle
 
 
 def connections_of(state: ServerState) -> set[Any]:
-    """Return the open connections, which the server shuts down; its own type knows only classes of uvicorn."""
+    """Return the open connections: the server shuts them down. Its own type knows only classes of uvicorn."""
     return cast(set[Any], state.connections)

@@ -59,7 +59,7 @@ class WebSocket(asyncio.Protocol):
         self._lost = False
         self._close_timer: asyncio.TimerHandle | None = None
         self._denial: tuple[int, Headers, bytes] | None = None
-        self._partial = 0  # bytes read of a frame that is not whole yet
+        self._partial = 0  # bytes of an incomplete frame
         self._message = MessageBuffer()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -100,7 +100,7 @@ class WebSocket(asyncio.Protocol):
         self._app_state["streams"].drain()
 
     def open(self, head: bytes) -> None:
-        """Answer the request for a WebSocket, or refuse one that cannot be read."""
+        """Answer the request for a WebSocket, or refuse a broken one."""
         self._conn.receive_data(head)
         for event in self._conn.events_received():
             if isinstance(event, Request):
@@ -170,7 +170,7 @@ class WebSocket(asyncio.Protocol):
             self._transport.close()
 
     def _end_broken(self) -> None:
-        """Close the connection with the code for input that is no WebSocket's."""
+        """Close the connection with the code for broken input."""
         close = self._conn.close_sent
         code, reason = (1006, "") if close is None else (close.code, close.reason)
         self._queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
@@ -191,7 +191,7 @@ class WebSocket(asyncio.Protocol):
             self._scheduler.resume()
 
     def _write(self) -> None:
-        """Write the bytes that the protocol has made."""
+        """Write the output of the protocol."""
         output = b"".join(self._conn.data_to_send())
         if output and not self._transport.is_closing():
             self._transport.write(output)

@@ -34,14 +34,14 @@ async def abort(context: Any, error: errors.PreblockError) -> None:
 
 
 def metadata_of(context: Any) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the metadata of a call that are text, as headers."""
+    """Yield the text metadata of a call, as headers."""
     for name, value in context.invocation_metadata() or ():
         if isinstance(value, str):
             yield name.encode(), value.encode()
 
 
 def visit_of(context: Any) -> RequestContext:
-    """Return the visit that a call is; the first time it begins, and its id is told with the status of the call."""
+    """Return the request context of a call; the first time, make it and send its id with the status of the call."""
     visit = CURRENT_REQUEST.get()
     if visit is None:
         visit = RequestContext.of(metadata_of(context))

@@ -1,7 +1,6 @@
-"""Calls that are alike: a client sends the same one again and again, but for its ids.
+"""Repeated calls: a client sends the same call again and again, with other ids.
 
-What such calls are for, and what their answers are but for the vectors, is read and written once, as
-`service/api/request_cache.py` does for HTTP.
+Their constant parts are read and written once, as in `service/api/request_cache.py` for HTTP.
 
 Letters: B batch, L length.
 """
@@ -24,7 +23,7 @@ from preblock.service.observability.context import CURRENT_REQUEST
 from preblock.service.runtime.model import TokenModel
 
 LONGEST_KEPT = 2048
-"""Bytes of what stands before the ids in a message that is remembered."""
+"""Most bytes before the ids in the message of a template."""
 
 
 class CallTemplates:
@@ -67,14 +66,14 @@ class CallTemplates:
         model: TokenModel,
         written: bytes,
     ) -> None:
-        """Answer messages like one that was answered in the same way from now on, if they say nothing but ids.
+        """Keep the template of an answered message, if it holds nothing but ids.
 
         Args:
-            protocol: by which they come.
-            message: that was answered.
-            sent: what it says.
-            request: the same.
-            model: what answered it.
+            protocol: of the messages.
+            message: the answered one.
+            sent: the parsed message.
+            request: of the message.
+            model: of the answer.
             written: the answer.
 
         """

@@ -38,7 +38,7 @@ ENDS = {
     "key": "a key that was taken out or changed",
 }
 OPEN = (f"/{health.SERVICE_NAME}/", f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady")
-"""Methods that need no key: whoever starts, stops and watches the service has none."""
+"""Methods that need no key: an orchestrator that starts, stops and watches the service has none."""
 LOG = logging.getLogger(__name__)
 
 Method = Callable[[Any], Awaitable[Any]]
@@ -46,13 +46,13 @@ Stream = Callable[[Receive, Send, StreamLifetime], Awaitable[None]]
 
 
 class _AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Lets in, before any method is called, whoever has a key."""
+    """Lets in callers with a key, before any method runs."""
 
     def __init__(self, access: Authenticator) -> None:
         self._access = access
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
-        """Return what handles a call: the method, or a refusal."""
+        """Return the handler of a call: the method, or a refusal."""
         if call.method.startswith(OPEN):
             return await continuation(call)
         authorization = dict(call.invocation_metadata).get("authorization")
@@ -64,12 +64,12 @@ class _AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _refusal(error: PreblockError, refused: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
-    """Return what answers every call of a method, of either kind, with an error."""
+    """Return a handler that answers every call of a method, unary or stream, with an error."""
 
     async def call(_: Any, context: grpc.aio.ServicerContext) -> None:
         await abort(context, error)
 
-    if refused is None:  # no such method, which gRPC answers
+    if refused is None:  # an unknown method: gRPC answers it
         return None
     streams = refused.request_streaming
     return (grpc.stream_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler)(call)
@@ -83,7 +83,7 @@ def _name_caller(access: Authenticator, context: grpc.aio.ServicerContext) -> No
 
 
 def _handler(method: Method, kind: Any, engine: Engine, calls: InflightCalls) -> grpc.RpcMethodHandler:
-    """Return what handles the calls of a method, which takes messages of a kind, or bytes where that is None."""
+    """Return the handler of a unary method; it takes messages of a kind, or bytes where that is None."""
     schedule = engine.scheduler.run
 
     async def call(message: bytes, context: grpc.aio.ServicerContext) -> bytes:
@@ -106,7 +106,7 @@ def _handler(method: Method, kind: Any, engine: Engine, calls: InflightCalls) ->
 
         raise AssertionError("abort raises")
 
-    # Without a deserializer of its own, gRPC hands the bytes over: what it would answer to others names our insides.
+    # Without a deserializer gRPC hands over the bytes: its own error for broken ones would name our internals.
     return grpc.unary_unary_rpc_method_handler(call)
 
 
@@ -130,7 +130,7 @@ def _stream_handler(
             try:
                 await context.write(answer)
                 engine.metrics.count_bytes(GRPC_STREAM, 0, len(answer), 0, perf_counter() - began)
-            except grpc.aio.InternalError:  # the client left, which comes before we are cancelled for it
+            except grpc.aio.InternalError:  # the client left; our cancellation follows
                 raise asyncio.CancelledError from None
 
         _name_caller(engine.repository.access, context)
@@ -140,7 +140,7 @@ def _stream_handler(
         except Unavailable as error:
             await abort(context, error)
         except StreamEnd as closing:
-            # A stream that ends well would let clients wait for answers to what they still send.
+            # After a good end, clients would wait for answers to their next messages.
             await abort(
                 context, Unavailable("stream", ENDS[closing.reason], "a new stream, to another server or later")
             )
@@ -194,7 +194,7 @@ async def running(
         interceptors=(*traces, _AuthInterceptor(access)) if access.needs_key else traces,
         options=[
             ("grpc.max_receive_message_length", settings.max_body_bytes),
-            # What does not fit into a message of gRPC is refused before, by name.
+            # A larger answer is refused before, with an error of its own.
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", int(settings.workers > 1)),
         ],

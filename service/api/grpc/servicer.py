@@ -81,7 +81,7 @@ class InferenceService:
         return write(pb.ModelConfigResponse, {"config": model_config(model.name, model.manifest, model.provider)})
 
     async def ModelStatistics(self, request: pb.ModelStatisticsRequest) -> Any:
-        """Return what happened to one version of a model, to all of them, or to every model."""
+        """Return the statistics of one version of a model, of all its versions, or of every model."""
         models = self._engine.repository.select(request.name, request.version, caller=caller())
         found = self._engine.metrics.statistics()
         stats = [model_statistics(m.name, m.version, found[m.name, m.version]) for m in models]
@@ -94,7 +94,7 @@ class InferenceService:
         return write(pb.RepositoryIndexResponse, {"models": repository_index(versions, request.ready)})
 
     async def RepositoryModelLoad(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
-        """Open what is new of a model, and serve it again if it was unloaded."""
+        """Load the new versions of a model, also of an unloaded one."""
         _check_repository(request.repository_name)
         check_change("load", values(request.parameters))
         await self._engine.control.load(request.model_name, caller())
@@ -124,7 +124,7 @@ class InferenceService:
         with self._sequences.stream() as room:
             try:
                 while (message := await lifetime.wait(receive)) is not None:
-                    # However long: gRPC knows no end of a stream before what was sent is taken.
+                    # Without a time limit: gRPC ends no stream before the client has taken the messages.
                     await send(await self._answer(message, room))
             except StreamEnd as closing:
                 places = [(key.model, key.version, key.id, offset) for key, offset in room.offsets().items()]
@@ -133,7 +133,7 @@ class InferenceService:
                 raise
 
     async def _answer(self, message: bytes, room: SequenceStore) -> bytes:
-        """Answer one request of a stream, whose sequences are those of `room`."""
+        """Answer one request of a stream with the sequences of `room`."""
         id_ = ""
         try:
             if (answer := await self._alike.answer("grpc-stream", message)) is not None:
@@ -161,7 +161,7 @@ class InferenceService:
             record.model = model.name
             schedule = self._engine.scheduler.run
             request = await schedule(len(message), lambda: read_infer(sent, model.manifest))
-            if isinstance(request, TokenRequest):  # what is narrower would be run twice: first to see whether all fits
+            if isinstance(request, TokenRequest):  # a narrower type would run twice
                 request.in_pieces = request.sequence is None and request.dtype == "float32"
                 request.whole = True
             async with room.answer(model, request, record) as answer:

@@ -24,12 +24,12 @@ FAULTS = frozenset(
 
 
 class TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Traces the calls of a service, a stream as a whole.
+    """Traces the calls of a service, a stream as one span.
 
     Args:
         begin: traces.
-        service: whose calls, as their paths begin.
-        left_out: beginnings of the paths of those that are not traced.
+        service: beginning of the paths of its calls.
+        left_out: beginnings of the paths without traces.
 
     """
 
@@ -37,7 +37,7 @@ class TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._begin, self._service, self._left_out = begin, service, left_out
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
-        """Return what handles a call, and traces it."""
+        """Return the handler of a call, with tracing."""
         handler = await continuation(call)
         if handler is None or not call.method.startswith(self._service) or call.method.startswith(self._left_out):
             return handler

@@ -1,4 +1,4 @@
-"""Answers of the native API, in the format that was asked for."""
+"""Answers of the native API, in the requested format."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -18,7 +18,7 @@ TYPES = (JSON, BYTES, NPY, SAFETENSORS)
 def writable(
     dtype: str, encoding: str = "", outputs: Sequence[str] = (), tells_lengths: bool = False
 ) -> tuple[tuple[str, ...], str]:
-    """Return the types that can hold an answer, and why the others cannot."""
+    """Return the types that can hold an answer, and the reason against the others."""
     if encoding == PROMPT_EMBEDS:
         return (JSON,), f"with the encoding {PROMPT_EMBEDS}"
     if tells_lengths:

@@ -12,8 +12,8 @@ async def read_body(arrival: RawRequest, engine: Engine, limit: int) -> bytes:
 
     Raises:
         TooLarge: it is longer; a declared length is refused before anything is read.
-        Malformed: the declared length is no number, the client left before the end, or it is not of its coding.
-        UnsupportedFormat: it is of a coding that is not read.
+        Malformed: the declared length is no number, the client left before the end, or the coding is broken.
+        UnsupportedFormat: the coding is unknown.
 
     """
     coding = (arrival.header(b"content-encoding") or "identity").lower()
@@ -43,7 +43,7 @@ async def write_body(reply: ChunkedResponse, arrival: RawRequest, engine: Engine
     accept = arrival.header(b"accept-encoding")
     if accept and (coding := wanted(accept, text)):
         await encode(reply, coding, engine)
-    if reply.size is None and arrival.scope["http_version"] == "1.0":  # which knows no chunks
+    if reply.size is None and arrival.scope["http_version"] == "1.0":  # HTTP/1.0 has no chunks
         await reply.join(engine.limits.max_buffered_bytes)
     reply.sending = engine.limits.extend
     return reply
@@ -53,7 +53,7 @@ async def _received(arrival: RawRequest, limit: int) -> bytes:
     chunks, size, more = [], 0, True
     while more:
         message = await arrival.receive()
-        if message["type"] == "http.disconnect":  # nobody reads the answer, but it is counted as what it is
+        if message["type"] == "http.disconnect":  # no client reads the answer, but it counts as an error of the client
             raise Malformed("body", f"{size} bytes and no end", "a whole body")
         chunk, more = message.get("body", b""), message.get("more_body", False)
         size += len(chunk)

@@ -1,4 +1,4 @@
-"""Content codings: bodies that come compressed, and answers that go so (RFC 9110, sections 8.4 and 12.5.3)."""
+"""Content codings of requests and answers (RFC 9110, sections 8.4 and 12.5.3)."""
 
 import zlib
 from functools import lru_cache
@@ -9,16 +9,16 @@ from preblock.service.core.errors import Malformed, TooLarge
 from preblock.service.engine.engine import Engine
 
 CODINGS = {"gzip": 31, "deflate": 15}
-"""The window bits by which zlib knows them."""
+"""Window bits of zlib for each coding."""
 EXPANSION = 1032
 """A byte becomes at most as many."""
 LEVEL = 1
 LEAST = 1024
-"""Bytes of the smallest answer that is worth it."""
+"""Bytes of the smallest answer worth compressing."""
 
 
 def expand(body: bytes, coding: str, limit: int) -> bytes:
-    """Return what was compressed, of at most `limit` bytes; what is longer is not expanded any further.
+    """Return the expanded content, of at most `limit` bytes; expansion stops there.
 
     Raises:
         TooLarge: it is longer.
@@ -42,7 +42,8 @@ def expand(body: bytes, coding: str, limit: int) -> bytes:
 def wanted(accept: str, text: bool) -> str | None:
     """Return the coding that `Accept-Encoding` asks for, or None.
 
-    HTTP libraries accept codings without being told to. Numbers as `text` shrink by half, so that is taken as a wish.
+    HTTP libraries accept codings without being told to. Numbers as `text` shrink by half, so any accepted coding is
+    used.
     Bytes and base64 shrink by a tenth, and take many times longer than without: for them one coding has to be named,
     alone.
     """

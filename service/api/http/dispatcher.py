@@ -1,5 +1,5 @@
-"""The way in: requests for tensors are dispatched here, all others by FastAPI, whose routing costs more than a small
-answer. Both use the same handlers, so that a request is answered in the same way by either.
+"""Dispatches requests for tensors itself, and hands all others to FastAPI: its routing costs more than a small answer.
+Both use the same handlers and give the same answers.
 """
 
 import logging
@@ -28,7 +28,7 @@ from preblock.service.observability.context import CURRENT_REQUEST, Begin, Reque
 LOG = logging.getLogger(__name__)
 
 OPEN = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
-"""Paths that need no key: whoever starts, stops and watches the service has none."""
+"""Paths that need no key: an orchestrator that starts, stops and watches the service has none."""
 METHODS = ("GET", "POST")
 EXPOSED = (
     *("Preblock-Model", "Preblock-Version", "Preblock-Output", "Preblock-Shape", "Preblock-Dtype"),
@@ -44,12 +44,12 @@ class Dispatcher:
     """The application as a server sees it.
 
     Args:
-        app: answers what is not dispatched here.
-        handlers: what stands before the name of a model in a path, and what ends it -> what answers a POST to it.
+        app: answers all other requests.
+        handlers: beginning and end of a path around the name of a model -> handler of a POST to it.
         access: lets callers in; default: everybody.
         origins: of pages that browsers let ask, or "*"; default: none but those of this server.
-        templates: of requests that were answered; default: none is kept.
-        count_bytes: counts bytes that a protocol received and sent, and the seconds of both; default: nothing does.
+        templates: of answered requests; default: no cache.
+        count_bytes: counts the bytes that a protocol received and sent, and the seconds of both; default: nothing does.
         trace: traces requests; default: nothing does.
 
     """
@@ -78,7 +78,7 @@ class Dispatcher:
         """Let pages of these origins send requests; the setting `cors_origins` has this text."""
         self._cors_origins, origins = text, listed(text)
         self._origins = origins
-        # Around all the rest, so that a page is told why it was refused. It adds headers, and sees no body.
+        # Outermost, so that a page can read why it was refused. It adds headers, and sees no body.
         self._cors = (
             CORSMiddleware(self._admit, origins, allow_methods=METHODS, allow_headers=["*"], expose_headers=EXPOSED)
             if origins
@@ -86,7 +86,7 @@ class Dispatcher:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or whatever else the server tells (ASGI 3)."""
+        """Answer a request or another event of the server (ASGI 3)."""
         if self._settings is not None and self._settings.current.cors_origins != self._cors_origins:
             self._allow_origins(self._settings.current.cors_origins)
         app = self._admit if self._cors is None else self._cors
@@ -101,7 +101,7 @@ class Dispatcher:
             await traced(app, self.trace, passage.visit, scope, passage.receive, passage.send)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request of a page that may ask, or of no page."""
+        """Answer a request of an allowed page, or of no page."""
         try:
             self._let_in(scope)
         except PreblockError as error:
@@ -116,7 +116,7 @@ class Dispatcher:
         await self.app(scope, receive, send)
 
     async def answer(self, arrival: RawRequest, target: Route) -> Response:
-        """Answer a request of no page, for a target that was found by its address."""
+        """Answer a request of no page for a known target."""
         try:
             self._let_in(arrival.scope)
         except PreblockError as error:
@@ -124,7 +124,7 @@ class Dispatcher:
         return await _answer(arrival, target)
 
     def admitted(self, headers: Headers, client: tuple[str, int] | None) -> Context | None:
-        """Return the context in which a request of no page is answered, whose caller is let in; None where it is not.
+        """Return a context with the caller of a request of no page; None where the caller is refused.
 
         `headers` are as they came, and `client` is its address.
         """
@@ -136,12 +136,12 @@ class Dispatcher:
         return context
 
     def changes(self) -> int:
-        """Return another number whenever who was let in before may not be now, or is to be called otherwise."""
+        """Return a number that grows when the keys change: a caller must then be checked again."""
         self._access.look()
         return self._access.changes
 
     def _target(self, address: bytes) -> Route | None:
-        """Return what a POST to an address, as the first line of a request has it, is for, if that is a tensor."""
+        """Return the route of a POST to an address of a request line, if it is for a tensor."""
         if not address.startswith(b"/") or b"%" in address or b"#" in address or not address.isascii():
             return None
         path, _, query = address.partition(b"?")
@@ -149,7 +149,7 @@ class Dispatcher:
         return target and target._replace(path=path.decode(), query=query)
 
     def _find(self, path: str) -> Route | None:
-        """Return what a POST to `path` is for, if that is a tensor."""
+        """Return the route of a POST to `path`, if it is for a tensor."""
         begin, _, end = path.rpartition("/")
         found = self._handlers.get(end)
         if found and begin.startswith(found[0]):
@@ -160,7 +160,7 @@ class Dispatcher:
         return None
 
     def _let_in(self, scope: Scope) -> None:
-        """Raise Forbidden or Unauthenticated for whoever may not ask at all, and name the others."""
+        """Raise Forbidden or Unauthenticated for a caller without access, and name the others."""
         if scope["type"] == "lifespan":
             return
         headers = scope["headers"]
@@ -170,21 +170,22 @@ class Dispatcher:
             self._name(headers, scope.get("client"))
 
     def _name(self, headers: Headers, client: tuple[str, int] | None) -> None:
-        """Name whoever asks, by its key or its address; raise Unauthenticated where it needs a key and has none."""
+        """Name the caller by its key or its address; raise Unauthenticated where a key is needed and missing."""
         if self._access.needs_key:
             self._access.enter(_header(headers, b"authorization"))
         else:
             self._access.came_from(client[0] if client else "")
 
     def _check_origin(self, origin: str, headers: Headers) -> None:
-        """Raise Forbidden for a page of another server: a browser opens a WebSocket for any, and tells whose it is."""
+        """Raise Forbidden for a page of another server: a browser lets any page open a WebSocket, and names its
+        origin."""
         own = (_header(headers, b"host") or b"").decode("latin-1")
         if origin.partition("://")[2] != own and origin not in self._origins and "*" not in self._origins:
             raise Forbidden("Origin", origin, ", ".join((f"that of {own}", *self._origins)))
 
 
 class _MeteredChannel:
-    """The messages of ASGI of one request: the head of the answer says which it is for, and what passes is counted."""
+    """The ASGI channel of one request: it adds the headers of the request's context to the answer, and counts bytes."""
 
     def __init__(self, visit: RequestContext, receive: Receive, send: Send, count_bytes: CountBytes) -> None:
         self.visit, self._receive, self._send, self._count_bytes = visit, receive, send, count_bytes
@@ -196,7 +197,7 @@ class _MeteredChannel:
         if protocol := self.visit.protocol:
             if message["type"] == "http.request":
                 self._count_bytes(protocol, len(message.get("body", b"")), 0, perf_counter() - began, 0)
-            elif message["type"] == "websocket.receive":  # for which nobody knows how long it was waited
+            elif message["type"] == "websocket.receive":  # the time of waiting is unknown for these
                 self._count_bytes(protocol, len(message.get("bytes") or (message.get("text") or "").encode()), 0, 0, 0)
         return message
 
@@ -212,7 +213,7 @@ class _MeteredChannel:
 
 
 def _header(headers: Headers, wanted: bytes) -> bytes | None:
-    """Return what the first header of a name, which is given in lower case, says."""
+    """Return the value of the first header of a lower-case name."""
     return next((value for name, value in headers if name.lower() == wanted), None)
 
 

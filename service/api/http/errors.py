@@ -36,7 +36,7 @@ OPENAI = "/v1"
 def problem(error: errors.PreblockError) -> bytes:
     """Return the error as a problem document (RFC 9457), with the field, the value got and the value allowed.
 
-    It stands in a stream, which has no header to say when the same step may succeed.
+    In a stream it also holds `retry_after`, because a step has no headers.
     """
     document = _document(error)
     if error.retry_after is not None:
@@ -58,7 +58,7 @@ def _document(error: errors.PreblockError) -> dict[str, Any]:
 
 
 def respond(error: errors.PreblockError, path: str) -> Response:
-    """Return the error in the form that the protocol of `path` has."""
+    """Return the error in the form of the protocol of `path`."""
     if path.startswith(OPEN_INFERENCE):
         response = _json({"error": str(error)}, STATUS[type(error)])
     elif path.startswith(OPENAI):
@@ -103,7 +103,7 @@ def install(app: FastAPI) -> None:
 
 
 def unforeseen(path: str) -> Response:
-    """Return what a client is told of any other error, in the form that the protocol of `path` has."""
+    """Return the answer to an unforeseen error, in the form of the protocol of `path`."""
     if path.startswith(OPEN_INFERENCE):
         return _json({"error": errors.INTERNAL_ERROR_MESSAGE}, 500)
     if path.startswith(OPENAI):
@@ -118,7 +118,7 @@ def unforeseen(path: str) -> Response:
 
 
 def _problem(document: dict[str, Any], status: int) -> Response:
-    """Return a problem document that says which request it is about."""
+    """Return a problem document with the id of its request."""
     if (visit := CURRENT_REQUEST.get()) is not None:
         document["request_id"] = visit.text
     return Response(orjson.dumps(document), status, media_type=MEDIA_TYPE)

@@ -1,4 +1,4 @@
-"""Content types: which one a body has, and which one an answer should have (RFC 9110, sections 8.3 and 12.5.1)."""
+"""The content types of bodies and answers (RFC 9110, sections 8.3 and 12.5.1)."""
 
 import math
 from functools import lru_cache

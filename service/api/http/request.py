@@ -14,11 +14,11 @@ from preblock.service.core.errors import Invalid
 
 
 class RawRequest:
-    """A request, whose headers are looked up faster than those of a framework.
+    """A request with a faster lookup of headers than a framework's.
 
     Args:
-        scope: as ASGI has it; only the path, the query and the headers are looked at.
-        receive: of ASGI, for a body that comes by and by.
+        scope: of ASGI; its path, query and headers are used.
+        receive: of ASGI, for a body in parts.
         body: the whole body, where it is there; default None.
 
     """
@@ -29,12 +29,12 @@ class RawRequest:
         self.scope = scope
         self.receive = receive
         self.body = body
-        # Of a header that stands twice, the first.
+        # Of a repeated header, the first.
         self._fields: dict[bytes, bytes] = dict(reversed(scope["headers"]))
 
     @classmethod
     def of(cls, request: Request) -> "RawRequest":
-        """Return a request that FastAPI has routed."""
+        """Return the request of FastAPI's object."""
         return cls(request.scope, request.receive)
 
     @property
@@ -44,18 +44,18 @@ class RawRequest:
 
     @property
     def query(self) -> bytes:
-        """What the query says."""
+        """The query."""
         return bytes(self.scope["query_string"])
 
     @property
     def accept(self) -> str:
-        """What every `Accept` says."""
+        """The values of all `Accept` headers."""
         if b"accept" not in self._fields:
             return ""
         return ", ".join(value.decode("latin-1") for name, value in self.scope["headers"] if name == b"accept")
 
     def header(self, name: bytes) -> str | None:
-        """Return what the first header of a name, in lower case, says."""
+        """Return the value of the first header of a lower-case name."""
         value = self._fields.get(name)
         return None if value is None else value.decode("latin-1")
 
@@ -65,7 +65,7 @@ Handler = Callable[[RawRequest, str, str | None], Awaitable[Response]]
 
 
 class Route(NamedTuple):
-    """What a request for tensors is for: the model, its version if one is named, and what answers.
+    """The route of a request for tensors: the model, its version if named, and the handler.
 
     `route` is the pattern of its path. `path` and `query` are those of the request, where it was found by its address.
     """

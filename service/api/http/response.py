@@ -1,4 +1,4 @@
-"""Answers as they are sent: in parts that are joined nowhere, packet by packet, as fast as the client takes them."""
+"""Answers in parts, without a copy of the whole: they are sent packet by packet, as fast as the client reads."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from preblock.service.api.request_cache import RequestTemplate
 
 Deflate = Any
-"""What `zlib.compressobj` returns, which has no public name."""
+"""The type of `zlib.compressobj()`; it has no public name."""
 
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -47,7 +47,7 @@ class ChunkedResponse(Response):
     """
 
     def __init__(self, parts: Sequence[Part], media: str, further: Headers = ()) -> None:
-        # Not as the parent does it, which wants the content whole, and takes as long as all the rest of a small answer.
+        # The parent's constructor needs the whole content, and takes as long as all the rest of a small answer.
         self.template: Callable[[ChunkedResponse], RequestTemplate | None] | None = None
         self.sending: Callable[[], AbstractContextManager[None]] = nullcontext
         self.status_code = 200
@@ -78,11 +78,11 @@ class ChunkedResponse(Response):
             self.parts, self.size = [content], len(content)
 
     def content(self) -> Iterator[Buffer]:
-        """Yield what is sent at once."""
+        """Yield the parts of the content."""
         return packets(self.parts)
 
     async def join(self, most: float) -> None:
-        """Put it together, so that it has a size.
+        """Join the parts, so that the answer has a size.
 
         Raises:
             TooLarge: that is more than `most` bytes.
@@ -100,12 +100,12 @@ class ChunkedResponse(Response):
         self.raw_headers.append((b"content-length", b"%d" % size))
 
     async def packets(self) -> AsyncGenerator[Buffer, None]:
-        """Yield what is sent packet by packet; whoever takes them lets others be answered between two of them."""
+        """Yield the content packet by packet; other requests are answered between two packets."""
         deflate = self._deflate
         with self.sending():
             for packet in packets(self.parts):
                 if deflate is not None:
-                    # Not by the scheduler, which may refuse: the answer has begun.
+                    # Not by the scheduler: it may refuse, but the answer has begun.
                     packet = await asyncio.get_running_loop().run_in_executor(None, deflate.compress, packet)
                 if packet:  # zlib may keep it all; an empty chunk would be the end
                     yield packet

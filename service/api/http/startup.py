@@ -1,4 +1,4 @@
-"""What is answered while models are opened: that the process lives, how far it is, and to all else to come again."""
+"""Answers while models are opened: the process lives, its progress, and "come again" to all other requests."""
 
 import orjson
 from fastapi.responses import Response
@@ -11,17 +11,17 @@ from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.load_progress import Progress
 
 CLOSE = {"Connection": "close"}
-"""So that who asks again reaches the service itself."""
+"""A client's next request then reaches the service itself."""
 
 
 class StartupApp:
-    """The application until there is one.
+    """The application of the start, until the models are open.
 
     Args:
-        access: says who is told the name of a model.
+        access: decides which callers see the name of a model.
         progress: how far the opening of models is.
-        metrics: tell the same.
-        max_body_bytes: of a body that is read, before its client is told to come again.
+        metrics: of the start.
+        max_body_bytes: most bytes of a body that is read before the answer.
 
     """
 
@@ -52,13 +52,13 @@ class StartupApp:
         await response(scope, receive, send)
 
     async def _read(self, receive: Receive) -> None:
-        """Read a body, and let it go: a client whose connection ends while it sends may not see the answer."""
+        """Read and discard a body: a client that still sends would not see the answer."""
         read, message = 0, await receive()
         while message.get("more_body") and (read := read + len(message["body"])) <= self._max_body_bytes:
             message = await receive()
 
     def _told(self) -> bytes:
-        """Return how far it is; who has no key for a model is not told its name."""
+        """Return the progress; only a caller with access to a model sees its name."""
         model = self._progress.model
         return orjson.dumps(
             {

@@ -8,11 +8,11 @@ ROUTE = "preblock.route"
 """Of a request, in its scope: the pattern of its path, where it was dispatched without FastAPI."""
 METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
 STATUS = {"http.response.start": None, "websocket.http.response.start": None, "websocket.accept": 101}
-"""Messages of ASGI that begin an answer, and the statuses of those that state none."""
+"""ASGI messages that begin an answer, and the status of each message without one."""
 
 
 def begun(begin: Begin, visit: RequestContext, method: str, path: str, scheme: str, headers: Headers) -> SpanData:
-    """Begin to trace a request, a stream as a whole; `ended` is to follow, whatever happens.
+    """Begin to trace a request, a stream as one span; `ended` must follow.
 
     The query is left out, since it may hold anything.
     """
@@ -22,15 +22,15 @@ def begun(begin: Begin, visit: RequestContext, method: str, path: str, scheme: s
 
 
 def answered(trace: SpanData, status: int) -> None:
-    """Say with which status a request is answered."""
+    """Set the status of the answer."""
     trace.attributes["http.response.status_code"] = status
     trace.failed = trace.failed or status >= 500
-    if status >= 400:  # of an error that no protocol has named
+    if status >= 400:  # of an unforeseen error
         trace.attributes.setdefault("error.type", str(status))
 
 
 def routed(trace: SpanData, route: str) -> None:
-    """Say by which pattern of paths a request was dispatched."""
+    """Set the path pattern of the request's route."""
     trace.name, trace.attributes["http.route"] = f"{trace.name} {route}", route
 
 

@@ -14,7 +14,7 @@ from preblock.service.codecs import decode_json
 from preblock.service.core.errors import TooLarge
 
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-"""A proxy that gathers an answer would hold a step back until the next."""
+"""A proxy that buffers would hold a step back until the next."""
 FAREWELL_SECONDS = 2.0
 """How long a client may take to read the last words of a stream."""
 
@@ -43,13 +43,13 @@ class NdjsonStream(Response):
         """
         with self._streams.open() as lifetime:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            # A client that has left is learnt of only after what it has sent was read.
+            # The server reads the client's data before it notices that the client has left.
             scope.setdefault("state", {})[LIFETIME] = lifetime
-            # So that the client learns at once that it may write.
+            # The client then knows at once that it may write.
             await send({"type": "http.response.body", "body": b"", "more_body": True})
             source = LineReader(receive, self._longest)
             last = b""
-            # As far as the client knows: an answer that was not sent has not fed anything.
+            # The client's view: an answer that was not sent has fed nothing.
             told = self._session.stream.offset
             try:
                 while (line := await lifetime.wait(source.line)) is not None:
@@ -86,10 +86,10 @@ class LineReader:
         self._more = True
 
     async def line(self) -> bytes | None:
-        """Return the next line that is not empty; None at the end, or where the client left.
+        """Return the next line with content; None at the end, or where the client left.
 
         Raises:
-            TooLarge: a line is too long; what follows it cannot be read.
+            TooLarge: a line is too long; the rest of the stream cannot be read.
 
         """
         while True:

@@ -1,4 +1,4 @@
-"""What the protocols of a decode stream share: a message in, its answer out, errors included."""
+"""The common part of all protocols of a decode stream: a message in, its answer out, errors included."""
 
 from time import perf_counter
 from typing import Any, Literal
@@ -17,15 +17,15 @@ from preblock.service.runtime.model import TokenModel
 
 
 class DecodeSession:
-    """A stream, and how its client speaks.
+    """A stream, and the form of its client's messages.
 
-    `told` is where the client knows the rows to be: an answer that was not sent has not fed anything. `spoken` is how
-    its last message came, as text or as a frame of a version; None before the first.
+    `told` holds the offsets that the client knows: an answer that was not sent has fed nothing. `spoken` is the form of
+    its last message, text or a frame of a version; None before the first.
 
     Args:
         engine: answers the decode_json.
         model: stays the same for the whole stream.
-        fields: how the stream opens, as a query or a message of JSON states it.
+        fields: options of the stream, from the query or a JSON message.
 
     Raises:
         ClientFault: it cannot be opened so.
@@ -109,9 +109,9 @@ class DecodeSession:
         return written
 
     def begin(self, frame: bytes) -> FastRun | None:
-        """Begin to answer a step that is simple and allowed, to be finished in the next turn of the event loop.
+        """Begin to answer a simple legal step; it is finished in the next turn of the event loop.
 
-        None of any other message.
+        Return None for any other message.
         """
         began, stream, answers = perf_counter(), self.stream, self._fast_path
         step = None if answers is None else decode_frames.read_plain(frame)
@@ -134,7 +134,7 @@ class DecodeSession:
         return run
 
     def finish(self, run: FastRun) -> tuple[bytes, Float32]:
-        """Return the frame that answers the step that was begun, head and vectors; the stream has made the step."""
+        """Return head and vectors of the answer to the begun step; the stream has made the step."""
         assert self._fast_path is not None
         stream, answers, (frame, step) = self.stream, self._fast_path, self._begun
         vectors = run.finish()
@@ -146,7 +146,7 @@ class DecodeSession:
         return decode_frames.head_of_plain(step, after, answers.width), vectors
 
     def end(self, run: FastRun, size: int, send: float) -> None:
-        """Count the step that was begun, and note that its answer was sent in so many bytes and seconds, or 0: not."""
+        """Count the begun step, and the bytes and seconds of its answer; 0 where it was not sent."""
         frame, step = self._begun
         if size:
             self.told, self.spoken = self.stream.offset, step.shape.version

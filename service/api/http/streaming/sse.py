@@ -52,11 +52,11 @@ def _read(body: bytes, query: dict[str, Any], model: TokenModel) -> decode_json.
 
 
 class EventChunks:
-    """A list of ids that is fed to a stream chunk by chunk.
+    """A list of ids, fed to a stream chunk by chunk.
 
     Args:
-        engine: counts, and writes what is large in a thread.
-        stream: that is fed.
+        engine: counts, and writes large events in a thread.
+        stream: receives the ids.
         feed: the ids.
 
     """
@@ -68,7 +68,7 @@ class EventChunks:
         self._fed = 0
 
     async def next(self) -> bytes | None:
-        """Feed the next chunk and return the event of its vectors, whose id counts the tokens of the longest row.
+        """Feed the next chunk and return the event of its vectors; its id counts the tokens of the longest row.
 
         None at the end.
 
@@ -96,7 +96,7 @@ class EventStream(Response):
 
     Args:
         streams: the open ones.
-        chunks: what is sent.
+        chunks: of ids.
         first: the event of the first.
 
     """
@@ -127,7 +127,7 @@ class EventStream(Response):
             return
 
     async def _send_all(self, lifetime: StreamLifetime, send: Send, left: "asyncio.Future[Message]") -> bytes:
-        """Send all events but the last, and return that."""
+        """Send all events but the last, and return the last."""
         event, told = self._first, self._chunks.begin
         try:
             while event is not None and not left.done():
@@ -140,7 +140,7 @@ class EventStream(Response):
         except PreblockError as error:
             return b"event: error\ndata: %b\n\n" % decode_json.write_error(errors.problem(error))
         except StreamEnd as closing:
-            # An event that was not sent has not fed anything.
+            # An event that was not sent has fed nothing.
             state = decode_json.write_state(told, closing=closing.reason)
             return b"event: closing\ndata: %b\n\n" % state
 
