@@ -282,7 +282,7 @@ def test_those_are_all_that_are_followed() -> None:
 
 
 def test_the_documentation_lists_them() -> None:
-    text = (ROOT / "docs" / "operations.md").read_text().partition("## What is followed")[2]
+    text = (ROOT / "docs" / "operations.md").read_text().partition("## Changes without a restart")[2]
     (row,) = [line for line in text.splitlines() if line.startswith("| of the file `config_file`")]
     assert set(re.findall(r"`(\w+)`", row)) - {"config_file"} == RELOADABLE
 
