@@ -1,11 +1,10 @@
-"""The synchronous and the asynchronous client: thin shells around the requests of `preblock/client/requests.py`."""
+"""The synchronous and the asynchronous client: methods made from `preblock/client/requests.py`."""
 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 import httpx
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+H = TypeVar("H", httpx.Client, httpx.AsyncClient)
 
 
 def _method(build: Callable[P, ApiRequest[T]]) -> Callable[Concatenate["Client", P], T]:
@@ -44,40 +44,45 @@ def _async_method(build: Callable[P, ApiRequest[T]]) -> Callable[Concatenate["As
 
 
 def _stream_method(
-    build: Callable[P, DecodeProtocol],
-) -> Callable[Concatenate["Client", P], AbstractContextManager["DecodeStream"]]:
+    build: Callable[P, DecodeProtocol], open_stream: Callable[..., T]
+) -> Callable[Concatenate["_ClientBase[Any]", P], T]:
     """Return a method to open the stream made by `build`."""
 
     @like(build)
-    def method(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> AbstractContextManager["DecodeStream"]:
-        with needed("a decode stream", "websockets"):
-            from preblock.client.streams import open_stream
-
+    def method(self: "_ClientBase[Any]", /, *args: P.args, **kwargs: P.kwargs) -> T:
         address = socket_address(self._http.base_url)
         return open_stream(address, build(*args, **kwargs), self._timeout, self._retries, self._headers)
 
     return method
 
 
-def _async_stream_method(
-    build: Callable[P, DecodeProtocol],
-) -> Callable[Concatenate["AsyncClient", P], AbstractAsyncContextManager["AsyncDecodeStream"]]:
-    """Return a method to open the asynchronous stream made by `build`."""
+def _open_stream(*args: Any) -> AbstractContextManager["DecodeStream"]:
+    with needed("a decode stream", "websockets"):
+        from preblock.client.streams import open_stream
 
-    @like(build)
-    def method(
-        self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs
-    ) -> AbstractAsyncContextManager["AsyncDecodeStream"]:
-        with needed("a decode stream", "websockets"):
-            from preblock.client.streams import open_stream_async
-
-        address = socket_address(self._http.base_url)
-        return open_stream_async(address, build(*args, **kwargs), self._timeout, self._retries, self._headers)
-
-    return method
+    return open_stream(*args)
 
 
-class Client:
+def _open_stream_async(*args: Any) -> AbstractAsyncContextManager["AsyncDecodeStream"]:
+    with needed("a decode stream", "websockets"):
+        from preblock.client.streams import open_stream_async
+
+    return open_stream_async(*args)
+
+
+class _ClientBase(Generic[H]):
+    """The state of a client; `_http_class` is the class of its HTTP client."""
+
+    _http_class: type[H]
+
+    def __init__(self, url: str, *, timeout: float = 30.0, retries: int = 3, key: str | None = None) -> None:
+        self._http: H = self._http_class(**options(url, timeout, key))
+        self._timeout = timeout
+        self._retries = retries
+        self._headers = authorization(key)
+
+
+class Client(_ClientBase[httpx.Client]):
     """A synchronous client of one server. Threads may share it.
 
     Args:
@@ -91,11 +96,7 @@ class Client:
 
     """
 
-    def __init__(self, url: str, *, timeout: float = 30.0, retries: int = 3, key: str | None = None) -> None:
-        self._http = httpx.Client(**options(url, timeout, key))
-        self._timeout = timeout
-        self._retries = retries
-        self._headers = authorization(key)
+    _http_class = httpx.Client
 
     embed = _method(requests.embed)
     text = _method(requests.text)
@@ -103,7 +104,7 @@ class Client:
     bias = _method(requests.bias)
     models = _method(requests.models)
     model = _method(requests.model)
-    decode = _stream_method(decode_protocol.decode)
+    decode = _stream_method(decode_protocol.decode, _open_stream)
 
     def close(self) -> None:
         """Close the connections."""
@@ -112,9 +113,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _send(self, call: ApiRequest[T]) -> T:
@@ -138,14 +137,10 @@ class Client:
         return HttpResponse(response.status_code, response.headers, body)
 
 
-class AsyncClient:
+class AsyncClient(_ClientBase[httpx.AsyncClient]):
     """A client of one server, for `async with`. Takes the arguments of `Client`."""
 
-    def __init__(self, url: str, *, timeout: float = 30.0, retries: int = 3, key: str | None = None) -> None:
-        self._http = httpx.AsyncClient(**options(url, timeout, key))
-        self._timeout = timeout
-        self._retries = retries
-        self._headers = authorization(key)
+    _http_class = httpx.AsyncClient
 
     embed = _async_method(requests.embed)
     text = _async_method(requests.text)
@@ -153,7 +148,7 @@ class AsyncClient:
     bias = _async_method(requests.bias)
     models = _async_method(requests.models)
     model = _async_method(requests.model)
-    decode = _async_stream_method(decode_protocol.decode)
+    decode = _stream_method(decode_protocol.decode, _open_stream_async)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -162,9 +157,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def _send(self, call: ApiRequest[T]) -> T:

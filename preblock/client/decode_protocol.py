@@ -5,11 +5,11 @@ them out.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
-from preblock.client.effects import Connect, Effects, Exchange, Outcome, Pause
 from preblock.client.errors import ConnectionFailed, NoAnswer, StreamClosed, invalid, of_problem
 from preblock.client.frames import (
     APPEND,
@@ -31,6 +31,35 @@ from preblock.client.requests import HttpResponse, Row, Rows, decode_path
 from preblock.client.results import Vectors
 from preblock.client.retry import pause
 from preblock.client.token_ids import read_integers, read_rows
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Connect:
+    """Connect to `path` at the server, and close the connection before it."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Send a message, and wait for the answer."""
+
+    message: str | bytes
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Wait."""
+
+    seconds: float
+
+
+Effect = Connect | Exchange | Pause
+Outcome = bytes | None | HttpResponse | NoAnswer
+"""A message, nothing, an HTTP response instead of a WebSocket, or no answer."""
+Effects = Generator[Effect, Outcome, T]
 
 
 class DecodeProtocol:

@@ -11,8 +11,7 @@ from websockets.asyncio.client import ClientConnection as AsyncConnection
 from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import ClientConnection, connect
 
-from preblock.client.decode_protocol import DecodeProtocol
-from preblock.client.effects import Connect, Effect, Effects, Exchange, Outcome
+from preblock.client.decode_protocol import Connect, DecodeProtocol, Effect, Effects, Exchange, Outcome
 from preblock.client.errors import ConnectionFailed, NoAnswer, TimedOut
 from preblock.client.requests import HttpResponse
 from preblock.client.results import Vectors
@@ -27,7 +26,15 @@ FAILURES = (OSError, WebSocketException)
 class _StreamState:
     """The state of a decode stream."""
 
-    _protocol: DecodeProtocol
+    def __init__(self, address: str, protocol: DecodeProtocol, timeout: float, headers: Mapping[str, str]) -> None:
+        self._address, self._protocol, self._timeout = address, protocol, timeout
+        self._options: dict[str, Any] = {
+            "open_timeout": timeout,
+            "close_timeout": 1,  # a dead peer never closes
+            "additional_headers": headers,
+            "max_size": None,  # the step sets the size of the answer
+            "compression": None,  # vectors do not compress
+        }
 
     @property
     def offset(self) -> list[int]:
@@ -61,11 +68,11 @@ def _sync_method(
 class DecodeStream(_StreamState):
     """A decode stream, for one thread."""
 
-    def __init__(self, address: str, protocol: DecodeProtocol, timeout: float, headers: Mapping[str, str]) -> None:
-        self._address, self._protocol = address, protocol
-        self._timeout, self._headers = timeout, headers
+    _socket: ClientConnection
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._connection = ExitStack()
-        self._socket: ClientConnection
 
     step = _sync_method(DecodeProtocol.step)
     rewind = _sync_method(DecodeProtocol.rewind)
@@ -90,7 +97,7 @@ class DecodeStream(_StreamState):
     def _do(self, effect: Effect) -> Outcome:
         if isinstance(effect, Connect):
             self._connection.close()
-            opening = connect(self._address + effect.path, **_options(self._timeout, self._headers))
+            opening = connect(self._address + effect.path, **self._options)
             self._socket = self._connection.enter_context(opening)
         elif isinstance(effect, Exchange):
             self._socket.send(effect.message)
@@ -117,11 +124,11 @@ def _async_method(
 class AsyncDecodeStream(_StreamState):
     """A decode stream, for one event loop. Concurrent calls run one after another."""
 
-    def __init__(self, address: str, protocol: DecodeProtocol, timeout: float, headers: Mapping[str, str]) -> None:
-        self._address, self._protocol = address, protocol
-        self._timeout, self._headers = timeout, headers
+    _socket: AsyncConnection
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._connection = AsyncExitStack()
-        self._socket: AsyncConnection
         self._turn = asyncio.Lock()
 
     step = _async_method(DecodeProtocol.step)
@@ -147,7 +154,7 @@ class AsyncDecodeStream(_StreamState):
     async def _do(self, effect: Effect) -> Outcome:
         if isinstance(effect, Connect):
             await self._connection.aclose()
-            opening = connect_async(self._address + effect.path, **_options(self._timeout, self._headers))
+            opening = connect_async(self._address + effect.path, **self._options)
             self._socket = await self._connection.enter_async_context(opening)
         elif isinstance(effect, Exchange):
             async with asyncio.timeout(self._timeout):
@@ -178,12 +185,6 @@ async def open_stream_async(
     async with stream._connection:
         await stream._carry_out(protocol.open(retries))
         yield stream
-
-
-def _options(timeout: float, headers: Mapping[str, str]) -> dict[str, Any]:
-    # The step sets the size of the answer, and vectors do not compress. close_timeout: a dead peer never closes.
-    sizes = {"max_size": None, "compression": None}
-    return {"open_timeout": timeout, "close_timeout": 1, "additional_headers": headers, **sizes}
 
 
 def _failure(error: Exception) -> HttpResponse | NoAnswer:

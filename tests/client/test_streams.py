@@ -18,8 +18,7 @@ import torch
 
 import preblock
 from preblock.client import errors
-from preblock.client.decode_protocol import DecodeProtocol, decode
-from preblock.client.effects import Connect, Exchange, Pause
+from preblock.client.decode_protocol import Connect, DecodeProtocol, Exchange, Pause, decode
 from tests.client.conftest import Connect as Connecting
 from tests.client.conftest import raises_kind
 from tests.client.flaky import CUT, DROP, STALL, SWALLOW, Act, After, FlakyProxy, canned
