@@ -1,45 +1,24 @@
-"""The connections of a measurement. Each sends a prepared request and waits for the answer, with little overhead."""
+"""The connections of a measurement. Each sends a prepared request and waits for the answer, with little overhead.
+
+All have an `address` and three methods:
+
+- `open` connects. It raises OSError without a connection; NoAnswer or ServiceError if the server refuses the stream.
+- `exchange` sends a request and returns the number of bytes of the answer. After a ServiceError, the connection can be
+  used again. OSError and NoAnswer mean that it broke.
+- `close` closes the connection at once.
+"""
 
 import asyncio
-from typing import Protocol, cast
+from typing import cast
 
 import httptools
+import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from preblock.bench.workload import Ids, LoadTarget, rewind, step
+from preblock.bench.workload import Ids, LoadTarget
 from preblock.client.errors import ConnectionFailed, of_problem
-from preblock.client.frames import ERROR, HEADER
-
-
-class LoadConnection(Protocol):
-    """A connection under load, with its address."""
-
-    address: str
-
-    async def open(self) -> None:
-        """Connect.
-
-        Raises:
-            OSError: there is no connection.
-            NoAnswer, ServiceError: the server refuses the stream.
-
-        """
-        ...
-
-    async def exchange(self) -> int:
-        """Send a request, and return the number of bytes of the answer.
-
-        Raises:
-            ServiceError: the answer is an error; the connection can be used again.
-            OSError, NoAnswer: the connection broke.
-
-        """
-        ...
-
-    def close(self) -> None:
-        """Close the connection at once."""
-        ...
+from preblock.client.frames import ERROR, HEADER, REWIND, MoveFrame, StepFrame, write_frame
 
 
 class HttpConnection(asyncio.Protocol):
@@ -126,25 +105,26 @@ class DecodeConnection:
     def __init__(self, target: LoadTarget, ids: Ids, max_len: int | None) -> None:
         scheme, path = "wss" if target.tls else "ws", target.path("models", target.model, "decode")
         self.address = f"{scheme}://{target.address.netloc.decode()}{path}?rows={len(ids)}"
-        self._target, self._step, self._rewind = target, step(ids), rewind()
+        step = StepFrame({"input_ids": ids.ravel()}, np.full(len(ids), ids.shape[1]))
+        self._target, self._step = target, write_frame(step, 0, (), ())
+        self._rewind = write_frame(MoveFrame(REWIND, np.zeros(1, np.int64)), 0, (), ())
         self._max_steps = max_len // ids.shape[1] if max_len is not None else 2**60
         self._steps = 0
         self._socket: ClientConnection | None = None
 
     async def open(self) -> None:
         """Connect, and open a stream."""
-        headers, tls = self._target.headers, self._target.tls
         try:
             self._socket = await connect(
                 self.address,
-                additional_headers=headers,
+                additional_headers=self._target.headers,
                 user_agent_header=None,
                 compression=None,
                 max_size=None,
                 open_timeout=None,
                 ping_interval=None,
                 proxy=None,
-                ssl=tls,
+                ssl=self._target.tls,
             )
         except InvalidStatus as error:
             raise of_problem(error.response.status_code, bytes(error.response.body or b"")) from error

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import uvloop
 
-from preblock.bench.connections import DecodeConnection, HttpConnection, LoadConnection
+from preblock.bench.connections import DecodeConnection, HttpConnection
 from preblock.bench.grpc_connection import GrpcConnection
 from preblock.bench.report import line
 from preblock.bench.stats import LoadCounters, LoadResult
@@ -19,6 +19,7 @@ RECONNECT_SECONDS = 0.1
 REPORT_INTERVAL_SECONDS = 0.5
 """Seconds before a broken connection is replaced, and between two progress reports."""
 
+LoadConnection = HttpConnection | DecodeConnection | GrpcConnection
 Report = Callable[[str], None]
 Show = Callable[[LoadCounters], None]
 
@@ -61,9 +62,10 @@ def measure(
             return DecodeConnection(target, ids, model.max_len)
         return HttpConnection(target, requests[protocol](target, ids))
 
-    counters = uvloop.run(
-        _measure(make, connections, seconds, timeout, lambda counters: report(line(counters, protocol, shape)))
-    )
+    def show(counters: LoadCounters) -> None:
+        report(line(counters, protocol, shape))
+
+    counters = uvloop.run(_measure(make, connections, seconds, timeout, show))
     return LoadResult.of(counters, protocol, shape, connections)
 
 

@@ -14,7 +14,7 @@ def line(counters: LoadCounters, protocol: str, shape: tuple[int, int]) -> str:
     recent = sorted(counters.latencies[-1000:])
     middle = f", p50 {1e3 * recent[len(recent) // 2]:.3g} ms" if recent else ""
     wrong = f", {counters.errors.total()} errors" if counters.errors else ""
-    return f"{protocol} {shape[0]},{shape[1]}: {seconds:.0f} s, {requests / seconds:,.0f} requests/s{middle}{wrong}"
+    return f"{protocol} {_text(shape)}: {seconds:.0f} s, {requests / seconds:,.0f} requests/s{middle}{wrong}"
 
 
 def table(results: Sequence[LoadResult]) -> str:
@@ -24,15 +24,18 @@ def table(results: Sequence[LoadResult]) -> str:
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     for result in results:
         for kind, count in result.errors.items():
-            shape = f"{result.shape[0]},{result.shape[1]}"
-            lines.append(f"{result.protocol} {shape}: {count} times {kind}: {result.messages[kind]}")
+            lines.append(f"{result.protocol} {_text(result.shape)}: {count} times {kind}: {result.messages[kind]}")
     return "\n".join(lines)
+
+
+def _text(shape: tuple[int, int]) -> str:
+    return f"{shape[0]},{shape[1]}"
 
 
 def _row(result: LoadResult) -> tuple[str, ...]:
     return (
         result.protocol,
-        f"{result.shape[0]},{result.shape[1]}",
+        _text(result.shape),
         f"{result.rates['requests']:,.1f}",
         f"{result.rates['tokens']:,.0f}",
         f"{result.rates['bytes'] / 1e6:,.1f}",

@@ -3,8 +3,7 @@
 import time
 from array import array
 from collections import Counter
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -91,7 +90,3 @@ class LoadResult:
             errors=dict(counters.errors),
             messages=counters.messages,
         )
-
-    def document(self) -> dict[str, Any]:
-        """Return the result as a JSON object."""
-        return asdict(self)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from preblock import __version__
 from preblock.client.errors import invalid
-from preblock.client.frames import REWIND, MoveFrame, StepFrame, write_frame
 from preblock.client.results import Model
 from preblock.client.transport import authorization, options
 
@@ -106,16 +105,6 @@ def json(target: LoadTarget, ids: Ids) -> bytes:
     """Return a request with JSON in both directions, the vectors in base64."""
     headers = {"Content-Type": JSON, "Accept": JSON}
     return target.post(target.path("models", target.model, "embed"), headers, orjson.dumps({"input_ids": ids.tolist()}))
-
-
-def step(ids: Ids) -> bytes:
-    """Return the frame of a step."""
-    return write_frame(StepFrame({"input_ids": ids.ravel()}, np.full(len(ids), ids.shape[1])), 0, (), ())
-
-
-def rewind() -> bytes:
-    """Return the frame to set all rows back to offset 0."""
-    return write_frame(MoveFrame(REWIND, np.zeros(1, np.int64)), 0, (), ())
 
 
 def random_ids(model: Model, shape: tuple[int, int]) -> Ids:

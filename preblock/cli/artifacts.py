@@ -18,7 +18,7 @@ def inspect(name: str, repository: Path | None) -> None:
     from preblock.service.artifacts.manifest import PARITY
     from preblock.service.artifacts.parity import ParityReport
 
-    folder = find_newest(read_settings(repository=repository).repository, name)
+    folder = find_newest(repository, name)
     (manifest, identity), report = read_with_identity(folder), read(ParityReport, folder / PARITY)
     click.echo(f"{folder}: {describe_limits(manifest)}")
     click.echo(f"identity: {identity}")

@@ -3,12 +3,16 @@
 import json
 import math
 import sys
-from typing import Any
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, TypeVar
 
 import click
 
 from preblock.cli.options import require
 from preblock.cli.progress import ProgressLine
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ShapeType(click.ParamType[tuple[int, int]]):
@@ -37,6 +41,10 @@ class SecondsType(click.FloatRange):
         return seconds
 
 
+def _seconds_option(name: str, default: float, text: str) -> Callable[[F], F]:
+    return click.option(name, type=SecondsType(0, min_open=True), default=default, show_default=True, help=text)
+
+
 @click.command()
 @click.argument("url")
 @click.option("--model", required=True, help="Name of the model.")
@@ -59,20 +67,8 @@ class SecondsType(click.FloatRange):
 @click.option(
     "--connections", type=click.IntRange(1), default=4, show_default=True, help="Number of concurrent connections."
 )
-@click.option(
-    "--seconds",
-    type=SecondsType(0, min_open=True),
-    default=5.0,
-    show_default=True,
-    help="Seconds to measure each protocol and shape.",
-)
-@click.option(
-    "--timeout",
-    type=SecondsType(0, min_open=True),
-    default=30.0,
-    show_default=True,
-    help="Seconds to wait for a connection, and for an answer.",
-)
+@_seconds_option("--seconds", 5.0, "Seconds to measure each protocol and shape.")
+@_seconds_option("--timeout", 30.0, "Seconds to wait for a connection, and for an answer.")
 @click.option("--grpc-port", type=click.IntRange(1, 65535), help="gRPC port of the server, for the protocol grpc.")
 @click.option("--key", help="API key for the server.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -110,13 +106,12 @@ def bench(
         for protocol in protocols:
             for shape in shapes:
                 with ProgressLine("bench", quiet=True) as progress:
-                    results.append(
-                        measure(target, description, protocol, shape, timeout=timeout, report=progress, **options)
-                    )
+                    result = measure(target, description, protocol, shape, timeout=timeout, report=progress, **options)
+                results.append(result)
     except (ClientError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        click.echo(json.dumps([result.document() for result in results]))
+        click.echo(json.dumps([asdict(result) for result in results]))
     else:
         click.echo(table(results))
     sys.exit(not all(result.requests for result in results))

@@ -63,9 +63,8 @@ def export(source: str, name: str, repository: Path | None, resize: str | None, 
     # An exception, unlike the default action of SIGTERM, lets the export remove its draft.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with ProgressLine(name) as progress:
-        exported = run(
-            source, name, read_settings(repository=repository).repository, progress, **options, resizing=resize
-        )
+        folder = read_settings(repository=repository).repository
+        exported = run(source, name, folder, progress, **options, resizing=resize)
     for provider, parity in exported.parity.providers.items():
         click.echo(f"{exported.folder}: {parity.summary()} ({provider})")
     if exported.parity.storage:
@@ -89,7 +88,7 @@ def verify(name: str, repository: Path | None, provider: Literal["cpu", "cuda"] 
     require("onnxruntime", "cpu")
     from preblock.export.verification import verify as run
 
-    folder = find_newest(read_settings(repository=repository).repository, name)
+    folder = find_newest(repository, name)
     with ProgressLine(name) as progress:
         report = run(folder, progress, provider)
     for proven_on, parity in report.providers.items():
@@ -105,5 +104,5 @@ def triton(name: str, repository: Path | None) -> None:
     """Write config.pbtxt for the model NAME, so that NVIDIA Triton can serve the repository."""
     from preblock.export.triton import write_config
 
-    folder = find_newest(read_settings(repository=repository).repository, name)
+    folder = find_newest(repository, name)
     click.echo(write_config(folder.parent))

@@ -43,12 +43,18 @@ def require(module: str, extra: str) -> None:
         raise click.ClickException(f"this command needs {module}: pip install 'preblock[{extra}]'")
 
 
-def find_newest(repository: Path, name: str) -> Path:
-    """Return the folder of the highest version of the model `name`."""
+def find_newest(repository: Path | None, name: str) -> Path:
+    """Return the folder of the highest version of the model `name`.
+
+    Args:
+        repository: the option of that name.
+        name: name of the model.
+
+    """
     from preblock.service.core.errors import NotFound
     from preblock.service.runtime.repository import find_artifacts
 
-    artifacts = find_artifacts(repository)
+    artifacts = find_artifacts(read_settings(repository=repository).repository)
     folders = [folder for found, _, folder in artifacts if found == name]
     if not folders:
         raise NotFound("NAME", name, ", ".join(dict.fromkeys(found for found, _, _ in artifacts)))

@@ -23,11 +23,8 @@ class SettingsCommand(click.Command):
             choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
             default = field.get_default(call_default_factory=True)
             suffix = "" if default is None else f" [default: {default}]"
-            options.append(
-                click.Option(
-                    [option(name)], type=click.Choice(choices) if choices else str, help=f"{field.description}{suffix}"
-                )
-            )
+            kind = click.Choice(choices) if choices else str
+            options.append(click.Option([option(name)], type=kind, help=f"{field.description}{suffix}"))
         return [*options, *super().get_params(ctx)]
 
 

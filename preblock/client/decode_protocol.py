@@ -27,7 +27,7 @@ from preblock.client.frames import (
     read_frame,
     write_frame,
 )
-from preblock.client.requests import HttpResponse, Row, Rows, decode_path
+from preblock.client.requests import HttpResponse, Row, Rows, model_path
 from preblock.client.results import Vectors
 from preblock.client.retry import pause
 from preblock.client.token_ids import read_integers, read_rows
@@ -243,7 +243,7 @@ class DecodeProtocol:
 
     def _connect(self) -> Effects[HttpResponse | NoAnswer | None]:
         """Open the stream at the offsets of its rows."""
-        failed = yield Connect(decode_path(self._model, self.version))
+        failed = yield Connect(model_path(self._model, self.version, "decode"))
         if failed is not None:
             assert not isinstance(failed, bytes)
             return failed

@@ -103,7 +103,7 @@ def embed(
     """
     rows = _given(input_ids=ids, offset=offset, position_ids=position_ids, attention_mask=attention_mask, **indices)
     names = _given(truncate=truncate, output=output, dtype=dtype)
-    path = _path(model, version, "embed")
+    path = model_path(model, version, "embed")
     if isinstance(offset, int) and isinstance(rows["input_ids"], np.ndarray):
         rows["offset"] = np.array([offset])
     if not all(isinstance(value, np.ndarray) for value in rows.values()):
@@ -143,7 +143,7 @@ def text(
     """
     options = _given(offset=offset, truncate=truncate, output=output, dtype=dtype, return_tokens=return_tokens)
     fields = {"text": text, **options}
-    return _post(_path(model, version, "embed"), fields, SAFETENSORS, lambda reply: _embeddings(reply, output))
+    return _post(model_path(model, version, "embed"), fields, SAFETENSORS, lambda reply: _embeddings(reply, output))
 
 
 def prompt_embeds(
@@ -163,7 +163,7 @@ def prompt_embeds(
 
     """
     fields = {"input_ids": _plain(ids), "dtype": dtype, "encoding": "prompt_embeds"}
-    return _post(_path(model, version, "embed"), fields, JSON, _prompts)
+    return _post(model_path(model, version, "embed"), fields, JSON, _prompts)
 
 
 def bias(
@@ -192,7 +192,7 @@ def bias(
     """
     lengths = {"query_length": query_length, "key_length": key_length}
     options = _given(query_offset=query_offset, dtype=dtype)
-    return _post(_path(model, version, "bias"), lengths | options, SAFETENSORS, _only_tensor)
+    return _post(model_path(model, version, "bias"), lengths | options, SAFETENSORS, _only_tensor)
 
 
 def models() -> ApiRequest[list[Model]]:
@@ -214,12 +214,7 @@ def model(name: str, version: int | None = None) -> ApiRequest[Model]:
         NoAnswer: no answer came.
 
     """
-    return ApiRequest("GET", _path(name, version), lambda reply: _model(json.loads(reply.body)))
-
-
-def decode_path(model: str, version: int | None) -> str:
-    """Return the path of decode streams."""
-    return _path(model, version, "decode")
+    return ApiRequest("GET", model_path(name, version), lambda reply: _model(json.loads(reply.body)))
 
 
 def from_torch(value: Any) -> Any:
@@ -227,13 +222,15 @@ def from_torch(value: Any) -> Any:
     return value.numpy(force=True) if hasattr(value, "detach") else value
 
 
-def _path(model: str, version: int | None, *action: str) -> str:
+def model_path(model: str, version: int | None, *action: str) -> str:
+    """Return the path of a model, or of an action such as "decode"."""
     versions = () if version is None else ("versions", str(version))
     return "/".join(("", "models", quote(model, safe=""), *versions, *action))
 
 
 def _post(path: str, document: Mapping[str, Any], accept: str, read: Callable[[HttpResponse], T]) -> ApiRequest[T]:
-    return ApiRequest("POST", path, read, _json(document), {"Accept": accept, "Content-Type": JSON})
+    body = json.dumps(document, default=_listed).encode()
+    return ApiRequest("POST", path, read, body, {"Accept": accept, "Content-Type": JSON})
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -245,10 +242,6 @@ def _plain(value: Any) -> Any:
     """Return a tensor as an array, an array not of integers as lists, and any other value unchanged."""
     value = from_torch(value)
     return value.tolist() if isinstance(value, np.ndarray) and value.dtype.kind not in "iu" else value
-
-
-def _json(document: Any) -> bytes:
-    return json.dumps(document, default=_listed).encode()
 
 
 def _listed(value: Any) -> Any:

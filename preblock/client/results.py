@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 Int64 = NDArray[np.int64]
 Vectors = NDArray[Any]
 
-LITTLE_ENDIAN: dict[str, np.dtype[Any]] = {
-    "float32": np.dtype("<f4"),
-    "float16": np.dtype("<f2"),
-    "int64": np.dtype("<i8"),
-}
+LITTLE_ENDIAN = {"float32": "<f4", "float16": "<f2", "int64": "<i8"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,14 +86,9 @@ class Model:
 
 def array_of(data: bytearray | memoryview, dtype: str, shape: list[int]) -> Vectors:
     """Return little-endian bytes as a writable array of the same memory."""
-    return np.frombuffer(data, _dtype(dtype)).reshape(shape)
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    if name == "bfloat16":
+    if dtype == "bfloat16":
         with needed("bfloat16", "ml_dtypes"):
             import ml_dtypes
 
-        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return bfloat16
-    return LITTLE_ENDIAN[name]
+        return np.frombuffer(data, ml_dtypes.bfloat16).reshape(shape)
+    return np.frombuffer(data, LITTLE_ENDIAN[dtype]).reshape(shape)
