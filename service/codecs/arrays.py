@@ -19,7 +19,7 @@ Header = tuple[tuple[int, ...], Literal["C", "F"], np.dtype[Any]]
 LONGEST = 10_000
 """Bytes of a header, as numpy has it: the parser of Python takes some hundred times as much memory."""
 LONGEST_KEPT = 256
-"""Bytes of a header that is remembered; that of an array of integers has 128."""
+"""Most bytes of a cached header; the header of an integer array has 128."""
 SHAPE = re.compile("[1-9][0-9]{0,17}(,[1-9][0-9]{0,17})?")
 
 
@@ -27,7 +27,7 @@ def read_raw(body: bytes, shape: str | None) -> Int64:
     """Read little-endian int64: one row, or in the sizes of `shape`, such as "2,3".
 
     Raises:
-        Malformed: another number of bytes, or a shape that is none.
+        Malformed: another number of bytes, or no legal shape.
 
     """
     if len(body) % 8:
@@ -51,7 +51,7 @@ def read_npy(body: bytes) -> NDArray[Any]:
 
     """
     try:
-        end = 10 + int.from_bytes(body[8:10], "little")  # of version 1; that of 2 has a length of four bytes
+        end = 10 + int.from_bytes(body[8:10], "little")  # of version 1; version 2 has a length of four bytes
         if body[6:8] == b"\x01\x00" and end <= LONGEST_KEPT:
             shape, order, dtype = _kept_header(body[:end])
         else:
@@ -60,14 +60,14 @@ def read_npy(body: bytes) -> NDArray[Any]:
         if (declared := dtype.itemsize * math.prod(shape)) != len(body) - end:
             raise ValueError(f"{len(body) - end} bytes of data, where the header declares {declared}")
         return np.frombuffer(body, dtype, offset=end).reshape(shape, order=order)
-    except Exception as error:  # the header is parsed as Python, which fails in every way that Python's parser knows
+    except Exception as error:  # Python's parser reads the header, and raises many kinds of errors
         raise Malformed("body", f"no .npy: {error}", "an integer array in .npy format") from error
 
 
 def _read_header(body: bytes) -> tuple[int, Header]:
-    """Return where the header of a .npy file ends, and what it says.
+    """Return the end and the content of the header of a .npy file.
 
-    numpy's own reader would take headers of Python 2 too, with a warning that a client should not cause.
+    numpy's own reader also takes headers of Python 2, with a warning; a client must not cause one.
     """
     sizes = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}
     begin = 8 + sizes[body[:8]]
@@ -85,12 +85,12 @@ def _read_header(body: bytes) -> tuple[int, Header]:
 
 @lru_cache
 def _kept_header(header: bytes) -> Header:
-    """Return what a header says. It is parsed as Python, which takes longer than the rest of a small request."""
+    """Return the content of a header. Parsing it as Python takes longer than the rest of a small request."""
     return _read_header(header)[1]
 
 
 def npy_header(tensor: Tensor) -> bytes:
-    """Return what stands before the values of an array in a .npy file; the format has no bfloat16."""
+    """Return the bytes before the values in a .npy file; the format has no bfloat16."""
     return _write_header(tensor.dtype, tensor.shape)
 
 

@@ -14,25 +14,25 @@ from preblock.service.core.results import ChunkedTensor, Tensor
 Buffer = bytes | memoryview
 
 CHUNK = 3 * 2**18
-"""Bytes that are handled at once: a multiple of 3, of which base64 makes four characters each."""
+"""Bytes of a chunk: a multiple of 3, because base64 turns 3 bytes into four characters."""
 PACKET = CHUNK // 3 * 4
-"""Bytes that are sent at once, at most: a chunk as base64."""
+"""Most bytes of a packet: a chunk as base64."""
 WRITTEN = 2**14
-"""Numbers that are written as text at once, in a few tenths of a millisecond."""
+"""Numbers that become text at once, in a few tenths of a millisecond."""
 MIN_WRITE_BYTES = 2**15
-"""Bytes of a piece that is worth a packet of its own; fewer are copied together faster than they are sent."""
+"""Bytes of a piece worth a packet of its own; smaller pieces are joined faster than sent."""
 
 
 TOGETHER = 32
-"""Parts that are put together at once, at most, however small: each takes some microseconds."""
+"""Most parts of a join, however small: each takes some microseconds."""
 
 
 @dataclass(frozen=True)
 class LazyBytes:
-    """Bytes that are made while they are sent, once.
+    """Bytes computed while they are sent, once.
 
     Args:
-        size: how many they are.
+        size: number of bytes.
         buffers: one after another.
 
     """
@@ -46,7 +46,7 @@ class LazyBytes:
 
 @dataclass(frozen=True)
 class Base64Chunks:
-    """Bytes that are written as base64, one part after another; its length is that of the text."""
+    """Bytes to be written as base64, part by part; its length is the length of the text."""
 
     parts: tuple[Buffer | ChunkedTensor | LazyBytes, ...]
 
@@ -56,11 +56,11 @@ class Base64Chunks:
 
 @dataclass(frozen=True)
 class JsonFloats:
-    """Values that are written as JSON while they are sent; how long that is, nobody knows before.
+    """Values to be written as JSON while they are sent; the length is unknown before.
 
     Args:
         values: finite, of any floating type.
-        shape: in which they are nested: (N,), (N, width) or (B, L, width).
+        shape: of the nested lists: (N,), (N, width) or (B, L, width).
 
     """
 
@@ -109,7 +109,7 @@ def joined(parts: Iterable[Part]) -> bytes:
 
 
 def packets(parts: Iterable[Part]) -> Iterator[Buffer]:
-    """Yield the content as it is sent: what is large in slices, without a copy, and what is small put together."""
+    """Yield the content as packets: large parts in slices without a copy, small parts joined."""
     waiting: list[Buffer] = []
     size = 0
     for piece in _pieces(parts):
@@ -150,7 +150,7 @@ def _buffers(part: ChunkedTensor | LazyBytes) -> Iterable[Buffer]:
 def encoded(parts: Iterable[Buffer | ChunkedTensor | LazyBytes]) -> Iterator[bytes]:
     """Yield base64 of the parts as if they were one."""
     rest = b""
-    for view in chain.from_iterable(map(_sliced, parts)):  # which keeps no part while the next is computed
+    for view in chain.from_iterable(map(_sliced, parts)):  # map keeps no part while the next is computed
         start = min(-len(rest) % 3, len(view))
         rest += view[:start]
         if len(rest) % 3:

@@ -70,17 +70,17 @@ NAMES = {
     CLOSE: "close",
 }
 LONGEST_PLAIN = 2**16
-"""Bytes of a frame that may be read as a plain step; a longer one takes long anyway."""
+"""Most bytes of a frame for the short way; a longer one takes long anyway."""
 KINDS = {1: (STEP,), 2: tuple(NAMES)}
-"""What a client may send, by version."""
+"""The kinds of a client's frames, by version."""
 
 
 def read_frame(frame: bytes, indices: Iterable[str] = ()) -> DecodeMessage:
-    """Read what a client sends; `indices` are the further inputs of the model, in the order of its manifest.
+    """Read a client's frame; `indices` are the further inputs of the model, in the order of its manifest.
 
     Raises:
-        Malformed: no frame of a known version, or another size than it declares.
-        Invalid: a kind or flag that is not known.
+        Malformed: no frame of a known version, or not its declared size.
+        Invalid: an unknown kind or flag.
 
     """
     if len(frame) < HEADER.size:
@@ -104,10 +104,10 @@ def read_frame(frame: bytes, indices: Iterable[str] = ()) -> DecodeMessage:
 
 
 class SimpleStepShape(NamedTuple):
-    """What plain steps of one header and one size have in common: rows R of L ids each.
+    """The common part of plain steps with one header and one size: R rows of L ids each.
 
-    `stated` are the bytes of the offsets at which the client takes the rows to be, or 0. `end` are the last bytes, the
-    lengths of the rows. `ahead` is by how much the offsets grow, int64 (1,).
+    `stated` is the number of bytes of the client's offsets, or 0. `end` are the last bytes, the
+    lengths of the rows. `ahead` is the growth of the offsets, int64 (1,).
     """
 
     version: Literal[1, 2]
@@ -119,9 +119,9 @@ class SimpleStepShape(NamedTuple):
 
 
 class SimpleStep(NamedTuple):
-    """A step of the same number of ids in each row, and nothing beside but offsets.
+    """A step with the same number of ids in each row, and nothing else but offsets.
 
-    `ids` are int64 (R, L), `stated` the offsets that the client takes the rows to be at, R times 8 bytes, or none.
+    `ids` are int64 (R, L), `stated` the client's offsets, R times 8 bytes, or none.
     """
 
     shape: SimpleStepShape
@@ -131,7 +131,7 @@ class SimpleStep(NamedTuple):
 
 
 def read_plain(frame: bytes) -> SimpleStep | None:
-    """Read a step that is plain; None of everything else, which `read_frame` reads, or refuses."""
+    """Read a plain step; return None for any other frame: `read_frame` reads or refuses it."""
     # Step by step a client sends the same header, but for the number.
     shape = _plain_shape(frame[:8], frame[12 : HEADER.size], len(frame))
     if shape is None or not frame.endswith(shape.end):
@@ -141,9 +141,9 @@ def read_plain(frame: bytes) -> SimpleStep | None:
     return SimpleStep(shape, int.from_bytes(frame[8:12], "little"), ids, frame[until - shape.stated : until])
 
 
-@lru_cache  # of little: what is kept is shorter than the frame
+@lru_cache  # small: the template is shorter than the frame
 def _plain_shape(first: bytes, last: bytes, size: int) -> SimpleStepShape | None:
-    """Return what the plain steps with a header of `first`, a number and `last` have in common, if there are any."""
+    """Return the common part of plain steps with a header of `first`, a number and `last`, if there are any."""
     if len(first) + 4 + len(last) < HEADER.size or size > LONGEST_PLAIN:
         return None
     magic, version, kind, flags, _, rows, tokens, dtype, width = HEADER.unpack(first + bytes(4) + last)
@@ -166,7 +166,7 @@ def _plain_shape(first: bytes, last: bytes, size: int) -> SimpleStepShape | None
 
 
 def head_of_plain(step: SimpleStep, after: Int64, width: int) -> bytes:
-    """Return what stands before the vectors, float32, in the answer to a step: rows (R, L) that are at `after` now."""
+    """Return the bytes before the float32 vectors in the answer to a step of rows (R, L), now at `after`."""
     shape = step.shape
     first, last = _header_of_plain(shape.version, shape.rows, shape.length, width)
     widths = b"" if shape.version == 1 else width.to_bytes(4, "little")
@@ -175,7 +175,7 @@ def head_of_plain(step: SimpleStep, after: Int64, width: int) -> bytes:
 
 @lru_cache
 def _header_of_plain(version: int, rows: int, length: int, width: int) -> tuple[bytes, bytes]:
-    """Return what stands before the number in the header of an answer, and what behind it."""
+    """Return the bytes before and behind the number in the header of an answer."""
     last = width.to_bytes(3, "little") if version == 1 else ONE_OUTPUT
     header = HEADER.pack(MAGIC, version, VECTORS, 0, 0, rows, rows * length, DTYPE_CODES["float32"], last)
     return header[:8], header[12:]
@@ -183,7 +183,7 @@ def _header_of_plain(version: int, rows: int, length: int, width: int) -> tuple[
 
 @cache
 def _parts(indices: tuple[str, ...]) -> Mapping[str, int]:
-    """Return the parts that a step may have beside ids and lengths, in their order, and the flag of each."""
+    """Return the optional parts of a step in their order, with the flag of each."""
     further = {name: FURTHER << index for index, name in enumerate(indices)}
     return {"position_ids": POSITIONS, "attention_mask": MASK, **further, "offset": OFFSETS}
 
@@ -226,7 +226,7 @@ def _check_size(frame: bytes, declared: int, rows: int, tokens: int) -> None:
 
 
 def header_of(frame: bytes) -> tuple[Literal[1, 2], int]:
-    """Return the version in which a frame is answered, and the client's number; those of a broken one are 1 and 0."""
+    """Return the version of the answer to a frame, and the client's number; 1 and 0 for a broken frame."""
     if len(frame) < HEADER.size:
         return 1, 0
     _, version, _, _, number, *_ = HEADER.unpack_from(frame)

@@ -32,7 +32,7 @@ OPERATIONS = (*OF_INTEGERS, *OF_NOTHING)
 
 
 def digest(message: bytes) -> bytes:
-    """Return what a message is known by when it is sent again."""
+    """Return the digest of a message, to recognise its repetition."""
     return hashlib.blake2b(message, digest_size=16).digest()
 
 
@@ -53,7 +53,7 @@ def read_options(fields: Mapping[str, Any]) -> tuple[DecodeOptions, str]:
 
 
 def read_open(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a message that opens.
+    """Return the options of an opening message.
 
     Raises:
         Invalid: they are no JSON object, or not alone.
@@ -85,11 +85,11 @@ def read_message(document: Mapping[str, Any], number: int, text: bytes, indices:
     Args:
         document: the object.
         number: of the message, as `read_number` returns it.
-        text: what the object was read from.
+        text: of the object.
         indices: further inputs of the model.
 
     Raises:
-        Invalid: no operation or several, or a field that is unknown or of the wrong type.
+        Invalid: no operation or several, or a field with an unknown name or the wrong type.
 
     """
     named = [name for name in OPERATIONS if name in document]
@@ -127,7 +127,7 @@ def read_step(fields: Mapping[str, Any], indices: Collection[str]) -> StepOp:
 
 @dataclass(frozen=True)
 class Feed:
-    """A known list of ids, how the stream opens that it is fed to, and how many tokens of a row a chunk has."""
+    """A known list of ids, the options of its stream, and the tokens of a row in each chunk."""
 
     options: DecodeOptions
     encoding: str
@@ -136,7 +136,7 @@ class Feed:
 
 
 def read_feed(fields: Mapping[str, Any], indices: Collection[str]) -> Feed:
-    """Read the fields of a list of ids that is answered chunk by chunk.
+    """Read the fields of a request to feed a list of ids chunk by chunk.
 
     Raises:
         Invalid: a field is missing, unknown, or of the wrong type.
@@ -170,7 +170,7 @@ def write_answer(answer: EmbedResult, encoding: str, number: int) -> bytes:
 
 
 def write_opened(name: str, version: int, manifest: Manifest, offset: Int64, outputs: tuple[str, ...]) -> bytes:
-    """Write the answer to a message that opens."""
+    """Write the answer to an opening message."""
     return write_json(
         {
             "model": name,
@@ -184,7 +184,7 @@ def write_opened(name: str, version: int, manifest: Manifest, offset: Int64, out
 
 
 def write_state(offset: Int64, number: int = 0, closing: str | None = None) -> bytes:
-    """Write where the rows are: the answer to what is no step, and the last words of a stream, with their reason."""
+    """Write the offsets of the rows: the answer to a message without a step, or the closing message with its reason."""
     document: dict[str, Any] = {} if closing is None else {"closing": closing}
     document["next_offset"] = np.ascontiguousarray(offset)
     return write_json(document | {"step": number} if number else document)

@@ -29,9 +29,9 @@ ENCODINGS = ("base64", "float")
 ROWS = ("input_ids", "position_ids", "attention_mask")
 OPTIONS = ("offset", "truncate", "output", "dtype", "encoding", "return_tokens")
 TENSORS = ("offset", "lengths")
-"""What may stand beside the rows where they come as arrays; `lengths` tells them apart."""
+"""The fields beside rows in the form of arrays; `lengths` separates the rows."""
 NAMES = ("truncate", "output", "dtype", "encoding", "shape")
-"""Fields whose value in a query is text as it is, and no JSON."""
+"""Fields with plain text as value in a query, not JSON."""
 MAYBE_NAMES = re.compile(rb'"\s*:')
 """Every name of an object ends so; so may texts."""
 
@@ -50,7 +50,7 @@ class EmbedMessage:
 
 
 def read_json(body: bytes) -> dict[str, Any]:
-    """Read a JSON object, in which no name stands twice.
+    """Read a JSON object without repeated names.
 
     Raises:
         Malformed: anything else.
@@ -72,7 +72,7 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 
 def _names(document: dict[str, Any]) -> int:
-    """Return how many names there are in an object and in those within it."""
+    """Return the number of names in an object and in all nested objects."""
     count = len(document)
     for value in document.values():
         if isinstance(value, dict):
@@ -109,7 +109,7 @@ def read_query(query: Mapping[str, str]) -> dict[str, Any]:
 
 
 class RequestOptions(NamedTuple):
-    """What is asked for, whatever the tokens are: fields of `Wanted`, and how JSON holds values."""
+    """The options of a request apart from its tokens: the fields of `Wanted`, and the encoding of values in JSON."""
 
     wanted: Mapping[str, Any]
     encoding: str
@@ -120,7 +120,7 @@ class RequestOptions(NamedTuple):
 
 
 def read_beside(query: Mapping[str, str], indices: Collection[str] = ()) -> RequestOptions | None:
-    """Read the fields that stand beside an array of ids, but not its `shape`; None where they hold further rows.
+    """Read the fields beside an array of ids, without its `shape`; None where they hold further rows.
 
     Raises:
         Malformed, Invalid: as `read_query` and `read_embed`.
@@ -136,7 +136,7 @@ def read_beside(query: Mapping[str, str], indices: Collection[str] = ()) -> Requ
 
 
 def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> EmbedMessage:
-    """Read the fields of an embed request, whose rows may be arrays; `indices` are the further inputs of the model.
+    """Read the fields of an embed request; rows may be arrays. `indices` are the further inputs of the model.
 
     Raises:
         Invalid: a field is missing, unknown, or of the wrong type.
@@ -182,7 +182,7 @@ def _read_wishes(fields: Mapping[str, Any]) -> RequestOptions:
 
 @cache
 def _known(indices: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the fields that are rows of integers, and all that JSON may have."""
+    """Return the fields with rows of integers, and all fields of JSON."""
     # Segments are known to every model, to be refused as what they are.
     in_rows = tuple(dict.fromkeys((*ROWS, "token_type_ids", *indices)))
     return in_rows, (*in_rows, "text", *OPTIONS)

@@ -12,7 +12,7 @@ from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor, EmbedResult, Result, Tensor
 
 MARK, BARE_MARK = orjson.Fragment(b'"\0"'), orjson.Fragment(b"\0")
-"""Stand for base64 and for numbers in a document; JSON that is written holds no such byte."""
+"""Placeholders of base64 and numbers in a document; written JSON holds no such byte."""
 
 
 def answer_json(answer: Result, encoding: str) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def _written(answer: Result, tensor: Tensor, encoding: str) -> Any:
 
 
 def json_content(document: dict[str, Any]) -> list[Part]:
-    """Write a document, arrays included, in parts, so that base64, and what is computed late, are written when sent."""
+    """Write a document with its arrays in parts; base64 and late values are written when they are sent."""
     values: list[Base64Chunks | JsonFloats] = []
 
     def mark(value: object) -> orjson.Fragment:
@@ -79,12 +79,12 @@ def base64_of(tensor: NDArray[np.generic]) -> Base64Chunks:
 
 
 def numbers_of(tensor: NDArray[np.generic]) -> JsonFloats:
-    """Return the values, which are finite, as JSON that is written as it is sent."""
+    """Return finite values as JSON that is written while it is sent."""
     return JsonFloats(ChunkedTensor(tensor.shape, tensor.dtype.name, iter((tensor,))), tensor.shape)
 
 
 def floats_of(tensor: NDArray[np.generic]) -> NDArray[np.float32]:
-    """Return the values as float32, which holds the narrower types exactly.
+    """Return the values as float32: it holds the narrower types exactly.
 
     Raises:
         Invalid: one is infinite or no number.

@@ -23,9 +23,9 @@ NAMES = (
     (r"^offset(\[\d+\]) \+ tokens$", r"input\1"),
     ("^encoding$", "encoding_format"),
 )
-"""What a field is called here, where elsewhere it has another name."""
+"""OpenAI's names of fields with another name elsewhere."""
 AT_ONCE = 2**18
-"""Values that are written as numbers at once, which takes some milliseconds; where there are more, as they are sent."""
+"""Most values that become text at once, in some milliseconds; more are written while they are sent."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class EmbeddingsMessage:
 
 
 def read_model(document: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Return name and version of the model that is asked for: `name`, or `name:version`.
+    """Return name and version of the wanted model: `name`, or `name:version`.
 
     Raises:
         Invalid: an unknown field, or no model.
@@ -60,7 +60,7 @@ def read_embeddings(document: Mapping[str, Any], width: int) -> EmbeddingsMessag
     """Read a request for vectors of `width`; null stands for a field left out.
 
     Raises:
-        Invalid: a field is missing, or has a value that is not allowed.
+        Invalid: a field is missing, or its value is not allowed.
 
     """
     given = {name: value for name, value in document.items() if value is not None}
@@ -116,7 +116,7 @@ def models_document(models: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def error_document(error: PreblockError, status: int) -> dict[str, Any]:
-    """Return an error, its field by the name that it has here."""
+    """Return an error with OpenAI's name of its field."""
     field = error.field
     for pattern, name in NAMES:
         field = re.sub(pattern, name, field)

@@ -1,4 +1,4 @@
-"""What the field `prompt_embeds` of vLLM's completions takes: base64 of a file that torch saved, for each row.
+"""Values of vLLM's field `prompt_embeds`: for each row the base64 of a file in the format of `torch.save`.
 
 The file is a zip archive without compression: a pickle that names a tensor (tokens, width), and its values. It is
 written here byte by byte, so that nothing needs torch, and the same vectors are the same bytes. Nothing reads one. As
@@ -34,10 +34,10 @@ MADE_BY, DATE = 20, 0x21
 
 
 def check_prompt_embeds(request: TokenRequest | TextRequest, manifest: Manifest) -> None:
-    """Check that a consumer takes what is asked for as what it is.
+    """Check that vLLM can use the requested vectors.
 
     Raises:
-        Invalid: another output, a mask, or a model of which it is not known what its consumer adds.
+        Invalid: another output, a mask, or a model without `consumer_scales`.
 
     """
     told = manifest.token_embeddings
@@ -66,7 +66,7 @@ def write_prompt_embeds(tensor: Tensor, lengths: Int64) -> Base64Chunks | list[B
 
 
 class _Vectors:
-    """Vectors that come in arrays of many, taken some after others."""
+    """Vectors in large arrays, taken in smaller parts."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._width, self._left = tensor.shape[-1], math.prod(tensor.shape[:-1])
@@ -82,12 +82,12 @@ class _Vectors:
             count -= len(some)
             self._left -= len(some)
             if not self._left:
-                next(self._arrays, None)  # whoever computes them knows then that all are taken
+                next(self._arrays, None)  # tells the source that all are taken
             yield some
 
 
 def torch_file(shape: tuple[int, int], dtype: np.dtype[Any], values: Iterator[NDArray[np.generic]]) -> LazyBytes:
-    """Return a file that torch loads a tensor from.
+    """Return a file of a tensor for `torch.load`.
 
     Args:
         shape: of the tensor, (tokens, width).
@@ -135,7 +135,7 @@ def _file(shape: tuple[int, int], dtype: np.dtype[Any], values: Iterator[NDArray
 
 
 def _entry(name: bytes, checksum: int, size: int, flags: int = 0) -> tuple[int, ...]:
-    """Return what both heads of a file say, which is stored as it is, so that its size stands twice."""
+    """Return the common part of both headers of a file; it is stored without compression, so its size stands twice."""
     return MADE_BY, flags, 0, 0, DATE, checksum, size, size, len(name), 0
 
 

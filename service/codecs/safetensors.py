@@ -36,7 +36,7 @@ def read_safetensors(body: bytes) -> dict[str, NDArray[Any]]:
     """Read tensors, without a copy.
 
     Raises:
-        Malformed: anything else, or a header that does not describe every byte once.
+        Malformed: another format, or a header that does not describe every byte once.
 
     """
     try:
@@ -74,7 +74,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _entry(name: str, entry: Any) -> tuple[int, int, str, str, list[int]]:
-    """Return begin, end, name, type and shape of a tensor, all of which agree."""
+    """Return begin, end, name, type and shape of a tensor, after a check that they agree."""
     name.encode()  # a message could not repeat half a character
     if not isinstance(entry, dict) or entry.keys() != ENTRY:
         raise ValueError("a tensor with other fields than dtype, shape and data_offsets")
@@ -109,7 +109,7 @@ def write_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 
 
 def answer_safetensors(answer: Result) -> list[Part]:
-    """Write an answer: its outputs, and of tokens what tells the rows apart and continues them."""
+    """Write an answer: its outputs, and for tokens the lengths and the next offsets of the rows."""
     tensors: dict[str, Tensor] = dict(answer.tensors)
     if isinstance(answer, EmbedResult):
         tensors |= {"next_offset": answer.next_offset, "lengths": answer.lengths}

@@ -16,7 +16,7 @@ LISTS = "a list of integers, or a list of such rows"
 
 
 def rows_of_json(field: str, value: Any, empty: bool = False) -> TokenRows:
-    """Read a list of rows, or a flat list, which is one row.
+    """Read a list of rows, or a flat list for one row.
 
     Raises:
         Invalid: something else, an empty batch, a row that is empty where none may be `empty`, or a value that is no
@@ -73,7 +73,7 @@ def read_offset(value: Any) -> Int64:
 
 
 def rows_of_array(field: str, array: NDArray[Any], lengths: Int64 | None = None) -> TokenRows:
-    """Read an integer array (B, L), or (L,), which is one row; beside `lengths`, (T,), the rows one after another.
+    """Read an integer array (B, L), or (L,) for one row; with `lengths`, (T,), all rows in order.
 
     Raises:
         Invalid: another rank, another kind of type, values beyond int64, or lengths that do not sum to T.
@@ -114,12 +114,12 @@ def _integers_of_array(field: str, array: NDArray[Any]) -> Int64:
     if array.dtype.kind == "u" and array.dtype.itemsize == 8 and int(array.max()) >= 2**63:
         raise Invalid(field, int(array.max()), INTEGER)
     if array.dtype == np.int64 and array.flags.c_contiguous and array.flags.aligned:
-        return array  # as `require` would, which takes longer to find out
+        return array  # `require` would do the same, but takes longer
     return np.require(array, np.int64, ("C", "A"))
 
 
 def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
-    """Raise Invalid for the first of `names` that is not `known`."""
+    """Raise Invalid for the first of `names` outside `known`."""
     for name in names:
         if name not in known:
             raise Invalid("field", name, ", ".join(known))
@@ -130,5 +130,5 @@ def _fits(value: Any) -> bool:
 
 
 def shown(value: Any) -> Any:
-    """Return a value as a message shows it: a string in quotes, so that "5" does not look like 5."""
+    """Return the text of a value for a message: a string in quotes, so that "5" does not look like 5."""
     return repr(value) if isinstance(value, str) else value

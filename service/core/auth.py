@@ -1,4 +1,4 @@
-"""Who asks, and what they may use: the keys of a file, and the caller of the request that is being answered."""
+"""Callers and their rights: the keys of a file, and the caller of the current request."""
 
 import fnmatch
 import hashlib
@@ -28,7 +28,7 @@ class Principal:
 
     Args:
         name: of the key.
-        models: that it may use: names, or patterns of the shell.
+        models: in its scope: names, or patterns of the shell.
         admin: whether it may load and unload them.
         digest: SHA-256 of the key; empty where no key let it in.
 
@@ -50,13 +50,13 @@ class Principal:
 
 NOBODY = Principal("nobody", (), admin=False)
 SERVICE = Principal("service", ALL, admin=True)
-"""The service itself, which may use every model."""
+"""The service itself, with every model in its scope."""
 _CALLER: ContextVar[Principal] = ContextVar("caller", default=NOBODY)
-"""Whoever has not been let in is nobody, so that a way in that is forgotten, or a thread, opens nothing."""
+"""A caller without a check is nobody: a forgotten check, or a thread, opens nothing."""
 
 
 class KeyEntry(BaseModel):
-    """What the file holds of a key: never the key itself."""
+    """The entry of a key in the file: never the key itself."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -77,7 +77,7 @@ class KeyFile(BaseModel):
 
 
 class Authenticator:
-    """Lets callers in, and says what they may use.
+    """Authenticates callers, and checks their rights.
 
     Args:
         file: TOML, with the keys; read again when it changes. Default None: no key is needed, and all may do all.
@@ -104,7 +104,7 @@ class Authenticator:
         return self._file is not None
 
     def enter(self, authorization: bytes | None) -> None:
-        """Let in whoever asks, for what follows in this context; `authorization` is what the header of that name says.
+        """Set the caller of this context by the header `authorization`.
 
         Raises:
             Unauthenticated: it holds no key, or none of these.
@@ -139,7 +139,7 @@ class Authenticator:
     def _find(self, key: bytes) -> Principal:
         self.look()
         digest, found = hashlib.sha256(key).digest(), None
-        # All of them, so that the time says nothing of which one was near.
+        # All of them, so that the time tells nothing about a near match.
         for caller in self._callers:
             if hmac.compare_digest(caller.digest, digest):
                 found = caller
@@ -148,11 +148,11 @@ class Authenticator:
         return found
 
     def knows(self, caller: Principal) -> bool:
-        """Return whether a caller that was let in still would be, for the same models."""
+        """Return whether the keys still hold a caller with the same rights."""
         return caller in self._callers
 
     def look(self) -> None:
-        """Read the file again if it has changed, once in a while; one that is broken changes nothing."""
+        """Read the file again if it has changed, at most once a second; a broken file changes nothing."""
         if self._file is None or not self._watch.changed():
             return
         try:
@@ -164,7 +164,7 @@ class Authenticator:
 
 @lru_cache(maxsize=1024)
 def _anyone(address: str) -> Principal:
-    """Return the caller of an address, who may use everything."""
+    """Return the caller of an address, with all rights."""
     return Principal(address, ALL, admin=True)
 
 
@@ -173,17 +173,17 @@ EVERYBODY = Authenticator()
 
 
 def caller() -> Principal:
-    """Return who asks."""
+    """Return the caller."""
     return _CALLER.get()
 
 
 def caller_name() -> str:
-    """Return who asks: the name of a key, or an address."""
+    """Return the name of the caller: of its key, or its address."""
     return _CALLER.get().name
 
 
 def read_keys(file: Path) -> list[Principal]:
-    """Return who has the keys of a file.
+    """Return the callers of a file of keys.
 
     Raises:
         Invalid: the file cannot be read, or is not understood.
@@ -211,7 +211,7 @@ def read_keys(file: Path) -> list[Principal]:
 
 
 def new_key(name: str, models: tuple[str, ...], admin: bool) -> tuple[str, str]:
-    """Return a new key of 256 random bits, and the entry of the file that lets it in; without `models`, for all."""
+    """Return a new key of 256 random bits, and its entry of the file; without `models`, for all."""
     key = secrets.token_urlsafe(32)
     lines = ["[[keys]]", f"name = {_toml(name)}", f'sha256 = "{hashlib.sha256(key.encode()).hexdigest()}"']
     if models:

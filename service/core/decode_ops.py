@@ -1,4 +1,4 @@
-"""What a decode stream is told: one operation in each message, and what it makes of the offsets of the rows.
+"""The operations of a decode stream, one in each message, and their effects on the offsets of the rows.
 
 Letters: R rows of the stream, T tokens of a step.
 """
@@ -15,12 +15,12 @@ from preblock.service.core.types import Int64, TokenRows
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeOptions:
-    """How a stream opens.
+    """The options of a stream.
 
     Args:
         offset: int64 (1,) or (R,), real tokens already fed of each row; it may be max_len, where nothing fits any more.
         rows: R.
-        outputs: which tensors a step is answered with.
+        outputs: tensors in the answer to a step.
         dtype: a key of DTYPES.
 
     """
@@ -142,7 +142,7 @@ class DropOp:
 
 @dataclass(frozen=True)
 class PingOp:
-    """Nothing, which is answered."""
+    """No operation; it has an answer."""
 
     name: ClassVar[str] = "ping"
 
@@ -169,10 +169,10 @@ Operation = StepOp | RewindOp | ReorderOp | AppendOp | DropOp | PingOp | CloseOp
 
 @dataclass(frozen=True)
 class DecodeMessage:
-    """An operation, and how a repetition of it is known.
+    """An operation, with its number and digest: they show a repetition.
 
     Args:
-        operation: what the stream is told.
+        operation: of the message.
         number: the client's, ascending; 0 for none.
         digest: of the bytes of the message; empty without a number.
 

@@ -23,10 +23,10 @@ Every error names three things: the field, the value got, the value allowed.
 import reprlib
 
 LONGEST_VALUE = 80
-"""Characters of a value that a message repeats: enough to recognise it, no way to reflect a whole body."""
+"""Most characters of a value in a message: enough to recognise it, too few to reflect a whole body."""
 
 INTERNAL_ERROR_MESSAGE = "the service failed in an unforeseen way; its log says how"
-"""What a client is told of any other exception: nothing of the inside."""
+"""The message of any other exception: nothing about the internals."""
 
 
 # Lists may be nested deeper than `repr` can follow, and so long that their text costs more than the request.

@@ -1,4 +1,4 @@
-"""Files that are read again when they change, so that no restart is needed for another content."""
+"""Files that are read again when they change, without a restart."""
 
 import time
 from pathlib import Path
@@ -10,10 +10,10 @@ POLL_INTERVAL_SECONDS = 1.0
 
 
 class FileWatcher:
-    """Some files, which are looked at when somebody asks.
+    """Watches files; they are looked at on request.
 
     Args:
-        files: that may change, or be missing for a while.
+        files: may change, or be missing for a while.
 
     """
 
@@ -23,7 +23,7 @@ class FileWatcher:
         self._looked = time.monotonic()
 
     def changed(self) -> bool:
-        """Return whether one has changed since the last time; who asks again within a second is told no."""
+        """Return whether a file has changed since the last call; always False within a second of it."""
         if time.monotonic() - self._looked < POLL_INTERVAL_SECONDS:
             return False
         self._looked = time.monotonic()

@@ -8,7 +8,7 @@ from pathlib import Path
 from preblock.service.core.errors import ArtifactError
 
 FileSignature = tuple[int, int, int, int, int]
-"""What a file system tells of a file, which changes when the file does."""
+"""The stamp of a file in its file system; it changes with the file."""
 
 
 def stamp_of(status: os.stat_result) -> FileSignature:
@@ -24,8 +24,8 @@ def open_file(file: Path) -> BufferedReader:
 
     """
     try:
-        _check(file.name, os.lstat(file))  # before it is opened: what is no file may do something when it is
-        # Whoever puts a FIFO or a link in its place now is found out, and keeps nobody waiting.
+        _check(file.name, os.lstat(file))  # before the open: opening a device or FIFO may have an effect
+        # A FIFO or link put in its place now is detected, and blocks nothing.
         stream = os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     except OSError as error:
         raise ArtifactError(file.name, error.strerror or "an unreadable file", "a readable file") from error

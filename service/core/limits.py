@@ -10,9 +10,9 @@ from preblock.service.core.errors import RateLimited, TooLarge, Unavailable
 from preblock.service.core.settings_reload import LiveSettings
 
 SWEEP_SECONDS = 10.0
-"""Between two looks for callers that have been quiet for long enough to be forgotten."""
+"""Between two searches for callers without debt: they are forgotten."""
 FLOAT32_BYTES = 4
-"""Of a value, as which it is computed, whatever the type of the answer."""
+"""Of a computed value, whatever the type of the answer."""
 
 
 class Limits:
@@ -21,7 +21,7 @@ class Limits:
     def __init__(self, settings: LiveSettings) -> None:
         self._settings = settings
         self._running = 0
-        # By caller: when all that it was allowed would have been used up, at its rate.
+        # By caller: the time at which its debt ends, at its rate.
         self._spent: dict[str, float] = {}
         self._swept = time.monotonic()
 
@@ -45,7 +45,7 @@ class Limits:
         """
         settings = self._settings.current
         most, per_second = settings.max_concurrent_requests, settings.rate_limit_per_second
-        if self._running >= most:  # first: a request that is refused here does not count for its caller
+        if self._running >= most:  # first: a request refused here does not count for its caller
             raise Unavailable("requests", f"one more than {most}", f"{most} at a time; try again later")
         if per_second is not None:
             self._count(caller_name(), per_second, time.monotonic())
@@ -57,7 +57,7 @@ class Limits:
 
     @contextmanager
     def extend(self) -> Iterator[None]:
-        """Count a request that was answered within the limits for as long as the rest of its answer is sent."""
+        """Count an answered request while the rest of its answer is sent."""
         self._running += 1
         try:
             yield
@@ -87,7 +87,7 @@ class Limits:
         interval = 1 / per_second
         # The rate may have been lower before: a caller never owes more than a second, or one interval.
         until = self._spent[caller] = min(max(self._spent.get(caller, now), now), now + max(1, interval))
-        # What a second holds may come at once; sums of fractions are not exact.
+        # The requests of a second may come at once; sums of fractions are not exact.
         wait = until - now - max(1 - interval, 0)
         if wait > 1e-6:
             allowed = f"at most {per_second:g} a second"

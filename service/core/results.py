@@ -12,7 +12,7 @@ from preblock.service.core.types import DTYPES, Int64, TokenRows
 
 
 class ChunkedTensor:
-    """A tensor whose values are computed when they are sent, once, piece by piece.
+    """A tensor with values computed while they are sent, once, piece by piece.
 
     Args:
         shape: of the whole.
@@ -45,10 +45,10 @@ Tensor = NDArray[np.generic] | ChunkedTensor
 
 @dataclass(eq=False, kw_only=True)
 class Result:
-    """The tensors that were asked for.
+    """The tensors of an answer.
 
     Args:
-        model: name of the model that answered.
+        model: name of the model.
         version: its version.
         dtype: a key of DTYPES.
         tensors: by output, in that type, C-contiguous; in pieces only where the request allowed it.
@@ -67,7 +67,7 @@ class Result:
 
     @property
     def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """The tensors, for a request that did not allow pieces."""
+        """The tensors, for a request without pieces."""
         return {name: tensor for name, tensor in self.tensors.items() if not isinstance(tensor, ChunkedTensor)}
 
 
@@ -80,7 +80,7 @@ class EmbedResult(Result):
     Args:
         lengths: int64 (B,), tokens of each row.
         next_offset: int64 (B,), the offset that continues each row.
-        truncated: int64 (B,), how many tokens of each row were cut; None where the request did not allow it.
+        truncated: int64 (B,), number of cut tokens of each row; None without `truncate`.
         input_ids: what was embedded; None where the request had no `spans`.
         spans: int64 (T, 2), which characters each token stands for; None where nobody asked.
 

@@ -30,11 +30,11 @@ RELOADABLE = frozenset(
         *("sequence_idle_timeout_seconds", "max_sequence_rows", "max_stream_sequence_rows", "header_timeout_seconds"),
     )
 )
-"""Settings that a service takes from the file when that changes; all others need a restart."""
+"""Settings that take effect when the file changes; all others need a restart."""
 
 
 def _cache() -> Path:
-    """Return where this user keeps what can be made again, as the XDG Base Directory Specification has it."""
+    """Return the cache folder of this user (XDG Base Directory Specification)."""
     folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (folder if folder.is_absolute() else Path("~/.cache")) / "preblock"
 
@@ -177,7 +177,7 @@ class LoadedSettings(NamedTuple):
 
 
 def load(options: Mapping[str, Any]) -> LoadedSettings:
-    """Return the settings, of which `options` were given on the command line.
+    """Return the settings, with `options` from the command line.
 
     Raises:
         Invalid: as `Settings`; of a value that is not allowed, `field` says where it comes from.
@@ -197,17 +197,17 @@ def load(options: Mapping[str, Any]) -> LoadedSettings:
 
 
 def listed(text: str | None) -> list[str]:
-    """Return the parts of a setting that stand with commas between them."""
+    """Return the parts of a comma-separated setting."""
     return [] if text is None else [part.strip() for part in text.split(",")]
 
 
 def option(name: str) -> str:
-    """Return what a setting is called on the command line."""
+    """Return the option of a setting on the command line."""
     return "--" + name.replace("_", "-")
 
 
 def variable(name: str) -> str:
-    """Return what a setting is called in the environment."""
+    """Return the environment variable of a setting."""
     return PREFIX + name.upper()
 
 
@@ -246,7 +246,7 @@ def _refuse_unknown_variables() -> None:
 
 
 def _meant(name: str, known: Any) -> str:
-    """Return what to say is allowed in place of an unknown `name`."""
+    """Return the allowed names for the error about an unknown `name`."""
     close = get_close_matches(name, known, 1)
     return f"{close[0]}, or another that preblock settings lists" if close else "those that preblock settings lists"
 

@@ -1,4 +1,4 @@
-"""The settings of a process that serves: its file is read again when it changes."""
+"""The live settings of a serving process: their file is read again when it changes."""
 
 import asyncio
 import logging
@@ -11,14 +11,14 @@ LOG = logging.getLogger(__name__)
 
 
 class LiveSettings:
-    """The settings that hold now. Readers keep this object, and read `current` when they need a value.
+    """The current settings. Readers keep this object, and read `current` when they need a value.
 
     Args:
-        settings: the settings of the start; a setting that needs a restart keeps this value.
+        settings: at the start; a setting without reload keeps this value.
         log_changes: whether to log each change; default: where the process is the only one.
 
     Attributes:
-        current: the settings that hold now; another object after each change.
+        current: the settings now; a new object after each change.
 
     """
 
@@ -37,7 +37,7 @@ class LiveSettings:
     def reload(self) -> bool:
         """Read the file if it has changed, and return whether other settings hold now.
 
-        A file that cannot be used changes nothing.
+        A broken file changes nothing.
         """
         # The file may have changed between the start and the first call.
         if self._watch is None or (not self._watch.changed() and not self._first):

@@ -17,8 +17,8 @@ def quota(groups: Path = GROUPS, own: Path = OWN) -> float:
     """Return how many processors' time the control groups of this process allow it; infinity where none limits it.
 
     Args:
-        groups: where control groups are mounted, version 2 or the controller `cpu` of version 1 (cgroups(7)).
-        own: what says in which this process is.
+        groups: mount point of control groups, version 2 or the controller `cpu` of version 1 (cgroups(7)).
+        own: file with the group of this process.
 
     """
     try:
@@ -35,7 +35,7 @@ def quota(groups: Path = GROUPS, own: Path = OWN) -> float:
         else:
             continue
         group = root / path.lstrip("/")
-        # A group may be limited by those that it is in. In a container, its own is mounted as the root.
+        # A parent group may set the limit. In a container, the process's own group is mounted as the root.
         for folder in (group, *group.parents):
             least = min(least, _limit(folder))
             if folder == root:

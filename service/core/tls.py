@@ -1,4 +1,4 @@
-"""The files of TLS, which are read again when they change: no restart is needed for another certificate, or others."""
+"""The files of TLS. They are read again when they change, without a restart."""
 
 import logging
 import os
@@ -24,12 +24,12 @@ class TlsConfig(Protocol):
 
 
 class CertificateFiles:
-    """A certificate and its key, which change together, but not at once; and who signs clients.
+    """A certificate and its key, which change one after the other, and the signers of clients.
 
     Args:
         certificate: PEM file.
         key: PEM file.
-        clients: PEM file of who signs clients; None where they need no certificate.
+        clients: PEM file of the signers of clients; None where clients need no certificate.
 
     """
 
@@ -61,7 +61,7 @@ def follow(config: TlsConfig, make: Callable[[], ssl.SSLContext]) -> ssl.SSLCont
         if pair.renewed():
             newest, changed = make(), time.time()
         connection.context = newest
-        # Who resumes a session shows no certificate; it was looked at when the session began.
+        # A resumed session shows no certificate; it was checked when the session began.
         if clients is not None and connection.session_reused:
             session = connection.session
             if session is None or session.time <= changed:
@@ -93,7 +93,7 @@ def check_tls(settings: Settings) -> None:
 
 
 def check_pair(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return a context that uses a certificate and its key.
+    """Return a context with a certificate and its key.
 
     Raises:
         Invalid: one is missing, or cannot be used, or they are not of each other.
@@ -109,7 +109,7 @@ def check_pair(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def _check_clients(context: ssl.SSLContext, clients: Path | None) -> None:
-    """Raise Invalid for a file of who signs clients that cannot be used."""
+    """Raise Invalid for an unusable file of signers of clients."""
     try:
         if clients is not None:
             context.load_verify_locations(clients)

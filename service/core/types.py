@@ -1,4 +1,4 @@
-"""Arrays with their meaning: what every protocol turns a request into, and what it makes an answer of.
+"""Arrays with their meaning: the common form of requests and answers of every protocol.
 
 Letters: B batch, T tokens of all rows, D output width.
 """
@@ -19,19 +19,19 @@ DTYPES: dict[str, np.dtype[np.generic]] = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-"""Output types, by the name that every protocol but the Open Inference Protocol uses."""
+"""Output types, by their name in every protocol except the Open Inference Protocol."""
 
 
-# Those that every request makes are not frozen: that triples the time of making one.
+# The classes that every request makes are not frozen: a frozen one takes three times as long to make.
 @dataclass(eq=False)
 class TokenRows:
-    """Rows of integers, which may differ in length, laid one after another.
+    """Rows of integers of any lengths, one after another.
 
     Args:
         values: int64 (T,), all rows.
         lengths: int64 (B,), the length of each; they sum to T.
         flat: they came as one list of values rather than as a list of rows; matters to messages only.
-        numbers: int64 (B,), what messages call each row; None for 0, 1, …
+        numbers: int64 (B,), number of each row in messages; None for 0, 1, …
 
     """
 
@@ -45,7 +45,7 @@ class TokenRows:
         """Return the rows of an int64 (B, L) array, or the one row of an (L,) array; a contiguous one is not copied."""
         batch, length = array.shape if array.ndim == 2 else (1, len(array))
         rows = cls(array.reshape(-1), _equal(batch, length), flat=array.ndim == 1)
-        vars(rows)["length"] = length if batch else 0  # known, so that it need not be found out
+        vars(rows)["length"] = length if batch else 0  # known here, so it need not be computed
         return rows
 
     @cached_property
@@ -76,11 +76,11 @@ class TokenRows:
         return f"[{self.number(row)}][{index - int(self.starts[row])}]"
 
     def number(self, row: int) -> int:
-        """Return what messages call a row."""
+        """Return the number of a row in messages."""
         return row if self.numbers is None else int(self.numbers[row])
 
     def columns(self, begin: int, end: int) -> "TokenRows":
-        """Return of each row the values from `begin` up to `end`; rows that end before are empty."""
+        """Return the values from `begin` up to `end` of each row; shorter rows become empty."""
         lengths = np.clip(self.lengths, begin, end) - begin
         part = TokenRows(np.empty(0, np.int64), lengths, self.flat)
         index = part.spread(self.starts + begin - part.starts) + np.arange(int(lengths.sum()))
@@ -89,7 +89,7 @@ class TokenRows:
 
 @lru_cache
 def _equal(batch: int, length: int) -> Int64:
-    """Return the lengths of rows of one length: int64 (B,), which cannot be written to."""
+    """Return the lengths of rows of one length: int64 (B,), read-only."""
     lengths = np.full(batch, length, np.int64)
     lengths.flags.writeable = False
     return lengths
@@ -97,12 +97,12 @@ def _equal(batch: int, length: int) -> Int64:
 
 @dataclass(eq=False, kw_only=True)
 class EmbedOptions:
-    """What is asked for, be it of token ids or of text.
+    """The common options of requests of token ids and of text.
 
     Args:
         offset: int64 (1,) or (B,), the number of real tokens already fed; None for 0 or with `position_ids`.
-        truncate: where a row that is too long is cut, "left" or "right"; None refuses it.
-        pooling: what becomes of the vectors of a row: "none", or one vector, its "mean", "first" or "last".
+        truncate: side on which a too long row is cut, "left" or "right"; None refuses it.
+        pooling: of the vectors of a row: "none", or one vector, its "mean", "first" or "last".
         outputs: which tensors are wanted, by name; default `embeddings`.
         dtype: of the answer, a key of DTYPES.
         in_pieces: whether the answer may be computed in pieces, where it is large.
@@ -124,7 +124,7 @@ class EmbedOptions:
 
 @dataclass(frozen=True)
 class SequenceRef:
-    """What a request says of the sequence that it belongs to.
+    """The sequence of a request.
 
     Args:
         id: the client's name for it: 1 to 2^64 - 1, or text; 5 and "5" are two.
@@ -140,7 +140,7 @@ class SequenceRef:
 
 @dataclass(eq=False, kw_only=True)
 class TokenRequest(EmbedOptions):
-    """Token ids and what belongs to them, whichever protocol they came through.
+    """Token ids and their other inputs, from any protocol.
 
     Args:
         input_ids: T ids in B rows.
@@ -164,7 +164,7 @@ class TokenRequest(EmbedOptions):
 
 @dataclass(eq=False, kw_only=True)
 class TextRequest(EmbedOptions):
-    """Texts, one for each row; `spans` says whether the answer tells which characters each token stands for."""
+    """Texts, one for each row; with `spans` the answer has the characters of each token."""
 
     text: tuple[str, ...]
     spans: bool = False
@@ -172,7 +172,7 @@ class TextRequest(EmbedOptions):
 
 @dataclass(frozen=True)
 class Encoding:
-    """What a tokenizer made of texts.
+    """The tokens of texts.
 
     Args:
         input_ids: the ids, a row for each text.
@@ -191,12 +191,12 @@ class Encoding:
 
 @dataclass(frozen=True, kw_only=True)
 class PairwiseBiasRequest:
-    """Which queries meet which keys: Q queries from position `query_offset` on, and K keys from position 0 on.
+    """The queries and keys of a bias: Q queries from position `query_offset` on, and K keys from position 0 on.
 
     Args:
         query_length: Q.
         key_length: K.
-        query_offset: keys that were fed before the first query; None where it is left out.
+        query_offset: number of keys before the first query; None where it is left out.
         dtype: of the answer, a key of DTYPES.
 
     """

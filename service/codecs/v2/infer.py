@@ -1,4 +1,4 @@
-"""Open Inference Protocol over HTTP: JSON and the binary tensor extension. Every name of that protocol is here.
+"""Open Inference Protocol over HTTP: JSON and the binary tensor extension. Every name of the protocol is here.
 
 Sources: KServe, "Open Inference Protocol", version 2; Triton, "Binary tensor data extension".
 """
@@ -31,19 +31,19 @@ from preblock.service.core.errors import Invalid, Malformed
 from preblock.service.core.types import AnyRequest, PairwiseBiasRequest, StemRequest, TokenRequest, TokenRows
 
 FIELDS = ("id", "parameters", "inputs", "outputs", "model_name")
-"""Of a request; some clients repeat the name of the model, which its path says."""
+"""Fields of a request; some clients repeat the name of the model from the path."""
 OUTPUT_FIELDS = ("name", "parameters")
 OWN = ("input_ids", "attention_mask", "position_ids")
-"""Inputs of rows that have a field of a request each."""
+"""Inputs of rows with a field of their own in a request."""
 SHAPES = {"offset": "[1] or [batch]", **dict.fromkeys((*OWN, "token_type_ids"), "[batch, length]")}
 LONGEST_KEPT = 2048
-"""Bytes of a JSON header that is remembered; one of all inputs of a model has fewer."""
+"""Most bytes of a cached JSON header; a header with all inputs of a model has fewer."""
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 @dataclass(frozen=True)
 class InferMessage:
-    """A request, the caller's id for it, and which of its outputs are wanted as bytes."""
+    """A request, the caller's id for it, and its outputs in binary form."""
 
     request: AnyRequest
     id: str | None
@@ -71,7 +71,7 @@ def read_infer(body: bytes, header_length: str | None, manifest: Manifests) -> I
 
 
 def places(body: bytes, header_length: str, manifest: Manifest) -> dict[str, int] | None:
-    """Return where the tensors of a request that was read begin in its body; None where JSON is long, or holds one."""
+    """Return where the tensors begin in the body of a request; None where the JSON is long or holds a tensor."""
     position, found = _header_length(header_length, len(body)), {}
     if position == 0:
         return {"input_ids": 0}
@@ -111,11 +111,11 @@ def _read_header(text: bytes, manifest: Manifests) -> InferHeader:
 
 
 _kept_header = lru_cache(_read_header)
-"""The same for headers that a client sends again and again, before other bytes."""
+"""The same for repeated headers before other bytes."""
 
 
 def _read_raw(body: bytes, manifest: Manifests) -> InferMessage:
-    """Read a body that is the data of the one input that a model needs, as a batch of one; its answer is bytes."""
+    """Read a body with the data of a model's only input, as a batch of one; its answer is bytes."""
     known = inputs_of(manifest)
     name = manifest.input.name if isinstance(manifest, StemManifest) else "input_ids"
     datatype, (_, *sizes) = known[name]
@@ -176,7 +176,7 @@ def _refuse_place(wishes: InferOptions) -> None:
 
 
 def _read(inputs: list[InputTensor], known: Shapes, *needed: str) -> dict[str, NDArray[Any]]:
-    """Return the tensors by name; sizes of `known` that are -1 are free."""
+    """Return the tensors by name; sizes of -1 in `known` are free."""
     tensors: dict[str, NDArray[Any]] = {}
     for tensor in inputs:
         if tensor.name not in known:

@@ -38,7 +38,7 @@ def write_infer(answer: Result, infer: InferMessage) -> tuple[list[Part], int | 
 
 
 def check_finite(output: str, tensor: NDArray[np.generic]) -> None:
-    """Raise Invalid for values that JSON cannot hold."""
+    """Raise Invalid for infinities and NaN: JSON has none."""
     if not np.isfinite(tensor).all():
         allowed = "binary_data, since a value is infinite or no number, which JSON cannot hold"
         raise Invalid(f"outputs {output}", "JSON", allowed)

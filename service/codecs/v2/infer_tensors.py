@@ -20,7 +20,7 @@ INPUT_FIELDS = ("name", "datatype", "shape", "parameters", "data")
 
 @dataclass(frozen=True)
 class InputTensor:
-    """A tensor of a request, whose data is a flat list of JSON or bytes."""
+    """A tensor of a request; its data is a flat list from JSON, or bytes."""
 
     name: str
     datatype: str
@@ -29,7 +29,7 @@ class InputTensor:
 
 
 class DeclaredTensor(NamedTuple):
-    """A tensor of the JSON of a request: with its data, or how many of the bytes that follow are it."""
+    """A tensor in the JSON of a request: with its data, or with its number of bytes behind the JSON."""
 
     name: str
     datatype: str
@@ -39,7 +39,7 @@ class DeclaredTensor(NamedTuple):
 
 
 class InferHeader(NamedTuple):
-    """What the JSON of a request says."""
+    """The JSON of a request."""
 
     inputs: tuple[DeclaredTensor, ...]
     wishes: InferOptions
@@ -69,7 +69,7 @@ def read_inputs(documents: list[dict[str, Any]]) -> list[DeclaredTensor]:
 
 
 def with_contents(header: InferHeader, binary: memoryview) -> list[InputTensor]:
-    """Return the tensors that a header declares, those without data from the bytes that follow it."""
+    """Return the tensors of a header; tensors without data come from the bytes behind it."""
     inputs, position = [], 0
     for index, (name, datatype, shape, data, size) in enumerate(header.inputs):
         if data is not None:

@@ -1,4 +1,4 @@
-"""What the Open Inference Protocol tells of the server and its models: one document each, over HTTP and gRPC alike.
+"""Documents of the Open Inference Protocol about the server and its models, the same over HTTP and gRPC.
 
 Sources: KServe, "Open Inference Protocol", version 2; Triton, extensions "Model configuration", "Statistics", "Model
 repository" and "Sequence".
@@ -28,7 +28,7 @@ DATATYPES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16", "int64": 
 
 Manifests = Manifest | StemManifest
 Shapes = Mapping[str, tuple[str, list[int]]]
-"""Datatype and shape of tensors, by name; sizes that are free are -1."""
+"""Datatype and shape of tensors, by name; free sizes are -1."""
 
 
 @lru_cache
@@ -51,7 +51,7 @@ def outputs_of(manifest: Manifests) -> Shapes:
 
 
 def describe(tensors: Iterable[Tensor]) -> dict[str, tuple[str, list[int]]]:
-    """Return datatype and shape of tensors of a graph, by name; sizes that are free are -1."""
+    """Return datatype and shape of tensors of a graph, by name; free sizes are -1."""
     return {
         tensor.name: (DATATYPES[tensor.dtype], [size if isinstance(size, int) else -1 for size in tensor.shape])
         for tensor in tensors
@@ -64,7 +64,7 @@ def server_metadata(version: str) -> dict[str, Any]:
 
 
 def model_metadata(name: str, versions: list[int], manifest: Manifests) -> dict[str, Any]:
-    """Return what the protocol tells of a model."""
+    """Return the protocol's document of a model."""
     return {
         "name": name,
         "versions": [str(version) for version in versions],
@@ -101,7 +101,7 @@ def model_config(name: str, manifest: Manifests, provider: str) -> dict[str, Any
 
 
 def model_statistics(name: str, version: int, statistics: InferenceStatistics) -> dict[str, Any]:
-    """Return what happened to a version of a model as Triton tells it; an inference is one row."""
+    """Return the statistics of a version of a model in Triton's form; an inference is one row."""
     by_rows, whole = statistics.phases, {phase: Duration() for phase in (QUEUE, INPUT, INFER, OUTPUT)}
     executions = sum(duration.count for (_, phase), duration in by_rows.items() if phase == INFER)
     for phase, duration in [
@@ -135,7 +135,7 @@ def model_statistics(name: str, version: int, statistics: InferenceStatistics) -
 
 
 def repository_index(versions: Iterable[tuple[str, int, str, str]], only_ready: bool) -> list[dict[str, str]]:
-    """Return every version of every model, given name, version, state and reason; or those that are ready."""
+    """Return every version, or every ready version, of every model with name, version, state and reason."""
     return [
         {"name": name, "version": str(version), "state": state, "reason": reason}
         for name, version, state, reason in versions

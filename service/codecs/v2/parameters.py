@@ -1,4 +1,4 @@
-"""Parameters of the Open Inference Protocol: which a request may carry, and what they mean, HTTP and gRPC alike."""
+"""Parameters of the Open Inference Protocol: their names and meanings, the same over HTTP and gRPC."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,30 +12,30 @@ from preblock.service.core.types import Int64, SequenceRef
 HINTS = ("priority", "timeout")
 """Triton's, for the order of a queue. They are read and change nothing, since no request overtakes another."""
 FINAL = "triton_enable_empty_final_response"
-"""Triton's, for streams of which a request has several answers; here each answer is the only one."""
+"""Triton's, for streams with several answers to a request; here each request has one."""
 CONTENT_TYPE = "np"
 """MLServer's codecs name themselves in a parameter; this one leaves a tensor as it is."""
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 LONGEST_ID = 128
-"""Bytes of the text that names a sequence, as in Triton."""
+"""Most bytes of the text id of a sequence, as in Triton."""
 REQUEST = ("offset", "dtype", "binary_data_output", "content_type", *SEQUENCE, *HINTS, FINAL)
 INPUT = ("binary_data_size", "content_type")
 OUTPUT = ("dtype", "binary_data", "content_type")
 DTYPES = {code: dtype for dtype, code in DATATYPES.items() if dtype != "int64"} | {
     dtype: dtype for dtype in DATATYPES if dtype != "int64"
 }
-"""Output types by the names of the protocol, and by those of the other protocols."""
+"""Output types by their names in this protocol and in the other protocols."""
 
 
 @dataclass(frozen=True)
 class InferOptions:
-    """What parameters and requested outputs ask for.
+    """The options from parameters and requested outputs.
 
     Args:
         binary: for each output, in the order of the answer, whether it is wanted as bytes; matters to HTTP only.
         dtype: of all, a key of `messages.DTYPES`.
         offset: int64 (1,); None where no parameter says so.
-        sequence: that the request belongs to; None for none.
+        sequence: of the request; None for none.
 
     """
 
@@ -99,7 +99,7 @@ def check_input(where: str, parameters: Mapping[str, Any]) -> None:
 
 
 def _check(where: str, parameters: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """Raise Invalid for a parameter that is not known: ignored, it might change what is meant."""
+    """Raise Invalid for an unknown parameter: to ignore it might change the meaning."""
     for name in parameters:
         if name not in known:
             raise Invalid(where, name, ", ".join(known))

@@ -20,7 +20,7 @@ from preblock.service.core.results import ChunkedTensor, Result
 from preblock.service.core.types import AnyRequest, Int64
 
 LARGEST = 2**31 - 1 - 2**16
-"""Bytes of the tensors of an answer: a message of gRPC ends at 2 GiB, and what describes them takes some of that."""
+"""Most bytes of the tensors of an answer: a message of gRPC ends at 2 GiB, and the description takes some of it."""
 
 
 def read(kind: Any, message: bytes) -> Any:
@@ -52,13 +52,13 @@ def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> AnyRequest
         where = f"inputs[{index}]"
         if any(size < 0 for size in tensor.shape):
             raise Invalid(f"{where}.shape", list(tensor.shape), "a list of sizes")
-        if raw and tensor.contents.ListFields():  # some clients send contents that hold nothing
+        if raw and tensor.contents.ListFields():  # some clients send empty contents
             raise Invalid(where, "contents and raw_input_contents", "one of them")
         parameters = values(tensor.parameters)
         check_input(f"{where}.parameters", parameters)
         typed = tensor.contents.fp32_contents if tensor.datatype == "FP32" else tensor.contents.int64_contents
         data = memoryview(raw[index]) if raw else list(typed)
-        # Some clients say over gRPC too what only HTTP needs.
+        # Some clients send HTTP's parameters over gRPC too.
         size = parameters.get("binary_data_size", len(data))
         if raw and size != len(data):
             raise Malformed(f"{where}.binary_data_size", size, f"{len(data)}, the bytes of its raw_input_contents")
@@ -68,17 +68,17 @@ def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> AnyRequest
 
 
 def values(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of parameters by name, in their order, which a map has not; None where one has none."""
+    """Return the values of parameters by name, sorted, because a map has no order; None for an empty one."""
     choices = {name: parameters[name].WhichOneof("parameter_choice") for name in sorted(parameters)}
     return {name: getattr(parameters[name], choice) if choice else None for name, choice in choices.items()}
 
 
 Writing = Generator[None, None, bytes]
-"""A message that is written, with a pause behind each piece of a tensor that is computed meanwhile."""
+"""A message in writing, with a pause behind each computed piece of a tensor."""
 
 
 def write_infer(answer: Result, id_: str) -> Writing:
-    """Write a `ModelInferResponse`; the tensors are raw bytes, which are copied once.
+    """Write a `ModelInferResponse`; the raw bytes of the tensors are copied once.
 
     Raises:
         TooLarge: they do not fit into a message.
@@ -109,14 +109,14 @@ def written(writing: Writing) -> bytes:
 
 
 async def compute(writing: Writing) -> bytes:
-    """Return a message whose tensors are computed while it is written; others have their turn behind each piece."""
+    """Return a message; its tensors are computed while it is written, and other requests run between the pieces."""
     while (message := _go_on(writing)) is None:
         await asyncio.sleep(0)
     return message
 
 
 def _go_on(writing: Writing) -> bytes | None:
-    """Write up to the next pause, and return the message if that was the last of it."""
+    """Write up to the next pause, and return the message after the last."""
     try:
         next(writing)
     except StopIteration as end:
@@ -176,9 +176,9 @@ def _head(answer: Result, id_: str) -> pb.ModelInferResponse:
 
 
 def _parts(answer: Result, head: pb.ModelInferResponse) -> list[bytes | memoryview | ChunkedTensor]:
-    """Return the head and the tensors as they stand in the message.
+    """Return the head and the tensors in the message's form.
 
-    Protobuf's own way copies a tensor into an object, and that into the message.
+    Protobuf copies a tensor into an object, and the object into the message.
     """
     size = sum(tensor.nbytes for tensor in answer.tensors.values())
     if size > LARGEST:
@@ -205,7 +205,7 @@ def _delimited(field: int, size: int) -> bytes:
 
 
 def write_stream_error(message: str, id_: str) -> pb.ModelStreamInferResponse:
-    """Write why a request of a stream failed, and which one."""
+    """Write the error of a request of a stream, with its id."""
     return pb.ModelStreamInferResponse(error_message=message, infer_response=pb.ModelInferResponse(id=id_))
 
 

@@ -22,7 +22,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             model = engine.repository.get(name, version, caller=caller())
             record.model = model.name
             accept = ", ".join(request.headers.getlist("accept"))
-            answer_type(accept, TYPES)  # what no answer can follow is refused before the body is read
+            answer_type(accept, TYPES)  # a request without a possible answer is refused before its body is read
             body_type(request.headers.get("content-type"), (JSON,))
             body = await read_body(RawRequest.of(request), engine, max_body_bytes)
             fields = await engine.scheduler.run(len(body), lambda: read_json(body), text=True)
@@ -35,12 +35,12 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
 
     @routes.post("/models/{name}/bias", **schemas.BIAS)
     async def bias_newest(request: Request, name: str) -> Response:
-        """Return what attention adds for the distance between a query and a key, from the highest version."""
+        """Return the attention bias for the distance between a query and a key, from the highest version."""
         return await bias(request, name)
 
     @routes.post("/models/{name}/versions/{version}/bias", **schemas.BIAS)
     async def bias_version(request: Request, name: str, version: str) -> Response:
-        """Return what attention adds for the distance between a query and a key, from one version of the model."""
+        """Return the attention bias for the distance between a query and a key, from one version of the model."""
         return await bias(request, name, version)
 
     return routes

@@ -25,7 +25,7 @@ from preblock.service.engine.engine import Engine
 
 CODES = {"close": 1000, "shutdown": 1012, "idle": 1008, "time": 1008, "key": 1008}
 CONNECTION = "preblock.connection"
-"""Key in the state of a WebSocket: the connection of our own server, which answers simple steps itself."""
+"""Key in the state of a WebSocket: the connection of our own server; it answers simple steps itself."""
 LONGEST_REASON = 123
 """Bytes, of a close frame (RFC 6455, section 5.5)."""
 
@@ -81,7 +81,7 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
 
 
 class Connection(Protocol):
-    """A connection that answers simple steps without an ASGI message for each."""
+    """A connection with its own answers to simple steps, without an ASGI message for each."""
 
     def listen(self, session: DecodeSession | None, lifetime: StreamLifetime) -> None:
         """Answer simple steps of the session; with None, leave them to the application again."""
@@ -118,7 +118,7 @@ async def converse(socket: WebSocket, session: DecodeSession, lifetime: StreamLi
 
 
 async def say_goodbye(socket: WebSocket, session: DecodeSession, closing: StreamEnd) -> None:
-    """Tell the client, as it spoke last, where it has been told that its rows are, and close."""
+    """Send the client the offsets that it knows, in the form of its last message, and close."""
     offset = session.told
     reason = orjson.dumps({"closing": closing.reason, "next_offset": offset.tolist()}).decode()
     if len(reason) > LONGEST_REASON:

@@ -38,18 +38,18 @@ from preblock.service.runtime.model import TokenModel
 
 ARRAYS = (NPY, BYTES)
 FILE_COST = 2**12
-"""A file of a row takes as long as this many values, whatever it holds."""
+"""The file of a row takes as long as this many values, whatever its content."""
 
 
 def handler(engine: Engine, max_body_bytes: int) -> Handler:
-    """Return what answers a request of this protocol."""
+    """Return the handler of requests of this protocol."""
 
     async def embed(arrival: RawRequest, name: str, version: str | None = None) -> Response:
         with engine.admission.request("native") as record:
             model = engine.repository.get(name, version, caller=caller())
             record.model = model.name
             accept = arrival.accept
-            answer_type(accept, TYPES)  # what no answer can follow is refused before the body is read
+            answer_type(accept, TYPES)  # a request without a possible answer is refused before its body is read
             kind = body_type(arrival.header(b"content-type"), TYPES)
             body = await read_body(arrival, engine, max_body_bytes)
             message = await engine.scheduler.run(
@@ -97,14 +97,14 @@ def router(embed: Handler) -> APIRouter:
 def _template(
     engine: Engine, model: TokenModel, request: TokenRequest, body: bytes, kind: str, response: ChunkedResponse
 ) -> RequestTemplate | None:
-    """Return the template of a request whose body ends with its ids, or is JSON."""
+    """Return the template of a request; its body ends with its ids, or is JSON."""
     answers, ids = fast_path_of(engine, model, request.outputs, request.dtype), request.input_ids.values
     if answers is None or not is_simple(request):
         return None
     if kind == JSON:
         return json_template_of("native", answers, request, response, body)
     start = len(body) - ids.nbytes
-    # Where the ids are those very bytes, neither their type nor their order differs from what they will be read as.
+    # The ids are a view of these very bytes: type and byte order are those of the reader.
     if ids.ctypes.data != np.frombuffer(body, np.uint8).ctypes.data + start:
         return None
     return template_of("native", answers, request, response, body[:start], start)

@@ -1,4 +1,4 @@
-"""`GET /models`: what is served, and how it was proven."""
+"""`GET /models`: the served models, and their parity reports."""
 
 from fastapi import APIRouter
 
@@ -36,7 +36,7 @@ def router(engine: Engine) -> APIRouter:
 
     @routes.get("/models/{name}", responses=schemas.NOT_FOUND)
     async def get_model(name: str) -> schemas.ModelDescription:
-        """Return a model: manifest, limits, parity report, and the provider that really runs."""
+        """Return a model: manifest, limits, parity report, and the active provider."""
         return describe(engine.repository.find(name, caller=caller()))
 
     @routes.get("/models/{name}/versions/{version}", responses=schemas.NOT_FOUND)

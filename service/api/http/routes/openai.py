@@ -31,7 +31,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
 
     @routes.post("/embeddings", **schemas.EMBEDDINGS)
     async def embeddings(request: Request) -> Response:
-        """Return a vector for each input: the mean of the vectors that enter block 0, or as `pooling` says."""
+        """Return a vector for each input: the mean of the vectors that enter block 0, or another `pooling`."""
         with engine.admission.request("openai") as record:
             body_type(request.headers.get("content-type"), (JSON,))
             body = await read_body(RawRequest.of(request), engine, max_body_bytes)

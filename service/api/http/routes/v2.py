@@ -39,7 +39,7 @@ HEADER = HEADER_LENGTH.lower().encode()
 
 
 def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Handler:
-    """Return what answers an inference request of this protocol; `sequences` are those that it may belong to."""
+    """Return the handler of inference requests of this protocol; `sequences` holds their sequences."""
 
     async def infer(arrival: RawRequest, name: str, version: str | None = None) -> Response:
         with engine.admission.request("open-inference") as record:
@@ -82,7 +82,7 @@ def _template(
     header_length: str | None,
     reply: ChunkedResponse,
 ) -> RequestTemplate | None:
-    """Return the template of a request whose tensors, and whose answer's, are bytes."""
+    """Return the template of a request with binary tensors in request and answer."""
     if header_length is None or not isinstance(model, TokenModel) or not isinstance(request, TokenRequest):
         return None
     answers = fast_path_of(engine, model, request.outputs, request.dtype)
@@ -113,7 +113,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
         return {"ready": True}
 
     def statistics(name: str | None, version: str | None) -> dict[str, Any]:
-        """Return what happened to one version of a model, or to all of them, as Triton tells it."""
+        """Return the statistics of one version of a model, or of all versions, in Triton's form."""
         models, found = engine.repository.select(name, version, caller=caller()), engine.metrics.statistics()
         return {"model_stats": [model_statistics(m.name, m.version, found[m.name, m.version]) for m in models]}
 
@@ -124,7 +124,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
         return model_metadata(model.name, versions, model.manifest)
 
     def model_ready(name: str, version: str | None) -> dict[str, Any]:
-        """Answer 200 for a model that is served."""
+        """Answer 200 for a served model."""
         return {"name": engine.repository.find(name, version, caller=caller()).name, "ready": True}
 
     def config(name: str, version: str | None) -> dict[str, Any]:
@@ -132,14 +132,14 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
         model = engine.repository.find(name, version, caller=caller())
         return model_config(model.name, model.manifest, model.provider)
 
-    # Before the path of a model, whose name it could be.
+    # Before the path of a model: it could be the name of one.
     @routes.get("/models/stats", response_model=schemas.ModelStatisticsList)
     async def statistics_of_all() -> dict[str, Any]:
-        """Return what happened to every version of every model, as Triton tells it."""
+        """Return the statistics of every version of every model, in Triton's form."""
         return statistics(None, None)
 
     def add(action: str, describe: Callable[[str, str | None], dict[str, Any]], answer: Any) -> None:
-        """Add what is told of the highest version of a model, and of a version that is named."""
+        """Add the routes of the highest version of a model, and of a named version."""
 
         async def of_newest(name: str) -> dict[str, Any]:
             return describe(name, None)
@@ -174,7 +174,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
 
     @routes.post("/repository/index", **schemas.INDEX)
     async def index(request: fastapi.Request) -> list[dict[str, str]]:
-        """Return every version of every model; `ready` leaves out those that are not."""
+        """Return every version of every model; with `ready`, only the ready ones."""
         body = await read_body(RawRequest.of(request), engine, max_body_bytes)
         wishes = read_json(body) if body else {}
         refuse_unknown(wishes, ("ready",))
@@ -194,7 +194,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
 
     @routes.post("/repository/models/{name}/load", **schemas.CHANGE)
     async def load(request: fastapi.Request, name: str) -> None:
-        """Open what is new of a model, and serve it again if it was unloaded, where `model_control` allows it."""
+        """Load the new versions of a model, also of an unloaded one, if `model_control` allows it."""
         await check(request, "load")
         await engine.control.load(name, caller())
 

@@ -1,1 +1,1 @@
-"""What OpenAPI tells of bodies that are read and written without pydantic, for speed."""
+"""OpenAPI's descriptions of bodies that are read and written without pydantic, for speed."""

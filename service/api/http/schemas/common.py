@@ -1,4 +1,4 @@
-"""What the descriptions of every protocol are made of."""
+"""Common parts of the descriptions of every protocol."""
 
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,7 @@ Truncate = Literal["left", "right"]
 
 
 class Documented(BaseModel):
-    """What the document alone says of a body: built when it is first asked for, since most servers never are."""
+    """A description for the document alone: built at the first request for it, since most servers get none."""
 
     model_config = ConfigDict(defer_build=True)
 
@@ -39,10 +39,10 @@ BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 
 def errors(kind: type[BaseModel], media: str, *statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return what OpenAPI tells of the errors with these statuses, in the form that a protocol gives them."""
+    """Return OpenAPI's description of the errors with these statuses, in a protocol's form."""
     return {status: {"description": ERRORS[status], "content": described(kind, media)} for status in statuses}
 
 
 def described(kind: type[BaseModel], media: str = JSON) -> dict[str, Any]:
-    """Return what OpenAPI tells of a body, by the name of its description."""
+    """Return OpenAPI's entry of a body, by the name of its description."""
     return {media: {"schema": {"$ref": f"{COMPONENTS}{kind.__name__}"}}}

@@ -22,7 +22,7 @@ NAMED: dict[JsonSchemaMode, tuple[type[BaseModel], ...]] = {
     "validation": (EmbedRequest, BiasRequest, DecodeRequest, EmbeddingsRequest, InferRequest),
     "serialization": (EmbedAnswer, BiasAnswer, EmbeddingsAnswer, InferAnswer, Problem, OpenAIError, OpenInferenceError),
 }
-"""What the document holds by name, of requests and of answers."""
+"""The named descriptions of requests and answers in the document."""
 
 
 def document(build: Callable[[], dict[str, Any]]) -> dict[str, Any]:

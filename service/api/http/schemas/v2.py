@@ -144,12 +144,12 @@ class OpenInferenceError(Documented):
 
 
 def open_inference_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return what OpenAPI tells of errors of the Open Inference Protocol."""
+    """Return OpenAPI's entries of errors of the Open Inference Protocol."""
     return errors(OpenInferenceError, JSON, *statuses)
 
 
 def _fields(**kinds: str) -> dict[str, Any]:
-    """Return what OpenAPI tells of a body that may be left out, whose fields are of such types."""
+    """Return OpenAPI's entry of an optional body with fields of these types."""
     properties = {name: {"type": kind} for name, kind in kinds.items()}
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
     return {"requestBody": {"content": {JSON: {"schema": schema}}}}
