@@ -25,7 +25,6 @@ from preblock.service.observability import metric_files
 from preblock.service.observability.logs import configuration
 from preblock.service.runtime.model import EncoderStem, TokenModel
 from preblock.service.server.front import Front
-from preblock.service.server.startup_server import Meanwhile
 from preblock.service.server.supervisor import Supervisor, start_forkserver
 from preblock.service.server.uvicorn_adapter import Config, Server
 
@@ -45,7 +44,7 @@ Announce = Callable[[str, Models], None]
 def serve(settings: Settings, announce: Announce) -> None:
     """Serve until SIGTERM or SIGINT, and finish requests in flight.
 
-    `announce` receives the address and the models once connections are accepted.
+    Connections are refused until the models are open; `announce` then receives the address and the models.
 
     Raises:
         Invalid: an address, a file of keys or of TLS cannot be used, or tracing cannot be set up.
@@ -53,41 +52,35 @@ def serve(settings: Settings, announce: Announce) -> None:
 
     """
     check_tls(settings)
-    listener = listen("port", settings.host, settings.port)
+    listener = bind("port", settings.host, settings.port)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit it
         # Drops a client that does not read, and its unsent bytes.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * settings.stream_idle_timeout_seconds)
     if settings.grpc_port is not None:
         # Only a check: gRPC itself would share the port of another server without an error.
-        listen("grpc-port", settings.host, settings.grpc_port).close()
+        bind("grpc-port", settings.host, settings.grpc_port).close()
     address = _url("https" if settings.tls_cert_file else "http", settings.host, listener.getsockname()[1])
-    with Meanwhile(settings, configure, listener) as meanwhile:
-        serve_ = _serve_alone if settings.workers == 1 else _serve_several
-        serve_(settings, listener, meanwhile, partial(announce, address))
+    serve_ = _serve_alone if settings.workers == 1 else _serve_several
+    serve_(settings, listener, partial(announce, address))
 
 
-def _serve_alone(
-    settings: Settings, listener: socket.socket, meanwhile: Meanwhile, announce: Callable[[Models], None]
-) -> None:
-    engine = create_engine(settings, progress=meanwhile.progress)
+def _serve_alone(settings: Settings, listener: socket.socket, announce: Callable[[Models], None]) -> None:
+    engine = create_engine(settings)
     app = create_app(settings, engine)
     models = engine.repository.newest(SERVICE)
     # uvicorn raises its stop signal again.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     server = _Server(configure(settings, app), partial(announce, models))
-    meanwhile.close()
     _collect_garbage_from_now_on()
     server.run(sockets=[listener])
 
 
-def _serve_several(
-    settings: Settings, listener: socket.socket, meanwhile: Meanwhile, announce: Callable[[Models], None]
-) -> None:
+def _serve_several(settings: Settings, listener: socket.socket, announce: Callable[[Models], None]) -> None:
     # Open everything here first: a broken artifact is reported once, before any worker starts.
     if (tracing := create_tracing(settings)) is not None:
         tracing.close()
-    models = create_engine(settings, progress=meanwhile.progress).repository.newest(SERVICE)
+    models = create_engine(settings).repository.newest(SERVICE)
     with tempfile.TemporaryDirectory(prefix="preblock-") as folder:
         counters, control = Path(folder) / "metrics", Path(folder) / "control"
         counters.mkdir()
@@ -97,9 +90,8 @@ def _serve_several(
         grpc = PRELOADED_GRPC if settings.grpc_port is not None else []
         tracing_modules = PRELOADED_TRACING if settings.tracing != "none" else []
         start_forkserver([*grpc, *tracing_modules, *PRELOADED])
-        hand_over = Thread(target=_hand_over, args=(control / OPENED, meanwhile, announce, models), daemon=True)
+        Thread(target=_listen, args=(listener, control / OPENED, announce, models), daemon=True).start()
         del models  # each worker opens its own; this process would keep replaced versions open
-        hand_over.start()
         _collect_garbage_from_now_on()
         supervisor.run()
     if supervisor.killed_by:
@@ -130,16 +122,11 @@ def _create_worker_app(counters: Path, control: Path, settings: Settings) -> Dis
     return app
 
 
-def _hand_over(
-    opened: Path,
-    meanwhile: Meanwhile,
-    announce: Callable[[list[TokenModel | EncoderStem]], None],
-    models: list[TokenModel | EncoderStem],
-) -> None:
-    """Leave the address to the first worker with open models."""
+def _listen(listener: socket.socket, opened: Path, announce: Callable[[Models], None], models: Models) -> None:
+    """Accept connections as soon as the first worker has open models."""
     while not opened.exists():
         time.sleep(POLL_INTERVAL_SECONDS)
-    meanwhile.close()
+    listener.listen(BACKLOG)
     announce(models)
 
 
@@ -158,20 +145,27 @@ class _Server(Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections."""
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # another server took the address while the models were opened
+            address = f"{self.config.host}:{self.config.port}"
+            raise Invalid("port", address, f"an address to listen on ({error.strerror})") from error
         self._announce()
 
 
-def listen(field: str, host: str, port: int) -> socket.socket:
-    """Return a listening socket: no connection is refused from now on.
+def bind(field: str, host: str, port: int) -> socket.socket:
+    """Return a socket with this address. It refuses connections until a server listens.
 
     Raises:
-        Invalid: the address cannot be listened on.
+        Invalid: the address cannot be used.
 
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        return listener
     except OSError as error:
         raise Invalid(field, f"{host}:{port}", f"an address to listen on ({error.strerror})") from error
 
@@ -180,6 +174,8 @@ def configure(settings: Settings, app: Callable[..., object], factory: bool = Fa
     """Return the server's configuration for `app`; with `factory`, `app` makes the application."""
     return Config(
         app,
+        host=settings.host,
+        port=settings.port,
         factory=factory,
         lifespan="on",
         log_config=configuration(settings.log_format, settings.log_level),
