@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -160,14 +161,16 @@ def bind(field: str, host: str, port: int) -> socket.socket:
         Invalid: the address cannot be used.
 
     """
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
+    with ExitStack() as stack:
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            listener = stack.enter_context(socket.socket(family))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+        except OSError as error:
+            raise Invalid(field, f"{host}:{port}", f"an address to listen on ({error.strerror})") from error
+        stack.pop_all()
         return listener
-    except OSError as error:
-        raise Invalid(field, f"{host}:{port}", f"an address to listen on ({error.strerror})") from error
 
 
 def configure(settings: Settings, app: Callable[..., object], factory: bool = False) -> Config:

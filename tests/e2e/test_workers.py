@@ -19,7 +19,7 @@ from websockets.sync.client import connect as connect_socket
 
 from preblock.service.core.errors import Invalid
 from preblock.service.observability.metrics import FLUSH_SECONDS
-from preblock.service.server.run import listen
+from preblock.service.server.run import bind
 from tests.support.paths import ROOT
 from tests.support.processes import fork_servers, workers
 from tests.support.protocols import Clients, RequestRefused, connect, grpc_raw, native_bytes, native_json
@@ -227,12 +227,12 @@ def test_an_address_in_use_is_refused_by_name() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Invalid, match=f"^grpc-port: got 127.0.0.1:{port}, allowed an address to listen on"):
-            listen("grpc-port", "127.0.0.1", port)
+            bind("grpc-port", "127.0.0.1", port)
 
 
 def test_a_host_that_is_none_is_refused_by_name() -> None:
     with pytest.raises(Invalid, match=r"^port: got no\.such\.host\.invalid:0, allowed an address to listen on"):
-        listen("port", "no.such.host.invalid", 0)
+        bind("port", "no.such.host.invalid", 0)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
