@@ -6,7 +6,6 @@ Oracles: the answers of the JSON protocol, and the counters.
 import base64
 import gzip
 import http.client
-import re
 import socket
 import struct
 import time
@@ -137,29 +136,6 @@ def test_connection_is_closed_on_request(running: Server) -> None:
         for _ in range(3):
             connection.request("POST", path, body, headers)
             assert len(connection.getresponse().read()) == 4 * WIDTH
-
-
-@pytest.mark.parametrize("origin", [{}, {"Origin": "http://elsewhere"}])
-@pytest.mark.parametrize(
-    ("path", "document"),
-    [
-        ("/v1/embeddings", {"model": "gpt", "input": list(range(20))}),
-        ("/models/gpt/embed", {"input_ids": [[1, 2, 3]]}),
-        ("/models/gpt/embed", {"input_ids": [[-1]]}),
-        ("/nowhere", {}),
-    ],
-)
-def test_small_answer_is_one_segment(
-    running: Server, path: str, document: dict[str, object], origin: dict[str, str]
-) -> None:
-    """So that none is left half by a server that is killed: whoever reads at all reads all of it."""
-    url, body = httpx.URL(running.address), orjson.dumps(document)
-    with dial(url) as stream:
-        for _ in range(20):
-            stream.sendall(head(path, body, {"Content-Type": "application/json"} | origin) + body)
-            top, _, content = stream.recv(2**16).partition(b"\r\n\r\n")
-            (length,) = re.findall(rb"content-length: (\d+)", top.lower())
-            assert int(length) == len(content) > 0
 
 
 def test_unfinished_body_stops_no_other_request(running: Server, client: httpx.Client) -> None:
