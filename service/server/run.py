@@ -146,11 +146,13 @@ class _Server(Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections."""
-        try:
-            await super().startup(sockets)
-        except OSError as error:  # another server took the address while the models were opened
-            address = f"{self.config.host}:{self.config.port}"
-            raise Invalid("port", address, f"an address to listen on ({error.strerror})") from error
+        for listener in sockets or ():
+            try:
+                listener.listen(BACKLOG)  # uvloop would not report an address that another server took meanwhile
+            except OSError as error:
+                host, port, *_ = listener.getsockname()
+                raise Invalid("port", f"{host}:{port}", f"an address to listen on ({error.strerror})") from error
+        await super().startup(sockets)
         self._announce()
 
 
@@ -177,8 +179,6 @@ def configure(settings: Settings, app: Callable[..., object], factory: bool = Fa
     """Return the server's configuration for `app`; with `factory`, `app` makes the application."""
     return Config(
         app,
-        host=settings.host,
-        port=settings.port,
         factory=factory,
         lifespan="on",
         log_config=configuration(settings.log_format, settings.log_level),
