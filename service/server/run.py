@@ -19,7 +19,7 @@ from preblock.service.api.http.dispatcher import Dispatcher
 from preblock.service.app import create_app, create_engine, create_tracing
 from preblock.service.core.auth import SERVICE
 from preblock.service.core.errors import Invalid, PreblockError
-from preblock.service.core.settings import Settings, listed
+from preblock.service.core.settings import Settings, split_list
 from preblock.service.core.tls import check_tls, follow
 from preblock.service.observability import metric_files
 from preblock.service.observability.logs import configuration
@@ -196,7 +196,7 @@ def configure(settings: Settings, app: Callable[..., object], factory: bool = Fa
         ssl_ca_certs=None if settings.tls_client_ca is None else str(settings.tls_client_ca),
         ssl_cert_reqs=ssl.CERT_NONE if settings.tls_client_ca is None else ssl.CERT_REQUIRED,
         proxy_headers=settings.trusted_proxies is not None,
-        forwarded_allow_ips=listed(settings.trusted_proxies),
+        forwarded_allow_ips=split_list(settings.trusted_proxies),
     )
 
 

@@ -21,7 +21,7 @@ from preblock.service.api.http.tracing import ROUTE, traced
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.core.auth import EVERYBODY, Authenticator
 from preblock.service.core.errors import Forbidden, PreblockError
-from preblock.service.core.settings import listed
+from preblock.service.core.settings import split_list
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.observability.context import CURRENT_REQUEST, Begin, RequestContext
 
@@ -76,7 +76,7 @@ class Dispatcher:
 
     def _allow_origins(self, text: str | None) -> None:
         """Let pages of these origins send requests; the setting `cors_origins` has this text."""
-        self._cors_origins, origins = text, listed(text)
+        self._cors_origins, origins = text, split_list(text)
         self._origins = origins
         # Outermost, so that a page can read why it was refused. It adds headers, and sees no body.
         self._cors = (
