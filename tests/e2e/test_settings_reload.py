@@ -129,7 +129,7 @@ def too_large(server: Served) -> bool:
         try:
             answer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=SECONDS)
         except grpc.RpcError as error:
-            return "at most 8388608 in an answer that is made whole" in str(error.details())
+            return "at most 8388608 in a buffered response" in str(error.details())
     assert len(answer.raw_output_contents[0]) == 4 * 256 * 9000
     return False
 
@@ -357,7 +357,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(server: Served) -> None:
         [
             ("max_request_tokens = 0\n", "max_request_tokens in "),
             ("max_request_tokens = \n", "allowed a TOML file"),
-            ("max_toknes = 2\n", "got max_toknes, allowed max_request_tokens"),
+            ("max_toknes = 2\n", "got unknown setting max_toknes, allowed max_request_tokens"),
             (f"x = {'[' * 10_000}", "allowed a TOML file"),
         ]
     ):

@@ -82,7 +82,7 @@ class CallTemplates:
         if sent.id or not is_simple(request) or rows.length is None or len(head) > LONGEST_KEPT or len(raw) != 1:
             return  # an id is another in each
         answers = fast_path_of(self._engine, model, request.outputs, request.dtype)
-        if answers is None or not limits.takes_whole(len(rows.values) * answers.width):
+        if answers is None or not limits.allows_buffering(len(rows.values) * answers.width):
             return
         if not message.endswith(raw[0]) or not _ends_with_ids(head, np.invert(rows.values).tobytes()):
             return

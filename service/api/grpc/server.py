@@ -24,7 +24,7 @@ from preblock.service.codecs.v2.protobuf import read
 from preblock.service.core.auth import Authenticator
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, PreblockError, Unavailable
 from preblock.service.core.settings import Settings
-from preblock.service.core.tls import CertificateFiles
+from preblock.service.core.tls import load_certificates
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.sequences import Sequences
 from preblock.service.observability.context import Begin
@@ -57,7 +57,7 @@ class _AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return await continuation(call)
         authorization = dict(call.invocation_metadata).get("authorization")
         try:
-            self._access.enter(None if authorization is None else authorization.encode())
+            self._access.authenticate(None if authorization is None else authorization.encode())
         except PreblockError as error:
             return _refusal(error, await continuation(call))
         return await continuation(call)
@@ -79,7 +79,7 @@ def _name_caller(access: Authenticator, context: grpc.aio.ServicerContext) -> No
     """Name a caller without a key by its address."""
     if not access.needs_key:
         host = unquote(context.peer()).rpartition(":")[0].partition(":")[2]  # of ipv4:127.0.0.1:5 or ipv6:[::1]:5
-        access.came_from(host.strip("[]"))
+        access.identify(host.strip("[]"))
 
 
 def _handler(method: Method, kind: Any, engine: Engine, calls: InflightCalls) -> grpc.RpcMethodHandler:
@@ -149,22 +149,20 @@ def _stream_handler(
 
 
 def _listen(server: grpc.aio.Server, address: str, settings: Settings) -> None:
-    """Listen, with TLS where it is set; its files were checked."""
-    if settings.tls_cert_file is None or settings.tls_key is None:
+    """Listen, with TLS if the settings have it."""
+    files = load_certificates(settings)
+    if files is None:
         server.add_insecure_port(address)
         return
-    certificate, key = settings.tls_cert_file, settings.tls_key
-    clients = settings.tls_client_ca
-    pair = CertificateFiles(certificate, key, clients)
 
-    def read_pair() -> grpc.ServerCertificateConfiguration:
-        signers = None if clients is None else clients.read_bytes()
-        return grpc.ssl_server_certificate_configuration([(key.read_bytes(), certificate.read_bytes())], signers)
+    def read_files() -> grpc.ServerCertificateConfiguration:
+        client_ca = None if files.client_ca is None else files.client_ca.read_bytes()
+        pair = files.key.read_bytes(), files.certificate.read_bytes()
+        return grpc.ssl_server_certificate_configuration([pair], client_ca)
 
-    def renewed() -> grpc.ServerCertificateConfiguration | None:
-        return read_pair() if pair.renewed() else None
-
-    credentials = grpc.dynamic_ssl_server_credentials(read_pair(), renewed, clients is not None)
+    credentials = grpc.dynamic_ssl_server_credentials(
+        read_files(), lambda: read_files() if files.changed() else None, files.client_ca is not None
+    )
     server.add_secure_port(address, credentials)
 
 

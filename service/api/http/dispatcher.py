@@ -137,7 +137,7 @@ class Dispatcher:
 
     def changes(self) -> int:
         """Return a number that grows when the keys change: a caller must then be checked again."""
-        self._access.look()
+        self._access.reload()
         return self._access.changes
 
     def _target(self, address: bytes) -> Route | None:
@@ -172,9 +172,9 @@ class Dispatcher:
     def _name(self, headers: Headers, client: tuple[str, int] | None) -> None:
         """Name the caller by its key or its address; raise Unauthenticated where a key is needed and missing."""
         if self._access.needs_key:
-            self._access.enter(_header(headers, b"authorization"))
+            self._access.authenticate(_header(headers, b"authorization"))
         else:
-            self._access.came_from(client[0] if client else "")
+            self._access.identify(client[0] if client else "")
 
     def _check_origin(self, origin: str, headers: Headers) -> None:
         """Raise Forbidden for a page of another server: a browser lets any page open a WebSocket, and names its
