@@ -1,69 +1,87 @@
-"""A call of gRPC as its span tells it, by the semantic conventions of OpenTelemetry."""
+"""Authentication and tracing of gRPC calls, with span attributes by the semantic conventions of OpenTelemetry."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health
 
-from preblock.service.api.grpc.errors import metadata_of, visit_of
+from preblock.service.api.grpc.errors import abort, context_of, headers_of
+from preblock.service.core.auth import Authenticator
+from preblock.service.core.errors import PreblockError
 from preblock.service.observability.context import Begin
 
-FAULTS = frozenset(
-    {
-        grpc.StatusCode.UNKNOWN,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.UNIMPLEMENTED,
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DATA_LOSS,
-    }
+SERVICE = "inference.GRPCInferenceService"
+OPEN = (f"/{health.SERVICE_NAME}/", f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady")
+"""Methods without authentication and spans: the health probes of an orchestrator have no key."""
+SERVER_ERRORS = frozenset(
+    (
+        *(grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNIMPLEMENTED),
+        *(grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DATA_LOSS),
+    )
 )
-"""Statuses that are errors of the server."""
+"""Statuses of spans with a fault of the server."""
 
 
-class TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Traces the calls of a service, a stream as one span.
+class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Authenticates all calls, and traces those of the inference service; a stream has one span.
 
     Args:
-        begin: traces.
-        service: beginning of the paths of its calls.
-        left_out: beginnings of the paths without traces.
+        access: authenticates callers.
+        begin: starts spans; None without tracing.
 
     """
 
-    def __init__(self, begin: Begin, service: str, left_out: tuple[str, ...]) -> None:
-        self._begin, self._service, self._left_out = begin, service, left_out
+    def __init__(self, access: Authenticator, begin: Begin | None) -> None:
+        self._access, self._begin = access, begin
 
-    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
-        """Return the handler of a call, with tracing."""
-        handler = await continuation(call)
-        if handler is None or not call.method.startswith(self._service) or call.method.startswith(self._left_out):
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
+        """Return the handler of a call, or a handler for its rejection."""
+        handler = await continuation(details)
+        if handler is None or details.method.startswith(OPEN):  # gRPC itself rejects an unknown method
             return handler
-        answer = handler.stream_stream if handler.request_streaming else handler.unary_unary
+        error = self._authenticate(details)
+        begin = self._begin if details.method.startswith(f"/{SERVICE}/") else None
+        if error is None and begin is None:
+            return handler
+        streaming = handler.request_streaming
+        answer = handler.stream_stream if streaming else handler.unary_unary
 
-        async def traced(message: Any, context: grpc.aio.ServicerContext) -> Any:
-            with self._traced(call.method.removeprefix("/"), context):
-                return await answer(message, context)
+        async def run(message: Any, call: grpc.aio.ServicerContext) -> Any:
+            with nullcontext() if begin is None else _span(begin, details.method.removeprefix("/"), call):
+                if error is not None:
+                    await abort(call, error)
+                return await answer(message, call)
 
-        if handler.request_streaming:
-            return grpc.stream_stream_rpc_method_handler(traced)
-        return grpc.unary_unary_rpc_method_handler(traced)
+        return (grpc.stream_stream_rpc_method_handler if streaming else grpc.unary_unary_rpc_method_handler)(run)
 
-    @contextmanager
-    def _traced(self, method: str, context: grpc.aio.ServicerContext) -> Iterator[None]:
-        said = {"rpc.system.name": "grpc", "rpc.method": method}
-        trace, code = self._begin(visit_of(context), metadata_of(context), method, said), None
+    def _authenticate(self, details: Any) -> PreblockError | None:
+        """Set the caller of this call from its key; return an error without a known key."""
+        authorization = dict(details.invocation_metadata).get("authorization")
         try:
-            yield
-        except asyncio.CancelledError:  # by the client, or its deadline; no code says so
-            code = grpc.StatusCode.CANCELLED
-            raise
-        finally:
-            code = code or context.code() or grpc.StatusCode.OK
-            trace.attributes["rpc.response.status_code"] = code.name
-            trace.failed = trace.failed or code in FAULTS
-            if code is not grpc.StatusCode.OK:
-                trace.attributes.setdefault("error.type", code.name)
-            trace.end()
+            if self._access.needs_key:
+                self._access.authenticate(None if authorization is None else authorization.encode())
+        except PreblockError as error:
+            return error
+        return None
+
+
+@contextmanager
+def _span(begin: Begin, method: str, call: grpc.aio.ServicerContext) -> Iterator[None]:
+    """Trace a call for as long as the block runs."""
+    attributes = {"rpc.system.name": "grpc", "rpc.method": method}
+    trace, code = begin(context_of(call), headers_of(call), method, attributes), None
+    try:
+        yield
+    except asyncio.CancelledError:  # by the client or its deadline; the call has no status then
+        code = grpc.StatusCode.CANCELLED
+        raise
+    finally:
+        code = code or call.code() or grpc.StatusCode.OK
+        trace.attributes["rpc.response.status_code"] = code.name
+        trace.failed = trace.failed or code in SERVER_ERRORS
+        if code is not grpc.StatusCode.OK:
+            trace.attributes.setdefault("error.type", code.name)
+        trace.end()
