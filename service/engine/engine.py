@@ -95,7 +95,7 @@ class Engine:
             Unavailable: too much work waits.
 
         """
-        record.ask(model.name, model.version)
+        record.select(model.name, model.version)
         sent = await self._tokenize(model, wanted) if isinstance(wanted, TextRequest) else wanted
         self.admission.log.note_ids(record, sent.input_ids)
         cost = TOKEN_COST * len(sent.input_ids.values)
@@ -180,7 +180,7 @@ class Engine:
             Unavailable: too much work waits.
 
         """
-        record.ask(model.name, model.version)
+        record.select(model.name, model.version)
         shape = check_bias(request, model.manifest, self.max_tokens)
         self.limits.check_buffered("query_length and key_length", math.prod(shape))
         lengths = (request.query_offset or 0, request.query_length, request.key_length)
@@ -200,7 +200,7 @@ class Engine:
             Unavailable: too much work waits.
 
         """
-        record.ask(stem.name, stem.version)
+        record.select(stem.name, stem.version)
         vectors = check_stem(request, stem.manifest, self.max_tokens)
         self.limits.check_buffered(request.input, vectors * stem.manifest.width)
         self.limits.check_rows(request.input, len(request.values))
