@@ -288,7 +288,7 @@ def test_callers_are_counted_apart_and_forgotten() -> None:
     with pytest.raises(RateLimited):
         copy_context().run(ask, "10.0.0.999")
     limits._count("late", 1, time.monotonic() + 60)
-    assert list(limits._spent) == ["late"]
+    assert list(limits._arrivals) == ["late"]
 
 
 @pytest.fixture(scope="module")
