@@ -1,4 +1,4 @@
-"""File watcher for files that are reloaded without a restart."""
+"""File watcher, for reloads without a restart."""
 
 import time
 from pathlib import Path
@@ -23,7 +23,7 @@ class FileWatcher:
         self._polled = time.monotonic()
 
     def changed(self) -> bool:
-        """Return whether a file has changed since the last poll; False within a second of that poll."""
+        """Return whether a file has changed since the last poll; False within a second of it."""
         if time.monotonic() - self._polled < POLL_INTERVAL_SECONDS:
             return False
         self._polled = time.monotonic()

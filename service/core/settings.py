@@ -82,49 +82,35 @@ class Settings(BaseModel):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port of HTTP and WebSocket; 0 picks a free port.")
     grpc_port: int | None = Field(None, ge=1, le=65535, description="Port of gRPC; unset: no gRPC.")
-    provider: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Device of the models; auto: CUDA if it works."
-    )
-    model_control: Literal["none", "poll", "explicit"] = Field(
-        "none", description="Source of model changes while serving: none, polling of the folder, or explicit requests."
-    )
+    provider: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device; auto: CUDA if it works, else CPU.")
+    model_control: Literal["none", "poll", "explicit"] = Field("none", description="Source of model changes.")
     model_poll_interval_seconds: float = Field(5.0, gt=0, description="Poll interval for model_control poll.")
     workers: int = Field(1, ge=1, description="Number of serving processes.")
     intra_op_threads: int = Field(1, ge=1, description="Threads of one session call.")
     log_format: Literal["text", "json"] = Field("text", description="Format of log lines.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "warning", description="Minimum level of log lines."
-    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("warning", description="Minimum log level.")
     access_log_sample_rate: float = Field(0.0, ge=0, le=1, description="Share of requests in the access log.")
     access_log_max_token_ids: int = Field(0, ge=0, le=4096, description="Maximum token ids in an access log line.")
-    tracing: Literal["none", "otlp"] = Field(
-        "none", description="Export of spans; otlp: configured by variables OTEL_…."
-    )
+    tracing: Literal["none", "otlp"] = Field("none", description="Export of spans; OTEL_… variables configure otlp.")
     api_keys_file: Path | None = Field(None, description="TOML file of API keys; unset: no key is needed.")
     tls_cert_file: Path | None = Field(None, description="PEM file of the TLS certificate; unset: no TLS.")
     tls_key: Path | None = Field(None, description="PEM file of the certificate's private key, without a password.")
     tls_client_ca: Path | None = Field(None, description="PEM file of client CAs; if set, clients need a certificate.")
     cors_origins: str | None = Field(None, description="Comma-separated origins of allowed web pages; * for all.")
-    trusted_proxies: str | None = Field(
-        None, description="Comma-separated addresses or networks of proxies with a trusted X-Forwarded-For."
-    )
+    trusted_proxies: str | None = Field(None, description="Comma-separated addresses or networks of trusted proxies.")
     gpu_mem_limit_bytes: int | None = Field(None, ge=1, description="GPU memory limit per graph; unset: no limit.")
     header_timeout_seconds: int = Field(60, ge=1, description="Time to receive the headers of a request.")
-    shutdown_timeout_seconds: int = Field(
-        15, ge=1, description="Time for open requests to end after SIGTERM: first HTTP, then gRPC."
-    )
+    shutdown_timeout_seconds: int = Field(15, ge=1, description="Time for open requests to end after SIGTERM.")
     max_body_bytes: int = Field(16 * 2**20, ge=1, description="Maximum size of a request body or stream message.")
     max_request_tokens: int = Field(65536, ge=1, description="Maximum tokens of a request.")
     max_queue_size: int = Field(64, ge=1, description="Maximum number of tasks waiting for a thread.")
     queue_timeout_seconds: float = Field(30.0, gt=0, description="Maximum time a task waits for a thread.")
     max_request_rows: int = Field(65536, ge=1, description="Maximum rows of a request.")
     max_buffered_response_bytes: int = Field(
-        64 * 2**20, ge=8 * 2**20, description="Maximum vector bytes of a response that cannot be streamed."
+        64 * 2**20, ge=8 * 2**20, description="Maximum bytes of vectors, as float32, in a response without streaming."
     )
     max_concurrent_requests: int = Field(1024, ge=1, description="Maximum concurrent requests of a process.")
-    rate_limit_per_second: float | None = Field(
-        None, gt=0, description="Maximum requests per second of a key, or of an address without keys; unset: no limit."
-    )
+    rate_limit_per_second: float | None = Field(None, gt=0, description="Maximum requests per second of a caller.")
     max_concurrent_streams: int = Field(1024, ge=1, description="Maximum open streams of a process.")
     stream_idle_timeout_seconds: int = Field(600, ge=1, description="Maximum time a stream waits for its client.")
     stream_max_lifetime_seconds: int = Field(86400, ge=1, description="Maximum time a stream stays open.")

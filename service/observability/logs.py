@@ -112,10 +112,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        for name in ("request_id", "trace_id"):
-            if value := getattr(record, name, ""):
-                document[name] = value
-        document |= getattr(record, "fields", {})
+        ids = {name: getattr(record, name, "") for name in ("request_id", "trace_id")}
+        document |= {name: value for name, value in ids.items() if value} | getattr(record, "fields", {})
         if record.exc_info:
             document["exception"] = self.formatException(record.exc_info)
         return json.dumps(document)

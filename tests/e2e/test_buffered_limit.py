@@ -209,7 +209,9 @@ def test_vectors_of_images_are_limited(clients: Clients) -> None:
         return len(clients.grpc.infer("vit", [pixels]).as_numpy("embeddings"))
 
     assert ask(most) == most
-    with pytest.raises(InferenceServerException, match=r"pixel_values: got .*, allowed at most 8388608 in an answer"):
+    with pytest.raises(
+        InferenceServerException, match=r"pixel_values: got .*, allowed at most 8388608 in a buffered response"
+    ):
         ask(most + 1)
 
 

@@ -85,10 +85,10 @@ class CallTemplates:
         # An id of the client differs in each message.
         if parsed.id or not is_simple(request) or rows.length is None or len(head) > MAX_HEAD_BYTES or len(raw) != 1:
             return
+        if not message.endswith(raw[0]) or not _ends_with_ids(head, np.invert(rows.values).tobytes()):
+            return
         fast_path = fast_path_of(self._engine, model, request.outputs, request.dtype)
         if fast_path is None or not self._engine.limits.allows_buffering(len(rows.values) * fast_path.width):
-            return
-        if not message.endswith(raw[0]) or not _ends_with_ids(head, np.invert(rows.values).tobytes()):
             return
         template = RequestTemplate(
             protocol,
