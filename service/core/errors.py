@@ -1,7 +1,7 @@
 """Errors of the service, as neutral kinds. Each protocol maps the kinds to its own codes once.
 
     PreblockError
-    ├── ClientFault             the request is at fault; a repetition fails again
+    ├── ClientFault             the request is at fault; a retry fails again
     │   ├── Malformed           bytes with invalid syntax for their format
     │   ├── Invalid             a value out of range or of the wrong type
     │   ├── Unauthenticated     a missing or unknown key
@@ -57,7 +57,7 @@ class PreblockError(Exception):
 
 
 class ClientFault(PreblockError):
-    """The request is at fault; a repetition fails again."""
+    """The request is at fault; a retry fails again."""
 
 
 class Malformed(ClientFault):

@@ -54,28 +54,6 @@ class Settings(BaseModel):
     _options: dict[str, Any] = PrivateAttr()
     _origins: dict[str, str] = PrivateAttr()
 
-    def __init__(self, **options: Any) -> None:
-        values, origins = _collect(options)
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise _explain(error, origins) from error
-        self._options, self._origins = options, origins
-
-    @property
-    def origins(self) -> dict[str, str]:
-        """Origin of each value."""
-        return dict.fromkeys(Settings.model_fields, "default") | self._origins
-
-    def reload(self) -> "Settings":
-        """Read the environment and the file again, and return the settings with the same options.
-
-        Raises:
-            Invalid: as in the constructor.
-
-        """
-        return Settings(**self._options)
-
     config_file: Path | None = Field(None, description="TOML file with further settings.")
     repository: Path = Field(Path("model_repository"), description="Folder of the artifacts.")
     cache_dir: Path = Field(default_factory=_default_cache_dir, description="Folder of the cache of file hashes.")
@@ -117,6 +95,28 @@ class Settings(BaseModel):
     sequence_idle_timeout_seconds: int = Field(600, ge=1, description="Maximum time between requests of a sequence.")
     max_sequence_rows: int = Field(65536, ge=1, description="Maximum rows of all sequences of a process.")
     max_stream_sequence_rows: int = Field(4096, ge=1, description="Maximum rows of the sequences of a gRPC stream.")
+
+    def __init__(self, **options: Any) -> None:
+        values, origins = _collect(options)
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise _explain(error, origins) from error
+        self._options, self._origins = options, origins
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Origin of each value."""
+        return dict.fromkeys(Settings.model_fields, "default") | self._origins
+
+    def reload(self) -> "Settings":
+        """Read the environment and the file again, and return the settings with the same options.
+
+        Raises:
+            Invalid: as in the constructor.
+
+        """
+        return Settings(**self._options)
 
     @field_validator("cors_origins")
     @classmethod

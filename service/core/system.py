@@ -4,7 +4,7 @@ import math
 import os
 from pathlib import Path
 
-GROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+CGROUP_MOUNT, CGROUP_FILE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def usable_cores() -> int:
@@ -13,7 +13,7 @@ def usable_cores() -> int:
     return max(1, math.ceil(min(affinity, quota())))
 
 
-def quota(groups: Path = GROUPS, own: Path = OWN) -> float:
+def quota(groups: Path = CGROUP_MOUNT, own: Path = CGROUP_FILE) -> float:
     """Return the CPU quota of this process's control groups, in processors; infinity without a limit.
 
     Args:

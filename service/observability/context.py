@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import count
 from time import perf_counter
 
-from preblock.service.observability.record import OK, OPENING, RequestRecord
+from preblock.service.observability.record import OK, OPENING_SUFFIX, RequestRecord
 
 ID, TIMING = b"x-request-id", b"server-timing"
 PER_REQUEST_HEADERS = frozenset(
@@ -132,7 +132,7 @@ class RequestContext:
     @property
     def protocol(self) -> str:
         """The protocol of the request or stream; empty before its record begins."""
-        return "" if self.record is None else self.record.protocol.removesuffix(OPENING)
+        return "" if self.record is None else self.record.protocol.removesuffix(OPENING_SUFFIX)
 
     def stages(self) -> dict[str, float]:
         """Return the seconds of each stage until now; parsing includes reading. Empty before a run."""

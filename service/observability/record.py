@@ -8,7 +8,7 @@ from preblock.service.core.errors import PreblockError
 if TYPE_CHECKING:
     from preblock.service.observability.context import RequestContext
 
-OPENING = "-open"
+OPENING_SUFFIX = "-open"
 """Suffix of the protocol for the request to open a stream. Each step of the stream has a record of its own."""
 OK, INTERNAL_ERROR, CANCELLED = "ok", "internal_error", "cancelled"
 
