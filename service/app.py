@@ -104,7 +104,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
         following = [
             asyncio.create_task(engine.control.run()),
             asyncio.create_task(streams.follow(engine.repository.access)),
-            asyncio.create_task(engine.settings.follow()),
+            asyncio.create_task(engine.settings.watch()),
         ]
         # Objects of the application for the server's connections.
         state = {"streams": streams, "settings": engine.settings}

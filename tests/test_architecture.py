@@ -29,7 +29,6 @@ HOMES = {
     "opentelemetry": ("service.observability",),
     "orjson": ("service.codecs", "service.api", "bench"),
     "prometheus_client": ("service.observability", "service.runtime"),
-    "pydantic_settings": ("service.core",),
     "click": ("cli",),
     "httpx": ("client", "bench"),
     "websockets": ("client", "service.server", "bench"),

@@ -21,16 +21,11 @@ PROVIDER = click.option(
 
 
 def read_settings(**options: Any) -> Any:
-    """Return the settings, with `options` over variables, file and defaults."""
-    return load_settings(**options).settings
-
-
-def load_settings(**options: Any) -> Any:
-    """Return the settings and the origin of each; an option of None is ignored."""
-    from preblock.service.core.settings import load
+    """Return the settings, with `options` over variables, file and defaults; an option of None is ignored."""
+    from preblock.service.core.settings import Settings
 
     try:
-        return load({name: value for name, value in options.items() if value is not None})
+        return Settings(**{name: value for name, value in options.items() if value is not None})
     except PreblockError as error:
         if error.field.startswith("--"):
             raise click.UsageError(str(error)) from error

@@ -14,7 +14,7 @@ from preblock.service.artifacts.checksums import Checksums
 from preblock.service.artifacts.manifest import DATA, MANIFEST, NAME
 from preblock.service.core.auth import EVERYBODY, NOBODY, Authenticator, Principal
 from preblock.service.core.errors import ArtifactError, Invalid, NotFound
-from preblock.service.core.files import FileSignature, stamp_of
+from preblock.service.core.files import FileSignature, signature_of
 from preblock.service.runtime.loader import load_model
 from preblock.service.runtime.model import EncoderStem, TokenModel
 from preblock.service.runtime.providers import ProviderChoice
@@ -221,7 +221,7 @@ def _all(models: Models) -> Iterator[TokenModel | EncoderStem]:
 def _fingerprint(folder: Path) -> Fingerprint:
     """Return the stamps of the files of an artifact; they change when a file does."""
     try:
-        return tuple(sorted((file.name, stamp_of(file.lstat())) for file in folder.iterdir()))
+        return tuple(sorted((file.name, signature_of(file.lstat())) for file in folder.iterdir()))
     except OSError:
         return ()
 

@@ -20,8 +20,8 @@ from preblock.service.api.http.dispatcher import Dispatcher
 from preblock.service.app import create_app, create_engine, create_tracing
 from preblock.service.core.auth import SERVICE
 from preblock.service.core.errors import Invalid, PreblockError
-from preblock.service.core.settings import Settings, listed
-from preblock.service.core.tls import check_tls, follow
+from preblock.service.core.settings import Settings, split_list
+from preblock.service.core.tls import load_certificates, reloading_context
 from preblock.service.observability import metric_files
 from preblock.service.observability.logs import configuration
 from preblock.service.runtime.model import EncoderStem, TokenModel
@@ -52,7 +52,7 @@ def serve(settings: Settings, announce: Announce) -> None:
         ServerFault: the provider cannot be used, or an artifact is broken.
 
     """
-    check_tls(settings)
+    load_certificates(settings)
     listener = bind("port", settings.host, settings.port)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit it
         # Drops a client that does not read, and its unsent bytes.
@@ -177,6 +177,7 @@ def bind(field: str, host: str, port: int) -> socket.socket:
 
 def configure(settings: Settings, app: Callable[..., object], factory: bool = False) -> Config:
     """Return the server's configuration for `app`; with `factory`, `app` makes the application."""
+    certificates = load_certificates(settings)
     return Config(
         app,
         factory=factory,
@@ -191,11 +192,11 @@ def configure(settings: Settings, app: Callable[..., object], factory: bool = Fa
         timeout_graceful_shutdown=settings.shutdown_timeout_seconds,
         ssl_certfile=settings.tls_cert_file,
         ssl_keyfile=settings.tls_key,
-        ssl_context_factory=None if settings.tls_cert_file is None else follow,
+        ssl_context_factory=None if certificates is None else partial(reloading_context, certificates),
         ssl_ca_certs=None if settings.tls_client_ca is None else str(settings.tls_client_ca),
         ssl_cert_reqs=ssl.CERT_NONE if settings.tls_client_ca is None else ssl.CERT_REQUIRED,
         proxy_headers=settings.trusted_proxies is not None,
-        forwarded_allow_ips=listed(settings.trusted_proxies),
+        forwarded_allow_ips=split_list(settings.trusted_proxies),
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preblock.service.api.http.dispatcher import Dispatcher
 from preblock.service.api.http.request import RawRequest, Route
-from preblock.service.observability.context import RequestContext, wanted
+from preblock.service.observability.context import RequestContext, find_request_id
 from preblock.service.server.incoming_request import Header, IncomingRequest
 from preblock.service.server.tensor_responder import TensorResponder, receive_nothing
 from preblock.service.server.uvicorn_adapter import ProxyHeadersMiddleware
@@ -173,7 +173,7 @@ class TensorPath:
         assert target is not None
         assert responder is not None
         body = incoming.parts[0] if len(incoming.parts) == 1 else b"".join(incoming.parts)
-        visit = RequestContext(wanted(incoming.passing), incoming.began)
+        visit = RequestContext(find_request_id(incoming.passing), incoming.began)
         visit.received, visit.read = len(body), perf_counter() - incoming.began
         scheme, passing = incoming.scheme, incoming.passing
         if incoming.template is not None and incoming.context is not None:
@@ -200,7 +200,7 @@ class TensorPath:
         # An empty line may stand before a request; it ends no head.
         if end and head.startswith(BEGIN) and len(rest) in (0, length) and incoming.keep_alive:
             head += end
-            passing = incoming.passing, wanted(incoming.passing), incoming.scheme
+            passing = incoming.passing, find_request_id(incoming.passing), incoming.scheme
             self._known = KnownHead(head, len(head) + length, target, incoming.key, *passing, context, incoming.changes)
 
 

@@ -77,7 +77,7 @@ def vectors_of(ids: Sequence[int], positions: Sequence[int]) -> NDArray[np.float
 
 
 def message(tokens: int, width: int = D) -> str:
-    return f"got {4 * tokens * width} bytes of vectors, allowed at most {MOST} in an answer that is made whole"
+    return f"got {4 * tokens * width} bytes of vectors, allowed at most {MOST} in a buffered response"
 
 
 @pytest.mark.parametrize("protocol", WHOLE)
@@ -128,7 +128,7 @@ def test_what_has_no_size_yet_is_made_whole_for_an_old_client(clients: Clients, 
 def test_a_stream_goes_on_where_it_was(clients: Clients) -> None:
     with clients.own.decode("gpt") as stream:
         begun = stream.step([IDS[:1]])
-        with pytest.raises(RequestError, match="in an answer that is made whole"):
+        with pytest.raises(RequestError, match="in a buffered response"):
             stream.step([IDS[1 : FITS + 2]])
         rest = stream.step([IDS[1 : FITS + 1]])
     assert begun.tobytes() + rest.tobytes() == expected(FITS + 1)
@@ -170,7 +170,7 @@ def test_text_beside_bytes_is_limited(clients: Clients) -> None:
     ]
     with (
         tritonclient.http.InferenceServerClient(str(clients.http.base_url.netloc, "ascii")) as client,
-        pytest.raises(InferenceServerException, match="in an answer that is made whole") as refused,
+        pytest.raises(InferenceServerException, match="in a buffered response") as refused,
     ):
         client.infer("gpt", [inputs], outputs=outputs)
     assert refused.value.status() == "413"
@@ -178,7 +178,7 @@ def test_text_beside_bytes_is_limited(clients: Clients) -> None:
 
 def refused(answer: httpx.Response, field: str, size: int) -> bool:
     problem = answer.json()
-    allowed = f"at most {MOST} in an answer that is made whole"
+    allowed = f"at most {MOST} in a buffered response"
     found = (answer.status_code, problem["field"], problem["got"], problem["allowed"])
     return bool(found == (413, field, f"{size} bytes of vectors", allowed))
 
@@ -209,7 +209,9 @@ def test_vectors_of_images_are_limited(clients: Clients) -> None:
         return len(clients.grpc.infer("vit", [pixels]).as_numpy("embeddings"))
 
     assert ask(most) == most
-    with pytest.raises(InferenceServerException, match=r"pixel_values: got .*, allowed at most 8388608 in an answer"):
+    with pytest.raises(
+        InferenceServerException, match=r"pixel_values: got .*, allowed at most 8388608 in a buffered response"
+    ):
         ask(most + 1)
 
 

@@ -261,7 +261,7 @@ def test_a_stream_of_grpc_has_the_scope_of_its_key(guarded: Server, keys: dict[s
             metadata = [("authorization", f"Bearer {key}")] if key else []
             return [answer.error_message for answer in stub.ModelStreamInfer(iter(messages), metadata=metadata)]
 
-    assert stream(keys["bert"]) == ["", "model: got gpt, allowed a model that this key is for: b*"]
+    assert stream(keys["bert"]) == ["", "model: got gpt, allowed a model in the scope of this key: b*"]
     with pytest.raises(grpc.RpcError) as refused:
         stream(None)
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED

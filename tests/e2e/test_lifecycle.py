@@ -231,7 +231,7 @@ def test_over_grpc_too(models: Path, tmp_path: Path) -> None:
         stream = stub.ModelStreamInfer(sent(), metadata=[("authorization", f"Bearer {key}")], timeout=SECONDS)
         assert not next(stream).error_message
         revoke(file)
-        with pytest.raises(grpc.RpcError, match="got a key that was taken out or changed"):
+        with pytest.raises(grpc.RpcError, match="got a removed or changed key"):
             next(stream)
         done.append(True)
 

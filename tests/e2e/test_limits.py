@@ -109,7 +109,7 @@ def half_a_request(server: Server, clients: Clients) -> Iterator[httpx.Response]
 def test_requests_at_a_time_are_limited_and_the_next_is_answered(strict: Server, clients: Clients) -> None:
     with half_a_request(strict, clients) as refused:
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
-        assert refused.json()["detail"] == "requests: got one more than 1, allowed 1 at a time; try again later"
+        assert refused.json()["detail"] == "requests: got more than 1 at a time, allowed at most 1; try again later"
         with pytest.raises(grpc.RpcError) as raised:
             clients.stub.ModelInfer(service_pb2.ModelInferRequest(model_name="gpt"))
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -279,7 +279,7 @@ def test_callers_are_counted_apart_and_forgotten() -> None:
     limits, access = Limits(live_settings(rate_limit_per_second=1)), Authenticator()
 
     def ask(address: str) -> None:
-        access.came_from(address)
+        access.identify(address)
         limits.enter()
         limits.leave()
 
@@ -288,7 +288,7 @@ def test_callers_are_counted_apart_and_forgotten() -> None:
     with pytest.raises(RateLimited):
         copy_context().run(ask, "10.0.0.999")
     limits._count("late", 1, time.monotonic() + 60)
-    assert list(limits._spent) == ["late"]
+    assert list(limits._arrivals) == ["late"]
 
 
 @pytest.fixture(scope="module")

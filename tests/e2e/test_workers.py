@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from websockets.sync.client import connect as connect_socket
 
 from preblock.service.core.errors import Invalid
-from preblock.service.observability.metrics import FLUSH_SECONDS
+from preblock.service.observability.metrics import FLUSH_INTERVAL_SECONDS
 from preblock.service.server.run import bind
 from tests.support.paths import ROOT
 from tests.support.processes import fork_servers, workers
@@ -69,7 +69,7 @@ def test_workers_give_the_same_bits_and_their_counters_are_summed(two: Server) -
         answers.add(httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [1, 2, 3]}, timeout=60).text)
         httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [11]}, timeout=60)
     assert len(answers) == 1
-    time.sleep(2 * FLUSH_SECONDS)
+    time.sleep(2 * FLUSH_INTERVAL_SECONDS)
     text = httpx.get(f"{two.address}/metrics", timeout=60).text
     samples = {(s.name, *s.labels.values()): s.value for f in text_string_to_metric_families(text) for s in f.samples}
     assert samples["preblock_requests_total", "bert", "ok", "native"] == 20
@@ -95,11 +95,11 @@ def test_the_statistics_of_a_model_are_summed_over_workers(two: Server) -> None:
         return model["inference_count"], model["inference_stats"]["success"]["count"], sizes.get(2, 0)
 
     httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [1]}, timeout=60)
-    time.sleep(2 * FLUSH_SECONDS)
+    time.sleep(2 * FLUSH_INTERVAL_SECONDS)
     before = read()
     for _ in range(20):  # a connection each, so that both workers are asked
         httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [[1], [2]]}, timeout=60)
-    time.sleep(2 * FLUSH_SECONDS)
+    time.sleep(2 * FLUSH_INTERVAL_SECONDS)
     found = {read() for _ in range(6)}  # whoever answers
     assert found == {(before[0] + 40, before[1] + 20, before[2] + 20)}
 
@@ -203,7 +203,7 @@ def test_a_change_is_answered_when_all_workers_have_followed_it(tiny_repository:
             client.load_model("bert")
         assert ask() == {(200, 2)}
         assert index() == {(("bert", "1", "READY"), ("bert", "2", "READY"), gpt)}
-        time.sleep(2 * FLUSH_SECONDS)
+        time.sleep(2 * FLUSH_INTERVAL_SECONDS)
         counted = {
             tuple(
                 (m["version"], m["inference_count"]) for m in client.get("/v2/models/bert/stats").json()["model_stats"]
@@ -259,7 +259,7 @@ def test_what_workers_hold_and_carry_is_summed(two: Server) -> None:
     body = b'{"input_ids": [1]}'
     for _ in range(6):
         httpx.post(f"{two.address}/models/gpt/embed", content=body)
-    time.sleep(2 * FLUSH_SECONDS)
+    time.sleep(2 * FLUSH_INTERVAL_SECONDS)
     families = list(text_string_to_metric_families(httpx.get(f"{two.address}/metrics").text))
     found = {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
     assert found["preblock_request_bytes_total", "native"] >= 6 * len(body)

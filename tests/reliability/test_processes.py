@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from websockets.sync.client import connect as connect_socket
 
 from preblock.service.artifacts.manifest import DATA
-from preblock.service.observability.metric_files import RESERVED
+from preblock.service.observability.metric_files import RESERVED_BYTES
 from tests.reliability.wires import IDS, connection, still_right
 from tests.support.paths import PREBLOCK
 from tests.support.processes import alive, children, fork_servers, workers
@@ -260,11 +260,11 @@ def test_the_room_for_the_numbers_of_workers_is_taken_at_the_start(tiny_reposito
     with serve(tiny_repository, "--workers", "2", TMPDIR=str(tmp_path)) as server:
         wait_for(partial(ready, server))
         (folder,) = tmp_path.glob("preblock-*/metrics")
-        wait_for(lambda: len(list(folder.glob("*.db"))) == 2 * len(RESERVED))
+        wait_for(lambda: len(list(folder.glob("*.db"))) == 2 * len(RESERVED_BYTES))
         for file in folder.glob("*.db"):
             kind, _, pid = file.stem.rpartition("_")
             assert int(pid) in workers(server.process.pid)
-            assert file.stat().st_blocks * 512 >= RESERVED[kind]
+            assert file.stat().st_blocks * 512 >= RESERVED_BYTES[kind]
 
 
 def test_descriptors_that_run_out_are_used_again_when_they_are_free(

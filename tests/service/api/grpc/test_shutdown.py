@@ -78,7 +78,7 @@ def test_streams_that_wait_are_told_of_the_end_and_hold_nothing_up(tiny_reposito
             done.append(True)
         assert {error.code() for error in ends} == {grpc.StatusCode.UNAVAILABLE}
         assert {error.details() for error in ends} == {
-            "stream: got the end of the server while it waited, allowed a new stream, to another server or later"
+            "stream: got server shutdown, allowed a new stream, to another server or later"
         }
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
 

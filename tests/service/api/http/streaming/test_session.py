@@ -187,7 +187,7 @@ def test_an_offset_that_is_not_the_stream_s_is_a_conflict_that_changes_nothing(t
     with stream_of(tiny_clients, "gpt", "?offset=[1,2]") as stream:
         conflict = ask(stream, input_ids=[[1], [1]], offset=[1, 3], step=1)
         assert (conflict.status, conflict.step) == (409, 1)
-        assert conflict.detail == "offset[1]: got 3, allowed 2, where this row is"
+        assert conflict.detail == "offset[1]: got 3, allowed 2, the offset of this row"
         assert ask(stream, input_ids=[[1], [1]], offset=[1, 2], step=1).offset == [2, 3]
 
 
