@@ -1,4 +1,4 @@
-"""The synchronous and the asynchronous client: methods made from `preblock/client/requests.py`."""
+"""The synchronous and the asynchronous client: methods made from `preblock/client/api.py`."""
 
 import asyncio
 import time
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, Ty
 
 import httpx
 
-from preblock.client import decode_protocol, requests
+from preblock.client import api, decode_protocol
+from preblock.client.api import ApiRequest, HttpResponse
 from preblock.client.decode_protocol import DecodeProtocol
 from preblock.client.errors import needed
-from preblock.client.requests import ApiRequest, HttpResponse
 from preblock.client.retry import Outcome, pause, result_of
 from preblock.client.transport import authorization, like, options, socket_address
 
@@ -98,12 +98,12 @@ class Client(_ClientBase[httpx.Client]):
 
     _http_class = httpx.Client
 
-    embed = _method(requests.embed)
-    text = _method(requests.text)
-    prompt_embeds = _method(requests.prompt_embeds)
-    bias = _method(requests.bias)
-    models = _method(requests.models)
-    model = _method(requests.model)
+    embed = _method(api.embed)
+    text = _method(api.text)
+    prompt_embeds = _method(api.prompt_embeds)
+    bias = _method(api.bias)
+    models = _method(api.models)
+    model = _method(api.model)
     decode = _stream_method(decode_protocol.decode, _open_stream)
 
     def close(self) -> None:
@@ -142,12 +142,12 @@ class AsyncClient(_ClientBase[httpx.AsyncClient]):
 
     _http_class = httpx.AsyncClient
 
-    embed = _async_method(requests.embed)
-    text = _async_method(requests.text)
-    prompt_embeds = _async_method(requests.prompt_embeds)
-    bias = _async_method(requests.bias)
-    models = _async_method(requests.models)
-    model = _async_method(requests.model)
+    embed = _async_method(api.embed)
+    text = _async_method(api.text)
+    prompt_embeds = _async_method(api.prompt_embeds)
+    bias = _async_method(api.bias)
+    models = _async_method(api.models)
+    model = _async_method(api.model)
     decode = _stream_method(decode_protocol.decode, _open_stream_async)
 
     async def aclose(self) -> None:

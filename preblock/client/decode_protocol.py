@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
+from preblock.client.api import HttpResponse, Row, Rows, model_path
 from preblock.client.errors import ConnectionFailed, NoAnswer, StreamClosed, invalid, of_problem
 from preblock.client.frames import (
     APPEND,
@@ -27,7 +28,6 @@ from preblock.client.frames import (
     read_frame,
     write_frame,
 )
-from preblock.client.requests import HttpResponse, Row, Rows, model_path
 from preblock.client.results import Vectors
 from preblock.client.retry import pause
 from preblock.client.token_ids import read_integers, read_rows

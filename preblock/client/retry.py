@@ -7,8 +7,8 @@ from email.utils import parsedate_to_datetime
 
 import httpx
 
+from preblock.client.api import ApiRequest, HttpResponse, T
 from preblock.client.errors import ConnectionFailed, NoAnswer, TimedOut
-from preblock.client.requests import ApiRequest, HttpResponse, T
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
 """Seconds. There is no retry if Retry-After asks for a longer pause."""

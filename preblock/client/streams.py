@@ -11,9 +11,9 @@ from websockets.asyncio.client import ClientConnection as AsyncConnection
 from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import ClientConnection, connect
 
+from preblock.client.api import HttpResponse
 from preblock.client.decode_protocol import Connect, DecodeProtocol, Effect, Effects, Exchange, Outcome
 from preblock.client.errors import ConnectionFailed, NoAnswer, TimedOut
-from preblock.client.requests import HttpResponse
 from preblock.client.results import Vectors
 from preblock.client.retry import failure
 from preblock.client.transport import like

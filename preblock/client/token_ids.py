@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from preblock.client.api import Row, Rows, from_torch
 from preblock.client.errors import invalid
-from preblock.client.requests import Row, Rows, from_torch
 from preblock.client.results import Int64
 
 ALLOWED = "64-bit integers: a row (L,), an array (R, L), or a list of rows"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from preblock.client import errors
-from preblock.client.requests import ApiRequest
+from preblock.client.api import ApiRequest
 from preblock.service.api.http.errors import STATUS, problem
 from preblock.service.core import errors as service
 from tests.client.conftest import Connect, raises_kind

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 import preblock
 from preblock import client
-from preblock.client import AsyncClient, Client, Embeddings, decode_protocol, requests
+from preblock.client import AsyncClient, Client, Embeddings, api, decode_protocol
 from preblock.client.decode_protocol import DecodeProtocol
 from preblock.client.streams import AsyncDecodeStream, DecodeStream
 from tests.support.paths import ROOT
@@ -65,7 +65,7 @@ def test_what_is_missing_is_named(missing: str, script: str, what: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "source"),
     [
-        *((kind, name, requests) for kind in (Client, AsyncClient) for name in CALLS),
+        *((kind, name, api) for kind in (Client, AsyncClient) for name in CALLS),
         *((kind, "decode", decode_protocol) for kind in (Client, AsyncClient)),
         *((kind, name, DecodeProtocol) for kind in (DecodeStream, AsyncDecodeStream) for name in STEPS),
     ],

@@ -10,7 +10,7 @@ import pytest
 
 import preblock
 from preblock.client import errors
-from preblock.client.requests import HttpResponse
+from preblock.client.api import HttpResponse
 from preblock.client.retry import LONGEST_PAUSE, pause
 from tests.client.conftest import Connect, raises_kind
 from tests.client.flaky import CUT, DROP, STALL, SWALLOW, FlakyProxy, canned
