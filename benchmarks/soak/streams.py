@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 import preblock
 from benchmarks.soak.shared import PATIENCE, SoakFailure, Vectors
 from preblock.client.errors import ServiceError
-from preblock.client.frames import ERROR, AnswerFrame, MoveFrame, StepFrame, read_frame, write_frame
+from preblock.client.frames import ERROR, AnswerFrame, read_frame, write_move, write_step
 from preblock.client.token_ids import read_rows
 
 MOVES = {"rewind": 4, "reorder": 5, "append": 6, "drop": 7, "ping": 8}
@@ -77,12 +77,12 @@ class Frames:
         if "input_ids" not in message:
             ((name, integers),) = message.items()
             listed = np.array([] if integers is True else integers, np.int64)
-            return write_frame(MoveFrame(MOVES[name], listed), number, [], [])
+            return write_move(MOVES[name], listed, number)
         values, lengths = read_rows("input_ids", message["input_ids"])
         parts = {"input_ids": values}
         if "position_ids" in message:
             parts["position_ids"] = read_rows("position_ids", message["position_ids"])[0]
-        return write_frame(StepFrame(parts, lengths), number, message.get("offset", []), [])
+        return write_step(parts, lengths, number, message.get("offset", []), [])
 
     def read(self, answer: bytes | str) -> StepAnswer:
         """Read a frame."""

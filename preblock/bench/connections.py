@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from preblock.bench.workload import Ids, LoadTarget
 from preblock.client.errors import ConnectionFailed, of_problem
-from preblock.client.frames import ERROR, HEADER, REWIND, MoveFrame, StepFrame, write_frame
+from preblock.client.frames import ERROR, HEADER, REWIND, write_move, write_step
 
 
 class HttpConnection(asyncio.Protocol):
@@ -105,9 +105,9 @@ class DecodeConnection:
     def __init__(self, target: LoadTarget, ids: Ids, max_len: int | None) -> None:
         scheme, path = "wss" if target.tls else "ws", target.path("models", target.model, "decode")
         self.address = f"{scheme}://{target.address.netloc.decode()}{path}?rows={len(ids)}"
-        step = StepFrame({"input_ids": ids.ravel()}, np.full(len(ids), ids.shape[1]))
-        self._target, self._step = target, write_frame(step, 0, (), ())
-        self._rewind = write_frame(MoveFrame(REWIND, np.zeros(1, np.int64)), 0, (), ())
+        self._target = target
+        self._step = write_step({"input_ids": ids.ravel()}, np.full(len(ids), ids.shape[1]), 0, (), ())
+        self._rewind = write_move(REWIND, np.zeros(1, np.int64), 0)
         self._max_steps = max_len // ids.shape[1] if max_len is not None else 2**60
         self._steps = 0
         self._socket: ClientConnection | None = None

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import trustme
 
@@ -60,8 +61,7 @@ def test_every_protocol_is_asked_and_every_request_arrives(protocol: str, tiny_s
 
 def answered(server: Server) -> int:
     """Return the server's counter of answered rows of `gpt`."""
-    with connect(server.address) as client:
-        text = client._http.get("/metrics").text
+    text = httpx.get(f"{server.address}/metrics").text
     found = re.findall(r'^preblock_model_rows_total{.*model="gpt".*} (\S+)', text, re.MULTILINE)
     return int(sum(map(float, found)))
 
