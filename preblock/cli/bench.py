@@ -4,7 +4,6 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 import click
@@ -111,7 +110,7 @@ def bench(
     except (ClientError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        click.echo(json.dumps([asdict(result) for result in results]))
+        click.echo(json.dumps([result.document() for result in results]))
     else:
         click.echo(table(results))
     sys.exit(not all(result.requests for result in results))

@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from preblock.bench.load import PROTOCOLS
-from preblock.bench.stats import LoadCounters, LoadResult
+from preblock.bench.stats import LoadResult
 from preblock.bench.workload import LoadTarget, random_ids
 from preblock.client import Model, connect
 from preblock.client.errors import RequestError
@@ -66,12 +66,16 @@ def answered(server: Server) -> int:
     return int(sum(map(float, found)))
 
 
-def test_percentiles_are_those_of_the_latencies() -> None:
-    tally = LoadCounters(begin=10.0, end=12.0, received=4_000)
-    tally.latencies.extend(number / 1000 for number in range(101))
-    result = LoadResult.of(tally, "npy", (2, 5), 4)
+def test_result_has_percentiles_and_rates() -> None:
+    result = LoadResult("npy", (2, 5), connections=4, begin=10.0, end=12.0, received=4_000)
+    result.latencies.extend(number / 1000 for number in range(101))
     assert result.milliseconds == pytest.approx({"p50": 50, "p90": 90, "p99": 99, "max": 100})
     assert result.rates == pytest.approx({"requests": 50.5, "tokens": 505, "bytes": 2000})
+
+
+def test_result_without_an_answer_is_zero() -> None:
+    result = LoadResult("npy", (2, 5), connections=4)
+    assert (result.seconds, result.milliseconds, set(result.rates.values())) == (0, {}, {0})
 
 
 def test_a_table_has_a_line_for_each_protocol_and_shape(tiny_server: Server) -> None:
