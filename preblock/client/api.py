@@ -72,10 +72,10 @@ class ModelApi:
         rows = _given(input_ids=ids, offset=offset, position_ids=position_ids, attention_mask=attention_mask, **indices)
         names = _given(truncate=truncate, output=output, dtype=dtype)
         path, read = model_path(model, version, "embed"), partial(_read_embeddings, output)
-        if isinstance(offset, int) and isinstance(rows["input_ids"], np.ndarray):
+        if isinstance(offset, int):
             rows["offset"] = np.array([offset])
-        if not all(isinstance(value, np.ndarray) for value in rows.values()):
-            return await self._post(path, rows | names, SAFETENSORS, read)
+        if not all(isinstance(value, np.ndarray) and value.dtype.kind in "iu" for value in rows.values()):
+            return await self._post(path, rows | _given(offset=offset) | names, SAFETENSORS, read)
         headers = {"Accept": SAFETENSORS, "Content-Type": SAFETENSORS}
         return await self._send("POST", f"{path}?{urlencode(names)}", read, write_safetensors(rows), headers)
 
@@ -128,7 +128,7 @@ class ModelApi:
             NoAnswer: no answer came.
 
         """
-        document = {"input_ids": _plain(ids), "dtype": dtype, "encoding": "prompt_embeds"}
+        document = {"input_ids": ids, "dtype": dtype, "encoding": "prompt_embeds"}
         return await self._post(model_path(model, version, "embed"), document, JSON, _read_prompts)
 
     async def bias(
@@ -234,14 +234,8 @@ class ModelApi:
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """Return the options other than None, converted by `_plain`."""
-    return {name: _plain(value) for name, value in options.items() if value is not None}
-
-
-def _plain(value: Any) -> Any:
-    """Return a tensor as an array, an array not of integers as lists, and any other value unchanged."""
-    value = from_torch(value)
-    return value.tolist() if isinstance(value, np.ndarray) and value.dtype.kind not in "iu" else value
+    """Return the options other than None, tensors as arrays."""
+    return {name: from_torch(value) for name, value in options.items() if value is not None}
 
 
 def _listed(value: Any) -> Any:

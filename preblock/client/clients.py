@@ -1,8 +1,9 @@
 """The synchronous and the asynchronous client, both made from `ModelApi`."""
 
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import wraps
-from typing import Concatenate, ParamSpec, Self
+from typing import Concatenate, ParamSpec
 
 from preblock.client.api import ModelApi
 from preblock.client.blocking import Blocking, blocking
@@ -22,7 +23,7 @@ def _stream_method(
     return call
 
 
-class Client(Blocking[ModelApi]):
+class Client(Blocking[ModelApi], AbstractContextManager["Client"]):
     """A synchronous client of one server. Threads may share it.
 
     Args:
@@ -53,14 +54,11 @@ class Client(Blocking[ModelApi]):
         """Close the connections."""
         self._close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class AsyncClient(ModelApi):
+class AsyncClient(ModelApi, AbstractAsyncContextManager["AsyncClient"]):
     """A client of one server, for `async with`. Takes the arguments of `Client`."""
 
     def __init__(self, url: str, *, timeout: float = 30.0, retries: int = 3, key: str | None = None) -> None:
@@ -71,9 +69,6 @@ class AsyncClient(ModelApi):
     async def aclose(self) -> None:
         """Close the connections."""
         await self._close()
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()

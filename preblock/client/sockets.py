@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from typing import Any
 
 from websockets import ConnectionClosed, InvalidStatus, WebSocketException
@@ -15,8 +15,8 @@ from preblock.client.errors import ConnectionFailed, TimedOut
 from preblock.client.retry import of_response
 
 
-class AsyncSocket:
-    """A connection to a server, replaced by each `connect`.
+class _Socket:
+    """The options and the open connection of a socket.
 
     Args:
         address: ws://… or wss://…
@@ -25,13 +25,27 @@ class AsyncSocket:
 
     """
 
-    sleep = staticmethod(asyncio.sleep)
-
     def __init__(self, address: str, timeout: float, headers: Mapping[str, str]) -> None:
         self._address, self._timeout = address, timeout
-        self._options = _connect_options(timeout, headers)
         self._stack = AsyncExitStack()
-        self._connection: AsyncConnection
+        self._options: dict[str, Any] = {
+            "open_timeout": timeout,
+            "close_timeout": 1,  # a dead peer never closes
+            "additional_headers": headers,
+            "max_size": None,  # the step sets the size of the answer
+            "compression": None,  # vectors do not compress
+        }
+
+    async def close(self, *error: Any) -> None:
+        """Close the connection. `error` holds the arguments of `__exit__`."""
+        await self._stack.__aexit__(*error)
+
+
+class AsyncSocket(_Socket):
+    """A connection to a server, replaced by each `connect`."""
+
+    sleep = staticmethod(asyncio.sleep)
+    _connection: AsyncConnection
 
     async def connect(self, path: str) -> None:
         """Connect to `path`, and close the connection before it.
@@ -58,26 +72,17 @@ class AsyncSocket:
                 await self._connection.send(message)
                 return await self._connection.recv(decode=False)
 
-    async def close(self, *error: Any) -> None:
-        """Close the connection. `error` holds the arguments of `__exit__`."""
-        await self._stack.__aexit__(*error)
 
-
-class SyncSocket:
+class SyncSocket(_Socket):
     """An `AsyncSocket` whose coroutines block instead of suspending."""
 
     sleep = staticmethod(sleep)
-
-    def __init__(self, address: str, timeout: float, headers: Mapping[str, str]) -> None:
-        self._address, self._timeout = address, timeout
-        self._options = _connect_options(timeout, headers)
-        self._stack = ExitStack()
-        self._connection: ClientConnection
+    _connection: ClientConnection
 
     async def connect(self, path: str) -> None:
         """Connect to `path`, as `AsyncSocket.connect` does."""
         with failures():
-            self._stack.close()
+            await self._stack.aclose()
             self._connection = self._stack.enter_context(connect(self._address + path, **self._options))
 
     async def exchange(self, message: str | bytes) -> bytes:
@@ -85,10 +90,6 @@ class SyncSocket:
         with failures():
             self._connection.send(message)
             return self._connection.recv(self._timeout, decode=False)
-
-    async def close(self, *error: Any) -> None:
-        """Close the connection. `error` holds the arguments of `__exit__`."""
-        self._stack.__exit__(*error)
 
 
 @contextmanager
@@ -105,13 +106,3 @@ def failures() -> Iterator[None]:
         raise ConnectionFailed(f"the connection was closed ({error})") from error
     except (OSError, WebSocketException) as error:
         raise ConnectionFailed(f"{type(error).__name__}: {error}") from error
-
-
-def _connect_options(timeout: float, headers: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "open_timeout": timeout,
-        "close_timeout": 1,  # a dead peer never closes
-        "additional_headers": headers,
-        "max_size": None,  # the step sets the size of the answer
-        "compression": None,  # vectors do not compress
-    }

@@ -7,23 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from preblock.client import frames
 from preblock.client.blocking import Blocking, blocking, finish
 from preblock.client.errors import ConnectionFailed, NoAnswer, StreamClosed, invalid, of_problem
-from preblock.client.frames import (
-    APPEND,
-    CLOSING,
-    DROP,
-    ERROR,
-    PING,
-    REORDER,
-    REWIND,
-    STATE,
-    VECTORS,
-    AnswerFrame,
-    read_frame,
-    write_move,
-    write_step,
-)
+from preblock.client.frames import AnswerFrame, read_frame, write_move, write_step
 from preblock.client.results import Vectors
 from preblock.client.retry import retry
 from preblock.client.token_ids import Row, Rows, read_integers, read_rows
@@ -35,6 +22,8 @@ if TYPE_CHECKING:
 
 class AsyncDecodeStream:
     """A decode stream, for `async with`. Concurrent calls run one after another.
+
+    `companions` holds the further outputs of the last step by name, with the shape of its vectors except for the width.
 
     Args:
         socket: a WebSocket of the server.
@@ -61,7 +50,7 @@ class AsyncDecodeStream:
         self._number = 0
         self._indices: list[str] = []
         self._offset: list[int] = []
-        self._companions: dict[str, Vectors] = {}
+        self.companions: dict[str, Vectors] = {}
         self._opened = False
         self._unusable: str | None = "it was not opened"
 
@@ -69,11 +58,6 @@ class AsyncDecodeStream:
     def offset(self) -> list[int]:
         """Number of real tokens fed to each row; a new stream resumes there."""
         return list(self._offset)
-
-    @property
-    def companions(self) -> dict[str, Vectors]:
-        """The further outputs of the last step, by name. They have the shape of its vectors except for the width."""
-        return self._companions
 
     @property
     def version(self) -> int:
@@ -111,8 +95,8 @@ class AsyncDecodeStream:
         def write(number: int) -> bytes:
             return write_step(parts, lengths, number, self._offset, self._indices)
 
-        vectors, *companions = (await self._ask(write, VECTORS)).tensors
-        self._companions = dict(zip(self._fields["output"][1:], companions, strict=True))
+        vectors, *companions = (await self._ask(write, frames.VECTORS)).tensors
+        self.companions = dict(zip(self._fields["output"][1:], companions, strict=True))
         return vectors
 
     async def rewind(self, offset: int | Row) -> None:
@@ -126,7 +110,7 @@ class AsyncDecodeStream:
             StreamClosed: there was no answer.
 
         """
-        await self._move(REWIND, "rewind", offset)
+        await self._move(frames.REWIND, "rewind", offset)
 
     async def reorder(self, rows: Row) -> None:
         """Let row i continue from the offset of row `rows[i]`, as in beam search. Rows may be omitted or repeated.
@@ -136,7 +120,7 @@ class AsyncDecodeStream:
             StreamClosed: there was no answer.
 
         """
-        await self._move(REORDER, "reorder", rows)
+        await self._move(frames.REORDER, "reorder", rows)
 
     async def append(self, offset: int | Row) -> None:
         """Add a row after the others for each of the offsets.
@@ -146,7 +130,7 @@ class AsyncDecodeStream:
             StreamClosed: there was no answer.
 
         """
-        await self._move(APPEND, "append", offset)
+        await self._move(frames.APPEND, "append", offset)
 
     async def drop(self, rows: int | Row) -> None:
         """End rows; the rows after them move up.
@@ -156,7 +140,7 @@ class AsyncDecodeStream:
             StreamClosed: there was no answer.
 
         """
-        await self._move(DROP, "drop", rows)
+        await self._move(frames.DROP, "drop", rows)
 
     async def ping(self) -> None:
         """Keep the stream from its idle timeout.
@@ -165,7 +149,7 @@ class AsyncDecodeStream:
             StreamClosed: there was no answer.
 
         """
-        await self._move(PING, "ping", [])
+        await self._move(frames.PING, "ping", [])
 
     async def __aenter__(self) -> Self:
         try:
@@ -179,21 +163,15 @@ class AsyncDecodeStream:
         await self._socket.close(*error)
 
     async def _move(self, kind: int, name: str, integers: int | Row) -> None:
-        await self._ask(partial(write_move, kind, read_integers(name, integers)), STATE)
+        await self._ask(partial(write_move, kind, read_integers(name, integers)), frames.STATE)
 
     async def _ask(self, write: Callable[[int], bytes], kind: int) -> AnswerFrame:
         """Send the frame `write(number)` until it is answered or the retries are used up."""
-
-        async def attempt() -> AnswerFrame:
-            if self._unusable is not None:
-                await self._connect()
-            return await self._exchange(write, kind)
-
         async with self._turn:
             if self._unusable is not None and not self._resume:
                 raise StreamClosed(self._unusable, self.offset)
             try:
-                return await retry(attempt, self._retries, self._socket.sleep)
+                return await retry(partial(self._exchange, write, kind), self._retries, self._socket.sleep)
             except NoAnswer as error:
                 raise StreamClosed(str(error), self.offset) from error
 
@@ -215,6 +193,8 @@ class AsyncDecodeStream:
         self._opened, self._unusable, self._number = True, None, 0
 
     async def _exchange(self, write: Callable[[int], bytes], kind: int) -> AnswerFrame:
+        if self._unusable is not None:
+            await self._connect()
         frame = write(self._number + 1)
         self._number += 1
         # Until the answer arrives, the offsets on this connection are unknown. A new connection states them.
@@ -225,7 +205,7 @@ class AsyncDecodeStream:
             self._unusable = str(error)
             raise
         self._unusable = None
-        if answer.kind == ERROR:
+        if answer.kind == frames.ERROR:
             raise of_problem(0, answer.text)
         self._offset = answer.offset
         return answer
@@ -235,10 +215,10 @@ class AsyncDecodeStream:
             answer = read_frame(received)
         except ValueError as error:
             raise ConnectionFailed(f"{error} came") from error
-        if answer.kind == CLOSING:
+        if answer.kind == frames.CLOSING:
             raise ConnectionFailed(f"the service closed the stream ({answer.text.decode(errors='replace')})")
-        outputs = len(self._fields["output"]) if answer.kind == VECTORS else 0
-        if answer.kind not in (kind, ERROR) or (answer.number, len(answer.tensors)) != (self._number, outputs):
+        outputs = len(self._fields["output"]) if answer.kind == frames.VECTORS else 0
+        if answer.kind not in (kind, frames.ERROR) or (answer.number, len(answer.tensors)) != (self._number, outputs):
             raise ConnectionFailed("a frame came that answers another message")
         return answer
 

@@ -23,7 +23,8 @@ class AsyncTransport:
 
     def __init__(self, url: str, timeout: float, key: str | None) -> None:
         self._http = httpx.AsyncClient(**options(url, timeout, key))
-        self._socket_options = (socket_address(self._http.base_url), timeout, authorization(key))
+        address = str(self._http.base_url).replace("http", "ws", 1).rstrip("/")
+        self._socket_settings = (address, timeout, authorization(key))
         self.close = self._http.aclose
 
     async def request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytearray:
@@ -47,7 +48,7 @@ class AsyncTransport:
         """Return a WebSocket of the server, not yet connected."""
         with needed("a decode stream", "websockets"):
             from preblock.client.sockets import AsyncSocket
-        return AsyncSocket(*self._socket_options)
+        return AsyncSocket(*self._socket_settings)
 
 
 class SyncTransport:
@@ -57,7 +58,8 @@ class SyncTransport:
 
     def __init__(self, url: str, timeout: float, key: str | None) -> None:
         self._http = httpx.Client(**options(url, timeout, key))
-        self._socket_options = (socket_address(self._http.base_url), timeout, authorization(key))
+        address = str(self._http.base_url).replace("http", "ws", 1).rstrip("/")
+        self._socket_settings = (address, timeout, authorization(key))
         self.close = self._http.close
 
     async def request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytearray:
@@ -75,7 +77,7 @@ class SyncTransport:
         """Return a WebSocket of the server, not yet connected."""
         with needed("a decode stream", "websockets"):
             from preblock.client.sockets import SyncSocket
-        return SyncSocket(*self._socket_options)
+        return SyncSocket(*self._socket_settings)
 
 
 def _checked(response: httpx.Response, content: bytearray) -> bytearray:
@@ -121,12 +123,6 @@ def options(url: str, timeout: float, key: str | None) -> dict[str, Any]:
 def authorization(key: str | None) -> dict[str, str]:
     """Return the Authorization header of `key`; empty without a key."""
     return {} if key is None else {"Authorization": f"Bearer {key}"}
-
-
-def socket_address(base: httpx.URL) -> str:
-    """Return the WebSocket address of a server."""
-    scheme = "wss" if base.scheme == "https" else "ws"
-    return str(base.copy_with(scheme=scheme)).rstrip("/")
 
 
 def model_path(model: str, version: int | None, *action: str) -> str:
