@@ -26,7 +26,7 @@ def read_settings(**options: Any) -> Any:
 
 
 def load_settings(**options: Any) -> Any:
-    """Return the settings and the origin of each; an option of None is ignored."""
+    """Return the settings, and the origin of each. An option of None counts as missing."""
     from preblock.service.core.settings import load
 
     try:

@@ -269,7 +269,7 @@ def decode_rows(client: Any) -> bytearray:
 
 @pytest.fixture(scope="module")
 def impatient(tiny_repository: Path) -> Iterator[Server]:
-    """A server that ends a stream after a second without a message."""
+    """A server with an idle timeout of one second for streams."""
     with serve(tiny_repository, PREBLOCK_STREAM_IDLE_TIMEOUT_SECONDS="1") as server:
         yield server
 
