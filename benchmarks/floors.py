@@ -27,9 +27,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from benchmarks.environments import CannotRun
 from benchmarks.guards import GUARDS, guarded
 from benchmarks.peers import grpc_rate
-from benchmarks.servers import GRAPH, JSON, PREBLOCK, CannotRun, RunningPeer, descendants, started
+from benchmarks.servers import GRAPH, JSON, PREBLOCK, RunningPeer, descendants, started
 from benchmarks.streams import MODEL, SERVER_CORE, be_the_client, memory_of, running
 from benchmarks.tensors import CONNECTIONS, SHAPES, Protocol, native, rate, script, with_headers
 

@@ -35,7 +35,8 @@ import orjson
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.servers import GRAPH, SERVERS, CannotRun, RunningPeer, canned, started
+from benchmarks.environments import CannotRun
+from benchmarks.servers import GRAPH, SERVERS, RunningPeer, canned, started
 from benchmarks.streams import MODEL, WIDTH, be_the_client
 from benchmarks.tensors import CONNECTIONS, SHAPES, rate, script
 

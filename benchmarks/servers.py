@@ -1,9 +1,7 @@
 """Other servers of the same graph: how each is set up, started, asked, and kept still while others are measured."""
 
-import importlib.metadata
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,23 +19,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from benchmarks.environments import CannotRun, install
 from benchmarks.streams import MODEL, SERVER_CORE
 from benchmarks.tensors import BYTES, Protocol, native, open_inference
 
 PREBLOCK = Path(sys.executable).parent / "preblock"
 HANDLERS = Path(__file__).parent / "peers"
-ENVIRONMENTS = Path(".venv/peers")
 GRAPH = Path("model_repository") / MODEL / "1" / "model.onnx"
-RUNTIME = f"onnxruntime=={importlib.metadata.version('onnxruntime')}"
 PATIENCE = 90.0
 """Seconds that a server may take to answer for the first time, and any answer."""
 WARM = 20
 """Requests that a server answers after it stood still, before it is measured."""
 JSON = {"Content-Type": "application/json"}
-
-
-class CannotRun(Exception):
-    """A server that cannot be installed or started here."""
 
 
 class Ports(NamedTuple):
@@ -264,7 +257,7 @@ def started(name: str, headers: Mapping[str, str] = MappingProxyType({})) -> Ite
 
     """
     server = SERVERS[name]
-    python = install(name) if server.requirements else Path(sys.executable)
+    python = install(name, server.requirements, server.python) if server.requirements else Path(sys.executable)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         log = stack.enter_context((folder / "log").open("wb"))
@@ -283,48 +276,6 @@ def started(name: str, headers: Mapping[str, str] = MappingProxyType({})) -> Ite
             said = (folder / "log").read_text(errors="replace").strip().splitlines()
             raise CannotRun(f"{error}; it said: {said[-1] if said else 'nothing'}") from error
         yield running
-
-
-def install(name: str) -> Path:
-    """Return the Python of a server's own environment, which is made where it is missing or of other versions.
-
-    Raises:
-        CannotRun: there is no such Python, or a package cannot be installed.
-
-    """
-    server, folder = SERVERS[name], (ENVIRONMENTS / name).absolute()
-    requirements, stamp = [*server.requirements, RUNTIME], folder / "installed"
-    if stamp.exists() and stamp.read_text().split() == requirements:
-        return folder / "bin" / "python"
-    print(f"{name}: installing {', '.join(requirements)}", file=sys.stderr)
-    python = interpreter(server.python)
-    try:
-        subprocess.run([python, "-m", "venv", "--clear", folder], check=True, capture_output=True)
-        pip = (folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check")
-        subprocess.run([*pip, *requirements], check=True, capture_output=True, text=True)
-    except subprocess.CalledProcessError as error:
-        said = str(error.stderr).strip().splitlines()
-        raise CannotRun(f"cannot be installed: {said[-1] if said else error}") from error
-    stamp.write_text("\n".join(requirements))
-    return folder / "bin" / "python"
-
-
-def interpreter(version: str) -> Path:
-    """Return a Python of exactly this version; ours where it does not matter.
-
-    Raises:
-        CannotRun: there is none.
-
-    """
-    if not version:
-        return Path(sys.executable)
-    minor = version.rpartition(".")[0]
-    for found in (shutil.which(f"python{minor}"), f"/usr/bin/python{minor}", f"/usr/local/bin/python{minor}"):
-        if found and Path(found).exists():
-            said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
-            if said.split()[-1:] == [version]:
-                return Path(found)
-    raise CannotRun(f"it needs CPython {version}")
 
 
 def free_port() -> int:
