@@ -2,7 +2,8 @@
 
 All have an `address` and three methods:
 
-- `open` connects. It raises OSError without a connection; NoAnswer or ServiceError if the server refuses the stream.
+- `open` connects, also after `close`. It raises OSError without a connection; NoAnswer or ServiceError if the server
+  refuses the stream.
 - `exchange` sends a request and returns the number of bytes of the answer. After a ServiceError, the connection can be
   used again. OSError and NoAnswer mean that it broke.
 - `close` closes the connection at once.
@@ -37,13 +38,12 @@ class HttpConnection(asyncio.Protocol):
         self.address = f"{target.host}:{target.port}"
         self._target, self._request = target, request
         self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[int] | None = None
 
     async def open(self) -> None:
         """Connect."""
-        loop = asyncio.get_running_loop()
-        self._answer: asyncio.Future[int] = loop.create_future()
         self._parser, self._keep_alive = httptools.HttpResponseParser(self), True
-        self._transport, _ = await loop.create_connection(
+        self._transport, _ = await asyncio.get_running_loop().create_connection(
             lambda: self, self._target.host, self._target.port, ssl=self._target.tls
         )
 
@@ -85,11 +85,11 @@ class HttpConnection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if status != 200:  # a problem document and its headers fit into one read
             self._fail(of_problem(status, self._last.partition(b"\r\n\r\n")[2]))
-        elif not self._answer.done():
+        elif self._answer and not self._answer.done():
             self._answer.set_result(self._received)
 
     def _fail(self, error: Exception) -> None:
-        if not self._answer.done():
+        if self._answer and not self._answer.done():
             self._answer.set_exception(error)
 
 
@@ -110,11 +110,11 @@ class DecodeConnection:
         self._step = write_step({"input_ids": ids.ravel()}, np.full(len(ids), ids.shape[1]), 0, (), ())
         self._rewind = write_move(REWIND, np.zeros(1, np.int64), 0)
         self._max_steps = max_len // ids.shape[1] if max_len is not None else 2**60
-        self._steps = 0
         self._socket: ClientConnection | None = None
 
     async def open(self) -> None:
         """Connect, and open a stream."""
+        self._steps = 0
         with failures():
             self._socket = await connect(
                 self.address,

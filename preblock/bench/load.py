@@ -60,7 +60,7 @@ def measure(
             return DecodeConnection(target, ids, model.max_len)
         return HttpConnection(target, requests[protocol](target, ids))
 
-    drivers = [_ConnectionDriver(make, timeout) for _ in range(connections)]
+    drivers = [_ConnectionDriver(make(), timeout) for _ in range(connections)]
     return uvloop.run(_measure(drivers, partial(LoadResult, protocol, shape, connections), seconds, report))
 
 
@@ -82,10 +82,10 @@ async def _measure(
 
 
 class _ConnectionDriver:
-    """Keeps one connection under load, and replaces it if it breaks."""
+    """Keeps one connection under load, and opens it again if it breaks."""
 
-    def __init__(self, make: Callable[[], LoadConnection], timeout: float) -> None:
-        self.connection, self._make, self._timeout = make(), make, timeout
+    def __init__(self, connection: LoadConnection, timeout: float) -> None:
+        self.connection, self._timeout = connection, timeout
         self._broken = False
 
     async def open(self) -> None:
@@ -104,7 +104,6 @@ class _ConnectionDriver:
                 async with asyncio.timeout(self._timeout):
                     if self._broken:
                         self.connection.close()
-                        self.connection = self._make()
                         await self.connection.open()
                         self._broken = False
                     sent = time.perf_counter()

@@ -214,7 +214,8 @@ class ModelApi:
         count = len(given) if rows is None else rows
         # The service rejects an empty list of offsets.
         opening = {"offset": given if count else 0, "rows": count, "output": [output, *companions], "dtype": dtype}
-        return AsyncDecodeStream(self._transport.make_socket(), model, version, opening, resume, self._retries)
+        retries = self._retries if resume else None
+        return AsyncDecodeStream(self._transport.make_socket(), model, version, opening, retries)
 
     async def _post(self, path: str, document: Mapping[str, Any], accept: str, read: Callable[[bytearray], T]) -> T:
         body = json.dumps(document, default=_listed).encode()

@@ -92,6 +92,9 @@ class SyncSocket(_Socket):
             return self._connection.recv(self._timeout, decode=False)
 
 
+Socket = AsyncSocket | SyncSocket
+
+
 @contextmanager
 def failures() -> Iterator[None]:
     """Raise every failure of a WebSocket as an error of the client."""

@@ -17,7 +17,7 @@ from preblock.client.token_ids import Row, Rows, read_integers, read_rows
 from preblock.client.transport import model_path
 
 if TYPE_CHECKING:
-    from preblock.client.sockets import AsyncSocket, SyncSocket
+    from preblock.client.sockets import Socket
 
 
 class AsyncDecodeStream:
@@ -30,22 +30,16 @@ class AsyncDecodeStream:
         model: name of the model.
         version: version of the model; None for the highest at the first opening.
         fields: fields of the opening message.
-        resume: whether to continue over a new connection after one breaks.
-        retries: most further attempts of the opening and of each message, with `resume`.
+        retries: most further attempts of the opening and of each message, over a new connection after one breaks; None
+            ends the stream with its first connection.
 
     """
 
     def __init__(
-        self,
-        socket: "AsyncSocket | SyncSocket",
-        model: str,
-        version: int | None,
-        fields: dict[str, Any],
-        resume: bool,
-        retries: int,
+        self, socket: "Socket", model: str, version: int | None, fields: dict[str, Any], retries: int | None
     ) -> None:
         self._socket, self._model, self._version, self._fields = socket, model, version, fields
-        self._resume, self._retries = resume, retries if resume else 0
+        self._resume, self._retries = retries is not None, retries or 0
         self._turn = asyncio.Lock()  # answers arrive in order
         self._number = 0
         self._indices: list[str] = []

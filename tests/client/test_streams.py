@@ -489,7 +489,7 @@ def opened(*answers: bytes | Exception, resume: bool = False) -> tuple[AsyncDeco
     """Return an open stream with one row at offset 5, and its socket."""
     socket: Any = ScriptedSocket(OPENED, *answers)
     fields = {"offset": [5], "rows": 1, "output": ["embeddings"], "dtype": "float32"}
-    stream = AsyncDecodeStream(socket, "m", None, fields, resume, retries=1)
+    stream = AsyncDecodeStream(socket, "m", None, fields, retries=1 if resume else None)
     finish(stream.__aenter__())
     assert socket.sent == ["/models/m/decode", json.dumps({"open": fields})]
     socket.sent.clear()
@@ -528,7 +528,7 @@ def test_a_frame_that_answers_nothing_closes_the_stream(frame: bytes) -> None:
 def test_an_opening_that_answers_nothing(message: bytes) -> None:
     socket: Any = ScriptedSocket(message)
     with pytest.raises(errors.ConnectionFailed, match="came") as raised:
-        finish(AsyncDecodeStream(socket, "m", None, {}, resume=False, retries=0).__aenter__())
+        finish(AsyncDecodeStream(socket, "m", None, {}, retries=None).__aenter__())
     assert socket.sent[-1] == f"close after {raised.type}"
 
 
