@@ -47,7 +47,7 @@ def find_newest(repository: Path | None, name: str) -> Path:
     """Return the folder of the highest version of the model `name`.
 
     Args:
-        repository: the option of that name.
+        repository: value of --repository.
         name: name of the model.
 
     """

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import numpy as np
 
-from preblock.client.errors import ServerError, invalid
+from preblock.client.errors import ServerError, invalid, needed
 from preblock.client.results import Embeddings, Model, Vectors
 from preblock.client.retry import retry
 from preblock.client.safetensors import read_safetensors, write_safetensors
@@ -210,12 +210,14 @@ class ModelApi:
             NoAnswer: no connection, or no answer in time.
 
         """
+        with needed("a decode stream", "websockets"):
+            from preblock.client.sockets import make_socket
         given = read_integers("offset", offset).tolist()
         count = len(given) if rows is None else rows
         # The service rejects an empty list of offsets.
         opening = {"offset": given if count else 0, "rows": count, "output": [output, *companions], "dtype": dtype}
         retries = self._retries if resume else None
-        return AsyncDecodeStream(self._transport.make_socket(), model, version, opening, retries)
+        return AsyncDecodeStream(make_socket(self._transport.http), model, version, opening, retries)
 
     async def _post(self, path: str, document: Mapping[str, Any], accept: str, read: Callable[[bytearray], T]) -> T:
         body = json.dumps(document, default=_listed).encode()

@@ -1,10 +1,11 @@
 """WebSockets of decode streams: one for asyncio, and a synchronous one. Imported with the first stream."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any
 
+import httpx
 from websockets import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.asyncio.client import ClientConnection as AsyncConnection
 from websockets.asyncio.client import connect as connect_async
@@ -16,22 +17,16 @@ from preblock.client.retry import of_response
 
 
 class _Socket:
-    """The options and the open connection of a socket.
+    """The options and the open connection of a socket to the server of `http`."""
 
-    Args:
-        address: ws://… or wss://…
-        timeout: seconds to connect, and for each exchange.
-        headers: headers of the handshake.
-
-    """
-
-    def __init__(self, address: str, timeout: float, headers: Mapping[str, str]) -> None:
-        self._address, self._timeout = address, timeout
+    def __init__(self, http: httpx.AsyncClient | httpx.Client) -> None:
+        self._address = str(http.base_url).replace("http", "ws", 1).rstrip("/")
+        self._timeout = http.timeout.read
         self._stack = AsyncExitStack()
         self._options: dict[str, Any] = {
-            "open_timeout": timeout,
+            "open_timeout": self._timeout,
             "close_timeout": 1,  # a dead peer never closes
-            "additional_headers": headers,
+            "additional_headers": {name: http.headers[name] for name in ("Authorization",) if name in http.headers},
             "max_size": None,  # the step sets the size of the answer
             "compression": None,  # vectors do not compress
         }
@@ -93,6 +88,11 @@ class SyncSocket(_Socket):
 
 
 Socket = AsyncSocket | SyncSocket
+
+
+def make_socket(http: httpx.AsyncClient | httpx.Client) -> Socket:
+    """Return a WebSocket to the server of `http`, not yet connected."""
+    return AsyncSocket(http) if isinstance(http, httpx.AsyncClient) else SyncSocket(http)
 
 
 @contextmanager

@@ -2,18 +2,15 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import httpx
 
 from preblock import __version__
 from preblock.client.blocking import sleep
-from preblock.client.errors import ConnectionFailed, NoAnswer, TimedOut, invalid, needed
+from preblock.client.errors import ConnectionFailed, NoAnswer, TimedOut, invalid
 from preblock.client.retry import of_response
-
-if TYPE_CHECKING:
-    from preblock.client.sockets import AsyncSocket, SyncSocket
 
 
 class AsyncTransport:
@@ -22,10 +19,8 @@ class AsyncTransport:
     sleep = staticmethod(asyncio.sleep)
 
     def __init__(self, url: str, timeout: float, key: str | None) -> None:
-        self._http = httpx.AsyncClient(**options(url, timeout, key))
-        address = str(self._http.base_url).replace("http", "ws", 1).rstrip("/")
-        self._socket_settings = (address, timeout, authorization(key))
-        self.close = self._http.aclose
+        self.http = httpx.AsyncClient(**options(url, timeout, key))
+        self.close = self.http.aclose
 
     async def request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytearray:
         """Return the body of a response with status 200.
@@ -37,18 +32,12 @@ class AsyncTransport:
         """
         content = bytearray()  # writable, and so are the arrays sharing its memory
         try:
-            async with self._http.stream(method, path, content=body, headers=headers) as response:
+            async with self.http.stream(method, path, content=body, headers=headers) as response:
                 async for chunk in response.aiter_bytes():
                     content += chunk
         except httpx.HTTPError as error:
             raise _failure(error) from error
         return _checked(response, content)
-
-    def make_socket(self) -> "AsyncSocket":
-        """Return a WebSocket of the server, not yet connected."""
-        with needed("a decode stream", "websockets"):
-            from preblock.client.sockets import AsyncSocket
-        return AsyncSocket(*self._socket_settings)
 
 
 class SyncTransport:
@@ -57,27 +46,19 @@ class SyncTransport:
     sleep = staticmethod(sleep)
 
     def __init__(self, url: str, timeout: float, key: str | None) -> None:
-        self._http = httpx.Client(**options(url, timeout, key))
-        address = str(self._http.base_url).replace("http", "ws", 1).rstrip("/")
-        self._socket_settings = (address, timeout, authorization(key))
-        self.close = self._http.close
+        self.http = httpx.Client(**options(url, timeout, key))
+        self.close = self.http.close
 
     async def request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytearray:
         """Return the body of a response, as `AsyncTransport.request` does."""
         content = bytearray()
         try:
-            with self._http.stream(method, path, content=body, headers=headers) as response:
+            with self.http.stream(method, path, content=body, headers=headers) as response:
                 for chunk in response.iter_bytes():
                     content += chunk
         except httpx.HTTPError as error:
             raise _failure(error) from error
         return _checked(response, content)
-
-    def make_socket(self) -> "SyncSocket":
-        """Return a WebSocket of the server, not yet connected."""
-        with needed("a decode stream", "websockets"):
-            from preblock.client.sockets import SyncSocket
-        return SyncSocket(*self._socket_settings)
 
 
 def _checked(response: httpx.Response, content: bytearray) -> bytearray:
