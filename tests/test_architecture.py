@@ -36,7 +36,7 @@ HOMES = {
 # Imports that a package makes inside functions only, and the modules that are imported there.
 WHEN_NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     "bench": {"grpc": (), "preblock.service": ()},
-    "client": {"torch": (), "ml_dtypes": (), "websockets": ("client.streams",), "preblock.client.streams": ()},
+    "client": {"torch": (), "ml_dtypes": (), "websockets": ("client.sockets",), "preblock.client.sockets": ()},
 }
 FILES = sorted(
     file

@@ -7,8 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from preblock.cli.description import describe_limits
-from preblock.cli.options import read_settings, require
+from preblock.cli.options import describe_limits, read_settings, require
 
 
 class SettingsCommand(click.Command):

@@ -1,4 +1,4 @@
-"""What docker-compose.yml and the files around it promise, read from them; `make smoke` runs them."""
+"""docker-compose.yml and the files around it, read as text; `make smoke` runs them."""
 
 import os
 import re
@@ -81,7 +81,7 @@ def test_files_that_are_mounted_are_there() -> None:
 
 
 def test_the_proxy_sends_again_only_what_may_be_sent_twice(server: Server) -> None:
-    """Of all routes that a server has: those whose answers depend on nothing but the request."""
+    """The proxy retries the routes of idempotent requests, among all routes of a server, and no others."""
     again = re.findall(r"^    acl again path_reg (\S+)$", PROXY, re.MULTILINE)
     exactly = re.findall(r"^    acl again path (\S+)$", PROXY, re.MULTILINE)
     methods = re.findall(r"^    acl again method (.+)$", PROXY, re.MULTILINE)
