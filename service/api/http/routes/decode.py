@@ -6,12 +6,13 @@ from functools import partial
 from typing import Protocol
 
 import orjson
-from fastapi import APIRouter, Request, WebSocket, WebSocketDisconnect
+from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from fastapi.responses import Response
 
 from preblock.service.api.http import errors
 from preblock.service.api.http.negotiation import EVENTS, JSON, NDJSON, answer_type, body_type
-from preblock.service.api.http.request import single_values
+from preblock.service.api.http.request import RawRequest, single_values
+from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import native as schemas
 from preblock.service.api.http.streaming.ndjson import FAREWELL_SECONDS, NdjsonStream
 from preblock.service.api.http.streaming.session import DecodeSession
@@ -52,31 +53,22 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
             with suppress(WebSocketDisconnect):  # the client left while it was answered
                 await converse(socket, session, lifetime)
 
-    async def decode(request: Request, name: str, version: str | None = None) -> Response:
+    async def decode(request: RawRequest, name: str, version: str | None) -> Response:
+        """Stream an answer for each line of steps, or events for a known list of ids."""
         with engine.admission.request("decode-open") as record:
             model = engine.repository.get(name, version, caller=caller())
             record.model = model.name
-            media = answer_type(", ".join(request.headers.getlist("accept")), (NDJSON, EVENTS))
-            fields = read_query(single_values(request.scope["query_string"]))
+            media = answer_type(request.accept, (NDJSON, EVENTS))
+            fields = read_query(single_values(request.query))
+            body_type(request.header(b"content-type"), (JSON,) if media == EVENTS else (NDJSON,))
             if media == EVENTS:
-                body_type(request.headers.get("content-type"), (JSON,))
                 return await open_events(engine, streams, model, request, fields, max_body_bytes)
-            body_type(request.headers.get("content-type"), (NDJSON,))
-            coding = request.headers.get("content-encoding", "identity")
-            if coding.lower() != "identity":
+            coding = request.header(b"content-encoding")
+            if coding is not None and coding.lower() != "identity":
                 raise UnsupportedFormat("Content-Encoding", coding, "identity, for lines that are read as they come")
             return NdjsonStream(streams, DecodeSession(engine, model, fields), max_body_bytes)
 
-    @routes.post("/models/{name}/decode", **schemas.DECODE)
-    async def decode_newest(request: Request, name: str) -> Response:
-        """Answer lines of steps as they come, or a known list of ids as events, from the model's highest version."""
-        return await decode(request, name)
-
-    @routes.post("/models/{name}/versions/{version}/decode", **schemas.DECODE)
-    async def decode_version(request: Request, name: str, version: str) -> Response:
-        """Answer lines of steps as they come, or a known list of ids as events, from one version of the model."""
-        return await decode(request, name, version)
-
+    add_model_routes(routes, "POST", "/decode", decode, **schemas.DECODE)
     return routes
 
 

@@ -4,7 +4,6 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
-import fastapi
 import numpy as np
 from fastapi import APIRouter
 from fastapi.responses import Response
@@ -15,6 +14,7 @@ from preblock.service.api.http.body import read_body, write_body
 from preblock.service.api.http.negotiation import BYTES, JSON, NPY, SAFETENSORS, answer_type, body_type
 from preblock.service.api.http.request import Handler, RawRequest, single_values
 from preblock.service.api.http.response import ChunkedResponse
+from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import native as schemas
 from preblock.service.api.request_cache import RequestTemplate, json_template_of, template_of
 from preblock.service.codecs.arrays import read_npy, read_raw
@@ -44,7 +44,8 @@ FILE_COST = 2**12
 def handler(engine: Engine, max_body_bytes: int) -> Handler:
     """Return the handler of requests of this protocol."""
 
-    async def embed(arrival: RawRequest, name: str, version: str | None = None) -> Response:
+    async def embed(arrival: RawRequest, name: str, version: str | None) -> Response:
+        """Return the vectors that enter block 0."""
         with engine.admission.request("native") as record:
             model = engine.repository.get(name, version, caller=caller())
             record.model = model.name
@@ -81,16 +82,7 @@ def router(embed: Handler) -> APIRouter:
     """Return the routes of this protocol."""
     routes = APIRouter(tags=["embed"])
 
-    @routes.post("/models/{name}/embed", **schemas.EMBED)
-    async def embed_newest(request: fastapi.Request, name: str) -> Response:
-        """Return the vectors that enter block 0, from the model's highest version."""
-        return await embed(RawRequest.of(request), name, None)
-
-    @routes.post("/models/{name}/versions/{version}/embed", **schemas.EMBED)
-    async def embed_version(request: fastapi.Request, name: str, version: str) -> Response:
-        """Return the vectors that enter block 0, from one version of the model."""
-        return await embed(RawRequest.of(request), name, version)
-
+    add_model_routes(routes, "POST", "/embed", embed, **schemas.EMBED)
     return routes
 
 

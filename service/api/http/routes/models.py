@@ -2,6 +2,8 @@
 
 from fastapi import APIRouter
 
+from preblock.service.api.http.request import RawRequest
+from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import native as schemas
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.core.auth import caller
@@ -34,14 +36,9 @@ def router(engine: Engine) -> APIRouter:
         """Return every model, in its highest version."""
         return [describe(model) for model in engine.repository.newest(caller())]
 
-    @routes.get("/models/{name}", responses=schemas.NOT_FOUND)
-    async def get_model(name: str) -> schemas.ModelDescription:
+    async def get_model(_: RawRequest, name: str, version: str | None) -> schemas.ModelDescription:
         """Return a model: manifest, limits, parity report, and the active provider."""
-        return describe(engine.repository.find(name, caller=caller()))
-
-    @routes.get("/models/{name}/versions/{version}", responses=schemas.NOT_FOUND)
-    async def get_version(name: str, version: str) -> schemas.ModelDescription:
-        """Return one version of a model."""
         return describe(engine.repository.find(name, version, caller=caller()))
 
+    add_model_routes(routes, "GET", "", get_model, response_model=schemas.ModelDescription, responses=schemas.NOT_FOUND)
     return routes

@@ -1,6 +1,5 @@
 """The protocol of the Open Inference Protocol, version 2, over HTTP."""
 
-from collections.abc import Callable
 from dataclasses import astuple
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ from preblock.service.api.http.body import read_body, write_body
 from preblock.service.api.http.negotiation import BYTES, JSON, body_type
 from preblock.service.api.http.request import Handler, RawRequest
 from preblock.service.api.http.response import ChunkedResponse
+from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import v2 as schemas
 from preblock.service.api.request_cache import RequestTemplate, template_of
 from preblock.service.codecs.native_json import read_json
@@ -41,7 +41,8 @@ HEADER = HEADER_LENGTH.lower().encode()
 def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Handler:
     """Return the handler of inference requests of this protocol; `sequences` holds their sequences."""
 
-    async def infer(arrival: RawRequest, name: str, version: str | None = None) -> Response:
+    async def infer(arrival: RawRequest, name: str, version: str | None) -> Response:
+        """Return the requested outputs; the default is `embeddings`. All inputs but `input_ids` are optional."""
         with engine.admission.request("open-inference") as record:
             model = engine.repository.find(name, version, caller=caller())
             record.model = model.name
@@ -112,82 +113,59 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
         """Answer 200: every model has run. Before that the server of the start answers 503."""
         return {"ready": True}
 
-    def statistics(name: str | None, version: str | None) -> dict[str, Any]:
+    async def statistics(_: RawRequest, name: str | None, version: str | None) -> dict[str, Any]:
         """Return the statistics of one version of a model, or of all versions, in Triton's form."""
         models, found = engine.repository.select(name, version, caller=caller()), engine.metrics.statistics()
         return {"model_stats": [model_statistics(m.name, m.version, found[m.name, m.version]) for m in models]}
 
-    def metadata(name: str, version: str | None) -> dict[str, Any]:
+    async def metadata(_: RawRequest, name: str, version: str | None) -> dict[str, Any]:
         """Return inputs and outputs of a model."""
         model = engine.repository.find(name, version, caller=caller())
         versions = engine.repository.versions(name) if version is None else [model.version]
         return model_metadata(model.name, versions, model.manifest)
 
-    def model_ready(name: str, version: str | None) -> dict[str, Any]:
+    async def model_ready(_: RawRequest, name: str, version: str | None) -> dict[str, Any]:
         """Answer 200 for a served model."""
         return {"name": engine.repository.find(name, version, caller=caller()).name, "ready": True}
 
-    def config(name: str, version: str | None) -> dict[str, Any]:
+    async def config(_: RawRequest, name: str, version: str | None) -> dict[str, Any]:
         """Return the configuration of a model, as Triton has it."""
         model = engine.repository.find(name, version, caller=caller())
         return model_config(model.name, model.manifest, model.provider)
 
     # Before the path of a model: it could be the name of one.
     @routes.get("/models/stats", response_model=schemas.ModelStatisticsList)
-    async def statistics_of_all() -> dict[str, Any]:
+    async def statistics_of_all(request: fastapi.Request) -> dict[str, Any]:
         """Return the statistics of every version of every model, in Triton's form."""
-        return statistics(None, None)
+        return await statistics(RawRequest.of(request), None, None)
 
-    def add(action: str, describe: Callable[[str, str | None], dict[str, Any]], answer: Any) -> None:
-        """Add the routes of the highest version of a model, and of a named version."""
+    for action, endpoint, answer in (
+        ("", metadata, schemas.ModelMetadata),
+        ("/ready", model_ready, schemas.ModelReady),
+        ("/config", config, dict[str, Any]),
+        ("/stats", statistics, schemas.ModelStatisticsList),
+    ):
+        refusals = schemas.open_inference_errors(401, 403, 404)
+        add_model_routes(routes, "GET", action, endpoint, answer, responses=refusals)
+    add_model_routes(routes, "POST", "/infer", infer, **schemas.INFER)
 
-        async def of_newest(name: str) -> dict[str, Any]:
-            return describe(name, None)
-
-        async def of_version(name: str, version: str) -> dict[str, Any]:
-            return describe(name, version)
-
-        for path, endpoint in (("/models/{name}", of_newest), ("/models/{name}/versions/{version}", of_version)):
-            routes.add_api_route(
-                path + action,
-                endpoint,
-                name=f"{describe.__name__}_{endpoint.__name__}",
-                description=describe.__doc__,
-                response_model=answer,
-                responses=schemas.open_inference_errors(401, 403, 404),
-            )
-
-    add("", metadata, schemas.ModelMetadata)
-    add("/ready", model_ready, schemas.ModelReady)
-    add("/config", config, dict[str, Any])
-    add("/stats", statistics, schemas.ModelStatisticsList)
-
-    @routes.post("/models/{name}/infer", **schemas.INFER)
-    async def infer_newest(request: fastapi.Request, name: str) -> Response:
-        """Return the outputs asked for, `embeddings` by default; inputs other than `input_ids` may be left out."""
-        return await infer(RawRequest.of(request), name, None)
-
-    @routes.post("/models/{name}/versions/{version}/infer", **schemas.INFER)
-    async def infer_version(request: fastapi.Request, name: str, version: str) -> Response:
-        """Return the outputs asked for of one version of the model."""
-        return await infer(RawRequest.of(request), name, version)
+    async def read_option(request: fastapi.Request, name: str, default: Any) -> Any:
+        """Return the only field that the JSON body may have."""
+        body = await read_body(RawRequest.of(request), engine, max_body_bytes)
+        options = read_json(body) if body else {}
+        refuse_unknown(options, (name,))
+        return options.get(name, default)
 
     @routes.post("/repository/index", **schemas.INDEX)
     async def index(request: fastapi.Request) -> list[dict[str, str]]:
         """Return every version of every model; with `ready`, only the ready ones."""
-        body = await read_body(RawRequest.of(request), engine, max_body_bytes)
-        wishes = read_json(body) if body else {}
-        refuse_unknown(wishes, ("ready",))
-        only_ready = wishes.get("ready", False)
+        only_ready = await read_option(request, "ready", False)
         if not isinstance(only_ready, bool):
             raise Invalid("ready", only_ready, "true or false")
         return repository_index((astuple(state) for state in engine.repository.index(caller())), only_ready)
 
     async def check(request: fastapi.Request, verb: str) -> None:
-        body = await read_body(RawRequest.of(request), engine, max_body_bytes)
-        wishes = read_json(body) if body else {}
-        refuse_unknown(wishes, ("parameters",))
-        parameters = wishes.get("parameters", {})
+        parameters = await read_option(request, "parameters", {})
         if not isinstance(parameters, dict):
             raise Invalid("parameters", parameters, "an object")
         check_change(verb, parameters)

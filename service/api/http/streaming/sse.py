@@ -4,7 +4,6 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from fastapi import Request
 from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -27,7 +26,7 @@ async def open_events(
     engine: Engine,
     streams: StreamRegistry,
     model: TokenModel,
-    request: Request,
+    request: RawRequest,
     query: dict[str, Any],
     max_body_bytes: int,
 ) -> "EventStream":
@@ -37,7 +36,7 @@ async def open_events(
         ClientFault: the request, or its first chunk, is not allowed.
 
     """
-    body = await read_body(RawRequest.of(request), engine, max_body_bytes)
+    body = await read_body(request, engine, max_body_bytes)
     feed = await engine.scheduler.run(len(body), lambda: _read(body, query, model), text=True)
     chunks = EventChunks(engine, DecodeState(engine, model, feed.options), feed)
     return EventStream(streams, chunks, await chunks.next())
