@@ -117,7 +117,7 @@ class TensorResponder:
             LOG.exception("a request failed in an unforeseen way", extra={"request_id": visit.text})
             run.end(error)
             if not transport.is_closing():
-                self._send_whole(errors.unforeseen(template.path), visit)
+                self._send_whole(errors.internal_error(template.path), visit)
             _end_trace(visit, 500)
             self._connection.finish()
             return

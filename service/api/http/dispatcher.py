@@ -236,4 +236,4 @@ async def _answer(arrival: RawRequest, target: Route) -> Response:
         return errors.respond(error, arrival.path)
     except Exception:
         LOG.exception("a request failed in an unforeseen way")
-        return errors.unforeseen(arrival.path)
+        return errors.internal_error(arrival.path)
