@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from preblock.service.api.http.negotiation import BYTES, JSON, NPY, SAFETENSORS
-from preblock.service.api.http.response import ChunkedResponse, Headers, headers
+from preblock.service.api.http.response import ChunkedResponse, Headers
 from preblock.service.codecs.arrays import npy_header
 from preblock.service.codecs.chunks import Part, bytes_of
 from preblock.service.codecs.native_json_response import answer_json, json_content
@@ -43,12 +43,11 @@ def respond(answer: Result, media: str, encoding: str) -> ChunkedResponse:
 
 @lru_cache  # a client asks the same again and again
 def _headers(model: str, version: int, output: str, shape: tuple[int, ...], dtype: str) -> Headers:
-    return headers(
-        {
-            "Preblock-Model": model,
-            "Preblock-Version": str(version),
-            "Preblock-Output": output,
-            "Preblock-Shape": ",".join(map(str, shape)),
-            "Preblock-Dtype": dtype,
-        }
-    )
+    values = {
+        b"preblock-model": model,
+        b"preblock-version": str(version),
+        b"preblock-output": output,
+        b"preblock-shape": ",".join(map(str, shape)),
+        b"preblock-dtype": dtype,
+    }
+    return [(name, value.encode("ascii")) for name, value in values.items()]

@@ -1,31 +1,28 @@
-"""Content codings of requests and answers (RFC 9110, sections 8.4 and 12.5.3)."""
+"""Content encodings of requests and responses (RFC 9110, sections 8.4 and 12.5.3)."""
 
 import zlib
 from functools import lru_cache
 
-from preblock.service.api.http.response import ChunkedResponse
-from preblock.service.codecs.chunks import PACKET, joined
+from preblock.service.api.http.negotiation import read_qualities
 from preblock.service.core.errors import Malformed, TooLarge
-from preblock.service.engine.engine import Engine
 
-CODINGS = {"gzip": 31, "deflate": 15}
-"""Window bits of zlib for each coding."""
-EXPANSION = 1032
-"""A byte becomes at most as many."""
-LEVEL = 1
-LEAST = 1024
-"""Bytes of the smallest answer worth compressing."""
+WINDOW_BITS = {"gzip": 31, "deflate": 15}
+"""Window bits of zlib for each content encoding."""
+MAX_EXPANSION = 1032
+"""Maximum ratio of the expanded size to the compressed size."""
+MIN_COMPRESSED_BYTES = 1024
+"""A smaller response is sent without compression."""
 
 
 def expand(body: bytes, coding: str, limit: int) -> bytes:
-    """Return the expanded content, of at most `limit` bytes; expansion stops there.
+    """Return the expanded body, at most `limit` bytes; the expansion stops at the limit.
 
     Raises:
-        TooLarge: it is longer.
-        Malformed: it is not of that coding, has no end, or goes on behind it.
+        TooLarge: the expanded body is larger.
+        Malformed: the body is not in this encoding, is incomplete, or has further bytes after its end.
 
     """
-    inflate = zlib.decompressobj(CODINGS[coding])
+    inflate = zlib.decompressobj(WINDOW_BITS[coding])
     try:
         content = inflate.decompress(body, limit + 1)
     except zlib.error as error:
@@ -38,36 +35,19 @@ def expand(body: bytes, coding: str, limit: int) -> bytes:
     return content
 
 
-@lru_cache  # a client says the same again and again
-def wanted(accept: str, text: bool) -> str | None:
-    """Return the coding that `Accept-Encoding` asks for, or None.
+@lru_cache  # clients repeat their headers
+def choose_coding(accept: str, text: bool) -> str | None:
+    """Return the content encoding for a response to `Accept-Encoding: {accept}`; None for no compression.
 
-    HTTP libraries accept codings without being told to. Numbers as `text` shrink by half, so any accepted coding is
-    used.
-    Bytes and base64 shrink by a tenth, and take many times longer than without: for them one coding has to be named,
-    alone.
+    HTTP libraries accept encodings by default. Numbers as `text` shrink by half, so any accepted encoding is used. Raw
+    bytes and base64 shrink by a tenth, and compression multiplies their response time. So the header must then name
+    exactly one encoding.
     """
-    qualities: dict[str, float] = {}
-    for item in accept.lower().split(","):
-        coding, _, weight = (part.strip() for part in item.partition(";"))
-        try:
-            qualities[coding] = float(weight.removeprefix("q=")) if weight else 1.0
-        except ValueError:
-            return None
+    try:
+        qualities = read_qualities(accept)
+    except ValueError:
+        return None
     if not text and len(qualities) != 1:
         return None
-    best = max((*CODINGS, "identity"), key=lambda coding: qualities.get(coding, 0.0))
-    return best if best in CODINGS and qualities.get(best, 0.0) > 0 else None
-
-
-async def encode(reply: ChunkedResponse, coding: str, engine: Engine) -> None:
-    """Compress an answer, unless it is too small to be worth it: by `engine`, or a large one while it is sent."""
-    parts, size = reply.parts, reply.size
-    if size is not None and size < LEAST:
-        return
-    deflate = zlib.compressobj(LEVEL, wbits=CODINGS[coding])
-    if size is None or size > PACKET:
-        reply.compressed(coding, None, deflate)
-    else:
-        content = await engine.scheduler.run(size, lambda: deflate.compress(joined(parts)) + deflate.flush(), text=True)
-        reply.compressed(coding, content)
+    best = max((*WINDOW_BITS, "identity"), key=lambda coding: qualities.get(coding, 0.0))
+    return best if best in WINDOW_BITS and qualities.get(best, 0.0) > 0 else None

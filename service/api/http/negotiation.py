@@ -1,6 +1,5 @@
 """The content types of bodies and answers (RFC 9110, sections 8.3 and 12.5.1)."""
 
-import math
 from functools import lru_cache
 
 from preblock.service.core.errors import NotAcceptable, UnsupportedFormat
@@ -41,34 +40,37 @@ def answer_type(accept: str | None, writable: tuple[str, ...], reason: str = "")
     """
     if not accept:
         return writable[0]
-    qualities = _parse(accept)
-    best = max(writable, key=lambda media: _quality(media, qualities))
-    if _quality(best, qualities) == 0:
+    try:
+        qualities = read_qualities(accept)
+    except ValueError as error:
+        raise NotAcceptable("Accept", accept, "quality values from 0 to 1") from error
+
+    def quality(media: str) -> float:
+        """Return the quality of the most specific range."""
+        ranges = (media, media.partition("/")[0] + "/*", "*/*")
+        return next((qualities[media_range] for media_range in ranges if media_range in qualities), 0.0)
+
+    best = max(writable, key=quality)
+    if quality(best) == 0:
         raise NotAcceptable("Accept", accept, f"{' or '.join(writable)} {reason}".rstrip())
     return best
 
 
-def _quality(media: str, qualities: dict[str, float]) -> float:
-    """Return how much a type is wanted: the most specific range decides."""
-    for media_range in (media, media.partition("/")[0] + "/*", "*/*"):
-        if media_range in qualities:
-            return qualities[media_range]
-    return 0.0
+def read_qualities(header: str) -> dict[str, float]:
+    """Return the quality of each item of an `Accept` or `Accept-Encoding` header, by name; the default is 1.
 
+    Raises:
+        ValueError: a quality is not a number from 0 to 1.
 
-def _parse(accept: str) -> dict[str, float]:
+    """
     qualities = {}
-    for item in accept.split(","):
-        media, *parameters = (part.strip().lower() for part in item.split(";"))
-        quality = 1.0
+    for item in header.lower().split(","):
+        name, *parameters = (part.strip() for part in item.split(";"))
+        qualities[name] = 1.0
         for parameter in parameters:
-            name, _, value = parameter.partition("=")
-            if name == "q":
-                try:
-                    quality = float(value)
-                except ValueError:
-                    quality = math.nan
-                if not 0 <= quality <= 1:
-                    raise NotAcceptable("Accept", accept, "quality values from 0 to 1")
-        qualities[media] = quality
+            key, _, value = parameter.partition("=")
+            if key == "q":
+                qualities[name] = float(value)
+        if not 0 <= qualities[name] <= 1:
+            raise ValueError(header)
     return qualities

@@ -1,7 +1,7 @@
 """Answers in parts, without a copy of the whole: they are sent packet by packet, as fast as the client reads."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +14,12 @@ from preblock.service.core.errors import TooLarge
 if TYPE_CHECKING:
     from preblock.service.api.request_cache import RequestTemplate
 
-Deflate = Any
+Compressor = Any
 """The type of `zlib.compressobj()`; it has no public name."""
 
 
 Headers = Sequence[tuple[bytes, bytes]]
 """As ASGI has them, names in lower case."""
-
-
-def headers(values: Mapping[str, str]) -> Headers:
-    """Return headers by name as they are sent."""
-    return [(name.lower().encode("ascii"), value.encode("ascii")) for name, value in values.items()]
 
 
 def lines_of(values: Headers) -> bytes:
@@ -56,36 +51,33 @@ class ChunkedResponse(Response):
         self.size = size_of(parts)
         length = [] if self.size is None else [(b"content-length", b"%d" % self.size)]
         self.raw_headers = [(b"content-type", media.encode()), *length, *further]
-        self._deflate: Deflate = None
+        self._compressor: Compressor = None
 
     @property
     def small(self) -> bool:
         """Whether it is sent at once."""
         return self.size is not None and self.size <= PACKET and len(self.parts) <= TOGETHER
 
-    def compressed(self, coding: str, content: bytes | None, deflate: Deflate = None) -> None:
-        """Make it one of the content coding `coding`: with that content, or by `deflate` as it is sent."""
-        self.template = None
-        length = [] if content is None else [(b"content-length", b"%d" % len(content))]
-        self.raw_headers = [
-            *(pair for pair in self.raw_headers if pair[0] != b"content-length"),
-            *length,
-            (b"content-encoding", coding.encode("ascii")),
-            (b"vary", b"Accept-Encoding"),
-        ]
-        self._deflate, self.size = deflate, None
-        if content is not None:
-            self.parts, self.size = [content], len(content)
+    def compress(self, coding: str, compressor: Compressor) -> None:
+        """Compress the content while it is sent, by a `zlib.compressobj` of the content encoding `coding`."""
+        self.template, self.size, self._compressor = None, None, compressor
+        self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
+        self.raw_headers += [(b"content-encoding", coding.encode("ascii")), (b"vary", b"Accept-Encoding")]
+
+    def set_content(self, content: bytes) -> None:
+        """Set the content and its length, after any compression."""
+        self.parts, self.size, self._compressor = [content], len(content), None
+        self.raw_headers.append((b"content-length", b"%d" % len(content)))
 
     def content(self) -> Iterator[Buffer]:
         """Yield the parts of the content."""
         return packets(self.parts)
 
-    async def join(self, most: float) -> None:
+    async def buffer(self, limit: float) -> None:
         """Join the parts, so that the answer has a size.
 
         Raises:
-            TooLarge: that is more than `most` bytes.
+            TooLarge: that is more than `limit` bytes.
 
         """
         content, size = [], 0
@@ -93,25 +85,24 @@ class ChunkedResponse(Response):
             async for packet in sent:
                 content.append(packet)
                 size += len(packet)
-                if size > most:
-                    raise TooLarge("answer", f"more than {most} bytes for HTTP/1.0", f"at most {most}, or HTTP/1.1")
+                if size > limit:
+                    raise TooLarge("answer", f"more than {limit} bytes for HTTP/1.0", f"at most {limit}, or HTTP/1.1")
                 await asyncio.sleep(0)
-        self.parts, self.size, self._deflate = [b"".join(content)], size, None
-        self.raw_headers.append((b"content-length", b"%d" % size))
+        self.set_content(b"".join(content))
 
     async def packets(self) -> AsyncGenerator[Buffer, None]:
         """Yield the content packet by packet; other requests are answered between two packets."""
-        deflate = self._deflate
+        compressor = self._compressor
         with self.sending():
             for packet in packets(self.parts):
-                if deflate is not None:
+                if compressor is not None:
                     # Not by the scheduler: it may refuse, but the answer has begun.
-                    packet = await asyncio.get_running_loop().run_in_executor(None, deflate.compress, packet)
+                    packet = await asyncio.get_running_loop().run_in_executor(None, compressor.compress, packet)
                 if packet:  # zlib may keep it all; an empty chunk would be the end
                     yield packet
                 del packet  # the next may lie where this one does
-            if deflate is not None:
-                yield deflate.flush()
+            if compressor is not None:
+                yield compressor.flush()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI gives it
         """Send it, or as much of it as the client waits for."""

@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from preblock.service.api.http.compression import LEAST, expand, wanted
+from preblock.service.api.http.compression import MIN_COMPRESSED_BYTES, choose_coding, expand
 from preblock.service.core.errors import Malformed, TooLarge
 from tests.support.protocols import Clients
 from tests.support.servers import Server, serve
@@ -66,7 +66,7 @@ def test_bytes_are_compressed_only_where_one_coding_is_named_alone(server: Serve
 
 def test_a_tiny_answer_is_left_alone(server: Server) -> None:
     body, headers = raw(server, "/v1/embeddings", b'{"model": "minilm", "input": [1], "encoding_format": "base64"}')
-    assert len(body) > LEAST
+    assert len(body) > MIN_COMPRESSED_BYTES
     assert "Content-Encoding" not in headers
     body, headers = raw(server, "/models/minilm/embed", b'{"input_ids": [1]}', Accept_Encoding="gzip")
     assert headers["Content-Encoding"] == "gzip"
@@ -91,8 +91,8 @@ def test_a_tiny_answer_is_left_alone(server: Server) -> None:
         ("", None, None),
     ],
 )
-def test_which_coding_is_wanted(accept: str, text: str | None, numbers: str | None) -> None:
-    assert (wanted(accept, text=True), wanted(accept, text=False)) == (text, numbers)
+def test_accept_encoding_chooses_the_coding(accept: str, text: str | None, numbers: str | None) -> None:
+    assert (choose_coding(accept, text=True), choose_coding(accept, text=False)) == (text, numbers)
 
 
 @pytest.mark.parametrize("coding", COMPRESS)
