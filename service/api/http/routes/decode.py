@@ -14,9 +14,8 @@ from preblock.service.api.http.negotiation import EVENTS, JSON, NDJSON, answer_t
 from preblock.service.api.http.request import RawRequest, single_values
 from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import native as schemas
-from preblock.service.api.http.streaming.ndjson import FAREWELL_SECONDS, NdjsonStream
+from preblock.service.api.http.streaming.response import CLOSE_TIMEOUT_SECONDS, answer_events, answer_lines
 from preblock.service.api.http.streaming.session import DecodeSession
-from preblock.service.api.http.streaming.sse import open_events
 from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegistry
 from preblock.service.codecs import decode_frames, decode_json
 from preblock.service.codecs.native_json import read_query
@@ -62,11 +61,11 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
             fields = read_query(single_values(request.query))
             body_type(request.header(b"content-type"), (JSON,) if media == EVENTS else (NDJSON,))
             if media == EVENTS:
-                return await open_events(engine, streams, model, request, fields, max_body_bytes)
+                return await answer_events(streams, engine, model, request, fields, max_body_bytes)
             coding = request.header(b"content-encoding")
             if coding is not None and coding.lower() != "identity":
                 raise UnsupportedFormat("Content-Encoding", coding, "identity, for lines that are read as they come")
-            return NdjsonStream(streams, DecodeSession(engine, model, fields), max_body_bytes)
+            return answer_lines(streams, DecodeSession(engine, model, fields), max_body_bytes)
 
     add_model_routes(routes, "POST", "/decode", decode, **schemas.DECODE)
     return routes
@@ -115,12 +114,10 @@ async def say_goodbye(socket: WebSocket, session: DecodeSession, closing: Stream
     reason = orjson.dumps({"closing": closing.reason, "next_offset": offset.tolist()}).decode()
     if len(reason) > LONGEST_REASON:
         reason = closing.reason
-    try:
-        async with asyncio.timeout(FAREWELL_SECONDS):
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
             if session.spoken == "text":
                 await socket.send_text(decode_json.write_state(offset, closing=closing.reason).decode())
             elif session.spoken == 2:
                 await socket.send_bytes(decode_frames.write_closing(offset, closing.reason))
             await socket.close(CODES[closing.reason], reason)
-    except TimeoutError:  # it does not read
-        return
