@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from preblock.service.api.http.compression import MIN_COMPRESSED_BYTES, choose_coding, expand
+from preblock.service.api.http.body import MIN_COMPRESSED_BYTES, choose_coding, expand
 from preblock.service.core.errors import Malformed, TooLarge
 from tests.support.protocols import Clients
 from tests.support.servers import Server, serve
