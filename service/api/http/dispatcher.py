@@ -76,52 +76,50 @@ class Dispatcher:
 
     def _allow_origins(self, text: str | None) -> None:
         """Let pages of these origins send requests; the setting `cors_origins` has this text."""
-        self._cors_origins, origins = text, listed(text)
-        self._origins = origins
-        # Outermost, so that a page can read why it was refused. It adds headers, and sees no body.
-        self._cors = (
-            CORSMiddleware(self._admit, origins, allow_methods=METHODS, allow_headers=["*"], expose_headers=EXPOSED)
-            if origins
-            else None
-        )
+        self._cors_origins, self._origins = text, listed(text)
+        # Outermost, so that a page can also read a refusal.
+        cors = CORSMiddleware(self._admit, self._origins, METHODS, allow_headers=["*"], expose_headers=EXPOSED)
+        self._entry: ASGIApp = cors if self._origins else self._admit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request or another event of the server (ASGI 3)."""
         if self._settings is not None and self._settings.current.cors_origins != self._cors_origins:
             self._allow_origins(self._settings.current.cors_origins)
-        app = self._admit if self._cors is None else self._cors
         if scope["type"] == "lifespan":
-            await app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         passage = _MeteredChannel(RequestContext.of(scope["headers"]), receive, send, self.count_bytes)
         CURRENT_REQUEST.set(passage.visit)
         if self.trace is None or scope["path"] in OPEN:
-            await app(scope, passage.receive, passage.send)
+            await self._entry(scope, passage.receive, passage.send)
         else:
-            await traced(app, self.trace, passage.visit, scope, passage.receive, passage.send)
+            await traced(self._entry, self.trace, passage.visit, scope, passage.receive, passage.send)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request of an allowed page, or of no page."""
+        target = self._find(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if target is not None:
+            scope[ROUTE] = target.route
+            response = await self.answer(RawRequest(scope, receive), target)
+            await response(scope, receive, send)
+            return
         try:
             self._let_in(scope)
         except PreblockError as error:
             await refuse(error, scope, receive, send)
-            return
-        if scope["type"] == "http" and scope["method"] == "POST" and (target := self._find(scope["path"])):
-            scope[ROUTE] = target.route
-            arrival = RawRequest(scope, receive)
-            response = await _answer(arrival, target)
-            await response(scope, receive, send)
-            return
-        await self.app(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
 
     async def answer(self, arrival: RawRequest, target: Route) -> Response:
         """Answer a request of no page for a known target."""
         try:
             self._let_in(arrival.scope)
+            return await target.handler(arrival, target.name, target.version)
         except PreblockError as error:
             return errors.respond(error, arrival.path)
-        return await _answer(arrival, target)
+        except Exception:
+            LOG.exception("a request failed in an unforeseen way")
+            return errors.internal_error(arrival.path)
 
     def admitted(self, headers: Headers, client: tuple[str, int] | None) -> Context | None:
         """Return a context with the caller of a request of no page; None where the caller is refused.
@@ -161,8 +159,6 @@ class Dispatcher:
 
     def _let_in(self, scope: Scope) -> None:
         """Raise Forbidden or Unauthenticated for a caller without access, and name the others."""
-        if scope["type"] == "lifespan":
-            return
         headers = scope["headers"]
         if scope["type"] == "websocket" and (origin := _header(headers, b"origin")) is not None:
             self._check_origin(origin.decode("latin-1"), headers)
@@ -195,10 +191,9 @@ class _MeteredChannel:
         began = perf_counter()
         message = await self._receive()
         if protocol := self.visit.protocol:
-            if message["type"] == "http.request":
-                self._count_bytes(protocol, len(message.get("body", b"")), 0, perf_counter() - began, 0)
-            elif message["type"] == "websocket.receive":  # the time of waiting is unknown for these
-                self._count_bytes(protocol, len(message.get("bytes") or (message.get("text") or "").encode()), 0, 0, 0)
+            # A stream waits for its client, so its time says nothing.
+            seconds = perf_counter() - began if message["type"] == "http.request" else 0.0
+            self._count_bytes(protocol, _size_of(message), 0, seconds, 0)
         return message
 
     async def send(self, message: Message) -> None:
@@ -208,8 +203,11 @@ class _MeteredChannel:
         began = perf_counter()
         await self._send(message)
         if protocol := self.visit.protocol:
-            content = message.get("body") or message.get("bytes") or (message.get("text") or "").encode()
-            self._count_bytes(protocol, 0, len(content), 0, perf_counter() - began)
+            self._count_bytes(protocol, 0, _size_of(message), 0, perf_counter() - began)
+
+
+def _size_of(message: Message) -> int:
+    return len(message.get("body") or message.get("bytes") or (message.get("text") or "").encode())
 
 
 def _header(headers: Headers, wanted: bytes) -> bytes | None:
@@ -227,13 +225,3 @@ async def refuse(
         await WebSocket(scope, receive, send).send_denial_response(response)
     else:
         await response(scope, receive, send)
-
-
-async def _answer(arrival: RawRequest, target: Route) -> Response:
-    try:
-        return await target.handler(arrival, target.name, target.version)
-    except PreblockError as error:
-        return errors.respond(error, arrival.path)
-    except Exception:
-        LOG.exception("a request failed in an unforeseen way")
-        return errors.internal_error(arrival.path)
