@@ -5,7 +5,6 @@ Their constant parts, and those of their answers, are read and written once.
 Letters: B batch, L length.
 """
 
-import re
 from collections.abc import AsyncGenerator, Hashable
 from dataclasses import dataclass
 
@@ -15,19 +14,15 @@ import orjson
 from preblock.service.api.http.response import ChunkedResponse, lines_of
 from preblock.service.codecs.chunks import Buffer, encoded, joined, raw_bytes
 from preblock.service.codecs.token_rows import rows_of_json
-from preblock.service.core.auth import SERVICE, caller
+from preblock.service.core.auth import SERVICE, Principal, caller
 from preblock.service.core.errors import Invalid, PreblockError
 from preblock.service.core.types import Int64, TokenRequest
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.fast_path import FastPath, FastRun, integers
+from preblock.service.engine.fast_path import FastPath, FastRun, fast_path_of, integers, is_simple
+from preblock.service.runtime.model import TokenModel
 
 MAX_TEMPLATES = 1024
 """Templates of all models together; one more empties the cache."""
-IDS = re.compile(rb'"input_ids"\s*:(\s*\[[][0-9,\s-]*\]\s*)')
-"""The ids in the JSON of an answered request, up to the next quote or brace.
-
-In a string the quotes would be escaped, and no other field holds an object.
-"""
 
 
 @dataclass(eq=False, slots=True)
@@ -73,10 +68,18 @@ class RequestTemplate:
 
     def read(self, body: bytes) -> tuple[Int64, Int64] | None:
         """Return the ids (B, L) and the offset of a body; None where the template does not fit."""
-        if self.tail is not None:
-            ids = self._read_json(body, self.tail)
-            return None if ids is None else (ids, self.offset)
-        return self.read_binary(body)
+        if self.tail is None:
+            return self.read_binary(body)
+        begin, end = len(self.head), len(body) - len(self.tail)
+        if end < begin or not body.endswith(self.tail):
+            return None
+        try:
+            rows = rows_of_json("input_ids", orjson.loads(body[begin:end]))
+        except (orjson.JSONDecodeError, Invalid):
+            return None
+        if (len(rows.lengths), rows.length) != self.shape:
+            return None
+        return rows.values.reshape(self.shape), self.offset
 
     def read_binary(self, body: bytes) -> tuple[Int64, Int64]:
         """Return the ids (B, L) and the offset of a binary body."""
@@ -85,18 +88,6 @@ class RequestTemplate:
         if self.offset_at is None:
             return ids, self.offset
         return ids, integers(body, len(self.offset), self.offset_at)
-
-    def _read_json(self, body: bytes, tail: bytes) -> Int64 | None:
-        begin, end = len(self.head), len(body) - len(tail)
-        if end < begin or not body.endswith(tail):
-            return None
-        try:
-            rows = rows_of_json("input_ids", orjson.loads(body[begin:end]))
-        except (orjson.JSONDecodeError, Invalid):
-            return None
-        if (len(rows.lengths), rows.length) != self.shape:
-            return None
-        return rows.values.reshape(self.shape)
 
     async def packets(self, run: FastRun) -> AsyncGenerator[Buffer, None]:
         """Yield the body of a large answer, computed chunk by chunk."""
@@ -110,41 +101,36 @@ class RequestTemplate:
 
 
 def template_of(
+    engine: Engine,
+    model: TokenModel,
     protocol: str,
-    fast_path: FastPath,
     request: TokenRequest,
-    reply: ChunkedResponse,
+    response: ChunkedResponse,
     head: bytes,
     ids_at: int,
     offset_at: int | None = None,
-) -> RequestTemplate:
-    """Return the template of a request with the answer `reply`: bytes behind others, or base64 between them.
-
-    The other arguments are those of `RequestTemplate`.
-    """
-    rows = request.input_ids
-    assert rows.length is not None
-    offset = np.zeros(1, np.int64) if request.offset is None else request.offset
-    *prefix, last = reply.parts
-    suffix = None
-    if isinstance(last, bytes):
-        suffix, _ = last, prefix.pop()
-    shape = len(rows.lengths), rows.length
-    assert reply.size is not None
-    known = lines_of(reply.raw_headers), joined(prefix), reply.size
-    return RequestTemplate(protocol, fast_path, head, shape, ids_at, offset, offset_at, *known, suffix=suffix)
-
-
-def json_template_of(
-    protocol: str, fast_path: FastPath, request: TokenRequest, reply: ChunkedResponse, body: bytes
+    tail: bytes | None = None,
 ) -> RequestTemplate | None:
-    """Return the template of a JSON request with such a `body`, as `template_of`; None where its ids are not found."""
-    found = IDS.search(body)
-    if found is None:  # the name of the field is written in another way
+    """Return the template of an answered request; None if the fast path does not take such requests.
+
+    The content of `response` ends with the vectors as bytes, or with their base64 text and a suffix. The last four
+    arguments are those of `RequestTemplate`.
+    """
+    if not is_simple(request):
         return None
-    template = template_of(protocol, fast_path, request, reply, body[: found.start(1)], found.start(1))
-    template.tail = body[found.end(1) :]
-    return template
+    fast_path, rows = fast_path_of(engine, model, request.outputs, request.dtype), request.input_ids
+    if fast_path is None:
+        return None
+    assert rows.length is not None
+    assert response.size is not None
+    shape = len(rows.lengths), rows.length
+    offset = np.zeros(1, np.int64) if request.offset is None else request.offset
+    *prefix, last = response.parts
+    suffix = last if isinstance(last, bytes) else None
+    if suffix is not None:
+        prefix.pop()
+    known = lines_of(response.raw_headers), joined(prefix), response.size
+    return RequestTemplate(protocol, fast_path, head, shape, ids_at, offset, offset_at, *known, tail, suffix)
 
 
 class TemplateCache:
@@ -173,31 +159,29 @@ class TemplateCache:
             self._settings = self._engine.settings.current
             self.clear()
         template = self._templates.get(key)
-        if template is None:
-            return None
-        try:
-            model = self._engine.repository.find(template.name, template.version, caller=caller())
-        except PreblockError:
-            return None
-        if model is not template.fast_path.model:
+        if template is None or not self._is_served(template, caller()):
             return None
         self.hits += 1
         return template
 
     def keep(self, key: Hashable, template: RequestTemplate) -> None:
         """Answer requests of the same `key` by `template` from now on, unless the present limits forbid it."""
-        (batch, length), repository = template.shape, self._engine.repository
+        batch, length = template.shape
         if batch * length > self._engine.max_tokens or batch > self._engine.limits.max_rows:
             return
-        try:
-            model = repository.find(template.name, template.version, caller=SERVICE)
-        except PreblockError:
-            return
-        if model is not template.fast_path.model:  # it was replaced while it answered
+        if not self._is_served(template, SERVICE):  # the model was replaced while it answered
             return
         if len(self._templates) >= MAX_TEMPLATES:
             self._templates.clear()
         self._templates[key] = template
+
+    def _is_served(self, template: RequestTemplate, principal: Principal) -> bool:
+        """Return whether the repository has the same model as before, and the caller may use it."""
+        try:
+            model = self._engine.repository.find(template.name, template.version, caller=principal)
+        except PreblockError:
+            return False
+        return model is template.fast_path.model
 
     def clear(self) -> None:
         """Forget all templates: models or limits have changed."""

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -91,3 +91,16 @@ def single_values(query: bytes) -> Mapping[str, str]:
         if len(parameters.getlist(name)) > 1:
             raise Invalid(name, f"{len(parameters.getlist(name))} times in the query", "once; a list is written [1,2]")
     return MappingProxyType(dict(parameters))
+
+
+def merge_fields(query: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the query and of the body together.
+
+    Raises:
+        Invalid: a field is in both.
+
+    """
+    for name in query:
+        if name in body:
+            raise Invalid(name, "one in the query and one in the body", "one of them")
+    return {**query, **body}

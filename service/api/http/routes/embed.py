@@ -1,5 +1,6 @@
 """The native API: `POST /models/{name}/embed`."""
 
+import re
 from collections.abc import Collection, Mapping
 from functools import lru_cache, partial
 from typing import Any
@@ -12,33 +13,30 @@ from numpy.typing import NDArray
 from preblock.service.api.http.answer import TYPES, respond, writable
 from preblock.service.api.http.body import read_body, write_body
 from preblock.service.api.http.negotiation import BYTES, JSON, NPY, SAFETENSORS, answer_type, body_type
-from preblock.service.api.http.request import Handler, RawRequest, single_values
+from preblock.service.api.http.request import Handler, RawRequest, merge_fields, single_values
 from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import native as schemas
-from preblock.service.api.request_cache import RequestTemplate, json_template_of, template_of
+from preblock.service.api.request_cache import RequestTemplate, template_of
+from preblock.service.codecs import native_json
 from preblock.service.codecs.arrays import read_npy, read_raw
-from preblock.service.codecs.native_json import (
-    EmbedMessage,
-    RequestOptions,
-    read_beside,
-    read_embed,
-    read_json,
-    read_query,
-)
 from preblock.service.codecs.native_json_response import floats_of
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, check_prompt_embeds
 from preblock.service.codecs.safetensors import read_safetensors
 from preblock.service.core.auth import caller
-from preblock.service.core.errors import Invalid
 from preblock.service.core.types import TokenRequest
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.fast_path import fast_path_of, is_simple
 from preblock.service.runtime.model import TokenModel
 
 ARRAYS = (NPY, BYTES)
 FILE_COST = 2**12
 """The file of a row takes as long as this many values, whatever its content."""
+
+IDS = re.compile(rb'"input_ids"\s*:(\s*\[[][0-9,\s-]*\]\s*)')
+"""The ids in the JSON of an answered request, up to the next quote or brace.
+
+In a string the quotes would be escaped, and no other field holds an object.
+"""
 
 
 def handler(engine: Engine, max_body_bytes: int) -> Handler:
@@ -66,12 +64,9 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             answer = await engine.embed(model, wanted, record)
             files = FILE_COST * len(answer.lengths) if encoding == PROMPT_EMBEDS else 0
             response = await engine.scheduler.run(answer.size + files, lambda: respond(answer, media, encoding), text)
-            alike = kind in ARRAYS or (kind == JSON and engine.scheduler.is_small(len(body), text=True))
-            if (
-                alike
-                and isinstance(wanted, TokenRequest)
-                and (media in ARRAYS or (media == JSON and encoding == "base64"))
-            ):
+            known_body = kind in ARRAYS or (kind == JSON and engine.scheduler.is_small(len(body), text=True))
+            only_vectors = media in ARRAYS or (media == JSON and encoding == "base64")
+            if known_body and only_vectors and isinstance(wanted, TokenRequest):
                 response.template = partial(_template, engine, model, wanted, body, kind)
             return await write_body(response, arrival, engine, text)
 
@@ -90,39 +85,38 @@ def _template(
     engine: Engine, model: TokenModel, request: TokenRequest, body: bytes, kind: str, response: ChunkedResponse
 ) -> RequestTemplate | None:
     """Return the template of a request; its body ends with its ids, or is JSON."""
-    answers, ids = fast_path_of(engine, model, request.outputs, request.dtype), request.input_ids.values
-    if answers is None or not is_simple(request):
-        return None
+    ids, tail = request.input_ids.values, None
     if kind == JSON:
-        return json_template_of("native", answers, request, response, body)
-    start = len(body) - ids.nbytes
-    # The ids are a view of these very bytes: type and byte order are those of the reader.
-    if ids.ctypes.data != np.frombuffer(body, np.uint8).ctypes.data + start:
-        return None
-    return template_of("native", answers, request, response, body[:start], start)
+        found = IDS.search(body)
+        if found is None:  # the name of the field is written in another way
+            return None
+        start, tail = found.start(1), body[found.end(1) :]
+    else:
+        start = len(body) - ids.nbytes
+        # The ids are a view of these very bytes: type and byte order are those of the reader.
+        if ids.ctypes.data != np.frombuffer(body, np.uint8).ctypes.data + start:
+            return None
+    return template_of(engine, model, "native", request, response, body[:start], start, tail=tail)
 
 
-def _read(body: bytes, kind: str, query: bytes, indices: Collection[str]) -> EmbedMessage:
+def _read(body: bytes, kind: str, query: bytes, indices: Collection[str]) -> native_json.EmbedMessage:
     if kind in ARRAYS and (wishes := _beside(query, tuple(indices))):
         return wishes.of(_read_array(body, kind, single_values(query)))
-    fields = read_query(single_values(query))
+    fields = native_json.read_query(single_values(query))
     content: Mapping[str, Any]
     if kind == JSON:
-        content = read_json(body)
+        content = native_json.read_json(body)
     elif kind == SAFETENSORS:
         content = read_safetensors(body)
     else:
         content = {"input_ids": _read_array(body, kind, fields)}
         fields.pop("shape", None)
-    for name in fields:
-        if name in content:
-            raise Invalid(name, "one in the query and one in the body", "one of them")
-    return read_embed({**fields, **content}, indices)
+    return native_json.read_embed(merge_fields(fields, content), indices)
 
 
 @lru_cache  # a client asks the same again and again
-def _beside(query: bytes, indices: tuple[str, ...]) -> RequestOptions | None:
-    return read_beside(single_values(query), indices)
+def _beside(query: bytes, indices: tuple[str, ...]) -> native_json.RequestOptions | None:
+    return native_json.read_beside(single_values(query), indices)
 
 
 def _read_array(body: bytes, kind: str, query: Mapping[str, Any]) -> NDArray[Any]:

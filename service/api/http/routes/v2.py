@@ -17,23 +17,15 @@ from preblock.service.api.http.schemas import v2 as schemas
 from preblock.service.api.request_cache import RequestTemplate, template_of
 from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.token_rows import refuse_unknown
+from preblock.service.codecs.v2 import metadata
 from preblock.service.codecs.v2.infer import HEADER_LENGTH, places, read_infer
 from preblock.service.codecs.v2.infer_response import check_finite, write_infer
-from preblock.service.codecs.v2.metadata import (
-    check_change,
-    model_config,
-    model_metadata,
-    model_statistics,
-    repository_index,
-    server_metadata,
-)
 from preblock.service.core.auth import caller
 from preblock.service.core.errors import Invalid
-from preblock.service.core.types import AnyRequest, TokenRequest
+from preblock.service.core.types import TokenRequest
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.fast_path import fast_path_of, is_simple
 from preblock.service.engine.sequences import SequenceStore
-from preblock.service.runtime.model import EncoderStem, TokenModel
+from preblock.service.runtime.model import TokenModel
 
 HEADER = HEADER_LENGTH.lower().encode()
 
@@ -69,29 +61,26 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
                     reply = ChunkedResponse(parts, JSON)
                 else:
                     reply = ChunkedResponse(parts, BYTES, [(HEADER, b"%d" % json_length)])
-                    reply.template = partial(_template, engine, model, message.request, body, header_length)
+                    if (
+                        header_length is not None
+                        and isinstance(model, TokenModel)
+                        and isinstance(request, TokenRequest)
+                    ):
+                        reply.template = partial(_template, engine, model, request, body, header_length)
                 return await write_body(reply, arrival, engine, as_text)
 
     return infer
 
 
 def _template(
-    engine: Engine,
-    model: TokenModel | EncoderStem,
-    request: AnyRequest,
-    body: bytes,
-    header_length: str | None,
-    reply: ChunkedResponse,
+    engine: Engine, model: TokenModel, request: TokenRequest, body: bytes, header_length: str, response: ChunkedResponse
 ) -> RequestTemplate | None:
     """Return the template of a request with binary tensors in request and answer."""
-    if header_length is None or not isinstance(model, TokenModel) or not isinstance(request, TokenRequest):
-        return None
-    answers = fast_path_of(engine, model, request.outputs, request.dtype)
     at = places(body, header_length, model.manifest)
-    if answers is None or not is_simple(request) or at is None or not at.keys() <= {"input_ids", "offset"}:
+    if at is None or not at.keys() <= {"input_ids", "offset"}:
         return None
     head = body[: min(at.values())]
-    return template_of("open-inference", answers, request, reply, head, at["input_ids"], at.get("offset"))
+    return template_of(engine, model, "open-inference", request, response, head, at["input_ids"], at.get("offset"))
 
 
 def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) -> APIRouter:
@@ -101,7 +90,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
     @routes.get("", response_model=schemas.ServerMetadata)
     async def metadata_of_server() -> dict[str, Any]:
         """Return name, version and extensions of the server."""
-        return server_metadata(version)
+        return metadata.server_metadata(version)
 
     @routes.get("/health/live", response_model=schemas.Live)
     async def server_live() -> dict[str, bool]:
@@ -116,13 +105,13 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
     async def statistics(_: RawRequest, name: str | None, version: str | None) -> dict[str, Any]:
         """Return the statistics of one version of a model, or of all versions, in Triton's form."""
         models, found = engine.repository.select(name, version, caller=caller()), engine.metrics.statistics()
-        return {"model_stats": [model_statistics(m.name, m.version, found[m.name, m.version]) for m in models]}
+        return {"model_stats": [metadata.model_statistics(m.name, m.version, found[m.name, m.version]) for m in models]}
 
-    async def metadata(_: RawRequest, name: str, version: str | None) -> dict[str, Any]:
+    async def model_metadata(_: RawRequest, name: str, version: str | None) -> dict[str, Any]:
         """Return inputs and outputs of a model."""
         model = engine.repository.find(name, version, caller=caller())
         versions = engine.repository.versions(name) if version is None else [model.version]
-        return model_metadata(model.name, versions, model.manifest)
+        return metadata.model_metadata(model.name, versions, model.manifest)
 
     async def model_ready(_: RawRequest, name: str, version: str | None) -> dict[str, Any]:
         """Answer 200 for a served model."""
@@ -131,7 +120,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
     async def config(_: RawRequest, name: str, version: str | None) -> dict[str, Any]:
         """Return the configuration of a model, as Triton has it."""
         model = engine.repository.find(name, version, caller=caller())
-        return model_config(model.name, model.manifest, model.provider)
+        return metadata.model_config(model.name, model.manifest, model.provider)
 
     # Before the path of a model: it could be the name of one.
     @routes.get("/models/stats", response_model=schemas.ModelStatisticsList)
@@ -140,7 +129,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
         return await statistics(RawRequest.of(request), None, None)
 
     for action, endpoint, answer in (
-        ("", metadata, schemas.ModelMetadata),
+        ("", model_metadata, schemas.ModelMetadata),
         ("/ready", model_ready, schemas.ModelReady),
         ("/config", config, dict[str, Any]),
         ("/stats", statistics, schemas.ModelStatisticsList),
@@ -162,13 +151,13 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
         only_ready = await read_option(request, "ready", False)
         if not isinstance(only_ready, bool):
             raise Invalid("ready", only_ready, "true or false")
-        return repository_index((astuple(state) for state in engine.repository.index(caller())), only_ready)
+        return metadata.repository_index((astuple(state) for state in engine.repository.index(caller())), only_ready)
 
     async def check(request: fastapi.Request, verb: str) -> None:
         parameters = await read_option(request, "parameters", {})
         if not isinstance(parameters, dict):
             raise Invalid("parameters", parameters, "an object")
-        check_change(verb, parameters)
+        metadata.check_change(verb, parameters)
 
     @routes.post("/repository/models/{name}/load", **schemas.CHANGE)
     async def load(request: fastapi.Request, name: str) -> None:

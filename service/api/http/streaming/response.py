@@ -15,13 +15,13 @@ from starlette.types import Message, Receive, Scope, Send
 from preblock.service.api.http import errors
 from preblock.service.api.http.body import read_body
 from preblock.service.api.http.negotiation import EVENTS, NDJSON
-from preblock.service.api.http.request import RawRequest
+from preblock.service.api.http.request import RawRequest, merge_fields
 from preblock.service.api.http.streaming.session import DecodeSession
 from preblock.service.api.streams import LIFETIME, StreamEnd, StreamLifetime, StreamRegistry
 from preblock.service.codecs import decode_json
 from preblock.service.codecs.native_json import read_json
 from preblock.service.core.decode_ops import DecodeMessage
-from preblock.service.core.errors import Invalid, PreblockError, TooLarge
+from preblock.service.core.errors import PreblockError, TooLarge
 from preblock.service.core.types import Int64
 from preblock.service.engine.decode_stream import DecodeState, chunks
 from preblock.service.engine.engine import Engine
@@ -168,15 +168,11 @@ async def answer_events(
 
     """
 
-    def read(body: bytes) -> decode_json.Feed:
-        document = read_json(body)
-        for name in query:
-            if name in document:
-                raise Invalid(name, "one in the query and one in the body", "one of them")
-        return decode_json.read_feed({**query, **document}, model.manifest.indices)
+    def read() -> decode_json.Feed:
+        return decode_json.read_feed(merge_fields(query, read_json(body)), model.manifest.indices)
 
     body = await read_body(request, engine, max_body_bytes)
-    feed = await engine.scheduler.run(len(body), lambda: read(body), text=True)
+    feed = await engine.scheduler.run(len(body), read, text=True)
     stream = DecodeState(engine, model, feed.options)
     offset, events = stream.offset, _write_events(engine, stream, feed)
     first = await anext(events)
