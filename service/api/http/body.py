@@ -94,14 +94,14 @@ async def write_body(response: ChunkedResponse, request: RawRequest, engine: Eng
     accept = request.header(b"accept-encoding")
     coding = choose_coding(accept, text) if accept else None
     if coding is not None and (size is None or size >= MIN_COMPRESSED_BYTES):
-        compressor = zlib.compressobj(1, wbits=WINDOW_BITS[coding])
+        compressor = zlib.compressobj(zlib.Z_BEST_SPEED, wbits=WINDOW_BITS[coding])
         response.compress(coding, compressor)
         if size is not None and size <= PACKET:
-            response.set_content(
-                await engine.scheduler.run(
-                    size, lambda: compressor.compress(joined(parts)) + compressor.flush(), text=True
-                )
-            )
+
+            def compress() -> bytes:
+                return compressor.compress(joined(parts)) + compressor.flush()
+
+            response.set_content(await engine.scheduler.run(size, compress, text=True))
     if response.size is None and request.scope["http_version"] == "1.0":  # HTTP/1.0 has no chunked transfer encoding
         await response.buffer(engine.limits.max_buffered_bytes)
     response.sending = engine.limits.extend

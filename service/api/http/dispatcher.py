@@ -12,7 +12,6 @@ from types import MappingProxyType
 from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from starlette.websockets import WebSocket
 
 from preblock.service.api.http import errors
 from preblock.service.api.http.request import Handler, RawRequest, Route
@@ -221,7 +220,4 @@ async def refuse(
     """Answer a request, or the opening of a WebSocket, with an error, and with further `headers`."""
     response = errors.respond(error, scope["path"])
     response.headers.update(headers)
-    if scope["type"] == "websocket":
-        await WebSocket(scope, receive, send).send_denial_response(response)
-    else:
-        await response(scope, receive, send)
+    await response(scope, receive, send)

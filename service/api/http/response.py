@@ -14,10 +14,6 @@ from preblock.service.core.errors import TooLarge
 if TYPE_CHECKING:
     from preblock.service.api.request_cache import RequestTemplate
 
-Compressor = Any
-"""The type of `zlib.compressobj()`; it has no public name."""
-
-
 Headers = Sequence[tuple[bytes, bytes]]
 """As ASGI has them, names in lower case."""
 
@@ -51,14 +47,14 @@ class ChunkedResponse(Response):
         self.size = size_of(parts)
         length = [] if self.size is None else [(b"content-length", b"%d" % self.size)]
         self.raw_headers = [(b"content-type", media.encode()), *length, *further]
-        self._compressor: Compressor = None
+        self._compressor: Any = None  # the type of `zlib.compressobj()` has no public name
 
     @property
     def small(self) -> bool:
         """Whether it is sent at once."""
         return self.size is not None and self.size <= PACKET and len(self.parts) <= TOGETHER
 
-    def compress(self, coding: str, compressor: Compressor) -> None:
+    def compress(self, coding: str, compressor: Any) -> None:
         """Compress the content while it is sent, by a `zlib.compressobj` of the content encoding `coding`."""
         self.template, self.size, self._compressor = None, None, compressor
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
@@ -70,7 +66,7 @@ class ChunkedResponse(Response):
         self.raw_headers.append((b"content-length", b"%d" % len(content)))
 
     def content(self) -> Iterator[Buffer]:
-        """Yield the parts of the content."""
+        """Yield the content."""
         return packets(self.parts)
 
     async def buffer(self, limit: float) -> None:

@@ -9,7 +9,6 @@ import orjson
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from fastapi.responses import Response
 
-from preblock.service.api.http import errors
 from preblock.service.api.http.negotiation import EVENTS, JSON, NDJSON, answer_type, body_type
 from preblock.service.api.http.request import RawRequest, single_values
 from preblock.service.api.http.routes.model_routes import add_model_routes
@@ -20,7 +19,7 @@ from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegist
 from preblock.service.codecs import decode_frames, decode_json
 from preblock.service.codecs.native_json import read_query
 from preblock.service.core.auth import caller
-from preblock.service.core.errors import PreblockError, UnsupportedFormat
+from preblock.service.core.errors import UnsupportedFormat
 from preblock.service.engine.engine import Engine
 
 CODES = {"close": 1000, "shutdown": 1012, "idle": 1008, "time": 1008, "key": 1008}
@@ -38,16 +37,12 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
     @routes.websocket("/models/{name}/versions/{version}/decode")
     async def socket(socket: WebSocket, name: str, version: str | None = None) -> None:
         with ExitStack() as stack:
-            try:
-                with engine.admission.request("decode-open") as record:
-                    fields = read_query(single_values(socket.scope["query_string"]))
-                    model = engine.repository.get(name, version, caller=caller())
-                    record.model = model.name
-                    session = DecodeSession(engine, model, fields)
-                    lifetime = stack.enter_context(streams.open())
-            except PreblockError as error:
-                await socket.send_denial_response(errors.respond(error, socket.url.path))
-                return
+            with engine.admission.request("decode-open") as record:
+                fields = read_query(single_values(socket.scope["query_string"]))
+                model = engine.repository.get(name, version, caller=caller())
+                record.model = model.name
+                session = DecodeSession(engine, model, fields)
+                lifetime = stack.enter_context(streams.open())
             await socket.accept()
             with suppress(WebSocketDisconnect):  # the client left while it was answered
                 await converse(socket, session, lifetime)

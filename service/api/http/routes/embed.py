@@ -51,9 +51,8 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             answer_type(accept, TYPES)  # a request without a possible answer is refused before its body is read
             kind = body_type(arrival.header(b"content-type"), TYPES)
             body = await read_body(arrival, engine, max_body_bytes)
-            message = await engine.scheduler.run(
-                len(body), lambda: _read(body, kind, arrival.query, model.manifest.indices), text=kind == JSON
-            )
+            read = partial(_read, body, kind, arrival.query, model.manifest.indices)
+            message = await engine.scheduler.run(len(body), read, text=kind == JSON)
             wanted, encoding = message.request, message.encoding
             media = answer_type(accept, *writable(wanted.dtype, encoding, wanted.outputs, message.tells_lengths))
             if encoding == PROMPT_EMBEDS:

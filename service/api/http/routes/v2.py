@@ -42,9 +42,8 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
             body = await read_body(arrival, engine, max_body_bytes)
             header_length = arrival.header(HEADER)
             text = header_length is None
-            message = await engine.scheduler.run(
-                len(body), lambda: read_infer(body, header_length, model.manifest), text
-            )
+            read = partial(read_infer, body, header_length, model.manifest)
+            message = await engine.scheduler.run(len(body), read, text)
             request = message.request
             if isinstance(request, TokenRequest):
                 texts = [output for output, binary in message.binary.items() if not binary]
@@ -54,18 +53,13 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
                     request.check = partial(check_finite, ", ".join(texts))
             async with sequences.answer(model, request, record) as answer:
                 as_text = not all(message.binary.values())
-                parts, json_length = await engine.scheduler.run(
-                    answer.size, lambda: write_infer(answer, message), as_text
-                )
+                write = partial(write_infer, answer, message)
+                parts, json_length = await engine.scheduler.run(answer.size, write, as_text)
                 if json_length is None:
                     reply = ChunkedResponse(parts, JSON)
                 else:
                     reply = ChunkedResponse(parts, BYTES, [(HEADER, b"%d" % json_length)])
-                    if (
-                        header_length is not None
-                        and isinstance(model, TokenModel)
-                        and isinstance(request, TokenRequest)
-                    ):
+                    if header_length and isinstance(model, TokenModel) and isinstance(request, TokenRequest):
                         reply.template = partial(_template, engine, model, request, body, header_length)
                 return await write_body(reply, arrival, engine, as_text)
 

@@ -1,5 +1,6 @@
 """The common part of all protocols of a decode stream: a message in, its answer out, errors included."""
 
+from functools import partial
 from time import perf_counter
 from typing import Any, Literal
 
@@ -63,19 +64,15 @@ class DecodeSession:
                     return self._reopen(document)
                 indices = stream.model.manifest.indices
                 number = decode_json.read_number(document)
-                message = await engine.scheduler.run(
-                    len(text), lambda: decode_json.read_message(document, number, text, indices), text=True
-                )
+                read = partial(decode_json.read_message, document, number, text, indices)
+                message = await engine.scheduler.run(len(text), read, text=True)
                 record.operation = message.operation.name
                 answer = await stream.do(message, record)
                 if answer is None:
                     written = decode_json.write_state(stream.offset, number)
                 else:
-                    written = await engine.scheduler.run(
-                        answer.size,
-                        lambda: decode_json.write_answer(answer, self._encoding, number),
-                        text=self._encoding == "float",
-                    )
+                    write = partial(decode_json.write_answer, answer, self._encoding, number)
+                    written = await engine.scheduler.run(answer.size, write, text=self._encoding == "float")
         except PreblockError as error:
             return decode_json.write_error(errors.problem(error), number)
         self._done(message)
@@ -100,9 +97,8 @@ class DecodeSession:
                 if answer is None:
                     written = decode_frames.write_state(stream.offset, number)
                 else:
-                    written = await engine.scheduler.run(
-                        answer.size, lambda: decode_frames.write_vectors(answer, number, version)
-                    )
+                    write = partial(decode_frames.write_vectors, answer, number, version)
+                    written = await engine.scheduler.run(answer.size, write)
         except PreblockError as error:
             return decode_frames.write_error(errors.problem(error), number, version)
         self._done(message)
