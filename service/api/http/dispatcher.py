@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from contextvars import Context
 from functools import lru_cache
 from time import perf_counter
-from types import MappingProxyType
 
 from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
@@ -16,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from preblock.service.api.http import errors
 from preblock.service.api.http.request import Handler, RawRequest, Route
 from preblock.service.api.http.response import Headers
-from preblock.service.api.http.tracing import ROUTE, traced
+from preblock.service.api.http.tracing import ROUTE, answered, traced
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.core.auth import EVERYBODY, Authenticator
 from preblock.service.core.errors import Forbidden, PreblockError
@@ -35,6 +34,8 @@ EXPOSED = (
 )
 """Headers of an answer that a page may read."""
 CountBytes = Callable[[str, int, int, float, float], None]
+SWITCHING_PROTOCOLS = 101
+"""Status of an accepted WebSocket; its ASGI message has none."""
 HEADS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 """Messages of ASGI with the headers of an answer."""
 
@@ -142,10 +143,9 @@ class Dispatcher:
         if not address.startswith(b"/") or b"%" in address or b"#" in address or not address.isascii():
             return None
         path, _, query = address.partition(b"?")
-        target = self._find(path.decode())
-        return target and target._replace(path=path.decode(), query=query)
+        return self._find(path.decode(), query)
 
-    def _find(self, path: str) -> Route | None:
+    def _find(self, path: str, query: bytes = b"") -> Route | None:
         """Return the route of a POST to `path`, if it is for a tensor."""
         begin, _, end = path.rpartition("/")
         found = self._handlers.get(end)
@@ -153,7 +153,7 @@ class Dispatcher:
             name, versioned, version = begin[len(found[0]) :].partition("/versions/")
             if name and "/" not in name + version and bool(versioned) == bool(version):
                 route = f"{found[0]}{{name}}{'/versions/{version}' if version else ''}/{end}"
-                return Route(found[1], name, version or None, route)
+                return Route(found[1], name, version or None, route, path, query)
         return None
 
     def _let_in(self, scope: Scope) -> None:
@@ -198,6 +198,8 @@ class _MeteredChannel:
     async def send(self, message: Message) -> None:
         """Send a message."""
         if message["type"] in HEADS:
+            if self.visit.trace is not None:
+                answered(self.visit.trace, message.get("status", SWITCHING_PROTOCOLS))
             message = {**message, "headers": [*message.get("headers", ()), *self.visit.headers()]}
         began = perf_counter()
         await self._send(message)
@@ -215,9 +217,9 @@ def _header(headers: Headers, wanted: bytes) -> bytes | None:
 
 
 async def refuse(
-    error: PreblockError, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str] = MappingProxyType({})
+    error: PreblockError, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str] | None = None
 ) -> None:
     """Answer a request, or the opening of a WebSocket, with an error, and with further `headers`."""
     response = errors.respond(error, scope["path"])
-    response.headers.update(headers)
+    response.headers.update(headers or {})
     await response(scope, receive, send)

@@ -74,8 +74,8 @@ class Route(NamedTuple):
     name: str
     version: str | None
     route: str
-    path: str = ""
-    query: bytes = b""
+    path: str
+    query: bytes
 
 
 @lru_cache  # a client asks the same again and again

@@ -1,14 +1,12 @@
 """A request of HTTP, or a WebSocket, as its span tells it, by the semantic conventions of OpenTelemetry."""
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from preblock.service.observability.context import Begin, Headers, RequestContext, SpanData
 
 ROUTE = "preblock.route"
 """Of a request, in its scope: the pattern of its path, where it was dispatched without FastAPI."""
 METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
-STATUS = {"http.response.start": None, "websocket.http.response.start": None, "websocket.accept": 101}
-"""ASGI messages that begin an answer, and the status of each message without one."""
 
 
 def begun(begin: Begin, visit: RequestContext, method: str, path: str, scheme: str, headers: Headers) -> SpanData:
@@ -45,14 +43,8 @@ async def traced(app: ASGIApp, begin: Begin, visit: RequestContext, scope: Scope
     """Let an application answer a request, and trace it."""
     method = scope.get("method", "GET")  # a WebSocket is opened so
     trace, failure = begun(begin, visit, method, scope["path"], scope["scheme"], scope["headers"]), None
-
-    async def sent(message: Message) -> None:
-        if message["type"] in STATUS:
-            answered(trace, message.get("status", STATUS[message["type"]]))
-        await send(message)
-
     try:
-        await app(scope, receive, sent)
+        await app(scope, receive, send)
     except Exception as error:  # once the answer has begun
         failure = error
         raise

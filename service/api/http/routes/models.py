@@ -16,15 +16,14 @@ def router(engine: Engine) -> APIRouter:
     routes = APIRouter(tags=["models"])
 
     def describe(model: TokenModel | EncoderStem) -> schemas.ModelDescription:
+        choice = engine.repository.choice._asdict() | {"active": model.provider}
         return schemas.ModelDescription(
             name=model.name,
             version=model.version,
             identity=model.identity,
             versions=engine.repository.versions(model.name),
             provider=model.provider,
-            provider_choice=schemas.ProviderDescription(
-                **engine.repository.choice._asdict() | {"active": model.provider}
-            ),
+            provider_choice=schemas.ProviderDescription(**choice),
             max_len=model.manifest.max_len if isinstance(model.manifest, Manifest) else None,
             max_tokens=engine.max_tokens,
             manifest=model.manifest,
@@ -40,5 +39,5 @@ def router(engine: Engine) -> APIRouter:
         """Return a model: manifest, limits, parity report, and the active provider."""
         return describe(engine.repository.find(name, version, caller=caller()))
 
-    add_model_routes(routes, "GET", "", get_model, response_model=schemas.ModelDescription, responses=schemas.NOT_FOUND)
+    add_model_routes(routes, "GET", "", get_model, schemas.ModelDescription, responses=schemas.NOT_FOUND)
     return routes

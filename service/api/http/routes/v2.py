@@ -122,14 +122,11 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
         """Return the statistics of every version of every model, in Triton's form."""
         return await statistics(RawRequest.of(request), None, None)
 
-    for action, endpoint, answer in (
-        ("", model_metadata, schemas.ModelMetadata),
-        ("/ready", model_ready, schemas.ModelReady),
-        ("/config", config, dict[str, Any]),
-        ("/stats", statistics, schemas.ModelStatisticsList),
-    ):
-        refusals = schemas.open_inference_errors(401, 403, 404)
-        add_model_routes(routes, "GET", action, endpoint, answer, responses=refusals)
+    refusals = schemas.open_inference_errors(401, 403, 404)
+    add_model_routes(routes, "GET", "", model_metadata, schemas.ModelMetadata, responses=refusals)
+    add_model_routes(routes, "GET", "/ready", model_ready, schemas.ModelReady, responses=refusals)
+    add_model_routes(routes, "GET", "/config", config, dict[str, Any], responses=refusals)
+    add_model_routes(routes, "GET", "/stats", statistics, schemas.ModelStatisticsList, responses=refusals)
     add_model_routes(routes, "POST", "/infer", infer, **schemas.INFER)
 
     async def read_option(request: fastapi.Request, name: str, default: Any) -> Any:
