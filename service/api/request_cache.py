@@ -167,9 +167,8 @@ class TemplateCache:
     def keep(self, key: Hashable, template: RequestTemplate) -> None:
         """Answer requests of the same `key` by `template` from now on, unless the present limits forbid it."""
         batch, length = template.shape
-        if batch * length > self._engine.max_tokens or batch > self._engine.limits.max_rows:
-            return
-        if not self._is_served(template, SERVICE):  # the model was replaced while it answered
+        fits = batch * length <= self._engine.max_tokens and batch <= self._engine.limits.max_rows
+        if not fits or not self._is_served(template, SERVICE):  # the model may have been replaced by now
             return
         if len(self._templates) >= MAX_TEMPLATES:
             self._templates.clear()

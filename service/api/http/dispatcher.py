@@ -116,10 +116,10 @@ class Dispatcher:
             self._let_in(arrival.scope)
             return await target.handler(arrival, target.name, target.version)
         except PreblockError as error:
-            return errors.respond(error, arrival.path)
+            return errors.respond(error, arrival.scope["path"])
         except Exception:
             LOG.exception("a request failed in an unforeseen way")
-            return errors.internal_error(arrival.path)
+            return errors.internal_error(arrival.scope["path"])
 
     def admitted(self, headers: Headers, client: tuple[str, int] | None) -> Context | None:
         """Return a context with the caller of a request of no page; None where the caller is refused.

@@ -38,11 +38,6 @@ class RawRequest:
         return cls(request.scope, request.receive)
 
     @property
-    def path(self) -> str:
-        """Where it goes."""
-        return str(self.scope["path"])
-
-    @property
     def query(self) -> bytes:
         """The query."""
         return bytes(self.scope["query_string"])

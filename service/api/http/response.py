@@ -76,15 +76,14 @@ class ChunkedResponse(Response):
             TooLarge: that is more than `limit` bytes.
 
         """
-        content, size = [], 0
+        content = bytearray()
         async with aclosing(self.packets()) as sent:
             async for packet in sent:
-                content.append(packet)
-                size += len(packet)
-                if size > limit:
+                content += packet
+                if len(content) > limit:
                     raise TooLarge("answer", f"more than {limit} bytes for HTTP/1.0", f"at most {limit}, or HTTP/1.1")
                 await asyncio.sleep(0)
-        self.set_content(b"".join(content))
+        self.set_content(bytes(content))
 
     async def packets(self) -> AsyncGenerator[Buffer, None]:
         """Yield the content packet by packet; other requests are answered between two packets."""

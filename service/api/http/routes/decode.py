@@ -9,6 +9,7 @@ import orjson
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from fastapi.responses import Response
 
+from preblock.service.api.http.body import read_body
 from preblock.service.api.http.negotiation import EVENTS, JSON, NDJSON, answer_type, body_type
 from preblock.service.api.http.request import RawRequest, single_values
 from preblock.service.api.http.routes.model_routes import add_model_routes
@@ -56,7 +57,8 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
             fields = read_query(single_values(request.query))
             body_type(request.header(b"content-type"), (JSON,) if media == EVENTS else (NDJSON,))
             if media == EVENTS:
-                return await answer_events(streams, engine, model, request, fields, max_body_bytes)
+                body = await read_body(request, engine, max_body_bytes)
+                return await answer_events(streams, engine, model, body, fields)
             coding = request.header(b"content-encoding")
             if coding is not None and coding.lower() != "identity":
                 raise UnsupportedFormat("Content-Encoding", coding, "identity, for lines that are read as they come")

@@ -129,37 +129,32 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
     add_model_routes(routes, "GET", "/stats", statistics, schemas.ModelStatisticsList, responses=refusals)
     add_model_routes(routes, "POST", "/infer", infer, **schemas.INFER)
 
-    async def read_option(request: fastapi.Request, name: str, default: Any) -> Any:
-        """Return the only field that the JSON body may have."""
+    async def read_option(request: fastapi.Request, name: str, default: Any, allowed: str) -> Any:
+        """Return the only field that the JSON body may have; its type is that of the default."""
         body = await read_body(RawRequest.of(request), engine, max_body_bytes)
         options = read_json(body) if body else {}
         refuse_unknown(options, (name,))
-        return options.get(name, default)
+        value = options.get(name, default)
+        if not isinstance(value, type(default)):
+            raise Invalid(name, value, allowed)
+        return value
 
     @routes.post("/repository/index", **schemas.INDEX)
     async def index(request: fastapi.Request) -> list[dict[str, str]]:
         """Return every version of every model; with `ready`, only the ready ones."""
-        only_ready = await read_option(request, "ready", False)
-        if not isinstance(only_ready, bool):
-            raise Invalid("ready", only_ready, "true or false")
+        only_ready = await read_option(request, "ready", False, "true or false")
         return metadata.repository_index((astuple(state) for state in engine.repository.index(caller())), only_ready)
-
-    async def check(request: fastapi.Request, verb: str) -> None:
-        parameters = await read_option(request, "parameters", {})
-        if not isinstance(parameters, dict):
-            raise Invalid("parameters", parameters, "an object")
-        metadata.check_change(verb, parameters)
 
     @routes.post("/repository/models/{name}/load", **schemas.CHANGE)
     async def load(request: fastapi.Request, name: str) -> None:
         """Load the new versions of a model, also of an unloaded one, if `model_control` allows it."""
-        await check(request, "load")
+        metadata.check_change("load", await read_option(request, "parameters", {}, "an object"))
         await engine.control.load(name, caller())
 
     @routes.post("/repository/models/{name}/unload", **schemas.CHANGE)
     async def unload(request: fastapi.Request, name: str) -> None:
         """Let go of every version of a model, each after its last request, where `model_control` allows it."""
-        await check(request, "unload")
+        metadata.check_change("unload", await read_option(request, "parameters", {}, "an object"))
         await engine.control.unload(name, caller())
 
     return routes

@@ -13,9 +13,8 @@ from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from preblock.service.api.http import errors
-from preblock.service.api.http.body import read_body
 from preblock.service.api.http.negotiation import EVENTS, NDJSON
-from preblock.service.api.http.request import RawRequest, merge_fields
+from preblock.service.api.http.request import merge_fields
 from preblock.service.api.http.streaming.session import DecodeSession
 from preblock.service.api.streams import LIFETIME, StreamEnd, StreamLifetime, StreamRegistry
 from preblock.service.codecs import decode_json
@@ -33,6 +32,10 @@ CLOSE_TIMEOUT_SECONDS = 2.0
 """Time for the client to read the close message of a stream."""
 Answers = AsyncGenerator[tuple[bytes, Int64], None]
 """Encoded answers, each with the offsets of the rows after it, int64 (R,)."""
+Source = Callable[[StreamLifetime, Receive], Answers]
+"""Returns the answers, given the limits of the stream and the `receive` of ASGI."""
+EventWriter = Callable[[str, bytes], bytes]
+"""Returns the message of an event, given its name and its JSON document."""
 
 
 class StreamResponse(Response):
@@ -42,18 +45,13 @@ class StreamResponse(Response):
         streams: registry of the open streams.
         media: content type.
         offset: offsets of the rows before the first answer, int64 (R,).
-        answers: returns the answers, given the limits of the stream and the `receive` of ASGI.
-        write_event: encodes the document of an `error` or `closing` event.
+        answers: source of the answers.
+        write_event: writes the close message, an `error` or `closing` event.
 
     """
 
     def __init__(
-        self,
-        streams: StreamRegistry,
-        media: str,
-        offset: Int64,
-        answers: Callable[[StreamLifetime, Receive], Answers],
-        write_event: Callable[[str, bytes], bytes],
+        self, streams: StreamRegistry, media: str, offset: Int64, answers: Source, write_event: EventWriter
     ) -> None:
         super().__init__(media_type=media, headers=HEADERS)
         del self.headers["Content-Length"]
@@ -152,12 +150,7 @@ class LineReader:
 
 
 async def answer_events(
-    streams: StreamRegistry,
-    engine: Engine,
-    model: TokenModel,
-    request: RawRequest,
-    query: dict[str, Any],
-    max_body_bytes: int,
+    streams: StreamRegistry, engine: Engine, model: TokenModel, body: bytes, query: dict[str, Any]
 ) -> StreamResponse:
     """Return the response with an event for each chunk of the ids in the request body.
 
@@ -171,7 +164,6 @@ async def answer_events(
     def read() -> decode_json.Feed:
         return decode_json.read_feed(merge_fields(query, read_json(body)), model.manifest.indices)
 
-    body = await read_body(request, engine, max_body_bytes)
     feed = await engine.scheduler.run(len(body), read, text=True)
     stream = DecodeState(engine, model, feed.options)
     offset, events = stream.offset, _write_events(engine, stream, feed)
