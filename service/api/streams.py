@@ -43,7 +43,7 @@ class StreamLifetime:
         self._since = 0.0
         self._waiting: asyncio.Task[object] | None = None
         # One timer for every wait: a timer for each would take longer than a step.
-        self._timer = self._loop.call_later(min(idle, total), self._look)
+        self._timer = self._loop.call_later(min(idle, total), self._check_limits)
 
     async def wait(self, action: Callable[[], Awaitable[T]]) -> T:
         """Return the result of an action that waits for the client.
@@ -54,14 +54,14 @@ class StreamLifetime:
         """
         # An action without a wait would never be interrupted.
         self._since = self._loop.time()
-        if reason := self._ended():
+        if reason := self._end_reason():
             raise StreamEnd(reason)
         task = self._waiting = asyncio.current_task()
         try:
             return await action()
         except asyncio.CancelledError:
             # The cancellation came from `end`, unless the task was cancelled too.
-            if (reason := self._ended()) and task is not None and not task.uncancel():
+            if (reason := self._end_reason()) and task is not None and not task.uncancel():
                 raise StreamEnd(reason) from None
             raise
         finally:
@@ -70,12 +70,12 @@ class StreamLifetime:
     def touch(self) -> bool:
         """Count an answered message while `wait` goes on; return whether the stream stays open."""
         self._since = self._loop.time()
-        return self._ended() is None
+        return self._end_reason() is None
 
-    def _ended(self) -> Reason | None:
+    def _end_reason(self) -> Reason | None:
         return self._over or ("time" if self._since >= self._end else None)
 
-    def _look(self) -> None:
+    def _check_limits(self) -> None:
         """End the stream where its time is over, and look again when it may be."""
         now = self._loop.time()
         idle = (self._since if self._waiting else now) + self._idle
@@ -84,7 +84,7 @@ class StreamLifetime:
         elif now >= idle:
             self.end("idle")
         else:
-            self._timer = self._loop.call_at(min(idle, self._end), self._look)
+            self._timer = self._loop.call_at(min(idle, self._end), self._check_limits)
 
     def end(self, reason: Reason) -> None:
         """End the stream when it next waits, or now if it does."""
@@ -131,7 +131,7 @@ class StreamRegistry:
             lifetime.close()
             self._open.discard(lifetime)
 
-    async def follow(self, access: Authenticator) -> None:
+    async def watch_keys(self, access: Authenticator) -> None:
         """End the streams of removed and changed keys, until cancelled."""
         while access.needs_key:
             await asyncio.sleep(POLL_INTERVAL_SECONDS)

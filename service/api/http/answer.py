@@ -15,7 +15,7 @@ from preblock.service.core.results import Result
 TYPES = (JSON, BYTES, NPY, SAFETENSORS)
 
 
-def writable(
+def writable_types(
     dtype: str, encoding: str = "", outputs: Sequence[str] = (), tells_lengths: bool = False
 ) -> tuple[tuple[str, ...], str]:
     """Return the types that can hold an answer, and the reason against the others."""

@@ -18,7 +18,7 @@ MIN_COMPRESSED_BYTES = 1024
 """A smaller response is sent without compression."""
 
 
-def expand(body: bytes, coding: str, limit: int) -> bytes:
+def expand(body: bytes, encoding: str, limit: int) -> bytes:
     """Return the expanded body, at most `limit` bytes; the expansion stops at the limit.
 
     Raises:
@@ -26,21 +26,21 @@ def expand(body: bytes, coding: str, limit: int) -> bytes:
         Malformed: the body is not in this encoding, is incomplete, or has further bytes after its end.
 
     """
-    inflate = zlib.decompressobj(WINDOW_BITS[coding])
+    inflate = zlib.decompressobj(WINDOW_BITS[encoding])
     try:
         content = inflate.decompress(body, limit + 1)
     except zlib.error as error:
-        raise Malformed("body", f"no {coding}: {error}", f"a body that is compressed as {coding}") from error
+        raise Malformed("body", f"no {encoding}: {error}", f"a body that is compressed as {encoding}") from error
     if len(content) > limit:
         raise TooLarge("body", f"more than {limit} bytes once it is expanded", f"at most {limit} bytes")
     if not inflate.eof or inflate.unused_data:
         got = f"{len(inflate.unused_data)} bytes behind the end" if inflate.eof else "no end"
-        raise Malformed("body", got, f"a body that is compressed as {coding}, whole")
+        raise Malformed("body", got, f"a body that is compressed as {encoding}, whole")
     return content
 
 
 @lru_cache  # clients repeat their headers
-def choose_coding(accept: str, text: bool) -> str | None:
+def choose_encoding(accept: str, text: bool) -> str | None:
     """Return the content encoding for a response to `Accept-Encoding: {accept}`; None for no compression.
 
     HTTP libraries accept encodings by default. Numbers as `text` shrink by half, so any accepted encoding is used. Raw
@@ -53,7 +53,7 @@ def choose_coding(accept: str, text: bool) -> str | None:
         return None
     if not text and len(qualities) != 1:
         return None
-    best = max((*WINDOW_BITS, "identity"), key=lambda coding: qualities.get(coding, 0.0))
+    best = max((*WINDOW_BITS, "identity"), key=lambda encoding: qualities.get(encoding, 0.0))
     return best if best in WINDOW_BITS and qualities.get(best, 0.0) > 0 else None
 
 
@@ -66,9 +66,9 @@ async def read_body(request: RawRequest, engine: Engine, limit: int) -> bytes:
         UnsupportedFormat: the content encoding is unknown.
 
     """
-    coding = (request.header(b"content-encoding") or "identity").lower()
-    if coding != "identity" and coding not in WINDOW_BITS:
-        raise UnsupportedFormat("Content-Encoding", coding, ", ".join(("identity", *WINDOW_BITS)))
+    encoding = (request.header(b"content-encoding") or "identity").lower()
+    if encoding != "identity" and encoding not in WINDOW_BITS:
+        raise UnsupportedFormat("Content-Encoding", encoding, ", ".join(("identity", *WINDOW_BITS)))
     declared = request.header(b"content-length")
     if declared is not None:
         if not declared.isascii() or not declared.isdigit():
@@ -76,9 +76,9 @@ async def read_body(request: RawRequest, engine: Engine, limit: int) -> bytes:
         if len(declared) > 20 or int(declared) > limit:
             raise TooLarge("body", f"{declared} bytes", f"at most {limit} bytes")
     body = await _receive(request, limit) if request.body is None else request.body
-    if coding == "identity":
+    if encoding == "identity":
         return body
-    return await engine.scheduler.run(MAX_EXPANSION * len(body), lambda: expand(body, coding, limit))
+    return await engine.scheduler.run(MAX_EXPANSION * len(body), lambda: expand(body, encoding, limit))
 
 
 async def write_body(response: ChunkedResponse, request: RawRequest, engine: Engine, text: bool) -> ChunkedResponse:
@@ -92,10 +92,10 @@ async def write_body(response: ChunkedResponse, request: RawRequest, engine: Eng
     """
     parts, size = response.parts, response.size
     accept = request.header(b"accept-encoding")
-    coding = choose_coding(accept, text) if accept else None
-    if coding is not None and (size is None or size >= MIN_COMPRESSED_BYTES):
-        compressor = zlib.compressobj(zlib.Z_BEST_SPEED, wbits=WINDOW_BITS[coding])
-        response.compress(coding, compressor)
+    encoding = choose_encoding(accept, text) if accept else None
+    if encoding is not None and (size is None or size >= MIN_COMPRESSED_BYTES):
+        compressor = zlib.compressobj(zlib.Z_BEST_SPEED, wbits=WINDOW_BITS[encoding])
+        response.compress(encoding, compressor)
         if size is not None and size <= PACKET:
 
             def compress() -> bytes:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from preblock.service.api.http import errors
 from preblock.service.api.http.request import Handler, RawRequest, Route
 from preblock.service.api.http.response import Headers
-from preblock.service.api.http.tracing import ROUTE, answered, traced
+from preblock.service.api.http.tracing import ROUTE, set_status, trace_request
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.core.auth import EVERYBODY, Authenticator
 from preblock.service.core.errors import Forbidden, PreblockError
@@ -25,10 +25,10 @@ from preblock.service.observability.context import CURRENT_REQUEST, Begin, Reque
 
 LOG = logging.getLogger(__name__)
 
-OPEN = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
+PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
 """Paths that need no key: an orchestrator that starts, stops and watches the service has none."""
 METHODS = ("GET", "POST")
-EXPOSED = (
+EXPOSED_HEADERS = (
     *("Preblock-Model", "Preblock-Version", "Preblock-Output", "Preblock-Shape", "Preblock-Dtype"),
     *("Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate", "X-Request-Id", "Server-Timing"),
 )
@@ -36,7 +36,7 @@ EXPOSED = (
 CountBytes = Callable[[str, int, int, float, float], None]
 SWITCHING_PROTOCOLS = 101
 """Status of an accepted WebSocket; its ASGI message has none."""
-HEADS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
+START_MESSAGES = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 """Messages of ASGI with the headers of an answer."""
 
 
@@ -72,13 +72,13 @@ class Dispatcher:
         self._settings = settings
         self._allow_origins(None)
         self._handlers = {end: (begin, handler) for (begin, end), handler in handlers.items()}
-        self.target = lru_cache(self._target)  # a client asks the same again and again
+        self.route = lru_cache(self._route_of)  # a client asks the same again and again
 
     def _allow_origins(self, text: str | None) -> None:
         """Let pages of these origins send requests; the setting `cors_origins` has this text."""
         self._cors_origins, self._origins = text, listed(text)
         # Outermost, so that a page can also read a refusal.
-        cors = CORSMiddleware(self._admit, self._origins, METHODS, allow_headers=["*"], expose_headers=EXPOSED)
+        cors = CORSMiddleware(self._admit, self._origins, METHODS, allow_headers=["*"], expose_headers=EXPOSED_HEADERS)
         self._entry: ASGIApp = cors if self._origins else self._admit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,47 +88,47 @@ class Dispatcher:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        passage = _MeteredChannel(RequestContext.of(scope["headers"]), receive, send, self.count_bytes)
-        CURRENT_REQUEST.set(passage.visit)
-        if self.trace is None or scope["path"] in OPEN:
-            await self._entry(scope, passage.receive, passage.send)
+        channel = _MeteredChannel(RequestContext.of(scope["headers"]), receive, send, self.count_bytes)
+        CURRENT_REQUEST.set(channel.context)
+        if self.trace is None or scope["path"] in PUBLIC_PATHS:
+            await self._entry(scope, channel.receive, channel.send)
         else:
-            await traced(self._entry, self.trace, passage.visit, scope, passage.receive, passage.send)
+            await trace_request(self._entry, self.trace, channel.context, scope, channel.receive, channel.send)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request of an allowed page, or of no page."""
-        target = self._find(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if target is not None:
-            scope[ROUTE] = target.route
-            response = await self.answer(RawRequest(scope, receive), target)
+        route = self._find(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if route is not None:
+            scope[ROUTE] = route.pattern
+            response = await self.answer(RawRequest(scope, receive), route)
             await response(scope, receive, send)
             return
         try:
-            self._let_in(scope)
+            self._authenticate(scope)
         except PreblockError as error:
             await refuse(error, scope, receive, send)
         else:
             await self.app(scope, receive, send)
 
-    async def answer(self, arrival: RawRequest, target: Route) -> Response:
-        """Answer a request of no page for a known target."""
+    async def answer(self, request: RawRequest, route: Route) -> Response:
+        """Answer a request of no page for a known route."""
         try:
-            self._let_in(arrival.scope)
-            return await target.handler(arrival, target.name, target.version)
+            self._authenticate(request.scope)
+            return await route.handler(request, route.name, route.version)
         except PreblockError as error:
-            return errors.respond(error, arrival.scope["path"])
+            return errors.respond(error, request.scope["path"])
         except Exception:
             LOG.exception("a request failed in an unforeseen way")
-            return errors.internal_error(arrival.scope["path"])
+            return errors.internal_error(request.scope["path"])
 
-    def admitted(self, headers: Headers, client: tuple[str, int] | None) -> Context | None:
+    def caller_context(self, headers: Headers, client: tuple[str, int] | None) -> Context | None:
         """Return a context with the caller of a request of no page; None where the caller is refused.
 
         `headers` are as they came, and `client` is its address.
         """
         context = Context()
         try:
-            context.run(self._name, headers, client)
+            context.run(self._identify, headers, client)
         except PreblockError:
             return None
         return context
@@ -138,7 +138,7 @@ class Dispatcher:
         self._access.look()
         return self._access.changes
 
-    def _target(self, address: bytes) -> Route | None:
+    def _route_of(self, address: bytes) -> Route | None:
         """Return the route of a POST to an address of a request line, if it is for a tensor."""
         if not address.startswith(b"/") or b"%" in address or b"#" in address or not address.isascii():
             return None
@@ -152,19 +152,19 @@ class Dispatcher:
         if found and begin.startswith(found[0]):
             name, versioned, version = begin[len(found[0]) :].partition("/versions/")
             if name and "/" not in name + version and bool(versioned) == bool(version):
-                route = f"{found[0]}{{name}}{'/versions/{version}' if version else ''}/{end}"
-                return Route(found[1], name, version or None, route, path, query)
+                pattern = f"{found[0]}{{name}}{'/versions/{version}' if version else ''}/{end}"
+                return Route(found[1], name, version or None, pattern, path, query)
         return None
 
-    def _let_in(self, scope: Scope) -> None:
+    def _authenticate(self, scope: Scope) -> None:
         """Raise Forbidden or Unauthenticated for a caller without access, and name the others."""
         headers = scope["headers"]
         if scope["type"] == "websocket" and (origin := _header(headers, b"origin")) is not None:
             self._check_origin(origin.decode("latin-1"), headers)
-        if scope["path"] not in OPEN:
-            self._name(headers, scope.get("client"))
+        if scope["path"] not in PUBLIC_PATHS:
+            self._identify(headers, scope.get("client"))
 
-    def _name(self, headers: Headers, client: tuple[str, int] | None) -> None:
+    def _identify(self, headers: Headers, client: tuple[str, int] | None) -> None:
         """Name the caller by its key or its address; raise Unauthenticated where a key is needed and missing."""
         if self._access.needs_key:
             self._access.enter(_header(headers, b"authorization"))
@@ -182,14 +182,14 @@ class Dispatcher:
 class _MeteredChannel:
     """The ASGI channel of one request: it adds the headers of the request's context to the answer, and counts bytes."""
 
-    def __init__(self, visit: RequestContext, receive: Receive, send: Send, count_bytes: CountBytes) -> None:
-        self.visit, self._receive, self._send, self._count_bytes = visit, receive, send, count_bytes
+    def __init__(self, context: RequestContext, receive: Receive, send: Send, count_bytes: CountBytes) -> None:
+        self.context, self._receive, self._send, self._count_bytes = context, receive, send, count_bytes
 
     async def receive(self) -> Message:
         """Receive a message."""
         began = perf_counter()
         message = await self._receive()
-        if protocol := self.visit.protocol:
+        if protocol := self.context.protocol:
             # A stream waits for its client, so its time says nothing.
             seconds = perf_counter() - began if message["type"] == "http.request" else 0.0
             self._count_bytes(protocol, _size_of(message), 0, seconds, 0)
@@ -197,13 +197,13 @@ class _MeteredChannel:
 
     async def send(self, message: Message) -> None:
         """Send a message."""
-        if message["type"] in HEADS:
-            if self.visit.trace is not None:
-                answered(self.visit.trace, message.get("status", SWITCHING_PROTOCOLS))
-            message = {**message, "headers": [*message.get("headers", ()), *self.visit.headers()]}
+        if message["type"] in START_MESSAGES:
+            if self.context.trace is not None:
+                set_status(self.context.trace, message.get("status", SWITCHING_PROTOCOLS))
+            message = {**message, "headers": [*message.get("headers", ()), *self.context.headers()]}
         began = perf_counter()
         await self._send(message)
-        if protocol := self.visit.protocol:
+        if protocol := self.context.protocol:
             self._count_bytes(protocol, 0, _size_of(message), 0, perf_counter() - began)
 
 

@@ -60,15 +60,22 @@ Handler = Callable[[RawRequest, str, str | None], Awaitable[Response]]
 
 
 class Route(NamedTuple):
-    """The route of a request for tensors: the model, its version if named, and the handler.
+    """The route of a tensor request.
 
-    `route` is the pattern of its path. `path` and `query` are those of the request, where it was found by its address.
+    Args:
+        handler: answers the request.
+        name: model name in the path.
+        version: model version in the path; None for the highest version.
+        pattern: path pattern, such as `/models/{name}/embed`.
+        path: path of the request.
+        query: query of the request; empty if the route was found by its path.
+
     """
 
     handler: Handler
     name: str
     version: str | None
-    route: str
+    pattern: str
     path: str
     query: bytes
 

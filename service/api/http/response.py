@@ -50,15 +50,15 @@ class ChunkedResponse(Response):
         self._compressor: Any = None  # the type of `zlib.compressobj()` has no public name
 
     @property
-    def small(self) -> bool:
+    def inline(self) -> bool:
         """Whether it is sent at once."""
         return self.size is not None and self.size <= PACKET and len(self.parts) <= TOGETHER
 
-    def compress(self, coding: str, compressor: Any) -> None:
-        """Compress the content while it is sent, by a `zlib.compressobj` of the content encoding `coding`."""
+    def compress(self, encoding: str, compressor: Any) -> None:
+        """Compress the content while it is sent, by a `zlib.compressobj` of the content encoding `encoding`."""
         self.template, self.size, self._compressor = None, None, compressor
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
-        self.raw_headers += [(b"content-encoding", coding.encode("ascii")), (b"vary", b"Accept-Encoding")]
+        self.raw_headers += [(b"content-encoding", encoding.encode("ascii")), (b"vary", b"Accept-Encoding")]
 
     def set_content(self, content: bytes) -> None:
         """Set the content and its length, after any compression."""
@@ -102,7 +102,7 @@ class ChunkedResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI gives it
         """Send it, or as much of it as the client waits for."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        if self.small:
+        if self.inline:
             for packet in self.content():
                 await send({"type": "http.response.body", "body": packet, "more_body": True})
         else:

@@ -9,17 +9,19 @@ ROUTE = "preblock.route"
 METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
 
 
-def begun(begin: Begin, visit: RequestContext, method: str, path: str, scheme: str, headers: Headers) -> SpanData:
-    """Begin to trace a request, a stream as one span; `ended` must follow.
+def start_span(
+    begin: Begin, context: RequestContext, method: str, path: str, scheme: str, headers: Headers
+) -> SpanData:
+    """Begin to trace a request, a stream as one span; `end_span` must follow.
 
     The query is left out, since it may hold anything.
     """
     name = method if method in METHODS else "HTTP"
     known = name if name == method else "_OTHER"
-    return begin(visit, headers, name, {"http.request.method": known, "url.path": path, "url.scheme": scheme})
+    return begin(context, headers, name, {"http.request.method": known, "url.path": path, "url.scheme": scheme})
 
 
-def answered(trace: SpanData, status: int) -> None:
+def set_status(trace: SpanData, status: int) -> None:
     """Set the status of the answer."""
     trace.attributes["http.response.status_code"] = status
     trace.failed = trace.failed or status >= 500
@@ -27,28 +29,30 @@ def answered(trace: SpanData, status: int) -> None:
         trace.attributes.setdefault("error.type", str(status))
 
 
-def routed(trace: SpanData, route: str) -> None:
+def set_route(trace: SpanData, route: str) -> None:
     """Set the path pattern of the request's route."""
     trace.name, trace.attributes["http.route"] = f"{trace.name} {route}", route
 
 
-def ended(trace: SpanData, error: Exception | None) -> None:
+def end_span(trace: SpanData, error: Exception | None) -> None:
     """End the span of a request; after an `error` no more of its answer came."""
     if error is not None:
         trace.refused(type(error).__name__, failed=True)
     trace.end()
 
 
-async def traced(app: ASGIApp, begin: Begin, visit: RequestContext, scope: Scope, receive: Receive, send: Send) -> None:
+async def trace_request(
+    app: ASGIApp, begin: Begin, context: RequestContext, scope: Scope, receive: Receive, send: Send
+) -> None:
     """Let an application answer a request, and trace it."""
     method = scope.get("method", "GET")  # a WebSocket is opened so
-    trace, failure = begun(begin, visit, method, scope["path"], scope["scheme"], scope["headers"]), None
+    trace, failure = start_span(begin, context, method, scope["path"], scope["scheme"], scope["headers"]), None
     try:
         await app(scope, receive, send)
-    except Exception as error:  # once the answer has begun
+    except Exception as error:  # after the response has begun
         failure = error
         raise
     finally:
         if route := scope.get(ROUTE) or getattr(scope.get("route"), "path", None):
-            routed(trace, route)
-        ended(trace, failure)
+            set_route(trace, route)
+        end_span(trace, failure)

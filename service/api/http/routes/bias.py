@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from preblock.service.api.http.answer import TYPES, respond, writable
+from preblock.service.api.http.answer import TYPES, respond, writable_types
 from preblock.service.api.http.body import read_body, write_body
 from preblock.service.api.http.negotiation import JSON, answer_type, body_type
 from preblock.service.api.http.request import RawRequest
@@ -29,7 +29,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             body = await read_body(request, engine, max_body_bytes)
             fields = await engine.scheduler.run(len(body), lambda: read_json(body), text=True)
             message, encoding = read_bias(fields)
-            media = answer_type(accept, *writable(message.dtype))
+            media = answer_type(accept, *writable_types(message.dtype))
             answer = await engine.bias(model, message, record)
             text = media == JSON and encoding == "float"
             response = await engine.scheduler.run(answer.size, lambda: respond(answer, media, encoding), text)

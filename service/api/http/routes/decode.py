@@ -23,10 +23,10 @@ from preblock.service.core.auth import caller
 from preblock.service.core.errors import UnsupportedFormat
 from preblock.service.engine.engine import Engine
 
-CODES = {"close": 1000, "shutdown": 1012, "idle": 1008, "time": 1008, "key": 1008}
+CLOSE_CODES = {"close": 1000, "shutdown": 1012, "idle": 1008, "time": 1008, "key": 1008}
 CONNECTION = "preblock.connection"
 """Key in the state of a WebSocket: the connection of our own server; it answers simple steps itself."""
-LONGEST_REASON = 123
+MAX_CLOSE_REASON_BYTES = 123
 """Bytes, of a close frame (RFC 6455, section 5.5)."""
 
 
@@ -46,7 +46,7 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
                 lifetime = stack.enter_context(streams.open())
             await socket.accept()
             with suppress(WebSocketDisconnect):  # the client left while it was answered
-                await converse(socket, session, lifetime)
+                await answer_messages(socket, session, lifetime)
 
     async def decode(request: RawRequest, name: str, version: str | None) -> Response:
         """Stream an answer for each line of steps, or events for a known list of ids."""
@@ -75,7 +75,7 @@ class Connection(Protocol):
         """Answer simple steps of the session; with None, leave them to the application again."""
 
 
-async def converse(socket: WebSocket, session: DecodeSession, lifetime: StreamLifetime) -> None:
+async def answer_messages(socket: WebSocket, session: DecodeSession, lifetime: StreamLifetime) -> None:
     """Answer message after message, until either side ends the stream."""
     # Only our own server has such a connection; others hand every message over.
     connection: Connection | None = socket.scope.get("state", {}).get(CONNECTION)
@@ -92,29 +92,29 @@ async def converse(socket: WebSocket, session: DecodeSession, lifetime: StreamLi
                 return
             frame = message.get("bytes")
             if frame is not None:
-                session.spoken = decode_frames.header_of(frame)[0]
+                session.message_format = decode_frames.header_of(frame)[0]
                 await lifetime.wait(partial(socket.send_bytes, await session.answer_frame(frame)))
             else:
-                session.spoken = "text"
+                session.message_format = "text"
                 answer = await session.answer_text(message["text"].encode())
                 await lifetime.wait(partial(socket.send_text, answer.decode()))
-            session.told = session.stream.offset
+            session.sent_offset = session.stream.offset
             # Neither receiving nor sending lets others run while messages wait.
             await asyncio.sleep(0)
     except StreamEnd as closing:
-        await say_goodbye(socket, session, closing)
+        await send_close_message(socket, session, closing)
 
 
-async def say_goodbye(socket: WebSocket, session: DecodeSession, closing: StreamEnd) -> None:
+async def send_close_message(socket: WebSocket, session: DecodeSession, closing: StreamEnd) -> None:
     """Send the client the offsets that it knows, in the form of its last message, and close."""
-    offset = session.told
+    offset = session.sent_offset
     reason = orjson.dumps({"closing": closing.reason, "next_offset": offset.tolist()}).decode()
-    if len(reason) > LONGEST_REASON:
+    if len(reason) > MAX_CLOSE_REASON_BYTES:
         reason = closing.reason
     with suppress(TimeoutError):
         async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
-            if session.spoken == "text":
+            if session.message_format == "text":
                 await socket.send_text(decode_json.write_state(offset, closing=closing.reason).decode())
-            elif session.spoken == 2:
+            elif session.message_format == 2:
                 await socket.send_bytes(decode_frames.write_closing(offset, closing.reason))
-            await socket.close(CODES[closing.reason], reason)
+            await socket.close(CLOSE_CODES[closing.reason], reason)

@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from numpy.typing import NDArray
 
-from preblock.service.api.http.answer import TYPES, respond, writable
+from preblock.service.api.http.answer import TYPES, respond, writable_types
 from preblock.service.api.http.body import read_body, write_body
 from preblock.service.api.http.negotiation import BYTES, JSON, NPY, SAFETENSORS, answer_type, body_type
 from preblock.service.api.http.request import Handler, RawRequest, merge_fields, single_values
@@ -42,32 +42,32 @@ In a string the quotes would be escaped, and no other field holds an object.
 def handler(engine: Engine, max_body_bytes: int) -> Handler:
     """Return the handler of requests of this protocol."""
 
-    async def embed(arrival: RawRequest, name: str, version: str | None) -> Response:
+    async def embed(request: RawRequest, name: str, version: str | None) -> Response:
         """Return the vectors that enter block 0."""
         with engine.admission.request("native") as record:
             model = engine.repository.get(name, version, caller=caller())
             record.model = model.name
-            accept = arrival.accept
+            accept = request.accept
             answer_type(accept, TYPES)  # a request without a possible answer is refused before its body is read
-            kind = body_type(arrival.header(b"content-type"), TYPES)
-            body = await read_body(arrival, engine, max_body_bytes)
-            read = partial(_read, body, kind, arrival.query, model.manifest.indices)
+            kind = body_type(request.header(b"content-type"), TYPES)
+            body = await read_body(request, engine, max_body_bytes)
+            read = partial(_read, body, kind, request.query, model.manifest.indices)
             message = await engine.scheduler.run(len(body), read, text=kind == JSON)
-            wanted, encoding = message.request, message.encoding
-            media = answer_type(accept, *writable(wanted.dtype, encoding, wanted.outputs, message.tells_lengths))
+            inputs, encoding = message.request, message.encoding
+            media = answer_type(accept, *writable_types(inputs.dtype, encoding, inputs.outputs, message.tells_lengths))
             if encoding == PROMPT_EMBEDS:
-                check_prompt_embeds(wanted, model.manifest)
+                check_prompt_embeds(inputs, model.manifest)
             text = media == JSON and encoding == "float"
-            wanted.in_pieces = True
-            wanted.check = floats_of if text else None
-            answer = await engine.embed(model, wanted, record)
+            inputs.in_pieces = True
+            inputs.check = floats_of if text else None
+            answer = await engine.embed(model, inputs, record)
             files = FILE_COST * len(answer.lengths) if encoding == PROMPT_EMBEDS else 0
             response = await engine.scheduler.run(answer.size + files, lambda: respond(answer, media, encoding), text)
             known_body = kind in ARRAYS or (kind == JSON and engine.scheduler.is_small(len(body), text=True))
             only_vectors = media in ARRAYS or (media == JSON and encoding == "base64")
-            if known_body and only_vectors and isinstance(wanted, TokenRequest):
-                response.template = partial(_template, engine, model, wanted, body, kind)
-            return await write_body(response, arrival, engine, text)
+            if known_body and only_vectors and isinstance(inputs, TokenRequest):
+                response.template = partial(_template, engine, model, inputs, body, kind)
+            return await write_body(response, request, engine, text)
 
     return embed
 
@@ -99,8 +99,8 @@ def _template(
 
 
 def _read(body: bytes, kind: str, query: bytes, indices: Collection[str]) -> native_json.EmbedMessage:
-    if kind in ARRAYS and (wishes := _beside(query, tuple(indices))):
-        return wishes.of(_read_array(body, kind, single_values(query)))
+    if kind in ARRAYS and (options := _read_options(query, tuple(indices))):
+        return options.of(_read_array(body, kind, single_values(query)))
     fields = native_json.read_query(single_values(query))
     content: Mapping[str, Any]
     if kind == JSON:
@@ -114,7 +114,7 @@ def _read(body: bytes, kind: str, query: bytes, indices: Collection[str]) -> nat
 
 
 @lru_cache  # a client asks the same again and again
-def _beside(query: bytes, indices: tuple[str, ...]) -> native_json.RequestOptions | None:
+def _read_options(query: bytes, indices: tuple[str, ...]) -> native_json.RequestOptions | None:
     return native_json.read_beside(single_values(query), indices)
 
 

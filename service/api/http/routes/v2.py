@@ -33,35 +33,35 @@ HEADER = HEADER_LENGTH.lower().encode()
 def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Handler:
     """Return the handler of inference requests of this protocol; `sequences` holds their sequences."""
 
-    async def infer(arrival: RawRequest, name: str, version: str | None) -> Response:
+    async def infer(request: RawRequest, name: str, version: str | None) -> Response:
         """Return the requested outputs; the default is `embeddings`. All inputs but `input_ids` are optional."""
         with engine.admission.request("open-inference") as record:
             model = engine.repository.find(name, version, caller=caller())
             record.model = model.name
-            body_type(arrival.header(b"content-type"), (JSON, BYTES))
-            body = await read_body(arrival, engine, max_body_bytes)
-            header_length = arrival.header(HEADER)
+            body_type(request.header(b"content-type"), (JSON, BYTES))
+            body = await read_body(request, engine, max_body_bytes)
+            header_length = request.header(HEADER)
             text = header_length is None
             read = partial(read_infer, body, header_length, model.manifest)
             message = await engine.scheduler.run(len(body), read, text)
-            request = message.request
-            if isinstance(request, TokenRequest):
+            inputs = message.request
+            if isinstance(inputs, TokenRequest):
                 texts = [output for output, binary in message.binary.items() if not binary]
                 # Where bytes follow, the length of the JSON is told before it.
-                request.in_pieces = request.sequence is None and len(texts) in (0, len(message.binary))
-                if texts and request.in_pieces:
-                    request.check = partial(check_finite, ", ".join(texts))
-            async with sequences.answer(model, request, record) as answer:
+                inputs.in_pieces = inputs.sequence is None and len(texts) in (0, len(message.binary))
+                if texts and inputs.in_pieces:
+                    inputs.check = partial(check_finite, ", ".join(texts))
+            async with sequences.answer(model, inputs, record) as answer:
                 as_text = not all(message.binary.values())
                 write = partial(write_infer, answer, message)
                 parts, json_length = await engine.scheduler.run(answer.size, write, as_text)
                 if json_length is None:
-                    reply = ChunkedResponse(parts, JSON)
+                    response = ChunkedResponse(parts, JSON)
                 else:
-                    reply = ChunkedResponse(parts, BYTES, [(HEADER, b"%d" % json_length)])
-                    if header_length and isinstance(model, TokenModel) and isinstance(request, TokenRequest):
-                        reply.template = partial(_template, engine, model, request, body, header_length)
-                return await write_body(reply, arrival, engine, as_text)
+                    response = ChunkedResponse(parts, BYTES, [(HEADER, b"%d" % json_length)])
+                    if header_length and isinstance(model, TokenModel) and isinstance(inputs, TokenRequest):
+                        response.template = partial(_template, engine, model, inputs, body, header_length)
+                return await write_body(response, request, engine, as_text)
 
     return infer
 

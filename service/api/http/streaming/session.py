@@ -18,28 +18,30 @@ from preblock.service.runtime.model import TokenModel
 
 
 class DecodeSession:
-    """A stream, and the form of its client's messages.
-
-    `told` holds the offsets that the client knows: an answer that was not sent has fed nothing. `spoken` is the form of
-    its last message, text or a frame of a version; None before the first.
+    """A decode stream and the state of its client.
 
     Args:
-        engine: answers the decode_json.
-        model: stays the same for the whole stream.
-        fields: options of the stream, from the query or a JSON message.
+        engine: runs the steps.
+        model: model of the whole stream.
+        fields: options of the stream, from the query or from a JSON message.
+
+    Attributes:
+        sent_offset: offsets of the rows after the last answer sent, int64 (R,). An answer without delivery has fed
+            nothing.
+        message_format: format of the client's last message, `text` or a frame version; None before the first message.
 
     Raises:
-        ClientFault: it cannot be opened so.
+        ClientFault: an option is not allowed.
 
     """
 
     def __init__(self, engine: Engine, model: TokenModel, fields: dict[str, Any]) -> None:
         self.engine = engine
-        self.visit = CURRENT_REQUEST.get()
+        self.context = CURRENT_REQUEST.get()
         self.opened = False
         self._open(model, fields)
-        self.told = self.stream.offset
-        self.spoken: Literal["text", 1, 2] | None = None
+        self.sent_offset = self.stream.offset
+        self.message_format: Literal["text", 1, 2] | None = None
 
     def _open(self, model: TokenModel, fields: dict[str, Any]) -> None:
         options, encoding = decode_json.read_options(fields)
@@ -123,7 +125,7 @@ class DecodeSession:
             or not answers.takes(step.ids, stream.offset)
         ):
             return None
-        run = answers.start("decode", step.ids, stream.offset, self.visit, began)
+        run = answers.start("decode", step.ids, stream.offset, self.context, began)
         if run is not None:
             run.record.operation = StepOp.name
             self._begun = frame, step
@@ -145,7 +147,7 @@ class DecodeSession:
         """Count the begun step, and the bytes and seconds of its answer; 0 where it was not sent."""
         frame, step = self._begun
         if size:
-            self.told, self.spoken = self.stream.offset, step.shape.version
+            self.sent_offset, self.message_format = self.stream.offset, step.shape.version
         run.end()
         self.engine.metrics.count_bytes("decode", len(frame), size, 0, send)
 

@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from preblock.service.api.http.body import MIN_COMPRESSED_BYTES, choose_coding, expand
+from preblock.service.api.http.body import MIN_COMPRESSED_BYTES, choose_encoding, expand
 from preblock.service.core.errors import Malformed, TooLarge
 from tests.support.protocols import Clients
 from tests.support.servers import Server, serve
@@ -92,7 +92,7 @@ def test_a_tiny_answer_is_left_alone(server: Server) -> None:
     ],
 )
 def test_accept_encoding_chooses_the_coding(accept: str, text: str | None, numbers: str | None) -> None:
-    assert (choose_coding(accept, text=True), choose_coding(accept, text=False)) == (text, numbers)
+    assert (choose_encoding(accept, text=True), choose_encoding(accept, text=False)) == (text, numbers)
 
 
 @pytest.mark.parametrize("coding", COMPRESS)
