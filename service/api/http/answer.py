@@ -1,4 +1,4 @@
-"""Answers of the native API, in the requested format."""
+"""Responses of the native API in the requested format."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -18,11 +18,11 @@ TYPES = (JSON, BYTES, NPY, SAFETENSORS)
 def writable_types(
     dtype: str, encoding: str = "", outputs: Sequence[str] = (), tells_lengths: bool = False
 ) -> tuple[tuple[str, ...], str]:
-    """Return the types that can hold an answer, and the reason against the others."""
+    """Return the possible content types of a response, and the reason against the others."""
     if encoding == PROMPT_EMBEDS:
         return (JSON,), f"with the encoding {PROMPT_EMBEDS}"
     if tells_lengths:
-        return (JSON, SAFETENSORS), "with text or truncate, to say how long the rows are"
+        return (JSON, SAFETENSORS), "with text or truncate, to state the row lengths"
     if len(outputs) > 1:
         return (JSON, SAFETENSORS), "for several outputs"
     if dtype == "bfloat16":
@@ -31,7 +31,7 @@ def writable_types(
 
 
 def respond(answer: Result, media: str, encoding: str) -> ChunkedResponse:
-    """Return `answer` in the type `media`; `encoding` is how JSON holds values."""
+    """Encode a result in the content type `media`; `encoding` states how JSON holds the values."""
     if media == JSON:
         return ChunkedResponse(json_content(answer_json(answer, encoding)), media)
     if media == SAFETENSORS:
@@ -41,7 +41,7 @@ def respond(answer: Result, media: str, encoding: str) -> ChunkedResponse:
     return ChunkedResponse(parts, media, _headers(answer.model, answer.version, name, tensor.shape, answer.dtype))
 
 
-@lru_cache  # a client asks the same again and again
+@lru_cache  # clients repeat their shapes
 def _headers(model: str, version: int, output: str, shape: tuple[int, ...], dtype: str) -> Headers:
     values = {
         b"preblock-model": model,

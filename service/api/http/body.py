@@ -13,16 +13,16 @@ from preblock.service.engine.engine import Engine
 WINDOW_BITS = {"gzip": 31, "deflate": 15}
 """Window bits of zlib for each content encoding."""
 MAX_EXPANSION = 1032
-"""Maximum ratio of the expanded size to the compressed size."""
+"""Maximum ratio of the decompressed size to the compressed size."""
 MIN_COMPRESSED_BYTES = 1024
 """A smaller response is sent without compression."""
 
 
 def expand(body: bytes, encoding: str, limit: int) -> bytes:
-    """Return the expanded body, at most `limit` bytes; the expansion stops at the limit.
+    """Return the decompressed body; decompression stops at `limit` bytes.
 
     Raises:
-        TooLarge: the expanded body is larger.
+        TooLarge: the decompressed body is larger.
         Malformed: the body is not in this encoding, is incomplete, or has further bytes after its end.
 
     """
@@ -30,12 +30,12 @@ def expand(body: bytes, encoding: str, limit: int) -> bytes:
     try:
         content = inflate.decompress(body, limit + 1)
     except zlib.error as error:
-        raise Malformed("body", f"no {encoding}: {error}", f"a body that is compressed as {encoding}") from error
+        raise Malformed("body", f"invalid {encoding} data: {error}", f"valid {encoding} data") from error
     if len(content) > limit:
-        raise TooLarge("body", f"more than {limit} bytes once it is expanded", f"at most {limit} bytes")
+        raise TooLarge("body", f"more than {limit} bytes after decompression", f"at most {limit} bytes")
     if not inflate.eof or inflate.unused_data:
-        got = f"{len(inflate.unused_data)} bytes behind the end" if inflate.eof else "no end"
-        raise Malformed("body", got, f"a body that is compressed as {encoding}, whole")
+        got = f"{len(inflate.unused_data)} bytes after the end of the data" if inflate.eof else "incomplete data"
+        raise Malformed("body", got, f"complete {encoding} data")
     return content
 
 
@@ -58,7 +58,7 @@ def choose_encoding(accept: str, text: bool) -> str | None:
 
 
 async def read_body(request: RawRequest, engine: Engine, limit: int) -> bytes:
-    """Return the complete body without its compression; `limit` bytes hold before and after expansion.
+    """Return the complete, decompressed body; `limit` bytes hold before and after decompression.
 
     Raises:
         TooLarge: the body is larger; a larger declared length is rejected before the body is read.
@@ -113,7 +113,7 @@ async def _receive(request: RawRequest, limit: int) -> bytes:
     while more:
         message = await request.receive()
         if message["type"] == "http.disconnect":  # nobody reads this error, but the metrics count it
-            raise Malformed("body", f"{size} bytes and no end", "a whole body")
+            raise Malformed("body", f"{size} bytes before the client disconnected", "a complete body")
         chunk, more = message.get("body", b""), message.get("more_body", False)
         size += len(chunk)
         if size > limit:

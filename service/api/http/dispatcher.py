@@ -1,5 +1,6 @@
-"""Dispatches requests for tensors itself, and hands all others to FastAPI: its routing costs more than a small answer.
-Both use the same handlers and give the same answers.
+"""The ASGI application: routes tensor requests itself, and hands all other requests to FastAPI.
+
+FastAPI's routing costs more than a small response. Both routes use the same handlers and give the same responses.
 """
 
 import logging
@@ -26,31 +27,32 @@ from preblock.service.observability.context import CURRENT_REQUEST, Begin, Reque
 LOG = logging.getLogger(__name__)
 
 PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
-"""Paths that need no key: an orchestrator that starts, stops and watches the service has none."""
+"""Paths without authentication, because an orchestrator has no API key."""
 METHODS = ("GET", "POST")
 EXPOSED_HEADERS = (
     *("Preblock-Model", "Preblock-Version", "Preblock-Output", "Preblock-Shape", "Preblock-Dtype"),
     *("Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate", "X-Request-Id", "Server-Timing"),
 )
-"""Headers of an answer that a page may read."""
+"""Response headers readable by a web page."""
 CountBytes = Callable[[str, int, int, float, float], None]
+"""Counts, for a protocol, the bytes received and sent, and the seconds of reading and writing."""
 SWITCHING_PROTOCOLS = 101
-"""Status of an accepted WebSocket; its ASGI message has none."""
+"""Status of an accepted WebSocket, because its ASGI message holds none."""
 START_MESSAGES = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
-"""Messages of ASGI with the headers of an answer."""
+"""ASGI messages with response headers."""
 
 
 class Dispatcher:
-    """The application as a server sees it.
+    """The ASGI application of the service.
 
     Args:
-        app: answers all other requests.
-        handlers: beginning and end of a path around the name of a model -> handler of a POST to it.
-        access: lets callers in; default: everybody.
-        origins: of pages that browsers let ask, or "*"; default: none but those of this server.
-        templates: of answered requests; default: no cache.
-        count_bytes: counts the bytes that a protocol received and sent, and the seconds of both; default: nothing does.
-        trace: traces requests; default: nothing does.
+        app: answers all requests except those to `handlers`.
+        handlers: handlers of POST requests, by prefix and last segment of their path; the model name stands between.
+        access: authenticates callers; default: everybody is allowed.
+        settings: current settings; default: no CORS.
+        templates: cache of request templates; default: no cache.
+        count_bytes: counts bytes and seconds; default: no counting.
+        trace: starts the span of a request; default: no tracing.
 
     """
 
@@ -72,17 +74,17 @@ class Dispatcher:
         self._settings = settings
         self._allow_origins(None)
         self._handlers = {end: (begin, handler) for (begin, end), handler in handlers.items()}
-        self.route = lru_cache(self._route_of)  # a client asks the same again and again
+        self.route = lru_cache(self._route_of)  # clients repeat their URLs
 
     def _allow_origins(self, text: str | None) -> None:
-        """Let pages of these origins send requests; the setting `cors_origins` has this text."""
+        """Apply the setting `cors_origins`."""
         self._cors_origins, self._origins = text, listed(text)
-        # Outermost, so that a page can also read a refusal.
+        # Outermost, so that a web page can also read an authentication error.
         cors = CORSMiddleware(self._admit, self._origins, METHODS, allow_headers=["*"], expose_headers=EXPOSED_HEADERS)
         self._entry: ASGIApp = cors if self._origins else self._admit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request or another event of the server (ASGI 3)."""
+        """Handle a request, a WebSocket or the lifespan of the server (ASGI 3)."""
         if self._settings is not None and self._settings.current.cors_origins != self._cors_origins:
             self._allow_origins(self._settings.current.cors_origins)
         if scope["type"] == "lifespan":
@@ -96,7 +98,7 @@ class Dispatcher:
             await trace_request(self._entry, self.trace, channel.context, scope, channel.receive, channel.send)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request of an allowed page, or of no page."""
+        """Answer a request after the CORS checks."""
         route = self._find(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         if route is not None:
             scope[ROUTE] = route.pattern
@@ -111,20 +113,23 @@ class Dispatcher:
             await self.app(scope, receive, send)
 
     async def answer(self, request: RawRequest, route: Route) -> Response:
-        """Answer a request of no page for a known route."""
+        """Authenticate and answer a tensor request, without the CORS checks."""
         try:
             self._authenticate(request.scope)
             return await route.handler(request, route.name, route.version)
         except PreblockError as error:
             return errors.respond(error, request.scope["path"])
         except Exception:
-            LOG.exception("a request failed in an unforeseen way")
+            LOG.exception("internal error in a request; the client received status 500")
             return errors.internal_error(request.scope["path"])
 
     def caller_context(self, headers: Headers, client: tuple[str, int] | None) -> Context | None:
-        """Return a context with the caller of a request of no page; None where the caller is refused.
+        """Return a context with the authenticated caller of a request; None if authentication fails.
 
-        `headers` are as they came, and `client` is its address.
+        Args:
+            headers: request headers, with names in any case.
+            client: host and port of the client.
+
         """
         context = Context()
         try:
@@ -134,19 +139,19 @@ class Dispatcher:
         return context
 
     def changes(self) -> int:
-        """Return a number that grows when the keys change: a caller must then be checked again."""
+        """Return a number that grows with every change of the API keys. Callers need a new check after a change."""
         self._access.look()
         return self._access.changes
 
     def _route_of(self, address: bytes) -> Route | None:
-        """Return the route of a POST to an address of a request line, if it is for a tensor."""
+        """Return the tensor route of a POST to the target of a request line; None for any other path."""
         if not address.startswith(b"/") or b"%" in address or b"#" in address or not address.isascii():
             return None
         path, _, query = address.partition(b"?")
         return self._find(path.decode(), query)
 
     def _find(self, path: str, query: bytes = b"") -> Route | None:
-        """Return the route of a POST to `path`, if it is for a tensor."""
+        """Return the tensor route of a POST to `path`; None for any other path."""
         begin, _, end = path.rpartition("/")
         found = self._handlers.get(end)
         if found and begin.startswith(found[0]):
@@ -157,7 +162,7 @@ class Dispatcher:
         return None
 
     def _authenticate(self, scope: Scope) -> None:
-        """Raise Forbidden or Unauthenticated for a caller without access, and name the others."""
+        """Set the caller of a request. Raise Forbidden or Unauthenticated if access is denied."""
         headers = scope["headers"]
         if scope["type"] == "websocket" and (origin := _header(headers, b"origin")) is not None:
             self._check_origin(origin.decode("latin-1"), headers)
@@ -165,22 +170,21 @@ class Dispatcher:
             self._identify(headers, scope.get("client"))
 
     def _identify(self, headers: Headers, client: tuple[str, int] | None) -> None:
-        """Name the caller by its key or its address; raise Unauthenticated where a key is needed and missing."""
+        """Set the caller from its API key, or from its address without keys. Raise Unauthenticated for a bad key."""
         if self._access.needs_key:
             self._access.enter(_header(headers, b"authorization"))
         else:
             self._access.came_from(client[0] if client else "")
 
     def _check_origin(self, origin: str, headers: Headers) -> None:
-        """Raise Forbidden for a page of another server: a browser lets any page open a WebSocket, and names its
-        origin."""
+        """Raise Forbidden for a web page from a foreign origin, because browsers let any page open a WebSocket."""
         own = (_header(headers, b"host") or b"").decode("latin-1")
         if origin.partition("://")[2] != own and origin not in self._origins and "*" not in self._origins:
-            raise Forbidden("Origin", origin, ", ".join((f"that of {own}", *self._origins)))
+            raise Forbidden("Origin", origin, ", ".join((f"the origin of {own}", *self._origins)))
 
 
 class _MeteredChannel:
-    """The ASGI channel of one request: it adds the headers of the request's context to the answer, and counts bytes."""
+    """The ASGI channel of one request. It adds the headers of the request context, and counts bytes."""
 
     def __init__(self, context: RequestContext, receive: Receive, send: Send, count_bytes: CountBytes) -> None:
         self.context, self._receive, self._send, self._count_bytes = context, receive, send, count_bytes
@@ -190,7 +194,7 @@ class _MeteredChannel:
         began = perf_counter()
         message = await self._receive()
         if protocol := self.context.protocol:
-            # A stream waits for its client, so its time says nothing.
+            # For a WebSocket this time is mostly waiting for the client.
             seconds = perf_counter() - began if message["type"] == "http.request" else 0.0
             self._count_bytes(protocol, _size_of(message), 0, seconds, 0)
         return message
@@ -212,14 +216,14 @@ def _size_of(message: Message) -> int:
 
 
 def _header(headers: Headers, wanted: bytes) -> bytes | None:
-    """Return the value of the first header of a lower-case name."""
+    """Return the first header with a lower-case name."""
     return next((value for name, value in headers if name.lower() == wanted), None)
 
 
 async def refuse(
     error: PreblockError, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str] | None = None
 ) -> None:
-    """Answer a request, or the opening of a WebSocket, with an error, and with further `headers`."""
+    """Answer a request or a WebSocket handshake with an error and further `headers`."""
     response = errors.respond(error, scope["path"])
     response.headers.update(headers or {})
     await response(scope, receive, send)

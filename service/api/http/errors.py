@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: the one place where kinds of error meet status codes."""
+"""Errors as HTTP responses. No other module maps errors to status codes."""
 
 from typing import Any
 
@@ -28,9 +28,9 @@ STATUS: dict[type[errors.PreblockError], int] = {
 }
 MEDIA_TYPE = "application/problem+json"
 OPEN_INFERENCE = "/v2"
-"""Paths below answer errors in the form of the Open Inference Protocol: `{"error": "…"}`."""
+"""Path prefix of the Open Inference Protocol. Its errors are `{"error": "…"}`."""
 OPENAI = "/v1"
-"""Paths below answer errors in the form of OpenAI's API: `{"error": {"message": "…", …}}`."""
+"""Path prefix of the OpenAI API. Its errors are `{"error": {"message": "…", …}}`."""
 
 
 def problem(error: errors.PreblockError) -> bytes:

@@ -1,4 +1,4 @@
-"""The content types of bodies and answers (RFC 9110, sections 8.3 and 12.5.1)."""
+"""Content types of requests and responses (RFC 9110, sections 8.3 and 12.5.1)."""
 
 from functools import lru_cache
 
@@ -12,12 +12,12 @@ NDJSON = "application/x-ndjson"
 EVENTS = "text/event-stream"
 
 
-@lru_cache  # a client says the same again and again
+@lru_cache  # clients repeat their headers
 def body_type(content_type: str | None, readable: tuple[str, ...]) -> str:
-    """Return the type of a body, without parameters; the first of `readable` where none is stated.
+    """Return the content type of a body without its parameters; the default is the first `readable` type.
 
     Raises:
-        UnsupportedFormat: it is not `readable`.
+        UnsupportedFormat: the type is not in `readable`.
 
     """
     if content_type is None:
@@ -30,12 +30,15 @@ def body_type(content_type: str | None, readable: tuple[str, ...]) -> str:
 
 @lru_cache
 def answer_type(accept: str | None, writable: tuple[str, ...], reason: str = "") -> str:
-    """Return the type of `writable` that `accept` prefers; the first of `writable` where it has no opinion.
+    """Return the type of `writable` with the highest quality in the `Accept` header; the first of equals wins.
 
-    `reason` says why no other type is writable.
+    Args:
+        accept: values of the header; no value accepts every type.
+        writable: possible types.
+        reason: explains in an error why no other type is possible.
 
     Raises:
-        NotAcceptable: `accept` rules all of them out.
+        NotAcceptable: the header excludes all types, or a quality is not a number from 0 to 1.
 
     """
     if not accept:

@@ -1,20 +1,20 @@
-"""A request of HTTP, or a WebSocket, as its span tells it, by the semantic conventions of OpenTelemetry."""
+"""Spans of HTTP requests and WebSockets, by the semantic conventions of OpenTelemetry."""
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from preblock.service.observability.context import Begin, Headers, RequestContext, SpanData
 
 ROUTE = "preblock.route"
-"""Of a request, in its scope: the pattern of its path, where it was dispatched without FastAPI."""
+"""Key in the ASGI scope: path pattern of a request dispatched without FastAPI."""
 METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
 
 
 def start_span(
     begin: Begin, context: RequestContext, method: str, path: str, scheme: str, headers: Headers
 ) -> SpanData:
-    """Begin to trace a request, a stream as one span; `end_span` must follow.
+    """Start the span of a request or a stream; `end_span` must follow.
 
-    The query is left out, since it may hold anything.
+    The span omits the query, because a query may hold private data.
     """
     name = method if method in METHODS else "HTTP"
     known = name if name == method else "_OTHER"
@@ -22,20 +22,20 @@ def start_span(
 
 
 def set_status(trace: SpanData, status: int) -> None:
-    """Set the status of the answer."""
+    """Set the status of the response."""
     trace.attributes["http.response.status_code"] = status
     trace.failed = trace.failed or status >= 500
-    if status >= 400:  # of an unforeseen error
+    if status >= 400:  # an internal error has no other type
         trace.attributes.setdefault("error.type", str(status))
 
 
 def set_route(trace: SpanData, route: str) -> None:
-    """Set the path pattern of the request's route."""
+    """Add the path pattern of a request to its span."""
     trace.name, trace.attributes["http.route"] = f"{trace.name} {route}", route
 
 
 def end_span(trace: SpanData, error: Exception | None) -> None:
-    """End the span of a request; after an `error` no more of its answer came."""
+    """End the span of a request. After an `error` the response is incomplete."""
     if error is not None:
         trace.refused(type(error).__name__, failed=True)
     trace.end()
@@ -44,8 +44,8 @@ def end_span(trace: SpanData, error: Exception | None) -> None:
 async def trace_request(
     app: ASGIApp, begin: Begin, context: RequestContext, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Let an application answer a request, and trace it."""
-    method = scope.get("method", "GET")  # a WebSocket is opened so
+    """Answer a request with an application, and trace it."""
+    method = scope.get("method", "GET")  # a WebSocket opens with GET
     trace, failure = start_span(begin, context, method, scope["path"], scope["scheme"], scope["headers"]), None
     try:
         await app(scope, receive, send)

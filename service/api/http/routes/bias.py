@@ -15,7 +15,7 @@ from preblock.service.engine.engine import Engine
 
 
 def router(engine: Engine, max_body_bytes: int) -> APIRouter:
-    """Return the routes of this protocol."""
+    """Return the router of this API."""
     routes = APIRouter(tags=["bias"])
 
     async def bias(request: RawRequest, name: str, version: str | None) -> Response:
@@ -24,7 +24,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             model = engine.repository.get(name, version, caller=caller())
             record.model = model.name
             accept = request.accept
-            answer_type(accept, TYPES)  # a request without a possible answer is refused before its body is read
+            answer_type(accept, TYPES)  # fail before the body is read
             body_type(request.header(b"content-type"), (JSON,))
             body = await read_body(request, engine, max_body_bytes)
             fields = await engine.scheduler.run(len(body), lambda: read_json(body), text=True)

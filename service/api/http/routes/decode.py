@@ -1,4 +1,4 @@
-"""The streaming protocols: WebSocket and HTTP `/models/{name}/decode`. See `docs/decode.md` for the messages."""
+"""Decode streams at `/models/{name}/decode`: WebSocket, NDJSON and events. Messages: `docs/decode.md`."""
 
 import asyncio
 from contextlib import ExitStack, suppress
@@ -25,13 +25,13 @@ from preblock.service.engine.engine import Engine
 
 CLOSE_CODES = {"close": 1000, "shutdown": 1012, "idle": 1008, "time": 1008, "key": 1008}
 CONNECTION = "preblock.connection"
-"""Key in the state of a WebSocket: the connection of our own server; it answers simple steps itself."""
+"""Key in the state of a WebSocket: the connection of Preblock's own server, with a fast path for simple steps."""
 MAX_CLOSE_REASON_BYTES = 123
-"""Bytes, of a close frame (RFC 6455, section 5.5)."""
+"""Maximum size of the reason in a close frame (RFC 6455, section 5.5)."""
 
 
 def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIRouter:
-    """Return the routes of these protocols."""
+    """Return the router of decode streams."""
     routes = APIRouter(tags=["decode"])
 
     @routes.websocket("/models/{name}/decode")
@@ -45,7 +45,7 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
                 session = DecodeSession(engine, model, fields)
                 lifetime = stack.enter_context(streams.open())
             await socket.accept()
-            with suppress(WebSocketDisconnect):  # the client left while it was answered
+            with suppress(WebSocketDisconnect):  # the client disconnected during an answer
                 await answer_messages(socket, session, lifetime)
 
     async def decode(request: RawRequest, name: str, version: str | None) -> Response:
@@ -59,9 +59,9 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
             if media == EVENTS:
                 body = await read_body(request, engine, max_body_bytes)
                 return await answer_events(streams, engine, model, body, fields)
-            coding = request.header(b"content-encoding")
-            if coding is not None and coding.lower() != "identity":
-                raise UnsupportedFormat("Content-Encoding", coding, "identity, for lines that are read as they come")
+            encoding = request.header(b"content-encoding")
+            if encoding is not None and encoding.lower() != "identity":
+                raise UnsupportedFormat("Content-Encoding", encoding, "identity, because lines are read as they arrive")
             return answer_lines(streams, DecodeSession(engine, model, fields), max_body_bytes)
 
     add_model_routes(routes, "POST", "/decode", decode, **schemas.DECODE)
@@ -69,15 +69,15 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
 
 
 class Connection(Protocol):
-    """A connection with its own answers to simple steps, without an ASGI message for each."""
+    """A connection with a fast path for simple steps, without ASGI messages."""
 
     def listen(self, session: DecodeSession | None, lifetime: StreamLifetime) -> None:
-        """Answer simple steps of the session; with None, leave them to the application again."""
+        """Answer simple steps of the session; None turns the fast path off."""
 
 
 async def answer_messages(socket: WebSocket, session: DecodeSession, lifetime: StreamLifetime) -> None:
-    """Answer message after message, until either side ends the stream."""
-    # Only our own server has such a connection; others hand every message over.
+    """Answer every message until either side ends the stream."""
+    # Other ASGI servers have no such connection, and pass every message to the application.
     connection: Connection | None = socket.scope.get("state", {}).get(CONNECTION)
     try:
         while True:
@@ -99,14 +99,14 @@ async def answer_messages(socket: WebSocket, session: DecodeSession, lifetime: S
                 answer = await session.answer_text(message["text"].encode())
                 await lifetime.wait(partial(socket.send_text, answer.decode()))
             session.sent_offset = session.stream.offset
-            # Neither receiving nor sending lets others run while messages wait.
+            # Lets other tasks run: neither reading nor writing yields while messages wait.
             await asyncio.sleep(0)
     except StreamEnd as closing:
         await send_close_message(socket, session, closing)
 
 
 async def send_close_message(socket: WebSocket, session: DecodeSession, closing: StreamEnd) -> None:
-    """Send the client the offsets that it knows, in the form of its last message, and close."""
+    """Send the offsets after the last answer, in the format of the client's last message, and close."""
     offset = session.sent_offset
     reason = orjson.dumps({"closing": closing.reason, "next_offset": offset.tolist()}).decode()
     if len(reason) > MAX_CLOSE_REASON_BYTES:

@@ -30,25 +30,25 @@ from preblock.service.runtime.model import TokenModel
 
 ARRAYS = (NPY, BYTES)
 FILE_COST = 2**12
-"""The file of a row takes as long as this many values, whatever its content."""
+"""Cost of writing a `prompt_embeds` file, in values: each row has a file of its own."""
 
 IDS = re.compile(rb'"input_ids"\s*:(\s*\[[][0-9,\s-]*\]\s*)')
-"""The ids in the JSON of an answered request, up to the next quote or brace.
+"""The ids in the JSON body of a valid request.
 
-In a string the quotes would be escaped, and no other field holds an object.
+The pattern cannot match inside a string, because quotes are escaped there, and no other field holds an object.
 """
 
 
 def handler(engine: Engine, max_body_bytes: int) -> Handler:
-    """Return the handler of requests of this protocol."""
+    """Return the handler of this API."""
 
     async def embed(request: RawRequest, name: str, version: str | None) -> Response:
-        """Return the vectors that enter block 0."""
+        """Return the vectors for block 0, or another output of the model."""
         with engine.admission.request("native") as record:
             model = engine.repository.get(name, version, caller=caller())
             record.model = model.name
             accept = request.accept
-            answer_type(accept, TYPES)  # a request without a possible answer is refused before its body is read
+            answer_type(accept, TYPES)  # fail before the body is read
             kind = body_type(request.header(b"content-type"), TYPES)
             body = await read_body(request, engine, max_body_bytes)
             read = partial(_read, body, kind, request.query, model.manifest.indices)
@@ -73,9 +73,8 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
 
 
 def router(embed: Handler) -> APIRouter:
-    """Return the routes of this protocol."""
+    """Return the router of this API."""
     routes = APIRouter(tags=["embed"])
-
     add_model_routes(routes, "POST", "/embed", embed, **schemas.EMBED)
     return routes
 
@@ -83,16 +82,16 @@ def router(embed: Handler) -> APIRouter:
 def _template(
     engine: Engine, model: TokenModel, request: TokenRequest, body: bytes, kind: str, response: ChunkedResponse
 ) -> RequestTemplate | None:
-    """Return the template of a request; its body ends with its ids, or is JSON."""
+    """Return the template of an answered request; None if none is possible."""
     ids, tail = request.input_ids.values, None
     if kind == JSON:
         found = IDS.search(body)
-        if found is None:  # the name of the field is written in another way
+        if found is None:  # the JSON escapes the field name
             return None
         start, tail = found.start(1), body[found.end(1) :]
     else:
         start = len(body) - ids.nbytes
-        # The ids are a view of these very bytes: type and byte order are those of the reader.
+        # The ids must be a view of the last bytes, so that the same dtype and byte order apply.
         if ids.ctypes.data != np.frombuffer(body, np.uint8).ctypes.data + start:
             return None
     return template_of(engine, model, "native", request, response, body[:start], start, tail=tail)
@@ -113,7 +112,7 @@ def _read(body: bytes, kind: str, query: bytes, indices: Collection[str]) -> nat
     return native_json.read_embed(merge_fields(fields, content), indices)
 
 
-@lru_cache  # a client asks the same again and again
+@lru_cache  # clients repeat their URLs
 def _read_options(query: bytes, indices: tuple[str, ...]) -> native_json.RequestOptions | None:
     return native_json.read_beside(single_values(query), indices)
 

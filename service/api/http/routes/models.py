@@ -1,4 +1,4 @@
-"""`GET /models`: the served models, and their parity reports."""
+"""`GET /models`: the served models and their parity reports."""
 
 from fastapi import APIRouter
 
@@ -12,7 +12,7 @@ from preblock.service.runtime.model import EncoderStem, TokenModel
 
 
 def router(engine: Engine) -> APIRouter:
-    """Return the routes that describe models."""
+    """Return the router of model descriptions."""
     routes = APIRouter(tags=["models"])
 
     def describe(model: TokenModel | EncoderStem) -> schemas.ModelDescription:

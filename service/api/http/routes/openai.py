@@ -1,4 +1,4 @@
-"""The protocol of the OpenAI API: `/v1/embeddings` and `/v1/models`."""
+"""The OpenAI API: `/v1/embeddings` and `/v1/models`."""
 
 from typing import Any
 
@@ -18,12 +18,12 @@ from preblock.service.runtime.model import TokenModel
 
 
 def router(engine: Engine, max_body_bytes: int) -> APIRouter:
-    """Return the routes of this protocol."""
+    """Return the router of this API."""
     routes = APIRouter(prefix="/v1", tags=["OpenAI"])
 
     @routes.post("/embeddings", **schemas.EMBEDDINGS)
     async def embeddings(request: Request) -> Response:
-        """Return a vector for each input: the mean of the vectors that enter block 0, or another `pooling`."""
+        """Return one vector for each input: the mean of its block 0 input vectors, or another `pooling`."""
         with engine.admission.request("openai") as record:
             body_type(request.headers.get("content-type"), (JSON,))
             body = await read_body(RawRequest.of(request), engine, max_body_bytes)

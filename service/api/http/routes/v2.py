@@ -1,4 +1,4 @@
-"""The protocol of the Open Inference Protocol, version 2, over HTTP."""
+"""The Open Inference Protocol, version 2, over HTTP."""
 
 from dataclasses import astuple
 from functools import partial
@@ -31,7 +31,7 @@ HEADER = HEADER_LENGTH.lower().encode()
 
 
 def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Handler:
-    """Return the handler of inference requests of this protocol; `sequences` holds their sequences."""
+    """Return the handler of inference requests; `sequences` stores their sequences."""
 
     async def infer(request: RawRequest, name: str, version: str | None) -> Response:
         """Return the requested outputs; the default is `embeddings`. All inputs but `input_ids` are optional."""
@@ -47,7 +47,7 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
             inputs = message.request
             if isinstance(inputs, TokenRequest):
                 texts = [output for output, binary in message.binary.items() if not binary]
-                # Where bytes follow, the length of the JSON is told before it.
+                # A mixed response is buffered, because its header states the length of the JSON part.
                 inputs.in_pieces = inputs.sequence is None and len(texts) in (0, len(message.binary))
                 if texts and inputs.in_pieces:
                     inputs.check = partial(check_finite, ", ".join(texts))
@@ -69,7 +69,7 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
 def _template(
     engine: Engine, model: TokenModel, request: TokenRequest, body: bytes, header_length: str, response: ChunkedResponse
 ) -> RequestTemplate | None:
-    """Return the template of a request with binary tensors in request and answer."""
+    """Return the template of an answered request with binary tensors; None if none is possible."""
     at = places(body, header_length, model.manifest)
     if at is None or not at.keys() <= {"input_ids", "offset"}:
         return None
@@ -78,31 +78,31 @@ def _template(
 
 
 def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) -> APIRouter:
-    """Return the routes of this protocol; `version` is the server's."""
+    """Return the router of this API; `version` is the version of the server."""
     routes = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
 
     @routes.get("", response_model=schemas.ServerMetadata)
     async def metadata_of_server() -> dict[str, Any]:
-        """Return name, version and extensions of the server."""
+        """Return the name, version and extensions of the server."""
         return metadata.server_metadata(version)
 
     @routes.get("/health/live", response_model=schemas.Live)
     async def server_live() -> dict[str, bool]:
-        """Answer as long as the process does."""
+        """Answer 200 while the process runs."""
         return {"live": True}
 
     @routes.get("/health/ready", response_model=schemas.Ready, responses=schemas.open_inference_errors(503))
     async def server_ready() -> dict[str, bool]:
-        """Answer 200: every model has run. Before that the server of the start answers 503."""
+        """Answer 200 once all models are loaded; the start-up server answers 503 before."""
         return {"ready": True}
 
     async def statistics(_: RawRequest, name: str | None, version: str | None) -> dict[str, Any]:
-        """Return the statistics of one version of a model, or of all versions, in Triton's form."""
+        """Return the statistics of one version of a model, or of all versions, in Triton's format."""
         models, found = engine.repository.select(name, version, caller=caller()), engine.metrics.statistics()
         return {"model_stats": [metadata.model_statistics(m.name, m.version, found[m.name, m.version]) for m in models]}
 
     async def model_metadata(_: RawRequest, name: str, version: str | None) -> dict[str, Any]:
-        """Return inputs and outputs of a model."""
+        """Return the inputs and outputs of a model."""
         model = engine.repository.find(name, version, caller=caller())
         versions = engine.repository.versions(name) if version is None else [model.version]
         return metadata.model_metadata(model.name, versions, model.manifest)
@@ -112,14 +112,14 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
         return {"name": engine.repository.find(name, version, caller=caller()).name, "ready": True}
 
     async def config(_: RawRequest, name: str, version: str | None) -> dict[str, Any]:
-        """Return the configuration of a model, as Triton has it."""
+        """Return the configuration of a model in Triton's format."""
         model = engine.repository.find(name, version, caller=caller())
         return metadata.model_config(model.name, model.manifest, model.provider)
 
-    # Before the path of a model: it could be the name of one.
+    # Before `/models/{name}`, because `stats` would match as a name.
     @routes.get("/models/stats", response_model=schemas.ModelStatisticsList)
     async def statistics_of_all(request: fastapi.Request) -> dict[str, Any]:
-        """Return the statistics of every version of every model, in Triton's form."""
+        """Return the statistics of every version of every model, in Triton's format."""
         return await statistics(RawRequest.of(request), None, None)
 
     refusals = schemas.open_inference_errors(401, 403, 404)
@@ -130,7 +130,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
     add_model_routes(routes, "POST", "/infer", infer, **schemas.INFER)
 
     async def read_option(request: fastapi.Request, name: str, default: Any, allowed: str) -> Any:
-        """Return the only field that the JSON body may have; its type is that of the default."""
+        """Return the only allowed field of the JSON body; its type must match the default."""
         body = await read_body(RawRequest.of(request), engine, max_body_bytes)
         options = read_json(body) if body else {}
         refuse_unknown(options, (name,))
@@ -147,13 +147,13 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
 
     @routes.post("/repository/models/{name}/load", **schemas.CHANGE)
     async def load(request: fastapi.Request, name: str) -> None:
-        """Load the new versions of a model, also of an unloaded one, if `model_control` allows it."""
+        """Load the new versions of a model, even after an unload. Requires the setting `model_control`."""
         metadata.check_change("load", await read_option(request, "parameters", {}, "an object"))
         await engine.control.load(name, caller())
 
     @routes.post("/repository/models/{name}/unload", **schemas.CHANGE)
     async def unload(request: fastapi.Request, name: str) -> None:
-        """Let go of every version of a model, each after its last request, where `model_control` allows it."""
+        """Unload every version of a model after its last request. Requires the setting `model_control`."""
         metadata.check_change("unload", await read_option(request, "parameters", {}, "an object"))
         await engine.control.unload(name, caller())
 

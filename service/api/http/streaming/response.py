@@ -70,7 +70,7 @@ class StreamResponse(Response):
         sent_offset = self._offset
         with self._streams.open() as lifetime:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            # The connection ends the stream when the client disconnects, although nobody waits for the client then.
+            # Lets the connection end the stream as soon as the client disconnects.
             scope.setdefault("state", {})[LIFETIME] = lifetime
             try:
                 async with aclosing(self._answers(lifetime, receive)) as answers:

@@ -1,4 +1,7 @@
-"""The common part of all protocols of a decode stream: a message in, its answer out, errors included."""
+"""A decode session: turns each message of a client into an answer, for every protocol of a decode stream.
+
+Letters: R rows of the stream.
+"""
 
 from functools import partial
 from time import perf_counter
@@ -50,10 +53,10 @@ class DecodeSession:
         self._fast_path = fast_path_of(self.engine, model, options.outputs, options.dtype)
 
     async def answer_text(self, text: bytes) -> bytes:
-        """Answer a message of JSON; an error changes nothing and is a JSON object with the key `error`.
+        """Answer a JSON message. An error leaves the stream unchanged, and is answered with the key `error`.
 
         Raises:
-            Closing: the client ends the stream.
+            StreamEnd: the client ends the stream.
 
         """
         engine, stream = self.engine, self.stream
@@ -81,10 +84,10 @@ class DecodeSession:
         return written
 
     async def answer_frame(self, frame: bytes) -> bytes:
-        """Answer a binary message in its version; an error changes nothing and is a frame too.
+        """Answer a frame in its own version. An error leaves the stream unchanged, and is answered with a frame.
 
         Raises:
-            Closing: the client ends the stream.
+            StreamEnd: the client ends the stream.
 
         """
         engine, stream = self.engine, self.stream
@@ -107,7 +110,7 @@ class DecodeSession:
         return written
 
     def begin(self, frame: bytes) -> FastRun | None:
-        """Begin to answer a simple legal step; it is finished in the next turn of the event loop.
+        """Start the run of a simple, valid step; call `finish` in the next event-loop iteration.
 
         Return None for any other message.
         """
@@ -132,19 +135,19 @@ class DecodeSession:
         return run
 
     def finish(self, run: FastRun) -> tuple[bytes, Float32]:
-        """Return head and vectors of the answer to the begun step; the stream has made the step."""
+        """Advance the stream by the started step; return the header and the vectors of its answer."""
         assert self._fast_path is not None
         stream, answers, (frame, step) = self.stream, self._fast_path, self._begun
         vectors = run.finish()
         after = stream.offset + step.shape.ahead
-        # In version 1 the number is an echo and says nothing of repetitions.
+        # In version 1 the number does not detect repeated messages.
         number = step.number if step.shape.version == 2 else 0
         stream.advance(after, number, decode_json.digest(frame) if number else b"")
         self.opened = True
         return decode_frames.head_of_plain(step, after, answers.width), vectors
 
     def end(self, run: FastRun, size: int, send: float) -> None:
-        """Count the begun step, and the bytes and seconds of its answer; 0 where it was not sent."""
+        """Record the started step, with the bytes and seconds of its answer; `size` is 0 if it was not sent."""
         frame, step = self._begun
         if size:
             self.sent_offset, self.message_format = self.stream.offset, step.shape.version
@@ -152,9 +155,9 @@ class DecodeSession:
         self.engine.metrics.count_bytes("decode", len(frame), size, 0, send)
 
     def _reopen(self, document: dict[str, Any]) -> bytes:
-        """Open the stream anew, as its first message may say."""
+        """Open the stream again with the options of its first message."""
         if self.opened:
-            raise Conflict(decode_json.OPEN, "a message that opens, after others", "none, since the stream has begun")
+            raise Conflict(decode_json.OPEN, "an open message after another message", "only as the first message")
         fields = decode_json.read_open(document)
         model = self.stream.model
         self._open(model, fields)

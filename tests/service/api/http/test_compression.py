@@ -100,7 +100,7 @@ def test_expansion_stops_at_the_limit(coding: str) -> None:
     content = bytes(range(256)) * 4
     assert expand(COMPRESS[coding](content), coding, len(content)) == content
     for limit in (0, len(content) - 1):
-        with pytest.raises(TooLarge, match=f"^body: got more than {limit} bytes once it is expanded"):
+        with pytest.raises(TooLarge, match=f"^body: got more than {limit} bytes after decompression"):
             expand(COMPRESS[coding](content), coding, limit)
 
 
@@ -110,7 +110,7 @@ def test_what_is_not_of_its_coding_is_refused(coding: str) -> None:
     other = COMPRESS["gzip" if coding == "deflate" else "deflate"](b"{}")
     changed = whole[:-1] + bytes([whole[-1] ^ 1])
     for body in (b"", b"{}", whole[:-1], whole + b"x", whole + whole, other, changed):
-        with pytest.raises(Malformed, match=f"allowed a body that is compressed as {coding}"):
+        with pytest.raises(Malformed, match=f"allowed (valid|complete) {coding} data"):
             expand(body, coding, 10**6)
 
 
@@ -133,7 +133,7 @@ def test_a_bomb_is_refused_without_being_expanded(tiny_repository: Path) -> None
         for path in ("/models/gpt/embed", "/models/gpt/bias", "/v1/embeddings", "/v2/models/gpt/infer"):
             answer = httpx.post(server.address + path, content=bomb, headers=headers)
             assert answer.status_code == 413
-            assert "body: got more than 16777216 bytes once it is expanded" in answer.text
+            assert "body: got more than 16777216 bytes after decompression" in answer.text
         assert peak(server) - before < 2**27
 
 
