@@ -36,8 +36,6 @@ EXPOSED_HEADERS = (
 """Response headers readable by a web page."""
 CountBytes = Callable[[str, int, int, float, float], None]
 """Counts, for a protocol, the bytes received and sent, and the seconds of reading and writing."""
-SWITCHING_PROTOCOLS = 101
-"""Status of an accepted WebSocket, because its ASGI message holds none."""
 START_MESSAGES = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 """ASGI messages with response headers."""
 
@@ -203,7 +201,7 @@ class _MeteredChannel:
         """Send a message."""
         if message["type"] in START_MESSAGES:
             if self.context.trace is not None:
-                set_status(self.context.trace, message.get("status", SWITCHING_PROTOCOLS))
+                set_status(self.context.trace, message.get("status", 101))  # only an accepted WebSocket has none
             message = {**message, "headers": [*message.get("headers", ()), *self.context.headers()]}
         began = perf_counter()
         await self._send(message)

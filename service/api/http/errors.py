@@ -4,6 +4,7 @@ from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request
+from fastapi.requests import HTTPConnection
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
@@ -63,7 +64,7 @@ def install(app: FastAPI) -> None:
     """Make `app` answer every error in the format of its protocol."""
 
     @app.exception_handler(errors.PreblockError)
-    async def preblock_error(request: Request, error: errors.PreblockError) -> Response:
+    async def preblock_error(request: HTTPConnection, error: errors.PreblockError) -> Response:
         return respond(error, request.url.path)
 
     @app.exception_handler(HTTPException)
