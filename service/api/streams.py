@@ -61,7 +61,8 @@ class StreamLifetime:
             return await action()
         except asyncio.CancelledError:
             # The cancellation came from `end`, unless the task itself was cancelled too.
-            if (reason := self._end_reason()) and task is not None and not task.uncancel():
+            reason = self._end_reason()
+            if reason is not None and task is not None and not task.uncancel():
                 raise StreamEnd(reason) from None
             raise
         finally:

@@ -162,7 +162,8 @@ class Dispatcher:
     def _authenticate(self, scope: Scope) -> None:
         """Set the caller of a request. Raise Forbidden or Unauthenticated if access is denied."""
         headers = scope["headers"]
-        if scope["type"] == "websocket" and (origin := _header(headers, b"origin")) is not None:
+        origin = _header(headers, b"origin") if scope["type"] == "websocket" else None
+        if origin is not None:
             self._check_origin(origin.decode("latin-1"), headers)
         if scope["path"] not in PUBLIC_PATHS:
             self._identify(headers, scope.get("client"))

@@ -98,7 +98,8 @@ def _template(
 
 
 def _read(body: bytes, kind: str, query: bytes, indices: Collection[str]) -> native_json.EmbedMessage:
-    if kind in ARRAYS and (options := _read_options(query, tuple(indices))):
+    options = _read_options(query, tuple(indices)) if kind in ARRAYS else None
+    if options is not None:
         return options.of(_read_array(body, kind, single_values(query)))
     fields = native_json.read_query(single_values(query))
     content: Mapping[str, Any]

@@ -41,9 +41,8 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
             body_type(request.header(b"content-type"), (JSON, BYTES))
             body = await read_body(request, engine, max_body_bytes)
             header_length = request.header(HEADER)
-            text = header_length is None
             read = partial(read_infer, body, header_length, model.manifest)
-            message = await engine.scheduler.run(len(body), read, text)
+            message = await engine.scheduler.run(len(body), read, text=header_length is None)
             inputs = message.request
             if isinstance(inputs, TokenRequest):
                 texts = [output for output, binary in message.binary.items() if not binary]
@@ -55,12 +54,10 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
                 as_text = not all(message.binary.values())
                 write = partial(write_infer, answer, message)
                 parts, json_length = await engine.scheduler.run(answer.size, write, as_text)
-                if json_length is None:
-                    response = ChunkedResponse(parts, JSON)
-                else:
-                    response = ChunkedResponse(parts, BYTES, [(HEADER, b"%d" % json_length)])
-                    if header_length and isinstance(model, TokenModel) and isinstance(inputs, TokenRequest):
-                        response.template = partial(_template, engine, model, inputs, body, header_length)
+                headers = [] if json_length is None else [(HEADER, b"%d" % json_length)]
+                response = ChunkedResponse(parts, BYTES if headers else JSON, headers)
+                if headers and header_length and isinstance(model, TokenModel) and isinstance(inputs, TokenRequest):
+                    response.template = partial(_template, engine, model, inputs, body, header_length)
                 return await write_body(response, request, engine, as_text)
 
     return infer
