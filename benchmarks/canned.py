@@ -18,7 +18,7 @@ from benchmarks.streams import MODEL, WIDTH, echo
 from benchmarks.tensors import SHAPES, bare
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.core.settings import Settings
-from preblock.service.server.run import configure, listen
+from preblock.service.server.run import bind, configure
 
 SERVICE = "inference.GRPCInferenceService"
 
@@ -60,7 +60,7 @@ async def serve(port: int, grpc_port: int) -> None:
     """Serve HTTP and gRPC until SIGTERM."""
     server = await serve_grpc(grpc_port)
     print(f"http://127.0.0.1:{port}", flush=True)
-    await uvicorn.Server(configure(Settings(port=0), answer)).serve([listen("port", "127.0.0.1", port)])
+    await uvicorn.Server(configure(Settings(port=0), answer)).serve([bind("port", "127.0.0.1", port)])
     await server.stop(None)
 
 

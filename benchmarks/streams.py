@@ -34,7 +34,7 @@ import uvloop
 from preblock.service.app import create_app
 from preblock.service.codecs.decode_frames import HEADER, MAGIC, REWIND, STEP
 from preblock.service.core.settings import Settings
-from preblock.service.server.run import configure, listen
+from preblock.service.server.run import bind, configure
 
 SERVER_CORE, CLIENT_CORE = 0, 1
 """Cores of benchmarks with pinned processes."""
@@ -146,7 +146,8 @@ def serve() -> None:
     ) -> None:
         await (echo(receive, send) if scope.get("path") == ECHO else app(scope, receive, send))
 
-    listener = listen("port", settings.host, 0)
+    listener = bind("port", settings.host, 0)
+    listener.listen()
     print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
     gc.freeze()
     uvicorn.Server(configure(settings, both)).run(sockets=[listener])

@@ -32,7 +32,7 @@ from benchmarks.guards import GUARDS, guarded
 from benchmarks.streams import CLIENT_CORE, MODEL, SERVER_CORE, WIDTH, running
 from preblock.service.core.settings import Settings
 from preblock.service.core.settings_reload import LiveSettings
-from preblock.service.server.run import configure, listen
+from preblock.service.server.run import bind, configure
 
 SHAPES = ((1, 1), (1, 128), (8, 128), (32, 512))
 CONNECTIONS = 4
@@ -102,7 +102,8 @@ CANNED = {f"/{batch}/{length}": bytes(4 * batch * length * WIDTH) for batch, len
 
 def serve_bare() -> None:
     """Serve the bare application, and print its port."""
-    listener = listen("port", "127.0.0.1", 0)
+    listener = bind("port", "127.0.0.1", 0)
+    listener.listen()
     print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
     uvicorn.Server(configure(Settings(port=0), bare)).run(sockets=[listener])
 

@@ -103,7 +103,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
         following = [
             asyncio.create_task(engine.control.run()),
-            asyncio.create_task(streams.follow(engine.repository.access)),
+            asyncio.create_task(streams.watch_keys(engine.repository.access)),
             asyncio.create_task(engine.settings.watch()),
         ]
         # Objects of the application for the server's connections.

@@ -1,11 +1,10 @@
-"""Repeated requests: a client sends the same request again and again, with other numbers.
+"""Cache of request templates: clients usually repeat a request with different ids.
 
-Their constant parts, and those of their answers, are read and written once.
+A template holds the constant parts of such requests and of their responses.
 
 Letters: B batch, L length.
 """
 
-import re
 from collections.abc import AsyncGenerator, Hashable
 from dataclasses import dataclass
 
@@ -15,43 +14,37 @@ import orjson
 from preblock.service.api.http.response import ChunkedResponse, lines_of
 from preblock.service.codecs.chunks import Buffer, encoded, joined, raw_bytes
 from preblock.service.codecs.token_rows import rows_of_json
-from preblock.service.core.auth import SERVICE, caller
+from preblock.service.core.auth import SERVICE, Principal, caller
 from preblock.service.core.errors import Invalid, PreblockError
 from preblock.service.core.types import Int64, TokenRequest
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.fast_path import FastPath, FastRun, integers
+from preblock.service.engine.fast_path import FastPath, FastRun, fast_path_of, integers, is_simple
+from preblock.service.runtime.model import TokenModel
 
 MAX_TEMPLATES = 1024
-"""Templates of all models together; one more empties the cache."""
-IDS = re.compile(rb'"input_ids"\s*:(\s*\[[][0-9,\s-]*\]\s*)')
-"""The ids in the JSON of an answered request, up to the next quote or brace.
-
-In a string the quotes would be escaped, and no other field holds an object.
-"""
+"""Maximum number of templates, all models together; one more empties the cache."""
 
 
 @dataclass(eq=False, slots=True)
 class RequestTemplate:
-    """Requests of one address and the same headers, with bodies of one beginning and one length.
-
-    The JSON around the ids is the same in all of them, too.
+    """The constant parts of requests with the same URL, headers and body layout, and of their responses.
 
     Args:
-        protocol: of the requests.
-        fast_path: answers them.
-        head: first bytes of their bodies.
-        shape: of the ids, (B, L).
-        ids_at: where the ids begin in a body.
-        offset: int64 (1,) or (B,), the offset of all of them, or of the first one, where it stands in the body.
-        offset_at: where the offset begins in a body; None where that holds none.
-        headers: of an answer, as lines of HTTP/1.1.
-        prefix: what stands before the vectors in the body of an answer.
-        size: of the body of an answer, in bytes.
-        tail: what bodies of JSON end with, behind the ids, which begin behind the `head`; None where ids are bytes.
-        suffix: what stands behind the vectors where these are base64; None where they are bytes.
-        path: of the address.
-        name: of the model, as requests name it.
-        version: of the model, as requests name it; None where they name none.
+        protocol: protocol of the requests.
+        fast_path: runs the requests.
+        head: first bytes of a request body.
+        shape: shape of the ids, (B, L).
+        ids_at: position of the ids in a request body, in bytes.
+        offset: offset of the first request, int64 (1,) or (B,). It holds for all requests without `offset_at`.
+        offset_at: position of the offset in a request body, in bytes; None if bodies hold no offset.
+        headers: response headers, as HTTP/1.1 lines.
+        prefix: response body before the vectors.
+        size: size of a response body, in bytes.
+        tail: JSON after the ids in a request body; None if the ids are bytes.
+        suffix: JSON after the base64 vectors in a response body; None if the vectors are bytes.
+        path: path of the URL.
+        name: model name in the requests.
+        version: model version in the requests; None for the highest version.
 
     """
 
@@ -72,23 +65,11 @@ class RequestTemplate:
     version: str | None = None
 
     def read(self, body: bytes) -> tuple[Int64, Int64] | None:
-        """Return the ids (B, L) and the offset of a body; None where the template does not fit."""
-        if self.tail is not None:
-            ids = self._read_json(body, self.tail)
-            return None if ids is None else (ids, self.offset)
-        return self.read_binary(body)
-
-    def read_binary(self, body: bytes) -> tuple[Int64, Int64]:
-        """Return the ids (B, L) and the offset of a binary body."""
-        batch, length = self.shape
-        ids = integers(body, batch * length, self.ids_at).reshape(self.shape)
-        if self.offset_at is None:
-            return ids, self.offset
-        return ids, integers(body, len(self.offset), self.offset_at)
-
-    def _read_json(self, body: bytes, tail: bytes) -> Int64 | None:
-        begin, end = len(self.head), len(body) - len(tail)
-        if end < begin or not body.endswith(tail):
+        """Return the ids, int64 (B, L), and the offset of a request body; None if the template does not match."""
+        if self.tail is None:
+            return self.read_binary(body)
+        begin, end = len(self.head), len(body) - len(self.tail)
+        if end < begin or not body.endswith(self.tail):
             return None
         try:
             rows = rows_of_json("input_ids", orjson.loads(body[begin:end]))
@@ -96,12 +77,20 @@ class RequestTemplate:
             return None
         if (len(rows.lengths), rows.length) != self.shape:
             return None
-        return rows.values.reshape(self.shape)
+        return rows.values.reshape(self.shape), self.offset
+
+    def read_binary(self, body: bytes) -> tuple[Int64, Int64]:
+        """Return the ids, int64 (B, L), and the offset of a binary request body."""
+        batch, length = self.shape
+        ids = integers(body, batch * length, self.ids_at).reshape(self.shape)
+        if self.offset_at is None:
+            return ids, self.offset
+        return ids, integers(body, len(self.offset), self.offset_at)
 
     async def packets(self, run: FastRun) -> AsyncGenerator[Buffer, None]:
-        """Yield the body of a large answer, computed chunk by chunk."""
+        """Yield the body of a large response, computed chunk by chunk."""
         yield self.prefix
-        chunks = map(raw_bytes, run.pieces())  # map keeps no chunk, so that the next may reuse its memory
+        chunks = map(raw_bytes, run.pieces())  # map keeps no chunk, so the next chunk can reuse its buffer
         for chunk in chunks if self.suffix is None else encoded(chunks):
             yield chunk
             del chunk
@@ -110,54 +99,49 @@ class RequestTemplate:
 
 
 def template_of(
+    engine: Engine,
+    model: TokenModel,
     protocol: str,
-    fast_path: FastPath,
     request: TokenRequest,
-    reply: ChunkedResponse,
+    response: ChunkedResponse,
     head: bytes,
     ids_at: int,
     offset_at: int | None = None,
-) -> RequestTemplate:
-    """Return the template of a request with the answer `reply`: bytes behind others, or base64 between them.
-
-    The other arguments are those of `RequestTemplate`.
-    """
-    rows = request.input_ids
-    assert rows.length is not None
-    offset = np.zeros(1, np.int64) if request.offset is None else request.offset
-    *prefix, last = reply.parts
-    suffix = None
-    if isinstance(last, bytes):
-        suffix, _ = last, prefix.pop()
-    shape = len(rows.lengths), rows.length
-    assert reply.size is not None
-    known = lines_of(reply.raw_headers), joined(prefix), reply.size
-    return RequestTemplate(protocol, fast_path, head, shape, ids_at, offset, offset_at, *known, suffix=suffix)
-
-
-def json_template_of(
-    protocol: str, fast_path: FastPath, request: TokenRequest, reply: ChunkedResponse, body: bytes
+    tail: bytes | None = None,
 ) -> RequestTemplate | None:
-    """Return the template of a JSON request with such a `body`, as `template_of`; None where its ids are not found."""
-    found = IDS.search(body)
-    if found is None:  # the name of the field is written in another way
+    """Return the template of an answered request; None if the fast path cannot run such requests.
+
+    The content of `response` ends with the vectors as bytes, or with their base64 text and a suffix. `RequestTemplate`
+    describes the other arguments.
+    """
+    if not is_simple(request):
         return None
-    template = template_of(protocol, fast_path, request, reply, body[: found.start(1)], found.start(1))
-    template.tail = body[found.end(1) :]
-    return template
+    fast_path, rows = fast_path_of(engine, model, request.outputs, request.dtype), request.input_ids
+    if fast_path is None:
+        return None
+    assert rows.length is not None
+    assert response.size is not None
+    shape = len(rows.lengths), rows.length
+    offset = np.zeros(1, np.int64) if request.offset is None else request.offset
+    *prefix, last = response.parts
+    suffix = last if isinstance(last, bytes) else None
+    if suffix is not None:
+        prefix.pop()
+    known = lines_of(response.raw_headers), joined(prefix), response.size
+    return RequestTemplate(protocol, fast_path, head, shape, ids_at, offset, offset_at, *known, tail, suffix)
 
 
 class TemplateCache:
-    """Templates of answered requests, for all protocols.
+    """Cache of request templates, for all protocols.
 
-    The cache is emptied when the repository or the settings change. A key holds no credential: the caller of each
-    request is authorized anew.
+    A change of the repository or the settings empties the cache. A key holds no credential, so the cache checks the
+    access of every caller.
 
     Args:
-        engine: answers the requests.
+        engine: runs the requests.
 
     Attributes:
-        hits: requests answered by a template.
+        hits: number of requests with a template.
 
     """
 
@@ -168,37 +152,34 @@ class TemplateCache:
         engine.repository.listeners.append(self.clear)
 
     def find(self, key: Hashable) -> RequestTemplate | None:
-        """Return the template of `key`, if its model is still served and the caller may use it."""
-        if self._settings is not self._engine.settings.current:  # these requests were checked by other limits
+        """Return the template of `key`; None if its model is no longer served or the caller has no access."""
+        if self._settings is not self._engine.settings.current:  # other limits held for the cached requests
             self._settings = self._engine.settings.current
             self.clear()
         template = self._templates.get(key)
-        if template is None:
-            return None
-        try:
-            model = self._engine.repository.find(template.name, template.version, caller=caller())
-        except PreblockError:
-            return None
-        if model is not template.fast_path.model:
+        if template is None or not self._is_served(template, caller()):
             return None
         self.hits += 1
         return template
 
     def keep(self, key: Hashable, template: RequestTemplate) -> None:
-        """Answer requests of the same `key` by `template` from now on, unless the present limits forbid it."""
-        (batch, length), repository = template.shape, self._engine.repository
-        if batch * length > self._engine.max_tokens or batch > self._engine.limits.max_rows:
-            return
-        try:
-            model = repository.find(template.name, template.version, caller=SERVICE)
-        except PreblockError:
-            return
-        if model is not template.fast_path.model:  # it was replaced while it answered
+        """Cache `template` for requests with the same `key`, unless it exceeds the current limits."""
+        batch, length = template.shape
+        fits = batch * length <= self._engine.max_tokens and batch <= self._engine.limits.max_rows
+        if not fits or not self._is_served(template, SERVICE):  # the model may have been replaced meanwhile
             return
         if len(self._templates) >= MAX_TEMPLATES:
             self._templates.clear()
         self._templates[key] = template
 
+    def _is_served(self, template: RequestTemplate, principal: Principal) -> bool:
+        """Return whether the repository still serves the same model, and the caller has access."""
+        try:
+            model = self._engine.repository.find(template.name, template.version, caller=principal)
+        except PreblockError:
+            return False
+        return model is template.fast_path.model
+
     def clear(self) -> None:
-        """Forget all templates: models or limits have changed."""
+        """Empty the cache, because models or limits have changed."""
         self._templates.clear()

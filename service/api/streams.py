@@ -1,4 +1,4 @@
-"""The open decode streams, and every reason for their end except the client's own."""
+"""Open decode streams and their limits: idle time, lifetime, revoked keys and shutdown."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,11 +14,11 @@ from preblock.service.observability.metrics import Metrics
 T = TypeVar("T")
 Reason = Literal["close", "shutdown", "left", "idle", "time", "key"]
 LIFETIME = "preblock.lifetime"
-"""Key of a stream's lifetime in the state of its request: the connection ends it when the client leaves."""
+"""Key of a stream's lifetime in the state of its request; the connection ends the stream after a disconnect."""
 
 
 class StreamEnd(Exception):
-    """A stream ends; its client is told the reason."""
+    """The end of a stream, with the reason for its client."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
@@ -26,11 +26,11 @@ class StreamEnd(Exception):
 
 
 class StreamLifetime:
-    """The time limits of one stream of the caller, until `close`.
+    """The limits of one stream, until `close`.
 
     Args:
-        idle: seconds that it may wait for its client.
-        total: seconds that it may stay open.
+        idle: maximum time of a wait for the client, in seconds.
+        total: maximum lifetime of the stream, in seconds.
 
     """
 
@@ -42,41 +42,42 @@ class StreamLifetime:
         self._over: Reason | None = None
         self._since = 0.0
         self._waiting: asyncio.Task[object] | None = None
-        # One timer for every wait: a timer for each would take longer than a step.
-        self._timer = self._loop.call_later(min(idle, total), self._look)
+        # One timer for all waits, because a timer for each wait would cost more than a step.
+        self._timer = self._loop.call_later(min(idle, total), self._check_limits)
 
     async def wait(self, action: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of an action that waits for the client.
+        """Return the result of an action with a wait for the client.
 
         Raises:
-            Closing: the service shuts down, or the client has left or takes too long.
+            StreamEnd: the stream has reached a limit, the client has left, or the service shuts down.
 
         """
-        # An action without a wait would never be interrupted.
+        # Checked here too, because the timer cannot interrupt an action without a wait.
         self._since = self._loop.time()
-        if reason := self._ended():
+        if reason := self._end_reason():
             raise StreamEnd(reason)
         task = self._waiting = asyncio.current_task()
         try:
             return await action()
         except asyncio.CancelledError:
-            # The cancellation came from `end`, unless the task was cancelled too.
-            if (reason := self._ended()) and task is not None and not task.uncancel():
+            # The cancellation came from `end`, unless the task itself was cancelled too.
+            reason = self._end_reason()
+            if reason is not None and task is not None and not task.uncancel():
                 raise StreamEnd(reason) from None
             raise
         finally:
             self._waiting = None
 
     def touch(self) -> bool:
-        """Count an answered message while `wait` goes on; return whether the stream stays open."""
+        """Restart the idle time during a `wait`, after an answered message. Return whether the stream stays open."""
         self._since = self._loop.time()
-        return self._ended() is None
+        return self._end_reason() is None
 
-    def _ended(self) -> Reason | None:
+    def _end_reason(self) -> Reason | None:
         return self._over or ("time" if self._since >= self._end else None)
 
-    def _look(self) -> None:
-        """End the stream where its time is over, and look again when it may be."""
+    def _check_limits(self) -> None:
+        """End the stream if a limit is reached; otherwise check again at the next limit."""
         now = self._loop.time()
         idle = (self._since if self._waiting else now) + self._idle
         if now >= self._end:
@@ -84,26 +85,26 @@ class StreamLifetime:
         elif now >= idle:
             self.end("idle")
         else:
-            self._timer = self._loop.call_at(min(idle, self._end), self._look)
+            self._timer = self._loop.call_at(min(idle, self._end), self._check_limits)
 
     def end(self, reason: Reason) -> None:
-        """End the stream when it next waits, or now if it does."""
+        """End the stream at its current or next wait."""
         self._over = reason
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None
 
     def close(self) -> None:
-        """Forget the timer."""
+        """Cancel the timer."""
         self._timer.cancel()
 
 
 class StreamRegistry:
-    """The open streams.
+    """Registry of the open streams.
 
     Args:
-        metrics: counts them.
-        settings: say how many may be open, how long each, and how long one may wait for its client.
+        metrics: counts the streams.
+        settings: limits of the number of streams, their lifetime and their idle time.
 
     """
 
@@ -113,10 +114,10 @@ class StreamRegistry:
 
     @contextmanager
     def open(self) -> Iterator[StreamLifetime]:
-        """Open a stream, until the block ends.
+        """Open a stream for the duration of the block.
 
         Raises:
-            Unavailable: too many are open.
+            Unavailable: too many streams are open.
 
         """
         settings = self._settings.current
@@ -131,8 +132,8 @@ class StreamRegistry:
             lifetime.close()
             self._open.discard(lifetime)
 
-    async def follow(self, access: Authenticator) -> None:
-        """End the streams of removed and changed keys, until cancelled."""
+    async def watch_keys(self, access: Authenticator) -> None:
+        """End the streams of removed and changed API keys, until cancelled."""
         while access.needs_key:
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
             access.reload()
@@ -141,6 +142,6 @@ class StreamRegistry:
                     lifetime.end("key")
 
     def drain(self) -> None:
-        """End every stream, each with a word to its client."""
+        """End every stream with a close message."""
         for lifetime in self._open:
             lifetime.end("shutdown")

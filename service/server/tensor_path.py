@@ -132,7 +132,7 @@ class TensorPath:
         dispatcher = self._dispatcher
         if dispatcher is None or incoming.method != b"POST" or incoming.version != "1.1":
             return False
-        target = dispatcher.target(incoming.url)
+        target = dispatcher.route(incoming.url)
         if target is None:
             return False
         connection = self._connection
@@ -142,7 +142,7 @@ class TensorPath:
         if dispatcher.templates is not None:
             incoming.key = (incoming.url, *(header for header in incoming.headers if header[0].lower() != CREDENTIAL))
             incoming.changes = dispatcher.changes()
-            context = dispatcher.admitted(incoming.headers, incoming.client)
+            context = dispatcher.caller_context(incoming.headers, incoming.client)
             if context is not None and (template := context.run(dispatcher.templates.find, incoming.key)) is not None:
                 incoming.target, incoming.template, incoming.context = target, template, context
                 return True

@@ -18,7 +18,7 @@ from preblock.service.api.http import errors
 from preblock.service.api.http.dispatcher import Dispatcher
 from preblock.service.api.http.request import RawRequest, Route
 from preblock.service.api.http.response import ChunkedResponse, Headers, lines_of
-from preblock.service.api.http.tracing import answered, begun, ended, routed
+from preblock.service.api.http.tracing import end_span, set_route, set_status, start_span
 from preblock.service.api.request_cache import RequestTemplate
 from preblock.service.codecs.chunks import MIN_WRITE_BYTES, Buffer, base64_text, raw_bytes
 from preblock.service.engine.fast_path import FastRun
@@ -89,8 +89,8 @@ class TensorResponder:
 
     def _trace(self, target: Route, visit: RequestContext, scheme: str | None, passing: Headers) -> None:
         if self._dispatcher.trace is not None:
-            trace = begun(self._dispatcher.trace, visit, "POST", target.path, scheme or "http", passing)
-            routed(trace, target.route)
+            trace = start_span(self._dispatcher.trace, visit, "POST", target.path, scheme or "http", passing)
+            set_route(trace, target.pattern)
 
     def _finish(self, template: RequestTemplate, run: FastRun, visit: RequestContext) -> None:
         transport = self._connection.transport
@@ -100,7 +100,7 @@ class TensorResponder:
             LOG.exception("a request failed in an unforeseen way", extra={"request_id": visit.text})
             run.end(error)
             if not transport.is_closing():
-                self._send_whole(errors.unforeseen(template.path), visit)
+                self._send_whole(errors.internal_error(template.path), visit)
             _end_trace(visit, 500)
             self._connection.finish()
             return
@@ -188,7 +188,7 @@ class TensorResponder:
             return self._send_whole(response, visit)
         transport = self._connection.transport
         head = self._head(response.status_code, lines_of(response.raw_headers), visit)
-        if response.small:
+        if response.inline:
             content = list(response.content())
             transport.writelines((head, *content))
             return sum(map(len, content))
@@ -252,8 +252,8 @@ class TensorResponder:
 def _end_trace(visit: RequestContext, status: int, error: Exception | None = None) -> None:
     """End the span of a request, if it has one. After an `error` the answer is incomplete."""
     if visit.trace is not None:
-        answered(visit.trace, status)
-        ended(visit.trace, error)
+        set_status(visit.trace, status)
+        end_span(visit.trace, error)
 
 
 def refusal(status: int, text: str, headers: Headers) -> bytes:

@@ -1,10 +1,10 @@
-"""Answers of the native API, in the requested format."""
+"""Responses of the native API in the requested format."""
 
 from collections.abc import Sequence
 from functools import lru_cache
 
 from preblock.service.api.http.negotiation import BYTES, JSON, NPY, SAFETENSORS
-from preblock.service.api.http.response import ChunkedResponse, Headers, headers
+from preblock.service.api.http.response import ChunkedResponse, Headers
 from preblock.service.codecs.arrays import npy_header
 from preblock.service.codecs.chunks import Part, bytes_of
 from preblock.service.codecs.native_json_response import answer_json, json_content
@@ -15,14 +15,14 @@ from preblock.service.core.results import Result
 TYPES = (JSON, BYTES, NPY, SAFETENSORS)
 
 
-def writable(
+def writable_types(
     dtype: str, encoding: str = "", outputs: Sequence[str] = (), tells_lengths: bool = False
 ) -> tuple[tuple[str, ...], str]:
-    """Return the types that can hold an answer, and the reason against the others."""
+    """Return the possible content types of a response, and the reason against the others."""
     if encoding == PROMPT_EMBEDS:
         return (JSON,), f"with the encoding {PROMPT_EMBEDS}"
     if tells_lengths:
-        return (JSON, SAFETENSORS), "with text or truncate, to say how long the rows are"
+        return (JSON, SAFETENSORS), "with text or truncate, to state the row lengths"
     if len(outputs) > 1:
         return (JSON, SAFETENSORS), "for several outputs"
     if dtype == "bfloat16":
@@ -31,7 +31,7 @@ def writable(
 
 
 def respond(answer: Result, media: str, encoding: str) -> ChunkedResponse:
-    """Return `answer` in the type `media`; `encoding` is how JSON holds values."""
+    """Encode a result in the content type `media`; `encoding` states how JSON holds the values."""
     if media == JSON:
         return ChunkedResponse(json_content(answer_json(answer, encoding)), media)
     if media == SAFETENSORS:
@@ -41,14 +41,13 @@ def respond(answer: Result, media: str, encoding: str) -> ChunkedResponse:
     return ChunkedResponse(parts, media, _headers(answer.model, answer.version, name, tensor.shape, answer.dtype))
 
 
-@lru_cache  # a client asks the same again and again
+@lru_cache  # clients repeat their shapes
 def _headers(model: str, version: int, output: str, shape: tuple[int, ...], dtype: str) -> Headers:
-    return headers(
-        {
-            "Preblock-Model": model,
-            "Preblock-Version": str(version),
-            "Preblock-Output": output,
-            "Preblock-Shape": ",".join(map(str, shape)),
-            "Preblock-Dtype": dtype,
-        }
-    )
+    values = {
+        b"preblock-model": model,
+        b"preblock-version": str(version),
+        b"preblock-output": output,
+        b"preblock-shape": ",".join(map(str, shape)),
+        b"preblock-dtype": dtype,
+    }
+    return [(name, value.encode("ascii")) for name, value in values.items()]

@@ -1,60 +1,119 @@
-"""Bodies of requests, read within the limit, and of answers, as they are sent."""
+"""Bodies of requests and responses, with their content encodings (RFC 9110, sections 8.4 and 12.5.3)."""
 
-from preblock.service.api.http.compression import CODINGS, EXPANSION, encode, expand, wanted
+import zlib
+from functools import lru_cache
+
+from preblock.service.api.http.negotiation import read_qualities
 from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.response import ChunkedResponse
+from preblock.service.codecs.chunks import PACKET, joined
 from preblock.service.core.errors import Malformed, TooLarge, UnsupportedFormat
 from preblock.service.engine.engine import Engine
 
+WINDOW_BITS = {"gzip": 31, "deflate": 15}
+"""Window bits of zlib for each content encoding."""
+MAX_EXPANSION = 1032
+"""Maximum ratio of the decompressed size to the compressed size."""
+MIN_COMPRESSED_BYTES = 1024
+"""A smaller response is sent without compression."""
 
-async def read_body(arrival: RawRequest, engine: Engine, limit: int) -> bytes:
-    """Return the whole body, expanded where it is compressed, of at most `limit` bytes before and after.
+
+def expand(body: bytes, encoding: str, limit: int) -> bytes:
+    """Return the decompressed body; decompression stops at `limit` bytes.
 
     Raises:
-        TooLarge: it is longer; a declared length is refused before anything is read.
-        Malformed: the declared length is no number, the client left before the end, or the coding is broken.
-        UnsupportedFormat: the coding is unknown.
+        TooLarge: the decompressed body is larger.
+        Malformed: the body is not in this encoding, is incomplete, or has further bytes after its end.
 
     """
-    coding = (arrival.header(b"content-encoding") or "identity").lower()
-    if coding != "identity" and coding not in CODINGS:
-        raise UnsupportedFormat("Content-Encoding", coding, ", ".join(("identity", *CODINGS)))
-    declared = arrival.header(b"content-length")
+    inflate = zlib.decompressobj(WINDOW_BITS[encoding])
+    try:
+        content = inflate.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise Malformed("body", f"invalid {encoding} data: {error}", f"valid {encoding} data") from error
+    if len(content) > limit:
+        raise TooLarge("body", f"more than {limit} bytes after decompression", f"at most {limit} bytes")
+    if not inflate.eof or inflate.unused_data:
+        got = f"{len(inflate.unused_data)} bytes after the end of the data" if inflate.eof else "incomplete data"
+        raise Malformed("body", got, f"complete {encoding} data")
+    return content
+
+
+@lru_cache  # clients repeat their headers
+def choose_encoding(accept: str, text: bool) -> str | None:
+    """Return the content encoding for a response to `Accept-Encoding: {accept}`; None for no compression.
+
+    HTTP libraries accept encodings by default. Numbers as `text` shrink by half, so any accepted encoding is used. Raw
+    bytes and base64 shrink by a tenth, and compression multiplies their response time. So the header must then name
+    exactly one encoding.
+    """
+    try:
+        qualities = read_qualities(accept)
+    except ValueError:
+        return None
+    if not text and len(qualities) != 1:
+        return None
+    best = max((*WINDOW_BITS, "identity"), key=lambda encoding: qualities.get(encoding, 0.0))
+    return best if best in WINDOW_BITS and qualities.get(best, 0.0) > 0 else None
+
+
+async def read_body(request: RawRequest, engine: Engine, limit: int) -> bytes:
+    """Return the complete, decompressed body; `limit` bytes hold before and after decompression.
+
+    Raises:
+        TooLarge: the body is larger; a larger declared length is rejected before the body is read.
+        Malformed: the declared length is not a number, the client left early, or the compressed data is broken.
+        UnsupportedFormat: the content encoding is unknown.
+
+    """
+    encoding = (request.header(b"content-encoding") or "identity").lower()
+    if encoding != "identity" and encoding not in WINDOW_BITS:
+        raise UnsupportedFormat("Content-Encoding", encoding, ", ".join(("identity", *WINDOW_BITS)))
+    declared = request.header(b"content-length")
     if declared is not None:
         if not declared.isascii() or not declared.isdigit():
             raise Malformed("Content-Length", declared, "a number of bytes")
         if len(declared) > 20 or int(declared) > limit:
             raise TooLarge("body", f"{declared} bytes", f"at most {limit} bytes")
-    body = await _received(arrival, limit) if arrival.body is None else arrival.body
-    if coding == "identity":
+    body = await _receive(request, limit) if request.body is None else request.body
+    if encoding == "identity":
         return body
-    return await engine.scheduler.run(EXPANSION * len(body), lambda: expand(body, coding, limit))
+    return await engine.scheduler.run(MAX_EXPANSION * len(body), lambda: expand(body, encoding, limit))
 
 
-async def write_body(reply: ChunkedResponse, arrival: RawRequest, engine: Engine, text: bool) -> ChunkedResponse:
-    """Return `reply`, compressed where `arrival` asks for it; `text` says whether it holds numbers as text.
+async def write_body(response: ChunkedResponse, request: RawRequest, engine: Engine, text: bool) -> ChunkedResponse:
+    """Return `response`, compressed if `request` accepts it. `text` states whether it holds numbers as text.
 
-    A large one counts as answered now, within the limits of `engine`, until it was sent.
+    A large response counts as a concurrent request of `engine` until it is sent.
 
     Raises:
-        TooLarge: HTTP/1.0 has to be told its size, and it is larger than what may be made whole.
+        TooLarge: the client speaks HTTP/1.0, and the response of unknown size exceeds the limit of buffered responses.
 
     """
-    accept = arrival.header(b"accept-encoding")
-    if accept and (coding := wanted(accept, text)):
-        await encode(reply, coding, engine)
-    if reply.size is None and arrival.scope["http_version"] == "1.0":  # HTTP/1.0 has no chunks
-        await reply.join(engine.limits.max_buffered_bytes)
-    reply.sending = engine.limits.extend
-    return reply
+    parts, size = response.parts, response.size
+    accept = request.header(b"accept-encoding")
+    encoding = choose_encoding(accept, text) if accept else None
+    if encoding is not None and (size is None or size >= MIN_COMPRESSED_BYTES):
+        compressor = zlib.compressobj(zlib.Z_BEST_SPEED, wbits=WINDOW_BITS[encoding])
+        response.compress(encoding, compressor)
+        if size is not None and size <= PACKET:
+
+            def compress() -> bytes:
+                return compressor.compress(joined(parts)) + compressor.flush()
+
+            response.set_content(await engine.scheduler.run(size, compress, text=True))
+    if response.size is None and request.scope["http_version"] == "1.0":  # HTTP/1.0 has no chunked transfer encoding
+        await response.buffer(engine.limits.max_buffered_bytes)
+    response.sending = engine.limits.extend
+    return response
 
 
-async def _received(arrival: RawRequest, limit: int) -> bytes:
+async def _receive(request: RawRequest, limit: int) -> bytes:
     chunks, size, more = [], 0, True
     while more:
-        message = await arrival.receive()
-        if message["type"] == "http.disconnect":  # no client reads the answer, but it counts as an error of the client
-            raise Malformed("body", f"{size} bytes and no end", "a whole body")
+        message = await request.receive()
+        if message["type"] == "http.disconnect":  # nobody reads this error, but the metrics count it
+            raise Malformed("body", f"{size} bytes before the client disconnected", "a complete body")
         chunk, more = message.get("body", b""), message.get("more_body", False)
         size += len(chunk)
         if size > limit:

@@ -1,5 +1,6 @@
-"""Dispatches requests for tensors itself, and hands all others to FastAPI: its routing costs more than a small answer.
-Both use the same handlers and give the same answers.
+"""The ASGI application: routes tensor requests itself, and hands all other requests to FastAPI.
+
+FastAPI's routing costs more than a small response. Both routes use the same handlers and give the same responses.
 """
 
 import logging
@@ -7,17 +8,15 @@ from collections.abc import Callable, Mapping
 from contextvars import Context
 from functools import lru_cache
 from time import perf_counter
-from types import MappingProxyType
 
 from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from starlette.websockets import WebSocket
 
 from preblock.service.api.http import errors
 from preblock.service.api.http.request import Handler, RawRequest, Route
 from preblock.service.api.http.response import Headers
-from preblock.service.api.http.tracing import ROUTE, traced
+from preblock.service.api.http.tracing import ROUTE, set_status, trace_request
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.core.auth import EVERYBODY, Authenticator
 from preblock.service.core.errors import Forbidden, PreblockError
@@ -27,30 +26,31 @@ from preblock.service.observability.context import CURRENT_REQUEST, Begin, Reque
 
 LOG = logging.getLogger(__name__)
 
-OPEN = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
-"""Paths that need no key: an orchestrator that starts, stops and watches the service has none."""
+PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
+"""Paths without authentication, because an orchestrator has no API key."""
 METHODS = ("GET", "POST")
-EXPOSED = (
+EXPOSED_HEADERS = (
     *("Preblock-Model", "Preblock-Version", "Preblock-Output", "Preblock-Shape", "Preblock-Dtype"),
     *("Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate", "X-Request-Id", "Server-Timing"),
 )
-"""Headers of an answer that a page may read."""
+"""Response headers readable by a web page."""
 CountBytes = Callable[[str, int, int, float, float], None]
-HEADS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
-"""Messages of ASGI with the headers of an answer."""
+"""Counts, for a protocol, the bytes received and sent, and the seconds of reading and writing."""
+START_MESSAGES = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
+"""ASGI messages with response headers."""
 
 
 class Dispatcher:
-    """The application as a server sees it.
+    """The ASGI application of the service.
 
     Args:
-        app: answers all other requests.
-        handlers: beginning and end of a path around the name of a model -> handler of a POST to it.
-        access: lets callers in; default: everybody.
-        origins: of pages that browsers let ask, or "*"; default: none but those of this server.
-        templates: of answered requests; default: no cache.
-        count_bytes: counts the bytes that a protocol received and sent, and the seconds of both; default: nothing does.
-        trace: traces requests; default: nothing does.
+        app: answers all requests except those to `handlers`.
+        handlers: handlers of POST requests, by prefix and last segment of their path; the model name stands between.
+        access: authenticates callers; default: everybody is allowed.
+        settings: current settings; default: no CORS.
+        templates: cache of request templates; default: no cache.
+        count_bytes: counts bytes and seconds; default: no counting.
+        trace: starts the span of a request; default: no tracing.
 
     """
 
@@ -72,168 +72,148 @@ class Dispatcher:
         self._settings = settings
         self._allow_origins(None)
         self._handlers = {end: (begin, handler) for (begin, end), handler in handlers.items()}
-        self.target = lru_cache(self._target)  # a client asks the same again and again
+        self.route = lru_cache(self._route_of)  # clients repeat their URLs
 
     def _allow_origins(self, text: str | None) -> None:
-        """Let pages of these origins send requests; the setting `cors_origins` has this text."""
-        self._cors_origins, origins = text, split_list(text)
-        self._origins = origins
-        # Outermost, so that a page can read why it was refused. It adds headers, and sees no body.
-        self._cors = (
-            CORSMiddleware(self._admit, origins, allow_methods=METHODS, allow_headers=["*"], expose_headers=EXPOSED)
-            if origins
-            else None
-        )
+        """Apply the setting `cors_origins`."""
+        self._cors_origins, self._origins = text, split_list(text)
+        # Outermost, so that a web page can also read an authentication error.
+        cors = CORSMiddleware(self._admit, self._origins, METHODS, allow_headers=["*"], expose_headers=EXPOSED_HEADERS)
+        self._entry: ASGIApp = cors if self._origins else self._admit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request or another event of the server (ASGI 3)."""
+        """Handle a request, a WebSocket or the lifespan of the server (ASGI 3)."""
         if self._settings is not None and self._settings.current.cors_origins != self._cors_origins:
             self._allow_origins(self._settings.current.cors_origins)
-        app = self._admit if self._cors is None else self._cors
         if scope["type"] == "lifespan":
-            await app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
-        passage = _MeteredChannel(RequestContext.of(scope["headers"]), receive, send, self.count_bytes)
-        CURRENT_REQUEST.set(passage.visit)
-        if self.trace is None or scope["path"] in OPEN:
-            await app(scope, passage.receive, passage.send)
+        channel = _MeteredChannel(RequestContext.of(scope["headers"]), receive, send, self.count_bytes)
+        CURRENT_REQUEST.set(channel.context)
+        if self.trace is None or scope["path"] in PUBLIC_PATHS:
+            await self._entry(scope, channel.receive, channel.send)
         else:
-            await traced(app, self.trace, passage.visit, scope, passage.receive, passage.send)
+            await trace_request(self._entry, self.trace, channel.context, scope, channel.receive, channel.send)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request of an allowed page, or of no page."""
-        try:
-            self._let_in(scope)
-        except PreblockError as error:
-            await refuse(error, scope, receive, send)
-            return
-        if scope["type"] == "http" and scope["method"] == "POST" and (target := self._find(scope["path"])):
-            scope[ROUTE] = target.route
-            arrival = RawRequest(scope, receive)
-            response = await _answer(arrival, target)
+        """Answer a request after the CORS checks."""
+        route = self._find(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if route is not None:
+            scope[ROUTE] = route.pattern
+            response = await self.answer(RawRequest(scope, receive), route)
             await response(scope, receive, send)
             return
-        await self.app(scope, receive, send)
-
-    async def answer(self, arrival: RawRequest, target: Route) -> Response:
-        """Answer a request of no page for a known target."""
         try:
-            self._let_in(arrival.scope)
+            self._authenticate(scope)
         except PreblockError as error:
-            return errors.respond(error, arrival.path)
-        return await _answer(arrival, target)
+            await errors.respond(error, scope["path"])(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
 
-    def admitted(self, headers: Headers, client: tuple[str, int] | None) -> Context | None:
-        """Return a context with the caller of a request of no page; None where the caller is refused.
+    async def answer(self, request: RawRequest, route: Route) -> Response:
+        """Authenticate and answer a tensor request, without the CORS checks."""
+        try:
+            self._authenticate(request.scope)
+            return await route.handler(request, route.name, route.version)
+        except PreblockError as error:
+            return errors.respond(error, request.scope["path"])
+        except Exception:
+            LOG.exception("internal error in a request; the client received status 500")
+            return errors.internal_error(request.scope["path"])
 
-        `headers` are as they came, and `client` is its address.
+    def caller_context(self, headers: Headers, client: tuple[str, int] | None) -> Context | None:
+        """Return a context with the authenticated caller of a request; None if authentication fails.
+
+        Args:
+            headers: request headers, with names in any case.
+            client: host and port of the client.
+
         """
         context = Context()
         try:
-            context.run(self._name, headers, client)
+            context.run(self._identify, headers, client)
         except PreblockError:
             return None
         return context
 
     def changes(self) -> int:
-        """Return a number that grows when the keys change: a caller must then be checked again."""
+        """Return a number that grows with every change of the API keys. Callers need a new check after a change."""
         self._access.reload()
         return self._access.changes
 
-    def _target(self, address: bytes) -> Route | None:
-        """Return the route of a POST to an address of a request line, if it is for a tensor."""
+    def _route_of(self, address: bytes) -> Route | None:
+        """Return the tensor route of a POST to the target of a request line; None for any other path."""
         if not address.startswith(b"/") or b"%" in address or b"#" in address or not address.isascii():
             return None
         path, _, query = address.partition(b"?")
-        target = self._find(path.decode())
-        return target and target._replace(path=path.decode(), query=query)
+        return self._find(path.decode(), query)
 
-    def _find(self, path: str) -> Route | None:
-        """Return the route of a POST to `path`, if it is for a tensor."""
+    def _find(self, path: str, query: bytes = b"") -> Route | None:
+        """Return the tensor route of a POST to `path`; None for any other path."""
         begin, _, end = path.rpartition("/")
         found = self._handlers.get(end)
         if found and begin.startswith(found[0]):
             name, versioned, version = begin[len(found[0]) :].partition("/versions/")
             if name and "/" not in name + version and bool(versioned) == bool(version):
-                route = f"{found[0]}{{name}}{'/versions/{version}' if version else ''}/{end}"
-                return Route(found[1], name, version or None, route)
+                pattern = f"{found[0]}{{name}}{'/versions/{version}' if version else ''}/{end}"
+                return Route(found[1], name, version or None, pattern, path, query)
         return None
 
-    def _let_in(self, scope: Scope) -> None:
-        """Raise Forbidden or Unauthenticated for a caller without access, and name the others."""
-        if scope["type"] == "lifespan":
-            return
+    def _authenticate(self, scope: Scope) -> None:
+        """Set the caller of a request. Raise Forbidden or Unauthenticated if access is denied."""
         headers = scope["headers"]
-        if scope["type"] == "websocket" and (origin := _header(headers, b"origin")) is not None:
+        origin = _header(headers, b"origin") if scope["type"] == "websocket" else None
+        if origin is not None:
             self._check_origin(origin.decode("latin-1"), headers)
-        if scope["path"] not in OPEN:
-            self._name(headers, scope.get("client"))
+        if scope["path"] not in PUBLIC_PATHS:
+            self._identify(headers, scope.get("client"))
 
-    def _name(self, headers: Headers, client: tuple[str, int] | None) -> None:
-        """Name the caller by its key or its address; raise Unauthenticated where a key is needed and missing."""
+    def _identify(self, headers: Headers, client: tuple[str, int] | None) -> None:
+        """Set the caller from its API key, or from its address without keys. Raise Unauthenticated for a bad key."""
         if self._access.needs_key:
             self._access.authenticate(_header(headers, b"authorization"))
         else:
             self._access.identify(client[0] if client else "")
 
     def _check_origin(self, origin: str, headers: Headers) -> None:
-        """Raise Forbidden for a page of another server: a browser lets any page open a WebSocket, and names its
-        origin."""
+        """Raise Forbidden for a web page from a foreign origin, because browsers let any page open a WebSocket."""
         own = (_header(headers, b"host") or b"").decode("latin-1")
         if origin.partition("://")[2] != own and origin not in self._origins and "*" not in self._origins:
-            raise Forbidden("Origin", origin, ", ".join((f"that of {own}", *self._origins)))
+            raise Forbidden("Origin", origin, ", ".join((f"the origin of {own}", *self._origins)))
 
 
 class _MeteredChannel:
-    """The ASGI channel of one request: it adds the headers of the request's context to the answer, and counts bytes."""
+    """The ASGI channel of one request. It adds the headers of the request context, and counts bytes."""
 
-    def __init__(self, visit: RequestContext, receive: Receive, send: Send, count_bytes: CountBytes) -> None:
-        self.visit, self._receive, self._send, self._count_bytes = visit, receive, send, count_bytes
+    def __init__(self, context: RequestContext, receive: Receive, send: Send, count_bytes: CountBytes) -> None:
+        self.context, self._receive, self._send, self._count_bytes = context, receive, send, count_bytes
 
     async def receive(self) -> Message:
         """Receive a message."""
         began = perf_counter()
         message = await self._receive()
-        if protocol := self.visit.protocol:
-            if message["type"] == "http.request":
-                self._count_bytes(protocol, len(message.get("body", b"")), 0, perf_counter() - began, 0)
-            elif message["type"] == "websocket.receive":  # the time of waiting is unknown for these
-                self._count_bytes(protocol, len(message.get("bytes") or (message.get("text") or "").encode()), 0, 0, 0)
+        if protocol := self.context.protocol:
+            # For a WebSocket this time is mostly waiting for the client.
+            seconds = perf_counter() - began if message["type"] == "http.request" else 0.0
+            self._count_bytes(protocol, _size_of(message), 0, seconds, 0)
         return message
 
     async def send(self, message: Message) -> None:
         """Send a message."""
-        if message["type"] in HEADS:
-            message = {**message, "headers": [*message.get("headers", ()), *self.visit.headers()]}
+        if message["type"] in START_MESSAGES:
+            if self.context.trace is not None:
+                set_status(self.context.trace, message.get("status", 101))  # only an accepted WebSocket has none
+            message = {**message, "headers": [*message.get("headers", ()), *self.context.headers()]}
         began = perf_counter()
         await self._send(message)
-        if protocol := self.visit.protocol:
-            content = message.get("body") or message.get("bytes") or (message.get("text") or "").encode()
-            self._count_bytes(protocol, 0, len(content), 0, perf_counter() - began)
+        if protocol := self.context.protocol:
+            self._count_bytes(protocol, 0, _size_of(message), 0, perf_counter() - began)
+
+
+def _size_of(message: Message) -> int:
+    return len(message.get("body") or message.get("bytes") or (message.get("text") or "").encode())
 
 
 def _header(headers: Headers, wanted: bytes) -> bytes | None:
-    """Return the value of the first header of a lower-case name."""
+    """Return the first header with a lower-case name."""
     return next((value for name, value in headers if name.lower() == wanted), None)
-
-
-async def refuse(
-    error: PreblockError, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str] = MappingProxyType({})
-) -> None:
-    """Answer a request, or the opening of a WebSocket, with an error, and with further `headers`."""
-    response = errors.respond(error, scope["path"])
-    response.headers.update(headers)
-    if scope["type"] == "websocket":
-        await WebSocket(scope, receive, send).send_denial_response(response)
-    else:
-        await response(scope, receive, send)
-
-
-async def _answer(arrival: RawRequest, target: Route) -> Response:
-    try:
-        return await target.handler(arrival, target.name, target.version)
-    except PreblockError as error:
-        return errors.respond(error, arrival.path)
-    except Exception:
-        LOG.exception("a request failed in an unforeseen way")
-        return errors.unforeseen(arrival.path)

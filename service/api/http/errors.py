@@ -1,9 +1,10 @@
-"""Errors as HTTP answers: the one place where kinds of error meet status codes."""
+"""Errors as HTTP responses. No other module maps errors to status codes."""
 
 from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request
+from fastapi.requests import HTTPConnection
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
@@ -28,9 +29,9 @@ STATUS: dict[type[errors.PreblockError], int] = {
 }
 MEDIA_TYPE = "application/problem+json"
 OPEN_INFERENCE = "/v2"
-"""Paths below answer errors in the form of the Open Inference Protocol: `{"error": "…"}`."""
+"""Path prefix of the Open Inference Protocol. Its errors are `{"error": "…"}`."""
 OPENAI = "/v1"
-"""Paths below answer errors in the form of OpenAI's API: `{"error": {"message": "…", …}}`."""
+"""Path prefix of the OpenAI API. Its errors are `{"error": {"message": "…", …}}`."""
 
 
 def problem(error: errors.PreblockError) -> bytes:
@@ -38,13 +39,64 @@ def problem(error: errors.PreblockError) -> bytes:
 
     In a stream it also holds `retry_after`, because a step has no headers.
     """
-    document = _document(error)
+    document = _problem_document(error)
     if error.retry_after is not None:
         document["retry_after"] = error.retry_after
     return orjson.dumps(document)
 
 
-def _document(error: errors.PreblockError) -> dict[str, Any]:
+def respond(error: errors.PreblockError, path: str) -> Response:
+    """Return the error in the format of the protocol of `path`."""
+    response = _respond(path, STATUS[type(error)], "", str(error), error)
+    if isinstance(error, errors.Unauthenticated):
+        response.headers["WWW-Authenticate"] = "Bearer"
+    if error.retry_after is not None:
+        response.headers["Retry-After"] = str(error.retry_after)
+    return response
+
+
+def internal_error(path: str) -> Response:
+    """Return the response to an unexpected exception, in the format of the protocol of `path`."""
+    return _respond(path, 500, "Internal Server Error", errors.INTERNAL_ERROR_MESSAGE)
+
+
+def install(app: FastAPI) -> None:
+    """Make `app` answer every error in the format of its protocol."""
+
+    @app.exception_handler(errors.PreblockError)
+    async def preblock_error(request: HTTPConnection, error: errors.PreblockError) -> Response:
+        return respond(error, request.url.path)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        path = request.url.path
+        response = _respond(path, error.status_code, error.detail, f"{request.method} {path}: {error.detail}")
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, _: Exception) -> Response:  # the server logs the exception
+        return internal_error(request.url.path)
+
+
+def _respond(path: str, status: int, title: str, detail: str, error: errors.PreblockError | None = None) -> Response:
+    """Return an error in the format of the protocol of `path`; without `error`, `title` names it."""
+    media_type = "application/json"
+    if path.startswith(OPEN_INFERENCE):
+        document: dict[str, Any] = {"error": detail}
+    elif path.startswith(OPENAI):
+        document = refusal(detail, status) if error is None else error_document(error, status)
+    else:
+        media_type = MEDIA_TYPE
+        document = {"type": "about:blank", "title": title, "status": status, "detail": detail}
+        if error is not None:
+            document = _problem_document(error)
+        if (context := CURRENT_REQUEST.get()) is not None:
+            document["request_id"] = context.text
+    return Response(orjson.dumps(document), status, media_type=media_type)
+
+
+def _problem_document(error: errors.PreblockError) -> dict[str, Any]:
     kind = type(error).__name__
     return {
         "type": f"urn:preblock:error:{kind}",
@@ -55,74 +107,3 @@ def _document(error: errors.PreblockError) -> dict[str, Any]:
         "got": error.got,
         "allowed": error.allowed,
     }
-
-
-def respond(error: errors.PreblockError, path: str) -> Response:
-    """Return the error in the form of the protocol of `path`."""
-    if path.startswith(OPEN_INFERENCE):
-        response = _json({"error": str(error)}, STATUS[type(error)])
-    elif path.startswith(OPENAI):
-        response = _json(error_document(error, STATUS[type(error)]), STATUS[type(error)])
-    else:
-        response = _problem(_document(error), STATUS[type(error)])
-    if isinstance(error, errors.Unauthenticated):
-        response.headers["WWW-Authenticate"] = "Bearer"
-    if error.retry_after is not None:
-        response.headers["Retry-After"] = str(error.retry_after)
-    return response
-
-
-def install(app: FastAPI) -> None:
-    """Make `app` answer every error in its protocol's form."""
-
-    @app.exception_handler(errors.PreblockError)
-    async def preblock_error(request: Request, error: errors.PreblockError) -> Response:
-        return respond(error, request.url.path)
-
-    @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> Response:
-        detail = f"{request.method} {request.url.path}: {error.detail}"
-        if request.url.path.startswith(OPEN_INFERENCE):
-            response = _json({"error": detail}, error.status_code)
-        elif request.url.path.startswith(OPENAI):
-            response = _json(refusal(detail, error.status_code), error.status_code)
-        else:
-            document = {
-                "type": "about:blank",
-                "title": error.detail,
-                "status": error.status_code,
-                "detail": detail,
-            }
-            response = _problem(document, error.status_code)
-        response.headers.update(error.headers or {})
-        return response
-
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> Response:  # noqa: ARG001 - it is logged above us
-        return unforeseen(request.url.path)
-
-
-def unforeseen(path: str) -> Response:
-    """Return the answer to an unforeseen error, in the form of the protocol of `path`."""
-    if path.startswith(OPEN_INFERENCE):
-        return _json({"error": errors.INTERNAL_ERROR_MESSAGE}, 500)
-    if path.startswith(OPENAI):
-        return _json(refusal(errors.INTERNAL_ERROR_MESSAGE, 500), 500)
-    document = {
-        "type": "about:blank",
-        "title": "Internal Server Error",
-        "status": 500,
-        "detail": errors.INTERNAL_ERROR_MESSAGE,
-    }
-    return _problem(document, 500)
-
-
-def _problem(document: dict[str, Any], status: int) -> Response:
-    """Return a problem document with the id of its request."""
-    if (visit := CURRENT_REQUEST.get()) is not None:
-        document["request_id"] = visit.text
-    return Response(orjson.dumps(document), status, media_type=MEDIA_TYPE)
-
-
-def _json(document: dict[str, Any], status: int) -> Response:
-    return Response(orjson.dumps(document), status, media_type="application/json")

@@ -1,6 +1,5 @@
-"""The content types of bodies and answers (RFC 9110, sections 8.3 and 12.5.1)."""
+"""Content types of requests and responses (RFC 9110, sections 8.3 and 12.5.1)."""
 
-import math
 from functools import lru_cache
 
 from preblock.service.core.errors import NotAcceptable, UnsupportedFormat
@@ -13,12 +12,12 @@ NDJSON = "application/x-ndjson"
 EVENTS = "text/event-stream"
 
 
-@lru_cache  # a client says the same again and again
+@lru_cache  # clients repeat their headers
 def body_type(content_type: str | None, readable: tuple[str, ...]) -> str:
-    """Return the type of a body, without parameters; the first of `readable` where none is stated.
+    """Return the content type of a body without its parameters; the default is the first `readable` type.
 
     Raises:
-        UnsupportedFormat: it is not `readable`.
+        UnsupportedFormat: the type is not in `readable`.
 
     """
     if content_type is None:
@@ -31,44 +30,50 @@ def body_type(content_type: str | None, readable: tuple[str, ...]) -> str:
 
 @lru_cache
 def answer_type(accept: str | None, writable: tuple[str, ...], reason: str = "") -> str:
-    """Return the type of `writable` that `accept` prefers; the first of `writable` where it has no opinion.
+    """Return the type of `writable` with the highest quality in the `Accept` header; the first of equals wins.
 
-    `reason` says why no other type is writable.
+    Args:
+        accept: values of the header; no value accepts every type.
+        writable: possible types.
+        reason: explains in an error why no other type is possible.
 
     Raises:
-        NotAcceptable: `accept` rules all of them out.
+        NotAcceptable: the header excludes all types, or a quality is not a number from 0 to 1.
 
     """
     if not accept:
         return writable[0]
-    qualities = _parse(accept)
-    best = max(writable, key=lambda media: _quality(media, qualities))
-    if _quality(best, qualities) == 0:
+    try:
+        qualities = read_qualities(accept)
+    except ValueError as error:
+        raise NotAcceptable("Accept", accept, "quality values from 0 to 1") from error
+
+    def quality(media: str) -> float:
+        """Return the quality of the most specific range."""
+        ranges = (media, media.partition("/")[0] + "/*", "*/*")
+        return next((qualities[media_range] for media_range in ranges if media_range in qualities), 0.0)
+
+    best = max(writable, key=quality)
+    if quality(best) == 0:
         raise NotAcceptable("Accept", accept, f"{' or '.join(writable)} {reason}".rstrip())
     return best
 
 
-def _quality(media: str, qualities: dict[str, float]) -> float:
-    """Return how much a type is wanted: the most specific range decides."""
-    for media_range in (media, media.partition("/")[0] + "/*", "*/*"):
-        if media_range in qualities:
-            return qualities[media_range]
-    return 0.0
+def read_qualities(header: str) -> dict[str, float]:
+    """Return the quality of each item of an `Accept` or `Accept-Encoding` header, by name; the default is 1.
 
+    Raises:
+        ValueError: a quality is not a number from 0 to 1.
 
-def _parse(accept: str) -> dict[str, float]:
+    """
     qualities = {}
-    for item in accept.split(","):
-        media, *parameters = (part.strip().lower() for part in item.split(";"))
-        quality = 1.0
+    for item in header.lower().split(","):
+        name, *parameters = (part.strip() for part in item.split(";"))
+        qualities[name] = 1.0
         for parameter in parameters:
-            name, _, value = parameter.partition("=")
-            if name == "q":
-                try:
-                    quality = float(value)
-                except ValueError:
-                    quality = math.nan
-                if not 0 <= quality <= 1:
-                    raise NotAcceptable("Accept", accept, "quality values from 0 to 1")
-        qualities[media] = quality
+            key, _, value = parameter.partition("=")
+            if key == "q":
+                qualities[name] = float(value)
+        if not 0 <= qualities[name] <= 1:
+            raise ValueError(header)
     return qualities

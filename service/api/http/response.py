@@ -1,7 +1,7 @@
-"""Answers in parts, without a copy of the whole: they are sent packet by packet, as fast as the client reads."""
+"""Responses in parts, sent packet by packet at the pace of the client, without a copy of the complete body."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -14,40 +14,32 @@ from preblock.service.core.errors import TooLarge
 if TYPE_CHECKING:
     from preblock.service.api.request_cache import RequestTemplate
 
-Deflate = Any
-"""The type of `zlib.compressobj()`; it has no public name."""
-
-
 Headers = Sequence[tuple[bytes, bytes]]
-"""As ASGI has them, names in lower case."""
-
-
-def headers(values: Mapping[str, str]) -> Headers:
-    """Return headers by name as they are sent."""
-    return [(name.lower().encode("ascii"), value.encode("ascii")) for name, value in values.items()]
+"""Headers of an ASGI message: names in lower case, and values."""
 
 
 def lines_of(values: Headers) -> bytes:
-    """Return headers as lines of HTTP/1.1."""
+    """Return headers as HTTP/1.1 lines."""
     return b"".join([b"%b: %b\r\n" % pair for pair in values])
 
 
 class ChunkedResponse(Response):
-    """An answer of one type, in parts.
-
-    `template`, where it is set, makes the request's template from the response, if later requests may use it.
-    `size` is the number of bytes, None where it is known only at the end. A large response is sent within a block of
-    `sending`.
+    """A response of tensors, in parts.
 
     Args:
-        parts: its content.
-        media: its type.
-        further: headers, as `headers` returns them.
+        parts: content.
+        media: content type.
+        further: further headers.
+
+    Attributes:
+        template: builds the request template from this response; None if later requests cannot use one.
+        sending: context manager for the time of sending a large response.
+        size: size of the content in bytes; None if it is unknown until the end.
 
     """
 
     def __init__(self, parts: Sequence[Part], media: str, further: Headers = ()) -> None:
-        # The parent's constructor needs the whole content, and takes as long as all the rest of a small answer.
+        # The constructor of the parent needs the complete content, and would double the time of a small response.
         self.template: Callable[[ChunkedResponse], RequestTemplate | None] | None = None
         self.sending: Callable[[], AbstractContextManager[None]] = nullcontext
         self.status_code = 200
@@ -56,83 +48,77 @@ class ChunkedResponse(Response):
         self.size = size_of(parts)
         length = [] if self.size is None else [(b"content-length", b"%d" % self.size)]
         self.raw_headers = [(b"content-type", media.encode()), *length, *further]
-        self._deflate: Deflate = None
+        self._compressor: Any = None  # the type of `zlib.compressobj()` has no public name
 
     @property
-    def small(self) -> bool:
-        """Whether it is sent at once."""
+    def inline(self) -> bool:
+        """Whether the content is short enough to be sent at once."""
         return self.size is not None and self.size <= PACKET and len(self.parts) <= TOGETHER
 
-    def compressed(self, coding: str, content: bytes | None, deflate: Deflate = None) -> None:
-        """Make it one of the content coding `coding`: with that content, or by `deflate` as it is sent."""
-        self.template = None
-        length = [] if content is None else [(b"content-length", b"%d" % len(content))]
-        self.raw_headers = [
-            *(pair for pair in self.raw_headers if pair[0] != b"content-length"),
-            *length,
-            (b"content-encoding", coding.encode("ascii")),
-            (b"vary", b"Accept-Encoding"),
-        ]
-        self._deflate, self.size = deflate, None
-        if content is not None:
-            self.parts, self.size = [content], len(content)
+    def compress(self, encoding: str, compressor: Any) -> None:
+        """Compress the content while it is sent. `compressor` is a `zlib.compressobj` of this content encoding."""
+        self.template, self.size, self._compressor = None, None, compressor
+        self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
+        self.raw_headers += [(b"content-encoding", encoding.encode("ascii")), (b"vary", b"Accept-Encoding")]
+
+    def set_content(self, content: bytes) -> None:
+        """Set the content, already compressed where needed, and its length."""
+        self.parts, self.size, self._compressor = [content], len(content), None
+        self.raw_headers.append((b"content-length", b"%d" % len(content)))
 
     def content(self) -> Iterator[Buffer]:
-        """Yield the parts of the content."""
+        """Yield the content without compression."""
         return packets(self.parts)
 
-    async def join(self, most: float) -> None:
-        """Join the parts, so that the answer has a size.
+    async def buffer(self, limit: float) -> None:
+        """Compute the complete content in memory, so that its size is known.
 
         Raises:
-            TooLarge: that is more than `most` bytes.
+            TooLarge: the content has more than `limit` bytes.
 
         """
-        content, size = [], 0
+        content = bytearray()
         async with aclosing(self.packets()) as sent:
             async for packet in sent:
-                content.append(packet)
-                size += len(packet)
-                if size > most:
-                    raise TooLarge("answer", f"more than {most} bytes for HTTP/1.0", f"at most {most}, or HTTP/1.1")
+                content += packet
+                if len(content) > limit:
+                    raise TooLarge("answer", f"more than {limit} bytes for HTTP/1.0", f"at most {limit}, or HTTP/1.1")
                 await asyncio.sleep(0)
-        self.parts, self.size, self._deflate = [b"".join(content)], size, None
-        self.raw_headers.append((b"content-length", b"%d" % size))
+        self.set_content(bytes(content))
 
     async def packets(self) -> AsyncGenerator[Buffer, None]:
-        """Yield the content packet by packet; other requests are answered between two packets."""
-        deflate = self._deflate
+        """Yield the content packet by packet, compressed where needed."""
+        compressor = self._compressor
         with self.sending():
             for packet in packets(self.parts):
-                if deflate is not None:
-                    # Not by the scheduler: it may refuse, but the answer has begun.
-                    packet = await asyncio.get_running_loop().run_in_executor(None, deflate.compress, packet)
-                if packet:  # zlib may keep it all; an empty chunk would be the end
+                if compressor is not None:
+                    # The scheduler may reject work, but this response has already begun.
+                    packet = await asyncio.get_running_loop().run_in_executor(None, compressor.compress, packet)
+                if packet:  # zlib may buffer all of it, and an empty chunk would end the body
                     yield packet
-                del packet  # the next may lie where this one does
-            if deflate is not None:
-                yield deflate.flush()
+                del packet  # lets the next packet reuse this buffer
+            if compressor is not None:
+                yield compressor.flush()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI gives it
-        """Send it, or as much of it as the client waits for."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI passes it
+        """Send the response, and stop early if the client disconnects."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        if self.small:
+        if self.inline:
             for packet in self.content():
                 await send({"type": "http.response.body", "body": packet, "more_body": True})
         else:
-            gone = asyncio.ensure_future(_gone(receive))
+            disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
             try:
                 async for packet in self.packets():
                     await send({"type": "http.response.body", "body": packet, "more_body": True})
                     await asyncio.sleep(0)
-                    if gone.done():
+                    if disconnected.done():
                         return
             finally:
-                gone.cancel()
+                disconnected.cancel()
         await send({"type": "http.response.body", "body": b""})
 
 
-async def _gone(receive: Receive) -> None:
-    """Return once the client has left."""
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

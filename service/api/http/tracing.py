@@ -1,62 +1,58 @@
-"""A request of HTTP, or a WebSocket, as its span tells it, by the semantic conventions of OpenTelemetry."""
+"""Spans of HTTP requests and WebSockets, by the semantic conventions of OpenTelemetry."""
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from preblock.service.observability.context import Begin, Headers, RequestContext, SpanData
 
 ROUTE = "preblock.route"
-"""Of a request, in its scope: the pattern of its path, where it was dispatched without FastAPI."""
+"""Key in the ASGI scope: path pattern of a request dispatched without FastAPI."""
 METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
-STATUS = {"http.response.start": None, "websocket.http.response.start": None, "websocket.accept": 101}
-"""ASGI messages that begin an answer, and the status of each message without one."""
 
 
-def begun(begin: Begin, visit: RequestContext, method: str, path: str, scheme: str, headers: Headers) -> SpanData:
-    """Begin to trace a request, a stream as one span; `ended` must follow.
+def start_span(
+    begin: Begin, context: RequestContext, method: str, path: str, scheme: str, headers: Headers
+) -> SpanData:
+    """Start the span of a request or a stream; `end_span` must follow.
 
-    The query is left out, since it may hold anything.
+    The span omits the query, because a query may hold private data.
     """
     name = method if method in METHODS else "HTTP"
     known = name if name == method else "_OTHER"
-    return begin(visit, headers, name, {"http.request.method": known, "url.path": path, "url.scheme": scheme})
+    return begin(context, headers, name, {"http.request.method": known, "url.path": path, "url.scheme": scheme})
 
 
-def answered(trace: SpanData, status: int) -> None:
-    """Set the status of the answer."""
+def set_status(trace: SpanData, status: int) -> None:
+    """Set the status of the response."""
     trace.attributes["http.response.status_code"] = status
     trace.failed = trace.failed or status >= 500
-    if status >= 400:  # of an unforeseen error
+    if status >= 400:  # an internal error has no other type
         trace.attributes.setdefault("error.type", str(status))
 
 
-def routed(trace: SpanData, route: str) -> None:
-    """Set the path pattern of the request's route."""
+def set_route(trace: SpanData, route: str) -> None:
+    """Add the path pattern of a request to its span."""
     trace.name, trace.attributes["http.route"] = f"{trace.name} {route}", route
 
 
-def ended(trace: SpanData, error: Exception | None) -> None:
-    """End the span of a request; after an `error` no more of its answer came."""
+def end_span(trace: SpanData, error: Exception | None) -> None:
+    """End the span of a request. After an `error` the response is incomplete."""
     if error is not None:
         trace.set_error(type(error).__name__, failed=True)
     trace.end()
 
 
-async def traced(app: ASGIApp, begin: Begin, visit: RequestContext, scope: Scope, receive: Receive, send: Send) -> None:
-    """Let an application answer a request, and trace it."""
-    method = scope.get("method", "GET")  # a WebSocket is opened so
-    trace, failure = begun(begin, visit, method, scope["path"], scope["scheme"], scope["headers"]), None
-
-    async def sent(message: Message) -> None:
-        if message["type"] in STATUS:
-            answered(trace, message.get("status", STATUS[message["type"]]))
-        await send(message)
-
+async def trace_request(
+    app: ASGIApp, begin: Begin, context: RequestContext, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Answer a request with an application, and trace it."""
+    method = scope.get("method", "GET")  # a WebSocket opens with GET
+    trace, failure = start_span(begin, context, method, scope["path"], scope["scheme"], scope["headers"]), None
     try:
-        await app(scope, receive, sent)
-    except Exception as error:  # once the answer has begun
+        await app(scope, receive, send)
+    except Exception as error:  # after the response has begun
         failure = error
         raise
     finally:
         if route := scope.get(ROUTE) or getattr(scope.get("route"), "path", None):
-            routed(trace, route)
-        ended(trace, failure)
+            set_route(trace, route)
+        end_span(trace, failure)

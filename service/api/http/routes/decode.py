@@ -1,4 +1,4 @@
-"""The streaming protocols: WebSocket and HTTP `/models/{name}/decode`. See `docs/decode.md` for the messages."""
+"""Decode streams at `/models/{name}/decode`: WebSocket, NDJSON and events. Messages: `docs/decode.md`."""
 
 import asyncio
 from contextlib import ExitStack, suppress
@@ -6,90 +6,78 @@ from functools import partial
 from typing import Protocol
 
 import orjson
-from fastapi import APIRouter, Request, WebSocket, WebSocketDisconnect
+from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from fastapi.responses import Response
 
-from preblock.service.api.http import errors
+from preblock.service.api.http.body import read_body
 from preblock.service.api.http.negotiation import EVENTS, JSON, NDJSON, answer_type, body_type
-from preblock.service.api.http.request import single_values
+from preblock.service.api.http.request import RawRequest, single_values
+from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import native as schemas
-from preblock.service.api.http.streaming.ndjson import FAREWELL_SECONDS, NdjsonStream
+from preblock.service.api.http.streaming.response import CLOSE_TIMEOUT_SECONDS, answer_events, answer_lines
 from preblock.service.api.http.streaming.session import DecodeSession
-from preblock.service.api.http.streaming.sse import open_events
 from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegistry
 from preblock.service.codecs import decode_frames, decode_json
 from preblock.service.codecs.native_json import read_query
 from preblock.service.core.auth import caller
-from preblock.service.core.errors import PreblockError, UnsupportedFormat
+from preblock.service.core.errors import UnsupportedFormat
 from preblock.service.engine.engine import Engine
 
-CODES = {"close": 1000, "shutdown": 1012, "idle": 1008, "time": 1008, "key": 1008}
+CLOSE_CODES = {"close": 1000, "shutdown": 1012, "idle": 1008, "time": 1008, "key": 1008}
 CONNECTION = "preblock.connection"
-"""Key in the state of a WebSocket: the connection of our own server; it answers simple steps itself."""
-LONGEST_REASON = 123
-"""Bytes, of a close frame (RFC 6455, section 5.5)."""
+"""Key in the state of a WebSocket: the connection of Preblock's own server, with a fast path for simple steps."""
+MAX_CLOSE_REASON_BYTES = 123
+"""Maximum size of the reason in a close frame (RFC 6455, section 5.5)."""
 
 
 def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIRouter:
-    """Return the routes of these protocols."""
+    """Return the router of decode streams."""
     routes = APIRouter(tags=["decode"])
 
     @routes.websocket("/models/{name}/decode")
     @routes.websocket("/models/{name}/versions/{version}/decode")
     async def socket(socket: WebSocket, name: str, version: str | None = None) -> None:
         with ExitStack() as stack:
-            try:
-                with engine.admission.request("decode-open") as record:
-                    fields = read_query(single_values(socket.scope["query_string"]))
-                    model = engine.repository.get(name, version, caller=caller())
-                    record.model = model.name
-                    session = DecodeSession(engine, model, fields)
-                    lifetime = stack.enter_context(streams.open())
-            except PreblockError as error:
-                await socket.send_denial_response(errors.respond(error, socket.url.path))
-                return
+            with engine.admission.request("decode-open") as record:
+                fields = read_query(single_values(socket.scope["query_string"]))
+                model = engine.repository.get(name, version, caller=caller())
+                record.model = model.name
+                session = DecodeSession(engine, model, fields)
+                lifetime = stack.enter_context(streams.open())
             await socket.accept()
-            with suppress(WebSocketDisconnect):  # the client left while it was answered
-                await converse(socket, session, lifetime)
+            with suppress(WebSocketDisconnect):  # the client disconnected during an answer
+                await answer_messages(socket, session, lifetime)
 
-    async def decode(request: Request, name: str, version: str | None = None) -> Response:
+    async def decode(request: RawRequest, name: str, version: str | None) -> Response:
+        """Stream an answer for each line of steps, or events for a known list of ids."""
         with engine.admission.request("decode-open") as record:
             model = engine.repository.get(name, version, caller=caller())
             record.model = model.name
-            media = answer_type(", ".join(request.headers.getlist("accept")), (NDJSON, EVENTS))
-            fields = read_query(single_values(request.scope["query_string"]))
+            media = answer_type(request.accept, (NDJSON, EVENTS))
+            fields = read_query(single_values(request.query))
+            body_type(request.header(b"content-type"), (JSON,) if media == EVENTS else (NDJSON,))
             if media == EVENTS:
-                body_type(request.headers.get("content-type"), (JSON,))
-                return await open_events(engine, streams, model, request, fields, max_body_bytes)
-            body_type(request.headers.get("content-type"), (NDJSON,))
-            coding = request.headers.get("content-encoding", "identity")
-            if coding.lower() != "identity":
-                raise UnsupportedFormat("Content-Encoding", coding, "identity, for lines that are read as they come")
-            return NdjsonStream(streams, DecodeSession(engine, model, fields), max_body_bytes)
+                body = await read_body(request, engine, max_body_bytes)
+                return await answer_events(streams, engine, model, body, fields)
+            encoding = request.header(b"content-encoding")
+            if encoding is not None and encoding.lower() != "identity":
+                raise UnsupportedFormat("Content-Encoding", encoding, "identity, because lines are read as they arrive")
+            return answer_lines(streams, DecodeSession(engine, model, fields), max_body_bytes)
 
-    @routes.post("/models/{name}/decode", **schemas.DECODE)
-    async def decode_newest(request: Request, name: str) -> Response:
-        """Answer lines of steps as they come, or a known list of ids as events, from the model's highest version."""
-        return await decode(request, name)
-
-    @routes.post("/models/{name}/versions/{version}/decode", **schemas.DECODE)
-    async def decode_version(request: Request, name: str, version: str) -> Response:
-        """Answer lines of steps as they come, or a known list of ids as events, from one version of the model."""
-        return await decode(request, name, version)
-
+    add_model_routes(routes, "POST", "/decode", decode, **schemas.DECODE)
     return routes
 
 
 class Connection(Protocol):
-    """A connection with its own answers to simple steps, without an ASGI message for each."""
+    """A connection with a fast path for simple steps, without ASGI messages."""
 
     def listen(self, session: DecodeSession | None, lifetime: StreamLifetime) -> None:
-        """Answer simple steps of the session; with None, leave them to the application again."""
+        """Answer simple steps of the session; None turns the fast path off."""
 
 
-async def converse(socket: WebSocket, session: DecodeSession, lifetime: StreamLifetime) -> None:
-    """Answer message after message, until either side ends the stream."""
-    # Only our own server has such a connection; others hand every message over.
+async def answer_messages(socket: WebSocket, session: DecodeSession, lifetime: StreamLifetime) -> None:
+    """Answer every message until either side ends the stream."""
+    # Other ASGI servers have no such connection, and pass every message to the application.
     connection: Connection | None = socket.scope.get("state", {}).get(CONNECTION)
     try:
         while True:
@@ -104,31 +92,29 @@ async def converse(socket: WebSocket, session: DecodeSession, lifetime: StreamLi
                 return
             frame = message.get("bytes")
             if frame is not None:
-                session.spoken = decode_frames.header_of(frame)[0]
+                session.message_format = decode_frames.header_of(frame)[0]
                 await lifetime.wait(partial(socket.send_bytes, await session.answer_frame(frame)))
             else:
-                session.spoken = "text"
+                session.message_format = "text"
                 answer = await session.answer_text(message["text"].encode())
                 await lifetime.wait(partial(socket.send_text, answer.decode()))
-            session.told = session.stream.offset
-            # Neither receiving nor sending lets others run while messages wait.
+            session.sent_offset = session.stream.offset
+            # Lets other tasks run: neither reading nor writing yields while messages wait.
             await asyncio.sleep(0)
     except StreamEnd as closing:
-        await say_goodbye(socket, session, closing)
+        await send_close_message(socket, session, closing)
 
 
-async def say_goodbye(socket: WebSocket, session: DecodeSession, closing: StreamEnd) -> None:
-    """Send the client the offsets that it knows, in the form of its last message, and close."""
-    offset = session.told
+async def send_close_message(socket: WebSocket, session: DecodeSession, closing: StreamEnd) -> None:
+    """Send the offsets after the last answer, in the format of the client's last message, and close."""
+    offset = session.sent_offset
     reason = orjson.dumps({"closing": closing.reason, "next_offset": offset.tolist()}).decode()
-    if len(reason) > LONGEST_REASON:
+    if len(reason) > MAX_CLOSE_REASON_BYTES:
         reason = closing.reason
-    try:
-        async with asyncio.timeout(FAREWELL_SECONDS):
-            if session.spoken == "text":
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
+            if session.message_format == "text":
                 await socket.send_text(decode_json.write_state(offset, closing=closing.reason).decode())
-            elif session.spoken == 2:
+            elif session.message_format == 2:
                 await socket.send_bytes(decode_frames.write_closing(offset, closing.reason))
-            await socket.close(CODES[closing.reason], reason)
-    except TimeoutError:  # it does not read
-        return
+            await socket.close(CLOSE_CODES[closing.reason], reason)

@@ -9,12 +9,12 @@ METRICS = {media: {"schema": {"type": "string"}} for media in ("text/plain", "ap
 
 
 def router(engine: Engine) -> APIRouter:
-    """Return the routes for those who run the service."""
+    """Return the router for operators."""
     routes = APIRouter(tags=["operations"])
 
     @routes.get("/livez", status_code=200, response_class=Response)
     async def live() -> None:
-        """Answer as long as the process does."""
+        """Answer 200 while the process runs."""
 
     @routes.get("/readyz", status_code=200, response_class=Response, responses={503: {"description": "Not ready."}})
     async def ready() -> None:

@@ -1,4 +1,4 @@
-"""The protocol of the OpenAI API: `/v1/embeddings` and `/v1/models`."""
+"""The OpenAI API: `/v1/embeddings` and `/v1/models`."""
 
 from typing import Any
 
@@ -10,60 +10,49 @@ from preblock.service.api.http.negotiation import JSON, body_type
 from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.api.http.schemas import openai as schemas
+from preblock.service.codecs import openai
 from preblock.service.codecs.native_json import read_json
-from preblock.service.codecs.openai import (
-    EmbeddingsMessage,
-    model_document,
-    models_document,
-    read_embeddings,
-    read_model,
-    split_identifier,
-    write_embeddings,
-)
 from preblock.service.core.auth import caller
 from preblock.service.engine.engine import Engine
 from preblock.service.runtime.model import TokenModel
 
 
 def router(engine: Engine, max_body_bytes: int) -> APIRouter:
-    """Return the routes of this protocol."""
+    """Return the router of this API."""
     routes = APIRouter(prefix="/v1", tags=["OpenAI"])
 
     @routes.post("/embeddings", **schemas.EMBEDDINGS)
     async def embeddings(request: Request) -> Response:
-        """Return a vector for each input: the mean of the vectors that enter block 0, or another `pooling`."""
+        """Return one vector for each input: the mean of its block 0 input vectors, or another `pooling`."""
         with engine.admission.request("openai") as record:
             body_type(request.headers.get("content-type"), (JSON,))
             body = await read_body(RawRequest.of(request), engine, max_body_bytes)
 
-            def read() -> tuple[TokenModel, EmbeddingsMessage]:
+            def read() -> tuple[TokenModel, openai.EmbeddingsMessage]:
                 document = read_json(body)
-                model = engine.repository.get(*read_model(document), caller=caller())
+                model = engine.repository.get(*openai.read_model(document), caller=caller())
                 record.model = model.name
-                return model, read_embeddings(document, model.manifest.width)
+                return model, openai.read_embeddings(document, model.manifest.width)
 
             model, message = await engine.scheduler.run(len(body), read, text=True)
             answer = await engine.embed(model, message.request, record)
             text = message.encoding == "float"
-            content = await engine.scheduler.run(answer.size, lambda: write_embeddings(answer, message), text)
+            content = await engine.scheduler.run(answer.size, lambda: openai.write_embeddings(answer, message), text)
             return await write_body(ChunkedResponse(content, JSON), RawRequest.of(request), engine, text)
 
     @routes.get("/models", response_model=schemas.OpenAIModels)
     async def list_models() -> dict[str, Any]:
         """Return every model."""
-        return models_document(
-            model_document(model.name, model.created)
+        return openai.models_document(
+            openai.model_document(model.name, model.created)
             for model in engine.repository.newest(caller())
             if isinstance(model, TokenModel)
         )
 
-    @routes.get(
-        "/models/{model}",
-        response_model=schemas.OpenAIModel,
-        responses=schemas.NOT_FOUND,
-    )
+    @routes.get("/models/{model}", response_model=schemas.OpenAIModel, responses=schemas.NOT_FOUND)
     async def get_model(model: str) -> dict[str, Any]:
         """Return a model, by `name` or `name:version`."""
-        return model_document(model, engine.repository.get(*split_identifier(model), caller=caller()).created)
+        found = engine.repository.get(*openai.split_identifier(model), caller=caller())
+        return openai.model_document(model, found.created)
 
     return routes

@@ -1,5 +1,9 @@
-"""The common part of all protocols of a decode stream: a message in, its answer out, errors included."""
+"""A decode session: turns each message of a client into an answer, for every protocol of a decode stream.
 
+Letters: R rows of the stream.
+"""
+
+from functools import partial
 from time import perf_counter
 from typing import Any, Literal
 
@@ -17,28 +21,30 @@ from preblock.service.runtime.model import TokenModel
 
 
 class DecodeSession:
-    """A stream, and the form of its client's messages.
-
-    `told` holds the offsets that the client knows: an answer that was not sent has fed nothing. `spoken` is the form of
-    its last message, text or a frame of a version; None before the first.
+    """A decode stream and the state of its client.
 
     Args:
-        engine: answers the decode_json.
-        model: stays the same for the whole stream.
-        fields: options of the stream, from the query or a JSON message.
+        engine: runs the steps.
+        model: model of the whole stream.
+        fields: options of the stream, from the query or from a JSON message.
+
+    Attributes:
+        sent_offset: offsets of the rows after the last answer sent, int64 (R,). An answer without delivery has fed
+            nothing.
+        message_format: format of the client's last message, `text` or a frame version; None before the first message.
 
     Raises:
-        ClientFault: it cannot be opened so.
+        ClientFault: an option is not allowed.
 
     """
 
     def __init__(self, engine: Engine, model: TokenModel, fields: dict[str, Any]) -> None:
         self.engine = engine
-        self.visit = CURRENT_REQUEST.get()
+        self.context = CURRENT_REQUEST.get()
         self.opened = False
         self._open(model, fields)
-        self.told = self.stream.offset
-        self.spoken: Literal["text", 1, 2] | None = None
+        self.sent_offset = self.stream.offset
+        self.message_format: Literal["text", 1, 2] | None = None
 
     def _open(self, model: TokenModel, fields: dict[str, Any]) -> None:
         options, encoding = decode_json.read_options(fields)
@@ -47,10 +53,10 @@ class DecodeSession:
         self._fast_path = fast_path_of(self.engine, model, options.outputs, options.dtype)
 
     async def answer_text(self, text: bytes) -> bytes:
-        """Answer a message of JSON; an error changes nothing and is a JSON object with the key `error`.
+        """Answer a JSON message. An error leaves the stream unchanged, and is answered with the key `error`.
 
         Raises:
-            Closing: the client ends the stream.
+            StreamEnd: the client ends the stream.
 
         """
         engine, stream = self.engine, self.stream
@@ -63,29 +69,25 @@ class DecodeSession:
                     return self._reopen(document)
                 indices = stream.model.manifest.indices
                 number = decode_json.read_number(document)
-                message = await engine.scheduler.run(
-                    len(text), lambda: decode_json.read_message(document, number, text, indices), text=True
-                )
+                read = partial(decode_json.read_message, document, number, text, indices)
+                message = await engine.scheduler.run(len(text), read, text=True)
                 record.operation = message.operation.name
                 answer = await stream.do(message, record)
                 if answer is None:
                     written = decode_json.write_state(stream.offset, number)
                 else:
-                    written = await engine.scheduler.run(
-                        answer.size,
-                        lambda: decode_json.write_answer(answer, self._encoding, number),
-                        text=self._encoding == "float",
-                    )
+                    write = partial(decode_json.write_answer, answer, self._encoding, number)
+                    written = await engine.scheduler.run(answer.size, write, text=self._encoding == "float")
         except PreblockError as error:
             return decode_json.write_error(errors.problem(error), number)
         self._done(message)
         return written
 
     async def answer_frame(self, frame: bytes) -> bytes:
-        """Answer a binary message in its version; an error changes nothing and is a frame too.
+        """Answer a frame in its own version. An error leaves the stream unchanged, and is answered with a frame.
 
         Raises:
-            Closing: the client ends the stream.
+            StreamEnd: the client ends the stream.
 
         """
         engine, stream = self.engine, self.stream
@@ -100,16 +102,15 @@ class DecodeSession:
                 if answer is None:
                     written = decode_frames.write_state(stream.offset, number)
                 else:
-                    written = await engine.scheduler.run(
-                        answer.size, lambda: decode_frames.write_vectors(answer, number, version)
-                    )
+                    write = partial(decode_frames.write_vectors, answer, number, version)
+                    written = await engine.scheduler.run(answer.size, write)
         except PreblockError as error:
             return decode_frames.write_error(errors.problem(error), number, version)
         self._done(message)
         return written
 
     def begin(self, frame: bytes) -> FastRun | None:
-        """Begin to answer a simple legal step; it is finished in the next turn of the event loop.
+        """Start the run of a simple, valid step; call `finish` in the next event-loop iteration.
 
         Return None for any other message.
         """
@@ -127,36 +128,36 @@ class DecodeSession:
             or not answers.takes(step.ids, stream.offset)
         ):
             return None
-        run = answers.start("decode", step.ids, stream.offset, self.visit, began)
+        run = answers.start("decode", step.ids, stream.offset, self.context, began)
         if run is not None:
             run.record.operation = StepOp.name
             self._begun = frame, step
         return run
 
     def finish(self, run: FastRun) -> tuple[bytes, Float32]:
-        """Return head and vectors of the answer to the begun step; the stream has made the step."""
+        """Advance the stream by the started step; return the header and the vectors of its answer."""
         assert self._fast_path is not None
         stream, answers, (frame, step) = self.stream, self._fast_path, self._begun
         vectors = run.finish()
         after = stream.offset + step.shape.ahead
-        # In version 1 the number is an echo and says nothing of repetitions.
+        # In version 1 the number does not detect repeated messages.
         number = step.number if step.shape.version == 2 else 0
         stream.advance(after, number, decode_json.digest(frame) if number else b"")
         self.opened = True
         return decode_frames.head_of_plain(step, after, answers.width), vectors
 
     def end(self, run: FastRun, size: int, send: float) -> None:
-        """Count the begun step, and the bytes and seconds of its answer; 0 where it was not sent."""
+        """Record the started step, with the bytes and seconds of its answer; `size` is 0 if it was not sent."""
         frame, step = self._begun
         if size:
-            self.told, self.spoken = self.stream.offset, step.shape.version
+            self.sent_offset, self.message_format = self.stream.offset, step.shape.version
         run.end()
         self.engine.metrics.count_bytes("decode", len(frame), size, 0, send)
 
     def _reopen(self, document: dict[str, Any]) -> bytes:
-        """Open the stream anew, as its first message may say."""
+        """Open the stream again with the options of its first message."""
         if self.opened:
-            raise Conflict(decode_json.OPEN, "a message that opens, after others", "none, since the stream has begun")
+            raise Conflict(decode_json.OPEN, "an open message after another message", "only as the first message")
         fields = decode_json.read_open(document)
         model = self.stream.model
         self._open(model, fields)

@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from preblock.service.api.http.compression import LEAST, expand, wanted
+from preblock.service.api.http.body import MIN_COMPRESSED_BYTES, choose_encoding, expand
 from preblock.service.core.errors import Malformed, TooLarge
 from tests.support.protocols import Clients
 from tests.support.servers import Server, serve
@@ -66,7 +66,7 @@ def test_bytes_are_compressed_only_where_one_coding_is_named_alone(server: Serve
 
 def test_a_tiny_answer_is_left_alone(server: Server) -> None:
     body, headers = raw(server, "/v1/embeddings", b'{"model": "minilm", "input": [1], "encoding_format": "base64"}')
-    assert len(body) > LEAST
+    assert len(body) > MIN_COMPRESSED_BYTES
     assert "Content-Encoding" not in headers
     body, headers = raw(server, "/models/minilm/embed", b'{"input_ids": [1]}', Accept_Encoding="gzip")
     assert headers["Content-Encoding"] == "gzip"
@@ -91,8 +91,8 @@ def test_a_tiny_answer_is_left_alone(server: Server) -> None:
         ("", None, None),
     ],
 )
-def test_which_coding_is_wanted(accept: str, text: str | None, numbers: str | None) -> None:
-    assert (wanted(accept, text=True), wanted(accept, text=False)) == (text, numbers)
+def test_accept_encoding_chooses_the_coding(accept: str, text: str | None, numbers: str | None) -> None:
+    assert (choose_encoding(accept, text=True), choose_encoding(accept, text=False)) == (text, numbers)
 
 
 @pytest.mark.parametrize("coding", COMPRESS)
@@ -100,7 +100,7 @@ def test_expansion_stops_at_the_limit(coding: str) -> None:
     content = bytes(range(256)) * 4
     assert expand(COMPRESS[coding](content), coding, len(content)) == content
     for limit in (0, len(content) - 1):
-        with pytest.raises(TooLarge, match=f"^body: got more than {limit} bytes once it is expanded"):
+        with pytest.raises(TooLarge, match=f"^body: got more than {limit} bytes after decompression"):
             expand(COMPRESS[coding](content), coding, limit)
 
 
@@ -110,7 +110,7 @@ def test_what_is_not_of_its_coding_is_refused(coding: str) -> None:
     other = COMPRESS["gzip" if coding == "deflate" else "deflate"](b"{}")
     changed = whole[:-1] + bytes([whole[-1] ^ 1])
     for body in (b"", b"{}", whole[:-1], whole + b"x", whole + whole, other, changed):
-        with pytest.raises(Malformed, match=f"allowed a body that is compressed as {coding}"):
+        with pytest.raises(Malformed, match=f"allowed (valid|complete) {coding} data"):
             expand(body, coding, 10**6)
 
 
@@ -133,7 +133,7 @@ def test_a_bomb_is_refused_without_being_expanded(tiny_repository: Path) -> None
         for path in ("/models/gpt/embed", "/models/gpt/bias", "/v1/embeddings", "/v2/models/gpt/infer"):
             answer = httpx.post(server.address + path, content=bomb, headers=headers)
             assert answer.status_code == 413
-            assert "body: got more than 16777216 bytes once it is expanded" in answer.text
+            assert "body: got more than 16777216 bytes after decompression" in answer.text
         assert peak(server) - before < 2**27
 
 

@@ -213,7 +213,7 @@ BAD_TEXT = [
     ('{"drop": [1]}', "drop[0]: got 1, allowed 0 to 0"),
     ('{"ping": 1}', "ping: got 1, allowed true"),
     ('{"close": false}', "close: got False, allowed true"),
-    ('{"open": {}}', "open: got a message that opens, after others, allowed none"),
+    ('{"open": {}}', "open: got an open message after another message, allowed only"),
     ('{"input_ids": [1], "token_type_ids": [0]}', "token_type_ids: got a value, allowed nothing"),
     ('{"input_ids": [0, 0, 0, 0, 0, 0]}', "offset[0] + tokens: got 1 + 6 = 7, allowed at most 6"),
 ]

@@ -346,7 +346,7 @@ def test_json_may_leave_fields_to_the_query(tiny: httpx.Client) -> None:
         ("offset=x", "offset: got x, allowed JSON"),
         ("offset=", "offset: got , allowed JSON"),
         ("nope=1", "field: got nope, allowed input_ids, "),
-        ("input_ids=[1]", "input_ids: got one in the query and one in the body, allowed one of them"),
+        ("input_ids=[1]", "input_ids: got a value in the query and one in the body, allowed only one of them"),
     ],
 )
 @pytest.mark.parametrize("kind", [JSON, NPY])

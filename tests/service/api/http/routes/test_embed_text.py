@@ -159,7 +159,7 @@ def test_a_format_of_one_tensor_could_not_say_the_lengths(
 ) -> None:
     status, detail = refusal(tiny, "bert", accept, **fields)
     assert status == 406
-    allowed = "application/json or application/x-safetensors with text or truncate, to say how long the rows are"
+    allowed = "application/json or application/x-safetensors with text or truncate, to state the row lengths"
     assert detail == f"Accept: got {accept}, allowed {allowed}"
 
 

@@ -1,0 +1,206 @@
+"""Decode streams over HTTP: lines of JSON in both directions, or server-sent events for a given list of ids.
+
+Letters: R rows of the stream.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Any
+
+from fastapi.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from preblock.service.api.http import errors
+from preblock.service.api.http.negotiation import EVENTS, NDJSON
+from preblock.service.api.http.request import merge_fields
+from preblock.service.api.http.streaming.session import DecodeSession
+from preblock.service.api.streams import LIFETIME, StreamEnd, StreamLifetime, StreamRegistry
+from preblock.service.codecs import decode_json
+from preblock.service.codecs.native_json import read_json
+from preblock.service.core.decode_ops import DecodeMessage
+from preblock.service.core.errors import PreblockError, TooLarge
+from preblock.service.core.types import Int64
+from preblock.service.engine.decode_stream import DecodeState, chunks
+from preblock.service.engine.engine import Engine
+from preblock.service.runtime.model import TokenModel
+
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+"""A buffering proxy would hold each answer back until the next one."""
+CLOSE_TIMEOUT_SECONDS = 2.0
+"""Time for the client to read the close message of a stream."""
+Answers = AsyncGenerator[tuple[bytes, Int64], None]
+"""Encoded answers, each with the offsets of the rows after it, int64 (R,)."""
+Source = Callable[[StreamLifetime, Receive], Answers]
+"""Returns the answers, given the limits of the stream and the `receive` of ASGI."""
+EventWriter = Callable[[str, bytes], bytes]
+"""Returns the message of an event, given its name and its JSON document."""
+
+
+class StreamResponse(Response):
+    """Sends answers as soon as they are ready, then a close message with the last offsets sent to the client.
+
+    Args:
+        streams: registry of the open streams.
+        media: content type.
+        offset: offsets of the rows before the first answer, int64 (R,).
+        answers: source of the answers.
+        write_event: writes the close message, an `error` or `closing` event.
+
+    """
+
+    def __init__(
+        self, streams: StreamRegistry, media: str, offset: Int64, answers: Source, write_event: EventWriter
+    ) -> None:
+        super().__init__(media_type=media, headers=HEADERS)
+        del self.headers["Content-Length"]
+        self._streams, self._offset = streams, offset
+        self._answers, self._write_event = answers, write_event
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answers until they end, the client leaves, or the stream reaches a limit.
+
+        Raises:
+            Unavailable: too many streams are open.
+
+        """
+        last = b""
+        # The client's view: an answer without delivery has changed nothing.
+        sent_offset = self._offset
+        with self._streams.open() as lifetime:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            # Lets the connection end the stream as soon as the client disconnects.
+            scope.setdefault("state", {})[LIFETIME] = lifetime
+            try:
+                async with aclosing(self._answers(lifetime, receive)) as answers:
+                    async for answer, offset in answers:
+                        await lifetime.wait(partial(send, _body(answer)))
+                        sent_offset = offset
+                        # Lets other tasks run: neither reading nor writing yields while messages wait.
+                        await asyncio.sleep(0)
+            except PreblockError as error:
+                last = self._write_event("error", decode_json.write_error(errors.problem(error)))
+            except StreamEnd as end:
+                last = self._write_event("closing", decode_json.write_state(sent_offset, closing=end.reason))
+        with suppress(TimeoutError):  # the client does not read
+            async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
+                await send(_body(last, more=False))
+
+
+def _body(content: bytes, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": content, "more_body": more}
+
+
+def answer_lines(streams: StreamRegistry, session: DecodeSession, max_line_bytes: int) -> StreamResponse:
+    """Return the response with an answer for each line of the request body, at most `max_line_bytes` long."""
+
+    async def answers(lifetime: StreamLifetime, receive: Receive) -> Answers:
+        reader = LineReader(receive, max_line_bytes)
+        # An empty chunk tells the client that it may write.
+        yield b"", session.stream.offset
+        while (line := await lifetime.wait(reader.line)) is not None:
+            yield await session.answer_text(line) + b"\n", session.stream.offset
+
+    return StreamResponse(streams, NDJSON, session.stream.offset, answers, lambda _, document: document + b"\n")
+
+
+class LineReader:
+    """Splits a request body into lines.
+
+    Args:
+        receive: of ASGI.
+        max_line_bytes: maximum size of a line.
+
+    """
+
+    def __init__(self, receive: Receive, max_line_bytes: int) -> None:
+        self._receive, self._max_line_bytes = receive, max_line_bytes
+        self._bytes = bytearray()
+        self._searched = 0
+        self._more = True
+
+    async def line(self) -> bytes | None:
+        """Return the next line with content; None at the end of the body, or after the client left.
+
+        Raises:
+            TooLarge: a line is too long; the rest of the stream cannot be read.
+
+        """
+        while True:
+            end = self._bytes.find(b"\n", self._searched)
+            if end < 0 and self._more and len(self._bytes) <= self._max_line_bytes:
+                self._searched = len(self._bytes)
+                message = await self._receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                self._bytes += message.get("body", b"")
+                self._more = message.get("more_body", False)
+                continue
+            size = len(self._bytes) if end < 0 else end
+            if size > self._max_line_bytes:
+                raise TooLarge("line", f"{size} bytes", f"at most {self._max_line_bytes} bytes")
+            line = bytes(self._bytes[:size]).strip()
+            del self._bytes[: size + 1]
+            self._searched = 0
+            if line:
+                return line
+            if end < 0:
+                return None
+
+
+async def answer_events(
+    streams: StreamRegistry, engine: Engine, model: TokenModel, body: bytes, query: dict[str, Any]
+) -> StreamResponse:
+    """Return the response with an event for each chunk of the ids in the request body.
+
+    The first event is computed at once, so that its error still has a status of its own.
+
+    Raises:
+        ClientFault: the request, or its first chunk, is not allowed.
+
+    """
+
+    def read() -> decode_json.Feed:
+        return decode_json.read_feed(merge_fields(query, read_json(body)), model.manifest.indices)
+
+    feed = await engine.scheduler.run(len(body), read, text=True)
+    stream = DecodeState(engine, model, feed.options)
+    offset, events = stream.offset, _write_events(engine, stream, feed)
+    first = await anext(events)
+
+    async def answers(_: StreamLifetime, receive: Receive) -> Answers:
+        event: tuple[bytes, Int64] | None = first
+        left = asyncio.ensure_future(receive())
+        try:
+            while event is not None and not left.done():
+                yield event
+                event = await anext(events, None)
+        finally:
+            left.cancel()
+            await events.aclose()
+
+    return StreamResponse(streams, EVENTS, offset, answers, _write_event)
+
+
+async def _write_events(engine: Engine, stream: DecodeState, feed: decode_json.Feed) -> Answers:
+    """Feed the ids to the stream chunk by chunk, and yield an event for each.
+
+    The id of an event is the number of tokens fed so far, of the longest row in each chunk.
+    """
+    fed = 0
+    for step in chunks(feed.step, feed.chunk):
+        # The limits hold for the request, not for each of its chunks.
+        with engine.admission.request("decode", limited=False) as record, stream.attempt():
+            record.model, record.operation = stream.model.name, step.name
+            answer = await stream.do(DecodeMessage(step), record)
+            assert answer is not None
+            write = partial(decode_json.write_answer, answer, feed.encoding, 0)
+            written = await engine.scheduler.run(answer.size, write, text=feed.encoding == "float")
+        fed += int(answer.lengths.max())
+        yield b"id: %d\ndata: %b\n\n" % (fed, written), stream.offset
+    yield _write_event("end", decode_json.write_state(stream.offset)), stream.offset
+
+
+def _write_event(event: str, document: bytes) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event.encode(), document)
