@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Generator, Iterable, Mapping
-from ctypes import c_char_p, c_int, c_ssize_t, c_void_p, py_object, pythonapi
+from io import BytesIO
 from typing import Any, cast
 
 import orjson
@@ -73,8 +73,9 @@ def values(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {name: getattr(parameters[name], choice) if choice else None for name, choice in choices.items()}
 
 
+Parts = list[bytes | memoryview | ChunkedTensor]
 Writing = Generator[None, None, bytes]
-"""A message in writing, with a pause behind each computed piece of a tensor."""
+"""A message in writing, with a pause after each computed chunk of a tensor."""
 
 
 def write_infer(answer: Result, id_: str) -> Writing:
@@ -84,7 +85,7 @@ def write_infer(answer: Result, id_: str) -> Writing:
         TooLarge: they do not fit into a message.
 
     """
-    return write_parts(_parts(answer, _head(answer, id_)))
+    return write_parts(_parts(answer, id_))
 
 
 def write_stream(answer: Result, id_: str) -> Writing:
@@ -94,101 +95,70 @@ def write_stream(answer: Result, id_: str) -> Writing:
         TooLarge: the tensors do not fit into a message.
 
     """
-    head = _head(answer, id_)
-    head.parameters["triton_final_response"].bool_param = True
-    parts = _parts(answer, head)
+    parts = _parts(answer, id_, triton_final_response=True)
     size = sum(map(len, parts))
     return write_parts([_delimited(pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER, size), *parts])
 
 
 def written(writing: Writing) -> bytes:
     """Return a message, written at once."""
-    while (message := _go_on(writing)) is None:
-        pass
-    return message
+    try:
+        while True:
+            next(writing)
+    except StopIteration as end:
+        return bytes(end.value)
 
 
 async def compute(writing: Writing) -> bytes:
-    """Return a message; its tensors are computed while it is written, and other requests run between the pieces."""
-    while (message := _go_on(writing)) is None:
-        await asyncio.sleep(0)
-    return message
-
-
-def _go_on(writing: Writing) -> bytes | None:
-    """Write up to the next pause, and return the message after the last."""
+    """Return a message; its tensors are computed while it is written, and other requests run between the chunks."""
     try:
-        next(writing)
+        while True:
+            next(writing)
+            await asyncio.sleep(0)
     except StopIteration as end:
-        message: bytes = end.value
-        return message
-    return None
+        return bytes(end.value)
 
 
-def write_parts(parts: list[bytes | memoryview | ChunkedTensor]) -> Writing:
-    """Write parts into a message, each piece while it is in the cache."""
+def write_parts(parts: Parts) -> Writing:
+    """Write parts into a message, each chunk while it is in the cache."""
     if not any(isinstance(part, ChunkedTensor) for part in parts):
         return b"".join(cast("list[bytes | memoryview]", parts))
-    message, view = _allocate(sum(map(len, parts)))
-    end = 0
+    size = sum(map(len, parts))
+    # gRPC takes only `bytes`. BytesIO writes into the bytes of its argument and returns them, without a copy.
+    message = BytesIO(bytes(size))
     for part in parts:
-        for piece in map(raw_bytes, part) if isinstance(part, ChunkedTensor) else (part,):
-            begin, end = end, end + len(piece)
-            view[begin:end] = piece
-            if isinstance(part, ChunkedTensor):
-                del piece  # the next may lie where this one does
+        if isinstance(part, ChunkedTensor):
+            for chunk in part:
+                message.write(raw_bytes(chunk))
+                del chunk  # the next chunk may reuse the buffer
                 yield
-    if end != len(message):
-        raise RuntimeError(f"{end} of {len(message)} bytes of a message")
-    return message
+        else:
+            message.write(part)
+    if message.tell() != size:
+        raise RuntimeError(f"{message.tell()} of {size} bytes of a message")
+    return message.getvalue()
 
 
-def _allocate(size: int) -> tuple[bytes, memoryview]:
-    """Return bytes of any content, and a view by which they are written as long as nobody else has them.
+def _parts(answer: Result, id_: str, **parameters: bool) -> Parts:
+    """Return a `ModelInferResponse`: all but the tensors, and the tensors as they are.
 
-    gRPC takes nothing but `bytes`, and to join pieces would copy what has left the cache (Python/C API, Bytes Objects).
-    """
-    made: bytes = _new_bytes(None, size)
-    return made, _view_of(_address_of(made), size, WRITABLE)
-
-
-WRITABLE = 0x200
-"""`PyBUF_WRITE`."""
-_new_bytes, _address_of = pythonapi.PyBytes_FromStringAndSize, pythonapi.PyBytes_AsString
-_view_of = pythonapi.PyMemoryView_FromMemory
-_view_of.argtypes, _view_of.restype = (c_void_p, c_ssize_t, c_int), py_object
-_new_bytes.argtypes, _new_bytes.restype = (c_char_p, c_ssize_t), py_object
-_address_of.argtypes, _address_of.restype = (py_object,), c_void_p
-
-
-def _head(answer: Result, id_: str) -> pb.ModelInferResponse:
-    """Return all of an answer but the tensors."""
-    describe = pb.ModelInferResponse.InferOutputTensor
-    return pb.ModelInferResponse(
-        model_name=answer.model,
-        model_version=str(answer.version),
-        id=id_,
-        outputs=[
-            describe(name=name, datatype=DATATYPES[answer.dtype], shape=tensor.shape)
-            for name, tensor in answer.tensors.items()
-        ],
-    )
-
-
-def _parts(answer: Result, head: pb.ModelInferResponse) -> list[bytes | memoryview | ChunkedTensor]:
-    """Return the head and the tensors in the message's form.
-
-    Protobuf copies a tensor into an object, and the object into the message.
+    Protobuf would copy a tensor twice: into an object, and from there into the message.
     """
     size = sum(tensor.nbytes for tensor in answer.tensors.values())
     if size > LARGEST:
         raise TooLarge("outputs", f"{size} bytes", f"at most {LARGEST} bytes in a message; ask for fewer tokens")
-    parts: list[bytes | memoryview | ChunkedTensor] = [head.SerializeToString()]
+    describe = pb.ModelInferResponse.InferOutputTensor
+    outputs = [
+        describe(name=name, datatype=DATATYPES[answer.dtype], shape=tensor.shape)
+        for name, tensor in answer.tensors.items()
+    ]
+    head = pb.ModelInferResponse(model_name=answer.model, model_version=str(answer.version), id=id_, outputs=outputs)
+    for name, value in parameters.items():
+        head.parameters[name].bool_param = value
+    parts: Parts = [head.SerializeToString()]
     for tensor in answer.tensors.values():
-        parts += (
-            _delimited(pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER, tensor.nbytes),
-            bytes_of(tensor),
-        )
+        field = _delimited(pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER, tensor.nbytes)
+        parts += (field, bytes_of(tensor))
     return parts
 
 
