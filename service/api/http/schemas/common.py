@@ -1,10 +1,13 @@
 """Common parts of the descriptions of every protocol."""
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from preblock.service.api.http.negotiation import JSON
+
+OpenAPI = dict[str, Any]
 
 Row = Annotated[list[int], Field(min_length=1)]
 Rows = Annotated[list[Row], Field(min_length=1)] | Row
@@ -13,10 +16,19 @@ Texts = Text | Annotated[list[Text], Field(min_length=1)]
 Truncate = Literal["left", "right"]
 
 
+Dtype = Literal["float32", "float16", "bfloat16"]
+
+
 class Documented(BaseModel):
-    """A description for the document alone: built at the first request for it, since most servers get none."""
+    """A description for the OpenAPI document alone, built at the first request for the document."""
 
     model_config = ConfigDict(defer_build=True)
+
+
+class RequestBody(Documented):
+    """A body whose unknown fields are rejected."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 ERRORS = {
@@ -38,11 +50,34 @@ ANSWER = "What was asked for."
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 
-def errors(kind: type[BaseModel], media: str, *statuses: int) -> dict[int | str, dict[str, Any]]:
+def errors(kind: type[BaseModel], media: str, *statuses: int) -> dict[int | str, OpenAPI]:
     """Return OpenAPI's description of the errors with these statuses, in a protocol's form."""
     return {status: {"description": ERRORS[status], "content": described(kind, media)} for status in statuses}
 
 
-def described(kind: type[BaseModel], media: str = JSON) -> dict[str, Any]:
+def described(kind: type[BaseModel], media: str = JSON) -> OpenAPI:
     """Return OpenAPI's entry of a body, by the name of its description."""
     return {media: {"schema": {"$ref": f"{COMPONENTS}{kind.__name__}"}}}
+
+
+def operation(
+    request: OpenAPI, answer: OpenAPI, errors: Mapping[int | str, OpenAPI], parameters: Sequence[OpenAPI] = ()
+) -> OpenAPI:
+    """Return FastAPI's arguments of a route.
+
+    Args:
+        request: bodies by media type.
+        answer: bodies by media type.
+        errors: entries by status.
+        parameters: of the query and of headers.
+
+    """
+    extra: OpenAPI = {"requestBody": {"required": True, "content": request}}
+    if parameters:
+        extra["parameters"] = list(parameters)
+    return {"responses": {200: {"description": ANSWER, "content": answer}, **errors}, "openapi_extra": extra}
+
+
+def parameter(name: str, place: Literal["query", "header"], description: str) -> OpenAPI:
+    """Return OpenAPI's entry of a parameter with a string as value."""
+    return {"name": name, "in": place, "description": description, "schema": {"type": "string"}}

@@ -2,16 +2,23 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from preblock.service.api.http.negotiation import JSON
-from preblock.service.api.http.schemas.common import ANSWER, Documented, Rows, Texts, Truncate, described, errors
+from preblock.service.api.http.schemas.common import (
+    Documented,
+    RequestBody,
+    Rows,
+    Texts,
+    Truncate,
+    described,
+    errors,
+    operation,
+)
 
 
-class EmbeddingsRequest(Documented):
+class EmbeddingsRequest(RequestBody):
     """Inputs, as the API of OpenAI has them; `pooling` and `truncate` are additions to it."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str = Field(description="`name`, or `name:version`.")
     input: Texts | Rows
@@ -83,10 +90,8 @@ class OpenAIError(Documented):
 
 
 NOT_FOUND = errors(OpenAIError, JSON, 401, 403, 404)
-EMBEDDINGS: dict[str, Any] = {
-    "responses": {
-        200: {"description": ANSWER, "content": described(EmbeddingsAnswer)},
-        **errors(OpenAIError, JSON, 400, 401, 403, 404, 413, 415, 422, 429, 500, 503),
-    },
-    "openapi_extra": {"requestBody": {"required": True, "content": described(EmbeddingsRequest)}},
-}
+EMBEDDINGS = operation(
+    described(EmbeddingsRequest),
+    described(EmbeddingsAnswer),
+    errors(OpenAIError, JSON, 400, 401, 403, 404, 413, 415, 422, 429, 500, 503),
+)

@@ -6,7 +6,16 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from preblock.service.api.http.negotiation import BYTES, JSON
-from preblock.service.api.http.schemas.common import ANSWER, BINARY, Documented, described, errors
+from preblock.service.api.http.schemas.common import (
+    BINARY,
+    Documented,
+    OpenAPI,
+    RequestBody,
+    described,
+    errors,
+    operation,
+    parameter,
+)
 
 Parameters = dict[str, str | int | float | bool]
 
@@ -19,31 +28,24 @@ class TensorDescription(Documented):
     shape: list[int]
 
 
-class InferInput(Documented):
+class InferInput(TensorDescription):
     """A tensor of a request: its data here, or as bytes behind the JSON."""
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str
-    datatype: str
-    shape: list[int]
     parameters: Parameters = Field({})
     data: list[Any] = Field([], description="Flat or nested; absent beside the parameter binary_data_size.")
 
 
-class InferOutputRequest(Documented):
+class InferOutputRequest(RequestBody):
     """An output that is asked for."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str
     parameters: Parameters = Field({})
 
 
-class InferRequest(Documented):
+class InferRequest(RequestBody):
     """Tensors by name, as the Open Inference Protocol has them."""
-
-    model_config = ConfigDict(extra="forbid")
 
     id: str | None = Field(None, description="Comes back with the answer.")
     model_name: str | None = Field(None, description="Not used; the path names the model.")
@@ -52,12 +54,9 @@ class InferRequest(Documented):
     outputs: list[InferOutputRequest] | None = Field(None, description="Default is the first output.")
 
 
-class InferOutput(Documented):
+class InferOutput(TensorDescription):
     """A tensor of an answer: its data here, or as bytes behind the JSON."""
 
-    name: str
-    datatype: str
-    shape: list[int]
     parameters: Parameters | None = None
     data: list[float] | None = None
 
@@ -143,12 +142,12 @@ class OpenInferenceError(Documented):
     error: str
 
 
-def open_inference_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def open_inference_errors(*statuses: int) -> dict[int | str, OpenAPI]:
     """Return OpenAPI's entries of errors of the Open Inference Protocol."""
     return errors(OpenInferenceError, JSON, *statuses)
 
 
-def _fields(**kinds: str) -> dict[str, Any]:
+def _fields(**kinds: str) -> OpenAPI:
     """Return OpenAPI's entry of an optional body with fields of these types."""
     properties = {name: {"type": kind} for name, kind in kinds.items()}
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
@@ -156,32 +155,24 @@ def _fields(**kinds: str) -> dict[str, Any]:
 
 
 OF_BODIES = (400, 401, 403, 413, 415, 422, 500, 503)
-INFER: dict[str, Any] = {
-    "responses": {
-        200: {"description": ANSWER, "content": {**described(InferAnswer), BYTES: BINARY}},
-        **open_inference_errors(404, 409, 429, *OF_BODIES),
-    },
-    "openapi_extra": {
-        "parameters": [
-            {
-                "name": "Inference-Header-Content-Length",
-                "in": "header",
-                "description": "Bytes of the JSON, where the bytes of tensors follow it; 0 for nothing but bytes.",
-                "schema": {"type": "string"},
-            }
-        ],
-        "requestBody": {
-            "required": True,
-            "content": {**described(InferRequest), BYTES: BINARY},
-        },
-    },
-}
-INDEX: dict[str, Any] = {
+INFER = operation(
+    {**described(InferRequest), BYTES: BINARY},
+    {**described(InferAnswer), BYTES: BINARY},
+    open_inference_errors(404, 409, 429, *OF_BODIES),
+    [
+        parameter(
+            "Inference-Header-Content-Length",
+            "header",
+            "Bytes of the JSON, where the bytes of tensors follow it; 0 for nothing but bytes.",
+        )
+    ],
+)
+INDEX: OpenAPI = {
     "response_model": list[ModelState],
     "responses": open_inference_errors(*OF_BODIES),
     "openapi_extra": _fields(ready="boolean"),
 }
-CHANGE: dict[str, Any] = {
+CHANGE: OpenAPI = {
     "response_class": Response,
     "responses": open_inference_errors(404, *OF_BODIES),
     "openapi_extra": _fields(parameters="object"),
