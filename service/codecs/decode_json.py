@@ -9,9 +9,10 @@ import numpy as np
 import orjson
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, Manifest
+from preblock.service.codecs.fields import refuse_unknown, shown
 from preblock.service.codecs.native_json import read_dtype, read_encoding, read_outputs
 from preblock.service.codecs.native_json_response import answer_json, write_json
-from preblock.service.codecs.token_rows import integers, read_offset, refuse_unknown, rows_of_json, shown
+from preblock.service.codecs.token_rows import integers, read_offset, rows_of_json
 from preblock.service.core.decode_ops import (
     OF_INTEGERS,
     OF_NOTHING,

@@ -12,16 +12,9 @@ import orjson
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
+from preblock.service.codecs.fields import refuse_unknown, shown
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
-from preblock.service.codecs.token_rows import (
-    integers,
-    integers_of,
-    read_offset,
-    refuse_unknown,
-    rows_of_array,
-    rows_of_json,
-    shown,
-)
+from preblock.service.codecs.token_rows import integers, integers_of, read_offset, rows_of_array, rows_of_json
 from preblock.service.core.errors import Invalid, Malformed
 from preblock.service.core.types import PairwiseBiasRequest, TextRequest, TokenRequest, TokenRows
 

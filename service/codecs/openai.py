@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from preblock.service.codecs.chunks import Part
+from preblock.service.codecs.fields import refuse_unknown, shown
 from preblock.service.codecs.native_json import read_text
 from preblock.service.codecs.native_json_response import base64_of, floats_of, json_content, numbers_of
-from preblock.service.codecs.token_rows import refuse_unknown, rows_of_json, shown
+from preblock.service.codecs.token_rows import rows_of_json
 from preblock.service.core.errors import Invalid, PreblockError
 from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import TextRequest, TokenRequest

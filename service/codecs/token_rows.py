@@ -1,12 +1,13 @@
 """Rows of integers from parsed JSON and from arrays: exact, or refused."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from preblock.service.codecs.fields import shown
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import Int64, TokenRows
 
@@ -118,17 +119,5 @@ def _integers_of_array(field: str, array: NDArray[Any]) -> Int64:
     return np.require(array, np.int64, ("C", "A"))
 
 
-def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
-    """Raise Invalid for the first of `names` outside `known`."""
-    for name in names:
-        if name not in known:
-            raise Invalid("field", name, ", ".join(known))
-
-
 def _fits(value: Any) -> bool:
     return type(value) is int and -(2**63) <= value < 2**63
-
-
-def shown(value: Any) -> Any:
-    """Return the text of a value for a message: a string in quotes, so that "5" does not look like 5."""
-    return repr(value) if isinstance(value, str) else value

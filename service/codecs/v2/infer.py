@@ -12,8 +12,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import BIAS_GRAPH, Manifest, StemManifest
+from preblock.service.codecs.fields import refuse_unknown, shown
 from preblock.service.codecs.native_json import read_json
-from preblock.service.codecs.token_rows import refuse_unknown, shown
 from preblock.service.codecs.v2.infer_tensors import (
     INPUT_FIELDS,
     NUMPY,

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from preblock.service.codecs.token_rows import integers, shown
+from preblock.service.codecs.fields import shown
+from preblock.service.codecs.token_rows import integers
 from preblock.service.codecs.v2.metadata import DATATYPES, Manifests, outputs_of
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import Int64, SequenceRef

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preblock.service.codecs.token_rows import integers, read_offset, refuse_unknown, rows_of_array, rows_of_json
+from preblock.service.codecs.token_rows import integers, read_offset, rows_of_array, rows_of_json
 from preblock.service.core.errors import Invalid
 
 
@@ -115,9 +115,3 @@ def test_a_contiguous_int64_array_is_not_copied() -> None:
 def test_another_array_is_refused(array: Any, message: str) -> None:
     with pytest.raises(Invalid, match=f"^{message}"):
         rows_of_array("x", array)
-
-
-def test_the_first_unknown_name_is_refused() -> None:
-    refuse_unknown(["a", "b"], ("a", "b", "c"))
-    with pytest.raises(Invalid, match="field: got x, allowed a, b"):
-        refuse_unknown(["a", "x", "y"], ("a", "b"))

@@ -15,8 +15,8 @@ from preblock.service.api.http.request import Handler, RawRequest
 from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.api.http.schemas import v2 as schemas
 from preblock.service.api.request_cache import RequestTemplate, template_of
+from preblock.service.codecs.fields import refuse_unknown
 from preblock.service.codecs.native_json import read_json
-from preblock.service.codecs.token_rows import refuse_unknown
 from preblock.service.codecs.v2.infer import HEADER_LENGTH, places, read_infer
 from preblock.service.codecs.v2.infer_response import check_finite, write_infer
 from preblock.service.codecs.v2.metadata import (

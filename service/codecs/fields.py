@@ -1,0 +1,18 @@
+"""Checks of the fields of a request, the same for all protocols."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from preblock.service.core.errors import Invalid
+
+
+def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise Invalid for the first of `names` outside `known`."""
+    for name in names:
+        if name not in known:
+            raise Invalid("field", name, ", ".join(known))
+
+
+def shown(value: Any) -> Any:
+    """Return the text of a value for a message: a string in quotes, so that "5" does not look like 5."""
+    return repr(value) if isinstance(value, str) else value
