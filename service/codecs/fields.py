@@ -6,11 +6,25 @@ from typing import Any
 from preblock.service.core.errors import Invalid
 
 
-def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
+def refuse_unknown(names: Iterable[str], known: Iterable[str], field: str = "field") -> None:
     """Raise Invalid for the first of `names` outside `known`."""
     for name in names:
         if name not in known:
-            raise Invalid("field", name, ", ".join(known))
+            raise Invalid(field, name, ", ".join(known))
+
+
+def read_flag(field: str, value: Any) -> bool:
+    """Return a boolean; raise Invalid for any other value."""
+    if not isinstance(value, bool):
+        raise Invalid(field, value, "true or false")
+    return value
+
+
+def read_choice(field: str, value: Any, allowed: Iterable[str]) -> str:
+    """Return a string out of `allowed`; raise Invalid for any other value."""
+    if not isinstance(value, str) or value not in allowed:
+        raise Invalid(field, value, ", ".join(allowed))
+    return value
 
 
 def shown(value: Any) -> Any:

@@ -78,7 +78,7 @@ def places(body: bytes, header_length: str, manifest: Manifest) -> dict[str, int
     if position > LONGEST_KEPT:
         return None
     for tensor in _kept_header(body[:position], manifest).inputs:
-        if tensor.data is not None:
+        if tensor.size is None:
             return None
         found[tensor.name] = position
         position += tensor.size
@@ -92,21 +92,17 @@ def _read_header(text: bytes, manifest: Manifests) -> InferHeader:
     id_ = document.get("id")
     if id_ is not None and not isinstance(id_, str):
         raise Invalid("id", id_, "a string")
-    asked = [] if document.get("outputs") is None else read_objects("outputs", document["outputs"], OUTPUT_FIELDS)
-    wishes = read_wishes(
-        read_parameters("parameters", document),
-        [
-            (output.get("name"), read_parameters(f"outputs[{index}].parameters", output))
-            for index, output in enumerate(asked)
-        ],
-        manifest,
-    )
+    outputs = [] if document.get("outputs") is None else read_objects("outputs", document["outputs"], OUTPUT_FIELDS)
+    requested = [
+        (output.get("name"), read_parameters(f"outputs[{index}].parameters", output))
+        for index, output in enumerate(outputs)
+    ]
+    wishes = read_wishes(read_parameters("parameters", document), requested, manifest)
     for name, binary in wishes.binary.items():
         if wishes.dtype != "float32" and not binary:
             datatype = DATATYPES[wishes.dtype]
-            raise Invalid(
-                f"outputs {name}", f"{datatype} as JSON", f"binary_data, since {datatype} has no form in JSON"
-            )
+            allowed = f"binary_data, since {datatype} has no form in JSON"
+            raise Invalid(f"outputs {name}", f"{datatype} as JSON", allowed)
     return InferHeader(tuple(inputs), wishes, id_)
 
 
@@ -126,9 +122,8 @@ def _read_raw(body: bytes, manifest: Manifests) -> InferMessage:
         raise Malformed("body", f"{len(body)} bytes", f"{name} of shape {[1, *sizes]}: {item} bytes for each")
     shape = (1, *(len(body) // item if size == -1 else size for size in sizes))
     wishes = read_wishes({"binary_data_output": True}, [], manifest)
-    return InferMessage(
-        to_request([InputTensor(name, datatype, shape, memoryview(body))], wishes, manifest), None, wishes.binary
-    )
+    request = to_request([InputTensor(name, datatype, shape, memoryview(body))], wishes, manifest)
+    return InferMessage(request, None, wishes.binary)
 
 
 def to_request(inputs: list[InputTensor], wishes: InferOptions, manifest: Manifests) -> AnyRequest:

@@ -10,6 +10,7 @@ from typing import Any
 
 from preblock.service.artifacts.manifest import BIAS_GRAPH, GRAPH, Manifest, StemManifest
 from preblock.service.artifacts.records import Tensor
+from preblock.service.codecs.fields import read_flag
 from preblock.service.core.errors import Invalid
 from preblock.service.observability.statistics import Duration, InferenceStatistics
 from preblock.service.observability.totals import INFER, INPUT, OUTPUT, QUEUE
@@ -154,8 +155,7 @@ def check_change(verb: str, parameters: Mapping[str, Any]) -> None:
         if verb == "load" or name != "unload_dependents":
             allowed = "nothing: a model is what its folder holds" if verb == "load" else "unload_dependents"
             raise Invalid("parameters", name, allowed)
-        if not isinstance(value, bool):  # no model here has a dependent
-            raise Invalid(f"parameters.{name}", value, "true or false")
+        read_flag(f"parameters.{name}", value)  # either changes nothing, since no model has a dependent
 
 
 def _duration(duration: Duration) -> dict[str, int]:

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from preblock.service.codecs.fields import shown
+from preblock.service.codecs.fields import read_choice, read_flag, refuse_unknown, shown
 from preblock.service.codecs.token_rows import integers
 from preblock.service.codecs.v2.metadata import DATATYPES, Manifests, outputs_of
+from preblock.service.core import types
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import Int64, SequenceRef
 
@@ -22,9 +23,7 @@ LONGEST_ID = 128
 REQUEST = ("offset", "dtype", "binary_data_output", "content_type", *SEQUENCE, *HINTS, FINAL)
 INPUT = ("binary_data_size", "content_type")
 OUTPUT = ("dtype", "binary_data", "content_type")
-DTYPES = {code: dtype for dtype, code in DATATYPES.items() if dtype != "int64"} | {
-    dtype: dtype for dtype in DATATYPES if dtype != "int64"
-}
+DTYPES = {DATATYPES[dtype]: dtype for dtype in types.DTYPES} | {dtype: dtype for dtype in types.DTYPES}
 """Output types by their names in this protocol and in the other protocols."""
 
 
@@ -60,14 +59,14 @@ def read_wishes(
         Invalid: an unknown name, or a value that is not allowed.
 
     """
-    _check("parameters", parameters, REQUEST)
+    check_parameters("parameters", parameters, REQUEST)
     for hint in HINTS:
         value = parameters.get(hint, 0)
         if type(value) is not int or value < 0:
             raise Invalid(f"parameters.{hint}", value, "an integer, 0 or more")
-    _flag(f"parameters.{FINAL}", parameters.get(FINAL, False))
-    default = _flag("parameters.binary_data_output", parameters.get("binary_data_output", False))
-    dtype = _dtype("parameters.dtype", parameters.get("dtype", "FP32"))
+    read_flag(f"parameters.{FINAL}", parameters.get(FINAL, False))
+    default = read_flag("parameters.binary_data_output", parameters.get("binary_data_output", False))
+    dtype = DTYPES[read_choice("parameters.dtype", parameters.get("dtype", "FP32"), DTYPES)]
     known = outputs_of(manifest)
     binary: dict[str, bool] = {}
     dtypes: list[str] = []
@@ -75,9 +74,9 @@ def read_wishes(
         where = f"outputs[{index}].parameters"
         if not isinstance(name, str) or name not in known or name in binary:
             raise Invalid(f"outputs[{index}].name", name, f"{', '.join(known)}, each once")
-        _check(where, own, OUTPUT)
-        binary[name] = _flag(f"{where}.binary_data", own.get("binary_data", default))
-        dtypes.append(_dtype(f"{where}.dtype", own["dtype"]) if "dtype" in own else dtype)
+        check_parameters(where, own, OUTPUT)
+        binary[name] = read_flag(f"{where}.binary_data", own.get("binary_data", default))
+        dtypes.append(DTYPES[read_choice(f"{where}.dtype", own["dtype"], DTYPES)] if "dtype" in own else dtype)
         if dtypes[index] != dtypes[0]:
             allowed = f"{DATATYPES[dtypes[0]]}, as outputs[0] has: one type for all"
             raise Invalid(f"{where}.dtype", DATATYPES[dtypes[index]], allowed)
@@ -89,21 +88,9 @@ def read_wishes(
     )
 
 
-def check_input(where: str, parameters: Mapping[str, Any]) -> None:
-    """Check the names of the parameters of an input.
-
-    Raises:
-        Invalid: one is unknown.
-
-    """
-    _check(where, parameters, INPUT)
-
-
-def _check(where: str, parameters: Mapping[str, Any], known: tuple[str, ...]) -> None:
+def check_parameters(where: str, parameters: Mapping[str, Any], known: tuple[str, ...]) -> None:
     """Raise Invalid for an unknown parameter: to ignore it might change the meaning."""
-    for name in parameters:
-        if name not in known:
-            raise Invalid(where, name, ", ".join(known))
+    refuse_unknown(parameters, known, where)
     if parameters.get("content_type", CONTENT_TYPE) != CONTENT_TYPE:
         raise Invalid(f"{where}.content_type", parameters["content_type"], f"{CONTENT_TYPE}, a tensor as it is")
 
@@ -112,7 +99,7 @@ def _sequence(parameters: Mapping[str, Any]) -> SequenceRef | None:
     """Return the sequence of a request; 0 and the empty text name none."""
     field = "parameters.sequence_id"
     id_ = parameters.get("sequence_id", 0)
-    start, end = (_flag(f"parameters.{name}", parameters.get(name, False)) for name in SEQUENCE[1:])
+    start, end = (read_flag(f"parameters.{name}", parameters.get(name, False)) for name in SEQUENCE[1:])
     if isinstance(id_, str):
         if (size := len(id_.encode())) > LONGEST_ID:
             raise Invalid(field, f"{size} bytes", f"at most {LONGEST_ID} bytes of text")
@@ -123,15 +110,3 @@ def _sequence(parameters: Mapping[str, Any]) -> SequenceRef | None:
     if id_ in (0, "") and (start or end):
         raise Invalid(field, shown(id_), "the id of a sequence, since the request starts or ends one")
     return SequenceRef(id_, start, end) if id_ not in (0, "") else None
-
-
-def _flag(field: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise Invalid(field, value, "true or false")
-    return value
-
-
-def _dtype(field: str, value: Any) -> str:
-    if not isinstance(value, str) or value not in DTYPES:
-        raise Invalid(field, value, ", ".join(DTYPES))
-    return DTYPES[value]

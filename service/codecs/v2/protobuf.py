@@ -14,7 +14,7 @@ from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.codecs.v2.infer import to_request
 from preblock.service.codecs.v2.infer_tensors import InputTensor
 from preblock.service.codecs.v2.metadata import DATATYPES, Manifests
-from preblock.service.codecs.v2.parameters import check_input, read_wishes
+from preblock.service.codecs.v2.parameters import INPUT, check_parameters, read_wishes
 from preblock.service.core.errors import Invalid, Malformed, TooLarge
 from preblock.service.core.results import ChunkedTensor, Result
 from preblock.service.core.types import AnyRequest, Int64
@@ -55,7 +55,7 @@ def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> AnyRequest
         if raw and tensor.contents.ListFields():  # some clients send empty contents
             raise Invalid(where, "contents and raw_input_contents", "one of them")
         parameters = values(tensor.parameters)
-        check_input(f"{where}.parameters", parameters)
+        check_parameters(f"{where}.parameters", parameters, INPUT)
         typed = tensor.contents.fp32_contents if tensor.datatype == "FP32" else tensor.contents.int64_contents
         data = memoryview(raw[index]) if raw else list(typed)
         # Some clients send HTTP's parameters over gRPC too.

@@ -15,7 +15,7 @@ from preblock.service.api.http.request import Handler, RawRequest
 from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.api.http.schemas import v2 as schemas
 from preblock.service.api.request_cache import RequestTemplate, template_of
-from preblock.service.codecs.fields import refuse_unknown
+from preblock.service.codecs.fields import read_flag, refuse_unknown
 from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.v2.infer import HEADER_LENGTH, places, read_infer
 from preblock.service.codecs.v2.infer_response import check_finite, write_infer
@@ -178,9 +178,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
         body = await read_body(RawRequest.of(request), engine, max_body_bytes)
         wishes = read_json(body) if body else {}
         refuse_unknown(wishes, ("ready",))
-        only_ready = wishes.get("ready", False)
-        if not isinstance(only_ready, bool):
-            raise Invalid("ready", only_ready, "true or false")
+        only_ready = read_flag("ready", wishes.get("ready", False))
         return repository_index((astuple(state) for state in engine.repository.index(caller())), only_ready)
 
     async def check(request: fastapi.Request, verb: str) -> None:
