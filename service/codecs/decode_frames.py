@@ -44,7 +44,6 @@ from functools import cache, lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from preblock.service.codecs.chunks import raw_bytes
 from preblock.service.codecs.decode_json import digest
@@ -60,15 +59,7 @@ POSITIONS, MASK, OFFSETS, FURTHER = 1, 2, 4, 256
 INT64 = np.dtype("<i8")
 NO_WIDTH, ONE_OUTPUT = bytes(3), b"\1\0\0"
 DTYPE_CODES = {"float32": 1, "float16": 2, "bfloat16": 3}
-NAMES = {
-    STEP: "step",
-    REWIND: "rewind",
-    REORDER: "reorder",
-    APPEND: "append",
-    DROP: "drop",
-    PING: "ping",
-    CLOSE: "close",
-}
+NAMES = {STEP: "step"} | dict(enumerate(("rewind", "reorder", "append", "drop", "ping", "close"), REWIND))
 LONGEST_PLAIN = 2**16
 """Most bytes of a frame for the short way; a longer one takes long anyway."""
 KINDS = {1: (STEP,), 2: tuple(NAMES)}
@@ -144,25 +135,24 @@ def read_plain(frame: bytes) -> SimpleStep | None:
 @lru_cache  # small: the template is shorter than the frame
 def _plain_shape(first: bytes, last: bytes, size: int) -> SimpleStepShape | None:
     """Return the common part of plain steps with a header of `first`, a number and `last`, if there are any."""
-    if len(first) + 4 + len(last) < HEADER.size or size > LONGEST_PLAIN:
+    header = first + bytes(4) + last
+    if len(header) < HEADER.size or size > LONGEST_PLAIN:
         return None
-    magic, version, kind, flags, _, rows, tokens, dtype, width = HEADER.unpack(first + bytes(4) + last)
+    _, version, _, flags, _, rows, tokens, _, _ = HEADER.unpack(header)
     stated = 8 * rows if flags == OFFSETS and version == 2 else 0
-    if (
-        magic != MAGIC
-        or version not in KINDS
-        or kind != STEP
-        or (flags and not stated)
-        or dtype
-        or width != NO_WIDTH
-        or not rows
-        or not tokens
-        or tokens % rows
-        or size != HEADER.size + 8 * tokens + stated + 4 * rows
-    ):
+    plain = HEADER.pack(MAGIC, version, STEP, OFFSETS if stated else 0, 0, rows, tokens, 0, NO_WIDTH)
+    if header != plain or version not in KINDS or not rows or not tokens or tokens % rows:
+        return None
+    if size != HEADER.size + 8 * tokens + stated + 4 * rows:
         return None
     length = tokens // rows
     return SimpleStepShape(version, rows, length, stated, length.to_bytes(4, "little") * rows, np.array([length]))
+
+
+def _header(
+    version: int, kind: int, number: int, rows: int = 0, tokens: int = 0, dtype: int = 0, last: bytes = NO_WIDTH
+) -> bytes:
+    return HEADER.pack(MAGIC, version, kind, 0, number, rows, tokens, dtype, last)
 
 
 def head_of_plain(step: SimpleStep, after: Int64, width: int) -> bytes:
@@ -177,7 +167,7 @@ def head_of_plain(step: SimpleStep, after: Int64, width: int) -> bytes:
 def _header_of_plain(version: int, rows: int, length: int, width: int) -> tuple[bytes, bytes]:
     """Return the bytes before and behind the number in the header of an answer."""
     last = width.to_bytes(3, "little") if version == 1 else ONE_OUTPUT
-    header = HEADER.pack(MAGIC, version, VECTORS, 0, 0, rows, rows * length, DTYPE_CODES["float32"], last)
+    header = _header(version, VECTORS, 0, rows, rows * length, DTYPE_CODES["float32"], last)
     return header[:8], header[12:]
 
 
@@ -240,24 +230,18 @@ def write_vectors(answer: EmbedResult, number: int, version: int = 2) -> bytes:
         Invalid: several outputs in version 1.
 
     """
-    if version == 1:
-        if len(answer.arrays) > 1:
-            raise Invalid("output", list(answer.arrays), "one output, or frames of version 2")
-        tensors: list[NDArray[np.generic]] = list(answer.arrays.values())
-        last = tensors[0].shape[-1].to_bytes(3, "little")
-        widths: list[int] = []
-    else:
-        tensors = list(answer.arrays.values())
-        last = bytes((len(tensors), 0, 0))
-        widths = [tensor.shape[-1] for tensor in tensors]
+    tensors = list(answer.arrays.values())
+    if version == 1 and len(tensors) > 1:
+        raise Invalid("output", list(answer.arrays), "one output, or frames of version 2")
+    widths = [tensor.shape[-1] for tensor in tensors]
+    last = widths[0].to_bytes(3, "little") if version == 1 else bytes((len(tensors), 0, 0))
     rows, tokens = len(answer.lengths), int(answer.lengths.sum())
-    header = HEADER.pack(MAGIC, version, VECTORS, 0, number, rows, tokens, DTYPE_CODES[answer.dtype], last)
     return b"".join(
         (
-            header,
+            _header(version, VECTORS, number, rows, tokens, DTYPE_CODES[answer.dtype], last),
             answer.next_offset.astype("<i8").tobytes(),
             answer.lengths.astype("<u4").tobytes(),
-            struct.pack(f"<{len(widths)}I", *widths),
+            b"" if version == 1 else struct.pack(f"<{len(widths)}I", *widths),
             *map(raw_bytes, tensors),
         )
     )
@@ -265,15 +249,14 @@ def write_vectors(answer: EmbedResult, number: int, version: int = 2) -> bytes:
 
 def write_state(offset: Int64, number: int = 0) -> bytes:
     """Write where the rows are."""
-    return HEADER.pack(MAGIC, 2, STATE, 0, number, len(offset), 0, 0, bytes(3)) + offset.astype("<i8").tobytes()
+    return _header(2, STATE, number, len(offset)) + offset.astype("<i8").tobytes()
 
 
 def write_closing(offset: Int64, reason: str, number: int = 0) -> bytes:
     """Write the last words of a stream."""
-    header = HEADER.pack(MAGIC, 2, CLOSING, 0, number, len(offset), 0, 0, bytes(3))
-    return header + offset.astype("<i8").tobytes() + reason.encode()
+    return _header(2, CLOSING, number, len(offset)) + offset.astype("<i8").tobytes() + reason.encode()
 
 
 def write_error(problem: bytes, number: int, version: int = 2) -> bytes:
     """Write an error; `problem` is UTF-8 JSON."""
-    return HEADER.pack(MAGIC, version, ERROR, 0, number, 0, 0, 0, bytes(3)) + problem
+    return _header(version, ERROR, number) + problem
