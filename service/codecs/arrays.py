@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.core.errors import Malformed
-from preblock.service.core.results import Tensor
 from preblock.service.core.types import Int64
 
 Header = tuple[tuple[int, ...], Literal["C", "F"], np.dtype[Any]]
@@ -89,13 +88,9 @@ def _kept_header(header: bytes) -> Header:
     return _read_header(header)[1]
 
 
-def npy_header(tensor: Tensor) -> bytes:
-    """Return the bytes before the values in a .npy file; the format has no bfloat16."""
-    return _write_header(tensor.dtype, tensor.shape)
-
-
 @lru_cache
-def _write_header(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
+def npy_header(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
+    """Return the bytes before the values in a .npy file; the format has no bfloat16."""
     stream = io.BytesIO()
     header = {"shape": shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
     np.lib.format.write_array_header_1_0(stream, header)

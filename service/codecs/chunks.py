@@ -64,7 +64,7 @@ class JsonFloats:
 
     """
 
-    values: ChunkedTensor
+    values: Iterable[NDArray[np.generic]]
     shape: tuple[int, ...]
 
 

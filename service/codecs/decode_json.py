@@ -114,16 +114,12 @@ def read_step(fields: Mapping[str, Any], indices: Collection[str]) -> StepOp:
     refuse_unknown(fields, (*TOKENS, *further, "offset", "step"))
     rows = {
         name: rows_of_json(name, value, empty=True)
-        for name, value in fields.items()
-        if name not in ("offset", "step") and value is not None
+        for name, value in {"input_ids": None, **fields}.items()
+        if name == "input_ids" or (name not in ("offset", "step") and value is not None)
     }
-    return StepOp(
-        input_ids=rows["input_ids"] if "input_ids" in rows else rows_of_json("input_ids", None),
-        offset=None if fields.get("offset") is None else read_offset(fields["offset"]),
-        position_ids=rows.get("position_ids"),
-        attention_mask=rows.get("attention_mask"),
-        indices={name: rows[name] for name in further if name in rows},
-    )
+    offset = None if fields.get("offset") is None else read_offset(fields["offset"])
+    own = {name: rows.pop(name) for name in TOKENS if name in rows}
+    return StepOp(**own, offset=offset, indices=rows)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -12,11 +13,11 @@ import orjson
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
-from preblock.service.codecs.fields import refuse_unknown, shown
+from preblock.service.codecs.fields import read_choice, refuse_unknown, shown
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
-from preblock.service.codecs.token_rows import integers, integers_of, read_offset, rows_of_array, rows_of_json
+from preblock.service.codecs.token_rows import integers_of, read_integer, read_offset, rows_of_array, rows_of_json
 from preblock.service.core.errors import Invalid, Malformed
-from preblock.service.core.types import PairwiseBiasRequest, TextRequest, TokenRequest, TokenRows
+from preblock.service.core.types import PairwiseBiasRequest, TextRequest, TokenRequest
 
 ENCODINGS = ("base64", "float")
 ROWS = ("input_ids", "position_ids", "attention_mask")
@@ -76,11 +77,9 @@ def _names(document: dict[str, Any]) -> int:
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> None:
-    seen: set[str] = set()
-    for name, _ in pairs:
-        if name in seen:
+    for name, count in Counter(name for name, _ in pairs).items():
+        if count > 1:
             raise Malformed("body", f"{name} twice", "each name of an object once")
-        seen.add(name)
 
 
 def read_query(query: Mapping[str, str]) -> dict[str, Any]:
@@ -142,23 +141,23 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
         if name not in in_rows and name not in TENSORS:
             raise Invalid(name, "a tensor", "a query parameter")
     lengths = None if fields.get("lengths") is None else integers_of("lengths", fields["lengths"])
-    rows: dict[str, TokenRows] = {}
-    given: dict[str, TokenRows] = {}
-    for name, value in fields.items():
-        if name in in_rows and value is not None:
-            found = rows_of_array(name, value, lengths) if name in arrays else rows_of_json(name, value)
-            (rows if name in ROWS else given)[name] = found
+    rows = {
+        name: rows_of_array(name, value, lengths) if name in arrays else rows_of_json(name, value)
+        for name, value in fields.items()
+        if name in in_rows and value is not None
+    }
     text, spans = fields.get("text"), fields.get("return_tokens", False)
     if text is None and "input_ids" not in rows:
         raise Invalid("input_ids", "nothing", "rows of token ids, or text")
-    if text is not None and (rows or given):
-        name = next(iter(rows | given))
+    if text is not None and rows:
+        name = next(iter(rows))
         raise Invalid(name, f"text and {name}", "one of them: the tokenizer says what the tokens of a text are")
     if type(spans) is not bool or (spans and text is None):
         raise Invalid("return_tokens", spans, "true or false, beside text")
     wanted, encoding = _read_wishes(fields)
     if text is None:
-        return EmbedMessage(TokenRequest(**{**wanted, **rows}, indices=given), encoding)
+        own = {name: rows.pop(name) for name in ROWS if name in rows}
+        return EmbedMessage(TokenRequest(**{**wanted, **own}, indices=rows), encoding)
     return EmbedMessage(TextRequest(text=read_text("text", text), spans=spans, **wanted), encoding)
 
 
@@ -206,12 +205,10 @@ def read_bias(fields: Mapping[str, Any]) -> tuple[PairwiseBiasRequest, str]:
 
     """
     refuse_unknown(fields, ("query_length", "key_length", "query_offset", "dtype", "encoding"))
-    query_length, key_length = (_integer(name, fields.get(name)) for name in ("query_length", "key_length"))
-    offset = None if fields.get("query_offset") is None else _integer("query_offset", fields["query_offset"])
-    request = PairwiseBiasRequest(
-        query_length=query_length, key_length=key_length, query_offset=offset, dtype=read_dtype(fields)
-    )
-    return request, read_encoding(fields)
+    lengths = {name: read_integer(name, fields.get(name)) for name in ("query_length", "key_length")}
+    if fields.get("query_offset") is not None:
+        lengths["query_offset"] = read_integer("query_offset", fields["query_offset"])
+    return PairwiseBiasRequest(**lengths, dtype=read_dtype(fields)), read_encoding(fields)
 
 
 def read_outputs(output: Any) -> tuple[str, ...]:
@@ -239,12 +236,4 @@ def read_dtype(fields: Mapping[str, Any]) -> str:
 
 def read_encoding(fields: Mapping[str, Any], encodings: tuple[str, ...] = ENCODINGS) -> str:
     """Read how JSON holds values, base64 where nothing is said."""
-    encoding = fields.get("encoding", encodings[0])
-    if encoding not in encodings:
-        raise Invalid("encoding", encoding, ", ".join(encodings))
-    return str(encoding)
-
-
-def _integer(field: str, value: Any) -> int:
-    """Return a 64-bit integer."""
-    return int(integers(field, [value], lambda _: "")[0])
+    return read_choice("encoding", fields.get("encoding", encodings[0]), encodings)

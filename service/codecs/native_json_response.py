@@ -80,7 +80,7 @@ def base64_of(tensor: NDArray[np.generic]) -> Base64Chunks:
 
 def numbers_of(tensor: NDArray[np.generic]) -> JsonFloats:
     """Return finite values as JSON that is written while it is sent."""
-    return JsonFloats(ChunkedTensor(tensor.shape, tensor.dtype.name, iter((tensor,))), tensor.shape)
+    return JsonFloats((tensor,), tensor.shape)
 
 
 def floats_of(tensor: NDArray[np.generic]) -> NDArray[np.float32]:

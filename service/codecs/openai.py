@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from preblock.service.codecs.chunks import Part
-from preblock.service.codecs.fields import refuse_unknown, shown
+from preblock.service.codecs.fields import read_choice, refuse_unknown, shown
 from preblock.service.codecs.native_json import read_text
 from preblock.service.codecs.native_json_response import base64_of, floats_of, json_content, numbers_of
 from preblock.service.codecs.token_rows import rows_of_json
@@ -65,10 +65,8 @@ def read_embeddings(document: Mapping[str, Any], width: int) -> EmbeddingsMessag
 
     """
     given = {name: value for name, value in document.items() if value is not None}
-    encoding = given.get("encoding_format", "float")
+    encoding = read_choice("encoding_format", given.get("encoding_format", "float"), ENCODINGS)
     dimensions, user = given.get("dimensions", width), given.get("user")
-    if encoding not in ENCODINGS:
-        raise Invalid("encoding_format", encoding, ", ".join(ENCODINGS))
     if type(dimensions) is not int or dimensions != width:
         raise Invalid("dimensions", shown(dimensions), f"{width}, the width of this model, or nothing")
     if not isinstance(user, str | None):

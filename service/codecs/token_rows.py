@@ -73,6 +73,13 @@ def read_offset(value: Any) -> Int64:
     return np.array([value], np.int64)
 
 
+def read_integer(field: str, value: Any) -> int:
+    """Read one 64-bit integer."""
+    if not _fits(value):
+        raise Invalid(field, shown(value), INTEGER)
+    return int(value)
+
+
 def rows_of_array(field: str, array: NDArray[Any], lengths: Int64 | None = None) -> TokenRows:
     """Read an integer array (B, L), or (L,) for one row; with `lengths`, (T,), all rows in order.
 

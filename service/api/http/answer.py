@@ -37,7 +37,7 @@ def respond(answer: Result, media: str, encoding: str) -> ChunkedResponse:
     if media == SAFETENSORS:
         return ChunkedResponse(answer_safetensors(answer), media)
     ((name, tensor),) = answer.tensors.items()
-    parts: list[Part] = [npy_header(tensor) if media == NPY else b"", bytes_of(tensor)]
+    parts: list[Part] = [npy_header(tensor.dtype, tensor.shape) if media == NPY else b"", bytes_of(tensor)]
     return ChunkedResponse(parts, media, _headers(answer.model, answer.version, name, tensor.shape, answer.dtype))
 
 

@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from preblock.service.codecs.fields import read_choice, read_flag, refuse_unknown, shown
-from preblock.service.codecs.token_rows import integers
+from preblock.service.codecs.token_rows import read_integer
 from preblock.service.codecs.v2.metadata import DATATYPES, Manifests, outputs_of
 from preblock.service.core import types
 from preblock.service.core.errors import Invalid
@@ -83,7 +85,7 @@ def read_wishes(
     return InferOptions(
         binary=binary or {next(iter(known)): default},
         dtype=dtypes[0] if dtypes else dtype,
-        offset=integers("parameters.offset", [parameters["offset"]], lambda _: "") if "offset" in parameters else None,
+        offset=np.array([read_integer("parameters.offset", parameters["offset"])]) if "offset" in parameters else None,
         sequence=_sequence(parameters),
     )
 
