@@ -6,7 +6,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from preblock.service.codecs.chunks import Base64Chunks, JsonFloats, Part, joined, raw_bytes
+from preblock.service.codecs.chunks import Base64Chunks, JsonFloats, Part, bytes_of, joined
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, write_prompt_embeds
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor, EmbedResult, Result, Tensor
@@ -46,9 +46,9 @@ def answer_json(answer: Result, encoding: str) -> dict[str, Any]:
 def _written(answer: Result, tensor: Tensor, encoding: str) -> Any:
     if encoding == PROMPT_EMBEDS and isinstance(answer, EmbedResult):
         return write_prompt_embeds(tensor, answer.lengths)
-    if isinstance(tensor, ChunkedTensor):
-        return Base64Chunks((tensor,)) if encoding == "base64" else JsonFloats(tensor, tensor.shape)
-    return base64_of(tensor) if encoding == "base64" else floats_of(tensor)
+    if encoding == "base64":
+        return base64_of(tensor)
+    return JsonFloats(tensor, tensor.shape) if isinstance(tensor, ChunkedTensor) else floats_of(tensor)
 
 
 def json_content(document: dict[str, Any]) -> list[Part]:
@@ -73,9 +73,9 @@ def write_json(document: dict[str, Any]) -> bytes:
     return joined(json_content(document))
 
 
-def base64_of(tensor: NDArray[np.generic]) -> Base64Chunks:
+def base64_of(tensor: Tensor) -> Base64Chunks:
     """Return the values as a JSON string: base64 of little-endian bytes."""
-    return Base64Chunks((raw_bytes(tensor),))
+    return Base64Chunks((bytes_of(tensor),))
 
 
 def numbers_of(tensor: NDArray[np.generic]) -> JsonFloats:

@@ -2,14 +2,13 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from preblock.service.codecs.chunks import Part
 from preblock.service.codecs.fields import read_choice, refuse_unknown, shown
-from preblock.service.codecs.native_json import read_text
+from preblock.service.codecs.native_json import EmbedMessage, read_text
 from preblock.service.codecs.native_json_response import base64_of, floats_of, json_content, numbers_of
 from preblock.service.codecs.token_rows import rows_of_json
 from preblock.service.core.errors import Invalid, PreblockError
@@ -27,14 +26,6 @@ NAMES = (
 """OpenAI's names of fields with another name elsewhere."""
 AT_ONCE = 2**18
 """Most values that become text at once, in some milliseconds; more are written while they are sent."""
-
-
-@dataclass(frozen=True)
-class EmbeddingsMessage:
-    """A request, and how its vectors are written."""
-
-    request: TokenRequest | TextRequest
-    encoding: str
 
 
 def read_model(document: Mapping[str, Any]) -> tuple[str, str | None]:
@@ -57,7 +48,7 @@ def split_identifier(identifier: str) -> tuple[str, str | None]:
     return name, (version or identifier) if colon else None
 
 
-def read_embeddings(document: Mapping[str, Any], width: int) -> EmbeddingsMessage:
+def read_embeddings(document: Mapping[str, Any], width: int) -> EmbedMessage:
     """Read a request for vectors of `width`; null stands for a field left out.
 
     Raises:
@@ -74,13 +65,13 @@ def read_embeddings(document: Mapping[str, Any], width: int) -> EmbeddingsMessag
     wanted: dict[str, Any] = {"pooling": given.get("pooling", "mean"), "truncate": given.get("truncate")}
     value = given.get("input")
     if isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], str)):
-        return EmbeddingsMessage(TextRequest(text=read_text("input", value), **wanted), encoding)
+        return EmbedMessage(TextRequest(text=read_text("input", value), **wanted), encoding)
     if not isinstance(value, list):
         raise Invalid("input", "nothing" if value is None else value, INPUT)
-    return EmbeddingsMessage(TokenRequest(input_ids=rows_of_json("input", value), **wanted), encoding)
+    return EmbedMessage(TokenRequest(input_ids=rows_of_json("input", value), **wanted), encoding)
 
 
-def write_embeddings(answer: EmbedResult, message: EmbeddingsMessage) -> list[Part]:
+def write_embeddings(answer: EmbedResult, message: EmbedMessage) -> list[Part]:
     """Write the vectors of each input: one, or with the pooling "none" one for each token, and then their shape."""
     (tensor,) = answer.arrays.values()
     if message.encoding == "float":

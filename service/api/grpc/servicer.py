@@ -18,8 +18,9 @@ from preblock.service.codecs.v2.metadata import (
     server_metadata,
 )
 from preblock.service.codecs.v2.protobuf import (
-    Writing,
+    Parts,
     compute,
+    join_parts,
     read,
     read_infer,
     values,
@@ -28,7 +29,6 @@ from preblock.service.codecs.v2.protobuf import (
     write_infer,
     write_stream,
     write_stream_error,
-    written,
 )
 from preblock.service.core.auth import caller
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, NotFound, PreblockError
@@ -154,7 +154,7 @@ class InferenceService:
         message: bytes,
         sent: pb.ModelInferRequest,
         room: SequenceStore,
-        write_answer: Callable[[Result, str], Writing],
+        write_answer: Callable[[Result, str], Parts],
     ) -> bytes:
         with self._engine.admission.request(protocol) as record:
             model = self._engine.repository.find(sent.model_name, sent.model_version, caller=caller())
@@ -165,11 +165,11 @@ class InferenceService:
                 request.in_pieces = request.sequence is None and request.dtype == "float32"
                 request.whole = True
             async with room.answer(model, request, record) as answer:
-                writing = write_answer(answer, sent.id)
+                parts = write_answer(answer, sent.id)
                 if answer.arrays:
-                    made = await schedule(answer.size, lambda: written(writing))
+                    made = await schedule(answer.size, lambda: join_parts(parts))
                 else:
-                    made = await compute(writing)
+                    made = await compute(parts)
         if isinstance(request, TokenRequest) and isinstance(model, TokenModel):
             self._alike.keep(protocol, message, sent, request, model, made)
         return made

@@ -151,10 +151,10 @@ def check_change(verb: str, parameters: Mapping[str, Any]) -> None:
         Invalid: one is not known, or has a value that is not allowed.
 
     """
+    known = ("unload_dependents",) if verb == "unload" else ()
     for name, value in parameters.items():
-        if verb == "load" or name != "unload_dependents":
-            allowed = "nothing: a model is what its folder holds" if verb == "load" else "unload_dependents"
-            raise Invalid("parameters", name, allowed)
+        if name not in known:
+            raise Invalid("parameters", name, ", ".join(known) or "nothing: a model is what its folder holds")
         read_flag(f"parameters.{name}", value)  # either changes nothing, since no model has a dependent
 
 

@@ -1,7 +1,7 @@
 """Open Inference Protocol over gRPC: its messages to requests, and answers to its messages."""
 
 import asyncio
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from io import BytesIO
 from typing import Any, cast
 
@@ -74,22 +74,20 @@ def values(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 Parts = list[bytes | memoryview | ChunkedTensor]
-Writing = Generator[None, None, bytes]
-"""A message in writing, with a pause after each computed chunk of a tensor."""
 
 
-def write_infer(answer: Result, id_: str) -> Writing:
-    """Write a `ModelInferResponse`; the raw bytes of the tensors are copied once.
+def write_infer(answer: Result, id_: str) -> Parts:
+    """Return the parts of a `ModelInferResponse`.
 
     Raises:
-        TooLarge: they do not fit into a message.
+        TooLarge: the tensors do not fit into a message.
 
     """
-    return write_parts(_parts(answer, id_))
+    return _parts(answer, id_)
 
 
-def write_stream(answer: Result, id_: str) -> Writing:
-    """Write a `ModelStreamInferResponse`; it is the only one to its request, and says so.
+def write_stream(answer: Result, id_: str) -> Parts:
+    """Return the parts of a `ModelStreamInferResponse`, marked as the only response to its request.
 
     Raises:
         TooLarge: the tensors do not fit into a message.
@@ -97,32 +95,16 @@ def write_stream(answer: Result, id_: str) -> Writing:
     """
     parts = _parts(answer, id_, triton_final_response=True)
     size = sum(map(len, parts))
-    return write_parts([_delimited(pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER, size), *parts])
+    return [_delimited(pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER, size), *parts]
 
 
-def written(writing: Writing) -> bytes:
-    """Return a message, written at once."""
-    try:
-        while True:
-            next(writing)
-    except StopIteration as end:
-        return bytes(end.value)
+def join_parts(parts: Parts) -> bytes:
+    """Return the message of parts without computed tensors."""
+    return b"".join(cast("list[bytes | memoryview]", parts))
 
 
-async def compute(writing: Writing) -> bytes:
+async def compute(parts: Parts) -> bytes:
     """Return a message; its tensors are computed while it is written, and other requests run between the chunks."""
-    try:
-        while True:
-            next(writing)
-            await asyncio.sleep(0)
-    except StopIteration as end:
-        return bytes(end.value)
-
-
-def write_parts(parts: Parts) -> Writing:
-    """Write parts into a message, each chunk while it is in the cache."""
-    if not any(isinstance(part, ChunkedTensor) for part in parts):
-        return b"".join(cast("list[bytes | memoryview]", parts))
     size = sum(map(len, parts))
     # gRPC takes only `bytes`. BytesIO writes into the bytes of its argument and returns them, without a copy.
     message = BytesIO(bytes(size))
@@ -131,7 +113,7 @@ def write_parts(parts: Parts) -> Writing:
             for chunk in part:
                 message.write(raw_bytes(chunk))
                 del chunk  # the next chunk may reuse the buffer
-                yield
+                await asyncio.sleep(0)
         else:
             message.write(part)
     if message.tell() != size:

@@ -10,9 +10,8 @@ from preblock.service.api.http.negotiation import JSON, body_type
 from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.api.http.schemas import openai as schemas
-from preblock.service.codecs.native_json import read_json
+from preblock.service.codecs.native_json import EmbedMessage, read_json
 from preblock.service.codecs.openai import (
-    EmbeddingsMessage,
     model_document,
     models_document,
     read_embeddings,
@@ -36,7 +35,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             body_type(request.headers.get("content-type"), (JSON,))
             body = await read_body(RawRequest.of(request), engine, max_body_bytes)
 
-            def read() -> tuple[TokenModel, EmbeddingsMessage]:
+            def read() -> tuple[TokenModel, EmbedMessage]:
                 document = read_json(body)
                 model = engine.repository.get(*read_model(document), caller=caller())
                 record.model = model.name
