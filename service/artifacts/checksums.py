@@ -79,10 +79,9 @@ class Checksums:
                 found = json.loads(stream.read(MOST_BYTES))
         except (ArtifactError, OSError, ValueError, RecursionError):
             return {}
-        if not isinstance(found, dict):
-            return {}
+        entries = found.items() if isinstance(found, dict) else ()
         return {
             key: value
-            for key, value in found.items()
+            for key, value in entries
             if isinstance(value, str) and re.fullmatch(r"[0-9:-]+", key) and re.fullmatch(r"[0-9a-f]{64}", value)
         }

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from io import BufferedReader
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -19,10 +19,6 @@ MAX_BYTES = 4 * 2**20
 """Of a manifest or a parity report; more than ten times the longest known."""
 
 S = TypeVar("S", bound=BaseModel)
-
-
-class _Kind(BaseModel):
-    kind: Literal["tokens", "stem"] = "tokens"
 
 
 def read_manifest(folder: Path) -> Manifest | StemManifest:
@@ -38,12 +34,13 @@ def read_with_identity(folder: Path) -> tuple[Manifest | StemManifest, str]:
     """
     file = folder / MANIFEST
     content = read_file(file, MAX_BYTES)
-    stem = _parse(_Kind, file, content).kind == "stem"
-    manifest = _parse(StemManifest, file, content) if stem else _parse(Manifest, file, content)
     try:
-        canonical = json.dumps(json.loads(content), sort_keys=True, separators=(",", ":"))
-    except (ValueError, RecursionError) as error:  # Python's reader is the stricter of the two
+        document = json.loads(content)
+        canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(MANIFEST, str(error), "ordinary JSON") from error
+    stem = isinstance(document, dict) and document.get("kind") == "stem"
+    manifest = _parse(StemManifest, file, content) if stem else _parse(Manifest, file, content)
     return manifest, hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
@@ -96,11 +93,8 @@ def check_files(
             status = os.fstat(stream.fileno())
             found = File(sha256=digest(stream), bytes=status.st_size)
         if found != expected:
-            raise ArtifactError(
-                name,
-                f"sha256 {found.sha256[:12]}…, {found.bytes} bytes",
-                f"sha256 {expected.sha256[:12]}…, {expected.bytes} bytes",
-            )
+            got, allowed = (f"sha256 {of.sha256[:12]}…, {of.bytes} bytes" for of in (found, expected))
+            raise ArtifactError(name, got, allowed)
         stamps[name] = stamp_of(status)
     return stamps
 

@@ -4,12 +4,7 @@ from collections.abc import Collection
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    JsonValue,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import Field, JsonValue, PositiveInt, model_validator
 
 from preblock.service.artifacts.records import (
     File,
