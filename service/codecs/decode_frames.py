@@ -47,6 +47,7 @@ import numpy as np
 
 from preblock.service.codecs.chunks import raw_bytes
 from preblock.service.codecs.decode_json import digest
+from preblock.service.codecs.token_rows import token_inputs
 from preblock.service.core.decode_ops import OF_INTEGERS, OF_NOTHING, DecodeMessage, Operation, StepOp
 from preblock.service.core.errors import Invalid, Malformed
 from preblock.service.core.results import EmbedResult
@@ -191,13 +192,8 @@ def _read_step(frame: bytes, rows: int, tokens: int, parts: list[str]) -> StepOp
         name: TokenRows(np.frombuffer(frame, "<i8", tokens, HEADER.size + 8 * tokens * index).astype(np.int64), lengths)
         for index, name in enumerate(["input_ids", *per_token])
     }
-    return StepOp(
-        input_ids=values.pop("input_ids"),
-        offset=np.frombuffer(frame, "<i8", rows, at - 8 * rows).astype(np.int64) if stated else None,
-        position_ids=values.pop("position_ids", None),
-        attention_mask=values.pop("attention_mask", None),
-        indices=values,
-    )
+    offset = np.frombuffer(frame, "<i8", rows, at - 8 * rows).astype(np.int64) if stated else None
+    return StepOp(offset=offset, **token_inputs(values))
 
 
 def _read_operation(frame: bytes, name: str, rows: int, tokens: int) -> Operation:

@@ -12,7 +12,7 @@ from preblock.service.artifacts.manifest import EMBEDDINGS, Manifest
 from preblock.service.codecs.fields import refuse_unknown, shown
 from preblock.service.codecs.native_json import read_dtype, read_encoding, read_outputs
 from preblock.service.codecs.native_json_response import answer_json, write_json
-from preblock.service.codecs.token_rows import integers, read_offset, rows_of_json
+from preblock.service.codecs.token_rows import integers, read_offset, row_fields, rows_of_json, token_inputs
 from preblock.service.core.decode_ops import (
     OF_INTEGERS,
     OF_NOTHING,
@@ -28,7 +28,6 @@ from preblock.service.core.types import Int64
 
 OPEN = "open"
 OPTIONS = ("offset", "rows", "output", "dtype", "encoding")
-TOKENS = ("input_ids", "position_ids", "attention_mask")
 OPERATIONS = (*OF_INTEGERS, *OF_NOTHING)
 
 
@@ -109,17 +108,14 @@ def read_step(fields: Mapping[str, Any], indices: Collection[str]) -> StepOp:
         Invalid: a field is missing, unknown, or of the wrong type.
 
     """
-    # Segments are known to every model, to be refused as what they are.
-    further = tuple(dict.fromkeys(("token_type_ids", *indices)))
-    refuse_unknown(fields, (*TOKENS, *further, "offset", "step"))
+    refuse_unknown(fields, (*row_fields(tuple(indices)), "offset", "step"))
     rows = {
         name: rows_of_json(name, value, empty=True)
         for name, value in {"input_ids": None, **fields}.items()
         if name == "input_ids" or (name not in ("offset", "step") and value is not None)
     }
     offset = None if fields.get("offset") is None else read_offset(fields["offset"])
-    own = {name: rows.pop(name) for name in TOKENS if name in rows}
-    return StepOp(**own, offset=offset, indices=rows)
+    return StepOp(offset=offset, **token_inputs(rows))
 
 
 @dataclass(frozen=True)

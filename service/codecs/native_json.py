@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,13 +14,20 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
 from preblock.service.codecs.fields import read_choice, refuse_unknown, shown
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
-from preblock.service.codecs.token_rows import integers_of, read_integer, read_offset, rows_of_array, rows_of_json
+from preblock.service.codecs.token_rows import (
+    integers_of,
+    read_integer,
+    read_offset,
+    row_fields,
+    rows_of_array,
+    rows_of_json,
+    token_inputs,
+)
 from preblock.service.core.errors import Invalid, Malformed
 from preblock.service.core.types import PairwiseBiasRequest, TextRequest, TokenRequest
 
 ENCODINGS = ("base64", "float")
-ROWS = ("input_ids", "position_ids", "attention_mask")
-OPTIONS = ("offset", "truncate", "output", "dtype", "encoding", "return_tokens")
+OPTIONS = ("text", "offset", "truncate", "output", "dtype", "encoding", "return_tokens")
 TENSORS = ("offset", "lengths")
 """The fields beside rows in the form of arrays; `lengths` separates the rows."""
 NAMES = ("truncate", "output", "dtype", "encoding", "shape")
@@ -120,10 +126,10 @@ def read_beside(query: Mapping[str, str], indices: Collection[str] = ()) -> Requ
     """
     fields = read_query(query)
     fields.pop("shape", None)
-    in_rows, known = _known(tuple(indices))
+    in_rows = row_fields(tuple(indices))
     if not fields.keys().isdisjoint((*in_rows, "text", "return_tokens", "lengths")):
         return None
-    refuse_unknown(fields, known)
+    refuse_unknown(fields, (*in_rows, *OPTIONS))
     return _read_wishes(fields)
 
 
@@ -134,9 +140,9 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
         Invalid: a field is missing, unknown, or of the wrong type.
 
     """
-    in_rows, known = _known(tuple(indices))
+    in_rows = row_fields(tuple(indices))
     arrays = [name for name, value in fields.items() if isinstance(value, np.ndarray)]
-    refuse_unknown(fields, (*known, *TENSORS[1:]) if arrays else known)
+    refuse_unknown(fields, (*in_rows, *OPTIONS, *TENSORS[1:]) if arrays else (*in_rows, *OPTIONS))
     for name in arrays:
         if name not in in_rows and name not in TENSORS:
             raise Invalid(name, "a tensor", "a query parameter")
@@ -156,8 +162,7 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
         raise Invalid("return_tokens", spans, "true or false, beside text")
     wanted, encoding = _read_wishes(fields)
     if text is None:
-        own = {name: rows.pop(name) for name in ROWS if name in rows}
-        return EmbedMessage(TokenRequest(**{**wanted, **own}, indices=rows), encoding)
+        return EmbedMessage(TokenRequest(**wanted, **token_inputs(rows)), encoding)
     return EmbedMessage(TextRequest(text=read_text("text", text), spans=spans, **wanted), encoding)
 
 
@@ -170,14 +175,6 @@ def _read_wishes(fields: Mapping[str, Any]) -> RequestOptions:
         "dtype": read_dtype(fields),
     }
     return RequestOptions(wanted, encoding)
-
-
-@cache
-def _known(indices: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the fields with rows of integers, and all fields of JSON."""
-    # Segments are known to every model, to be refused as what they are.
-    in_rows = tuple(dict.fromkeys((*ROWS, "token_type_ids", *indices)))
-    return in_rows, (*in_rows, "text", *OPTIONS)
 
 
 def read_text(field: str, value: Any) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Rows of integers from parsed JSON and from arrays: exact, or refused."""
 
 from collections.abc import Callable
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -13,7 +14,21 @@ from preblock.service.core.types import Int64, TokenRows
 
 FLOAT32 = float(np.finfo(np.float32).max)
 INTEGER = "a 64-bit integer"
+INPUTS = ("input_ids", "position_ids", "attention_mask")
+"""Inputs with an own argument of `TokenRequest` and `StepOp`."""
 LISTS = "a list of integers, or a list of such rows"
+
+
+@cache
+def row_fields(indices: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of all inputs with a value for each token, for a model with the further inputs `indices`."""
+    # Every model knows token_type_ids, so that validation can reject them with its own message.
+    return tuple(dict.fromkeys((*INPUTS, "token_type_ids", *indices)))
+
+
+def token_inputs(rows: dict[str, TokenRows]) -> dict[str, Any]:
+    """Return inputs by name as arguments of `TokenRequest` or `StepOp`; this takes the inputs out of `rows`."""
+    return {name: rows.pop(name) for name in INPUTS if name in rows} | {"indices": rows}
 
 
 def rows_of_json(field: str, value: Any, empty: bool = False) -> TokenRows:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.manifest import BIAS_GRAPH, Manifest, StemManifest
 from preblock.service.codecs.fields import refuse_unknown, shown
 from preblock.service.codecs.native_json import read_json
+from preblock.service.codecs.token_rows import INPUTS, token_inputs
 from preblock.service.codecs.v2.infer_tensors import (
     INPUT_FIELDS,
     NUMPY,
@@ -33,9 +34,7 @@ from preblock.service.core.types import AnyRequest, PairwiseBiasRequest, StemReq
 FIELDS = ("id", "parameters", "inputs", "outputs", "model_name")
 """Fields of a request; some clients repeat the name of the model from the path."""
 OUTPUT_FIELDS = ("name", "parameters")
-OWN = ("input_ids", "attention_mask", "position_ids")
-"""Inputs of rows with a field of their own in a request."""
-SHAPES = {"offset": "[1] or [batch]", **dict.fromkeys((*OWN, "token_type_ids"), "[batch, length]")}
+SHAPES = {"offset": "[1] or [batch]", **dict.fromkeys((*INPUTS, "token_type_ids"), "[batch, length]")}
 LONGEST_KEPT = 2048
 """Most bytes of a cached JSON header; a header with all inputs of a model has fewer."""
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -151,10 +150,9 @@ def to_request(inputs: list[InputTensor], wishes: InferOptions, manifest: Manife
         if offset is not None:
             raise Invalid("parameters.offset", "an offset and an input offset", "one of them")
         offset = wishes.offset
-    given = {name: TokenRows.of_array(tensor) for name, tensor in tensors.items()}
-    own: dict[str, Any] = {name: given.pop(name) for name in OWN if name in given}
+    rows = {name: TokenRows.of_array(tensor) for name, tensor in tensors.items()}
     wanted: dict[str, Any] = {"outputs": wishes.outputs, "dtype": wishes.dtype, "sequence": wishes.sequence}
-    return TokenRequest(**own, offset=offset, indices=given, **wanted)
+    return TokenRequest(offset=offset, **wanted, **token_inputs(rows))
 
 
 @lru_cache
