@@ -66,8 +66,7 @@ def check_graphs(folder: Path, manifest: Artifact) -> None:
             here[extent] = field
         everywhere = here | everywhere  # two graphs may share a tensor
         if isinstance(manifest, Manifest):
-            _check_rows(graph, model.graph, manifest)
-            _check_type(graph, model.graph, manifest)
+            _check_tables(graph, model.graph, manifest)
     for ((_, end), before), ((begin, _), after) in pairwise(sorted(everywhere.items())):
         if begin < end:
             raise ArtifactError(after, f"offset {begin}, within {before}", "bytes of its own")
@@ -141,8 +140,8 @@ def _check_tensor(field: str, tensor: TensorProto, data_bytes: int) -> Extent | 
     return (offset, offset + length) if length else None
 
 
-def _check_rows(name: str, graph: GraphProto, manifest: Manifest) -> None:
-    """Compare the tables with the indices of the manifest."""
+def _check_tables(name: str, graph: GraphProto, manifest: Manifest) -> None:
+    """Compare the rows and the type of the tables with the indices and the dtype of the manifest."""
     for index, limit in {"input_ids": manifest.vocab_size, **manifest.indices}.items():
         rows = {table.name: table.dims[0] for table in tables(graph, index)}
         if not rows:
@@ -151,17 +150,15 @@ def _check_rows(name: str, graph: GraphProto, manifest: Manifest) -> None:
         # A user's module may have rows without a meaning.
         if rows[smallest] < limit or (rows[smallest] > limit and manifest.front_end is not None):
             field = f"{MANIFEST} {'vocab_size' if index == 'input_ids' else f'indices.{index}'}"
-            table = f"{name} {_printable(smallest)}"
-            raise ArtifactError(field, limit, f"{rows[smallest]}, the rows of {table}")
-
-
-def _check_type(name: str, graph: GraphProto, manifest: Manifest) -> None:
-    """Compare the type of the first table of token rows with the manifest's; scales do not count."""
+            raise ArtifactError(field, limit, f"{rows[smallest]}, the rows of {name} {_printable(smallest)}")
     stored = {"int4": "uint8"}.get(manifest.dtype, manifest.dtype)  # two numbers in a byte
+    # Further tables of token rows are scales.
     for table in tables(graph, "input_ids")[:1] if manifest.front_end is not None else ():
-        if TYPES[table.data_type][0] != stored:
-            allowed = f"that of {name} {_printable(table.name)}, {TYPES[table.data_type][0]}"
-            raise ArtifactError(f"{MANIFEST} dtype", manifest.dtype, allowed)
+        dtype = TYPES[table.data_type][0]
+        if dtype != stored:
+            raise ArtifactError(
+                f"{MANIFEST} dtype", manifest.dtype, f"that of {name} {_printable(table.name)}, {dtype}"
+            )
 
 
 def tables(graph: GraphProto, index: str) -> list[TensorProto]:

@@ -167,19 +167,19 @@ def encoded(parts: Iterable[Buffer | ChunkedTensor | LazyBytes]) -> Iterator[byt
 
 def _written(numbers: JsonFloats) -> Iterator[bytes]:
     """Yield the text of nested lists; narrower types are exact in float32."""
-    *rows, width = (1, *numbers.shape) if len(numbers.shape) > 1 else (1,)
-    length = rows[-1] if len(numbers.shape) == 3 else None
+    *rows, width = (*numbers.shape, 1) if len(numbers.shape) == 1 else numbers.shape
+    length = rows[-1]
+    begin, end = (b"[", b"]") if len(rows) > 1 else (b"", b"")
     most, done = max(1, WRITTEN // width), 0
     before = b"["
     for piece in numbers.values:
         vectors = piece.astype(np.float32, copy=False).reshape(-1, width)
         while len(vectors):
-            left = most if length is None else min(most, length - done % length)
+            left = min(most, length - done % length)
             some, vectors = vectors[:left], vectors[left:]
             text = orjson.dumps(some if len(numbers.shape) > 1 else some.reshape(-1), option=orjson.OPT_SERIALIZE_NUMPY)
-            begins = length is not None and done % length == 0
+            before += b"" if done % length else begin
             done += len(some)
-            ends = length is not None and done % length == 0
-            yield b"".join((before, b"[" if begins else b"", memoryview(text)[1:-1], b"]" if ends else b""))
+            yield b"".join((before, memoryview(text)[1:-1], b"" if done % length else end))
             before = b","
     yield b"]"

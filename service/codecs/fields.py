@@ -1,5 +1,6 @@
 """Checks of the fields of a request, the same for all protocols."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,6 +26,14 @@ def read_choice(field: str, value: Any, allowed: Iterable[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise Invalid(field, value, ", ".join(allowed))
     return value
+
+
+def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs of a JSON object as a dictionary; raise ValueError for a repeated name."""
+    for name, count in Counter(name for name, _ in pairs).items():
+        if count > 1:
+            raise ValueError(f"{name} twice")
+    return dict(pairs)
 
 
 def shown(value: Any) -> Any:

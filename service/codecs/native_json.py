@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import orjson
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
-from preblock.service.codecs.fields import read_choice, refuse_unknown, shown
+from preblock.service.codecs.fields import read_choice, refuse_unknown, shown, unique_names
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
 from preblock.service.codecs.token_rows import (
     integers_of,
@@ -65,9 +64,11 @@ def read_json(body: bytes) -> dict[str, Any]:
     try:
         # As many names as were read: none was dropped. Otherwise a text may look like a name, or one stood twice.
         if len(MAYBE_NAMES.findall(body)) != _names(document):
-            json.loads(body, object_pairs_hook=_each_once, parse_int=str, parse_float=str)
+            json.loads(body, object_pairs_hook=unique_names, parse_int=str, parse_float=str)
     except RecursionError as error:
         raise Malformed("body", "a JSON object of too many levels", "a JSON object") from error
+    except ValueError as error:
+        raise Malformed("body", str(error), "each name of an object once") from error
     return document
 
 
@@ -80,12 +81,6 @@ def _names(document: dict[str, Any]) -> int:
         elif isinstance(value, list) and value and isinstance(value[0], dict):
             count += sum(_names(item) for item in value if isinstance(item, dict))
     return count
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> None:
-    for name, count in Counter(name for name, _ in pairs).items():
-        if count > 1:
-            raise Malformed("body", f"{name} twice", "each name of an object once")
 
 
 def read_query(query: Mapping[str, str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Embeddings, models and errors as the API of OpenAI has them."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -93,16 +93,6 @@ def write_embeddings(answer: EmbedResult, message: EmbedMessage) -> list[Part]:
     if answer.truncated is not None:
         document["truncated"] = answer.truncated
     return json_content(document)
-
-
-def model_document(name: str, created: int) -> dict[str, Any]:
-    """Return a model as the API lists it."""
-    return {"id": name, "object": "model", "created": created, "owned_by": "preblock"}
-
-
-def models_document(models: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Return a list of models."""
-    return {"object": "list", "data": list(models)}
 
 
 def error_document(error: PreblockError, status: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import orjson
 from numpy.typing import NDArray
 
 from preblock.service.codecs.chunks import Part, bytes_of
+from preblock.service.codecs.fields import unique_names
 from preblock.service.core.errors import Malformed
 from preblock.service.core.results import EmbedResult, Result, Tensor
 from preblock.service.core.types import DTYPES
@@ -51,7 +52,7 @@ def _read(body: bytes) -> dict[str, NDArray[Any]]:
         raise ValueError(f"a header of {length} bytes in {len(body)}, of {LONGEST_HEADER} at most")
     if body[8:9] != b"{":
         raise ValueError("a header that is no JSON object")
-    header = json.loads(body[8 : 8 + length].decode(), object_pairs_hook=_unique)
+    header = json.loads(body[8 : 8 + length].decode(), object_pairs_hook=unique_names)
     metadata = header.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError(f"{METADATA} that is no text by name")
@@ -64,13 +65,6 @@ def _read(body: bytes) -> dict[str, NDArray[Any]]:
     if last != len(data):
         raise ValueError(f"{len(data)} bytes of data, where the header describes {last}")
     return tensors
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) < len(pairs):
-        raise ValueError("a name twice in the header")
-    return document
 
 
 def _entry(name: str, entry: Any) -> tuple[int, int, str, str, list[int]]:

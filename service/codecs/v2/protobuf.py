@@ -76,14 +76,31 @@ def values(parameters: Mapping[str, Any]) -> dict[str, Any]:
 Parts = list[bytes | memoryview | ChunkedTensor]
 
 
-def write_infer(answer: Result, id_: str) -> Parts:
-    """Return the parts of a `ModelInferResponse`.
+def write_infer(answer: Result, id_: str, **parameters: bool) -> Parts:
+    """Return the parts of a `ModelInferResponse`: the tensors as they are, and the bytes before each.
+
+    Protobuf would copy a tensor twice: into an object, and from there into the message.
 
     Raises:
         TooLarge: the tensors do not fit into a message.
 
     """
-    return _parts(answer, id_)
+    size = sum(tensor.nbytes for tensor in answer.tensors.values())
+    if size > LARGEST:
+        raise TooLarge("outputs", f"{size} bytes", f"at most {LARGEST} bytes in a message; ask for fewer tokens")
+    describe = pb.ModelInferResponse.InferOutputTensor
+    outputs = [
+        describe(name=name, datatype=DATATYPES[answer.dtype], shape=tensor.shape)
+        for name, tensor in answer.tensors.items()
+    ]
+    head = pb.ModelInferResponse(model_name=answer.model, model_version=str(answer.version), id=id_, outputs=outputs)
+    for name, value in parameters.items():
+        head.parameters[name].bool_param = value
+    parts: Parts = [head.SerializeToString()]
+    for tensor in answer.tensors.values():
+        field = _delimited(pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER, tensor.nbytes)
+        parts += (field, bytes_of(tensor))
+    return parts
 
 
 def write_stream(answer: Result, id_: str) -> Parts:
@@ -93,7 +110,7 @@ def write_stream(answer: Result, id_: str) -> Parts:
         TooLarge: the tensors do not fit into a message.
 
     """
-    parts = _parts(answer, id_, triton_final_response=True)
+    parts = write_infer(answer, id_, triton_final_response=True)
     size = sum(map(len, parts))
     return [_delimited(pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER, size), *parts]
 
@@ -119,29 +136,6 @@ async def compute(parts: Parts) -> bytes:
     if message.tell() != size:
         raise RuntimeError(f"{message.tell()} of {size} bytes of a message")
     return message.getvalue()
-
-
-def _parts(answer: Result, id_: str, **parameters: bool) -> Parts:
-    """Return a `ModelInferResponse`: all but the tensors, and the tensors as they are.
-
-    Protobuf would copy a tensor twice: into an object, and from there into the message.
-    """
-    size = sum(tensor.nbytes for tensor in answer.tensors.values())
-    if size > LARGEST:
-        raise TooLarge("outputs", f"{size} bytes", f"at most {LARGEST} bytes in a message; ask for fewer tokens")
-    describe = pb.ModelInferResponse.InferOutputTensor
-    outputs = [
-        describe(name=name, datatype=DATATYPES[answer.dtype], shape=tensor.shape)
-        for name, tensor in answer.tensors.items()
-    ]
-    head = pb.ModelInferResponse(model_name=answer.model, model_version=str(answer.version), id=id_, outputs=outputs)
-    for name, value in parameters.items():
-        head.parameters[name].bool_param = value
-    parts: Parts = [head.SerializeToString()]
-    for tensor in answer.tensors.values():
-        field = _delimited(pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER, tensor.nbytes)
-        parts += (field, bytes_of(tensor))
-    return parts
 
 
 def _delimited(field: int, size: int) -> bytes:

@@ -1,7 +1,5 @@
 """The protocol of the OpenAI API: `/v1/embeddings` and `/v1/models`."""
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
@@ -12,8 +10,6 @@ from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.api.http.schemas import openai as schemas
 from preblock.service.codecs.native_json import EmbedMessage, read_json
 from preblock.service.codecs.openai import (
-    model_document,
-    models_document,
     read_embeddings,
     read_model,
     split_identifier,
@@ -47,22 +43,16 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             content = await engine.scheduler.run(answer.size, lambda: write_embeddings(answer, message), text)
             return await write_body(ChunkedResponse(content, JSON), RawRequest.of(request), engine, text)
 
-    @routes.get("/models", response_model=schemas.OpenAIModels)
-    async def list_models() -> dict[str, Any]:
+    @routes.get("/models")
+    async def list_models() -> schemas.OpenAIModels:
         """Return every model."""
-        return models_document(
-            model_document(model.name, model.created)
-            for model in engine.repository.newest(caller())
-            if isinstance(model, TokenModel)
-        )
+        models = [model for model in engine.repository.newest(caller()) if isinstance(model, TokenModel)]
+        return schemas.OpenAIModels(data=[schemas.OpenAIModel(id=m.name, created=m.created) for m in models])
 
-    @routes.get(
-        "/models/{model}",
-        response_model=schemas.OpenAIModel,
-        responses=schemas.NOT_FOUND,
-    )
-    async def get_model(model: str) -> dict[str, Any]:
+    @routes.get("/models/{model}", responses=schemas.NOT_FOUND)
+    async def get_model(model: str) -> schemas.OpenAIModel:
         """Return a model, by `name` or `name:version`."""
-        return model_document(model, engine.repository.get(*split_identifier(model), caller=caller()).created)
+        created = engine.repository.get(*split_identifier(model), caller=caller()).created
+        return schemas.OpenAIModel(id=model, created=created)
 
     return routes

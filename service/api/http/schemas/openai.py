@@ -62,15 +62,15 @@ class OpenAIModel(BaseModel):
     """A model, as the API of OpenAI lists it."""
 
     id: str
-    object: Literal["model"]
+    object: Literal["model"] = "model"
     created: int = Field(description="When its artifact was written, in seconds since 1970.")
-    owned_by: str
+    owned_by: str = "preblock"
 
 
 class OpenAIModels(BaseModel):
     """The models that are served."""
 
-    object: Literal["list"]
+    object: Literal["list"] = "list"
     data: list[OpenAIModel]
 
 
