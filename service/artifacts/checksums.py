@@ -13,10 +13,10 @@ from preblock.service.artifacts import io
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import open_file, stamp_of
 
-FILE = "checksums.json"
-MOST = 4096
+CACHE_FILE = "checksums.json"
+MAX_FILES = 4096
 """Most files in the cache; the file used longest ago makes room."""
-MOST_BYTES = 2**20
+MAX_CACHE_BYTES = 2**20
 RECENT_NS = 2 * 10**9
 """A file that changed within this time may change once more and keep its times: file systems count coarsely."""
 
@@ -57,26 +57,26 @@ class Checksums:
         if self._folder is None or not self._new:
             return
         kept = self._read() | self._known
-        text = json.dumps(dict(list(kept.items())[-MOST:]), indent=0)
+        text = json.dumps(dict(list(kept.items())[-MAX_FILES:]), indent=0)
         with suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".tmp-", dir=self._folder, ignore_cleanup_errors=True) as draft:
-                file = Path(draft) / FILE
+                file = Path(draft) / CACHE_FILE
                 file.touch(0o600)
                 file.write_text(text, encoding="ascii")
-                file.replace(self._folder / FILE)
+                file.replace(self._folder / CACHE_FILE)
             self._new.clear()
 
     def _read(self) -> dict[str, str]:
         if self._folder is None:
             return {}
         try:
-            with open_file(self._folder / FILE) as stream:
+            with open_file(self._folder / CACHE_FILE) as stream:
                 status = os.fstat(stream.fileno())
                 # Another writer of the cache could let any file pass.
-                if status.st_uid != os.geteuid() or status.st_mode & 0o022 or status.st_size > MOST_BYTES:
+                if status.st_uid != os.geteuid() or status.st_mode & 0o022 or status.st_size > MAX_CACHE_BYTES:
                     return {}
-                found = json.loads(stream.read(MOST_BYTES))
+                found = json.loads(stream.read(MAX_CACHE_BYTES))
         except (ArtifactError, OSError, ValueError, RecursionError):
             return {}
         entries = found.items() if isinstance(found, dict) else ()

@@ -15,7 +15,7 @@ from preblock.service.artifacts.records import File, Schema
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import FileSignature, open_file, read_file, stamp_of
 
-MAX_BYTES = 4 * 2**20
+MAX_JSON_BYTES = 4 * 2**20
 """Of a manifest or a parity report; more than ten times the longest known."""
 
 S = TypeVar("S", bound=BaseModel)
@@ -33,7 +33,7 @@ def read_with_identity(folder: Path) -> tuple[Manifest | StemManifest, str]:
     the hashes of all files but the parity report; so artifacts of one identity are the same, whoever exported them.
     """
     file = folder / MANIFEST
-    content = read_file(file, MAX_BYTES)
+    content = read_file(file, MAX_JSON_BYTES)
     try:
         document = json.loads(content)
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
@@ -51,7 +51,7 @@ def read(schema: type[S], file: Path) -> S:
         ArtifactError: the file is missing, no regular file or too long, or does not follow the schema.
 
     """
-    return _parse(schema, file, read_file(file, MAX_BYTES))
+    return _parse(schema, file, read_file(file, MAX_JSON_BYTES))
 
 
 def write(record: Schema, file: Path) -> None:

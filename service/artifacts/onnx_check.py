@@ -16,9 +16,9 @@ from preblock.service.artifacts.onnx_subset_pb2 import GraphProto, ModelProto, S
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import read_file
 
-MOST_BYTES = 16 * 2**20
+MAX_GRAPH_BYTES = 16 * 2**20
 """Of a graph without its weights; a hundred times the size of the largest known front-end."""
-MOST_DIMENSIONS = 32
+MAX_DIMENSIONS = 32
 
 TYPES = {
     1: ("float32", 4, "float_data"),
@@ -54,7 +54,7 @@ def check_graphs(folder: Path, manifest: Artifact) -> None:
         raise ArtifactError(f"{MANIFEST} files", ", ".join(lengths), f"also {', '.join(sorted(missing))}")
     everywhere: dict[Extent, str] = {}
     for graph in manifest.graphs:
-        model = parse(graph, read_file(folder / graph, MOST_BYTES))
+        model = parse(graph, read_file(folder / graph, MAX_GRAPH_BYTES))
         here: dict[Extent, str] = {}
         for tensor in _tensors(graph, model):
             field = f"{graph} {_printable(tensor.name)}"
@@ -105,8 +105,8 @@ def _check_tensor(field: str, tensor: TensorProto, data_bytes: int) -> Extent | 
         raise ArtifactError(f"{field} data_type", tensor.data_type, allowed)
     dtype, width, elements = TYPES[tensor.data_type]
     dims = tensor.dims
-    if len(dims) > MOST_DIMENSIONS:
-        raise ArtifactError(f"{field} dims", f"{len(dims)} of them", f"at most {MOST_DIMENSIONS}")
+    if len(dims) > MAX_DIMENSIONS:
+        raise ArtifactError(f"{field} dims", f"{len(dims)} of them", f"at most {MAX_DIMENSIONS}")
     if any(size < 0 for size in dims):
         raise ArtifactError(f"{field} dims", list(dims), "sizes of 0 or more")
     needed = math.prod(dims) * width

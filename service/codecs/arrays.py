@@ -15,9 +15,9 @@ from preblock.service.core.types import Int64
 
 Header = tuple[tuple[int, ...], Literal["C", "F"], np.dtype[Any]]
 """Of a .npy file: shape, order, and type."""
-LONGEST = 10_000
+MAX_HEADER_BYTES = 10_000
 """Bytes of a header, as numpy has it: the parser of Python takes some hundred times as much memory."""
-LONGEST_KEPT = 256
+MAX_CACHED_HEADER_BYTES = 256
 """Most bytes of a cached header; the header of an integer array has 128."""
 SHAPE = re.compile("[1-9][0-9]{0,17}(,[1-9][0-9]{0,17})?")
 
@@ -51,8 +51,8 @@ def read_npy(body: bytes) -> NDArray[Any]:
     """
     try:
         end = 10 + int.from_bytes(body[8:10], "little")  # of version 1; version 2 has a length of four bytes
-        if body[6:8] == b"\x01\x00" and end <= LONGEST_KEPT:
-            shape, order, dtype = _kept_header(body[:end])
+        if body[6:8] == b"\x01\x00" and end <= MAX_CACHED_HEADER_BYTES:
+            shape, order, dtype = _cached_header(body[:end])
         else:
             end, (shape, order, dtype) = _read_header(body)
         # Python's integers: no product of declared sizes can wrap.
@@ -71,7 +71,7 @@ def _read_header(body: bytes) -> tuple[int, Header]:
     sizes = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}
     begin = 8 + sizes[body[:8]]
     end = begin + int.from_bytes(body[8:begin], "little")
-    if len(body) < end or end - begin > LONGEST:
+    if len(body) < end or end - begin > MAX_HEADER_BYTES:
         raise ValueError(f"a header of {end - begin} bytes")
     header = ast.literal_eval(body[begin:end].decode("latin-1"))
     if header.keys() != {"descr", "fortran_order", "shape"} or type(header["fortran_order"]) is not bool:
@@ -83,7 +83,7 @@ def _read_header(body: bytes) -> tuple[int, Header]:
 
 
 @lru_cache
-def _kept_header(header: bytes) -> Header:
+def _cached_header(header: bytes) -> Header:
     """Return the content of a header. Parsing it as Python takes longer than the rest of a small request."""
     return _read_header(header)[1]
 

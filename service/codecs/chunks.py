@@ -13,17 +13,17 @@ from preblock.service.core.results import ChunkedTensor, Tensor
 
 Buffer = bytes | memoryview
 
-CHUNK = 3 * 2**18
+CHUNK_BYTES = 3 * 2**18
 """Bytes of a chunk: a multiple of 3, because base64 turns 3 bytes into four characters."""
-PACKET = CHUNK // 3 * 4
+MAX_CHUNK_BYTES = CHUNK_BYTES // 3 * 4
 """Most bytes of a packet: a chunk as base64."""
-WRITTEN = 2**14
+MAX_JSON_VALUES = 2**14
 """Numbers that become text at once, in a few tenths of a millisecond."""
 MIN_WRITE_BYTES = 2**15
 """Bytes of a piece worth a packet of its own; smaller pieces are joined faster than sent."""
 
 
-TOGETHER = 32
+MAX_JOINED = 32
 """Most parts of a join, however small: each takes some microseconds."""
 
 
@@ -71,7 +71,7 @@ class JsonFloats:
 Part = Buffer | Base64Chunks | ChunkedTensor | JsonFloats
 
 
-def size_of(parts: Iterable[Part]) -> int | None:
+def body_size(parts: Iterable[Part]) -> int | None:
     """Return how many bytes the content has, or None where nobody knows."""
     size = 0
     for part in parts:
@@ -86,10 +86,10 @@ def raw_bytes(tensor: NDArray[np.generic]) -> memoryview:
     return tensor.reshape(-1).view(np.uint8).data
 
 
-def slices(buffer: Buffer) -> Iterator[memoryview]:
+def split_buffer(buffer: Buffer) -> Iterator[memoryview]:
     """Yield the bytes as many at a time as are handled at once, without a copy."""
     view = memoryview(buffer)
-    return (view[start : start + CHUNK] for start in range(0, len(view), CHUNK))
+    return (view[start : start + CHUNK_BYTES] for start in range(0, len(view), CHUNK_BYTES))
 
 
 def base64_text(tensor: NDArray[np.generic]) -> bytes:
@@ -98,22 +98,23 @@ def base64_text(tensor: NDArray[np.generic]) -> bytes:
     return text
 
 
-def bytes_of(tensor: Tensor) -> memoryview | ChunkedTensor:
+def as_bytes(tensor: Tensor) -> memoryview | ChunkedTensor:
     """Return the values as bytes; those of pieces when they are sent."""
     return tensor if isinstance(tensor, ChunkedTensor) else raw_bytes(tensor)
 
 
-def joined(parts: Iterable[Part]) -> bytes:
+def join(parts: Iterable[Part]) -> bytes:
     """Return the whole content."""
-    return b"".join(_pieces(parts))
+    return b"".join(_encode_parts(parts))
 
 
-def packets(parts: Iterable[Part]) -> Iterator[Buffer]:
+def body_chunks(parts: Iterable[Part]) -> Iterator[Buffer]:
     """Yield the content as packets: large parts in slices without a copy, small parts joined."""
     waiting: list[Buffer] = []
     size = 0
-    for piece in _pieces(parts):
-        if waiting and (len(piece) > MIN_WRITE_BYTES or size + len(piece) > PACKET or len(waiting) == TOGETHER):
+    for piece in _encode_parts(parts):
+        full = len(piece) > MIN_WRITE_BYTES or size + len(piece) > MAX_CHUNK_BYTES or len(waiting) == MAX_JOINED
+        if waiting and full:
             yield b"".join(waiting)
             waiting, size = [], 0
         if len(piece) > MIN_WRITE_BYTES:
@@ -126,20 +127,20 @@ def packets(parts: Iterable[Part]) -> Iterator[Buffer]:
         yield b"".join(waiting)
 
 
-def _pieces(parts: Iterable[Part]) -> Iterator[Buffer]:
+def _encode_parts(parts: Iterable[Part]) -> Iterator[Buffer]:
     for part in parts:
         if isinstance(part, Base64Chunks):
-            yield from encoded(part.parts)
+            yield from encode_base64(part.parts)
         elif isinstance(part, JsonFloats):
-            yield from _written(part)
+            yield from _write_floats(part)
         else:
-            yield from _sliced(part)
+            yield from _split_part(part)
 
 
-def _sliced(part: Buffer | ChunkedTensor | LazyBytes) -> Iterator[memoryview]:
+def _split_part(part: Buffer | ChunkedTensor | LazyBytes) -> Iterator[memoryview]:
     buffers: Iterable[Buffer] = (part,) if isinstance(part, Buffer) else _buffers(part)
     for buffer in buffers:
-        yield from slices(buffer)
+        yield from split_buffer(buffer)
         del buffer
 
 
@@ -147,10 +148,10 @@ def _buffers(part: ChunkedTensor | LazyBytes) -> Iterable[Buffer]:
     return map(raw_bytes, part) if isinstance(part, ChunkedTensor) else part.buffers
 
 
-def encoded(parts: Iterable[Buffer | ChunkedTensor | LazyBytes]) -> Iterator[bytes]:
+def encode_base64(parts: Iterable[Buffer | ChunkedTensor | LazyBytes]) -> Iterator[bytes]:
     """Yield base64 of the parts as if they were one."""
     rest = b""
-    for view in chain.from_iterable(map(_sliced, parts)):  # map keeps no part while the next is computed
+    for view in chain.from_iterable(map(_split_part, parts)):  # map keeps no part while the next is computed
         start = min(-len(rest) % 3, len(view))
         rest += view[:start]
         if len(rest) % 3:
@@ -165,12 +166,12 @@ def encoded(parts: Iterable[Buffer | ChunkedTensor | LazyBytes]) -> Iterator[byt
         yield pybase64.b64encode(rest)
 
 
-def _written(numbers: JsonFloats) -> Iterator[bytes]:
+def _write_floats(numbers: JsonFloats) -> Iterator[bytes]:
     """Yield the text of nested lists; narrower types are exact in float32."""
     *rows, width = (*numbers.shape, 1) if len(numbers.shape) == 1 else numbers.shape
     length = rows[-1]
     begin, end = (b"[", b"]") if len(rows) > 1 else (b"", b"")
-    most, done = max(1, WRITTEN // width), 0
+    most, done = max(1, MAX_JSON_VALUES // width), 0
     before = b"["
     for piece in numbers.values:
         vectors = piece.astype(np.float32, copy=False).reshape(-1, width)

@@ -56,12 +56,12 @@ from preblock.service.core.types import Int64, TokenRows
 MAGIC = b"PRBK"
 HEADER = struct.Struct("<4sBBHIIIB3s")
 STEP, VECTORS, ERROR, REWIND, REORDER, APPEND, DROP, PING, CLOSE, STATE, CLOSING = range(1, 12)
-POSITIONS, MASK, OFFSETS, FURTHER = 1, 2, 4, 256
+POSITIONS_FLAG, MASK_FLAG, OFFSETS_FLAG, INDICES_FLAG = 1, 2, 4, 256
 INT64 = np.dtype("<i8")
 NO_WIDTH, ONE_OUTPUT = bytes(3), b"\1\0\0"
 DTYPE_CODES = {"float32": 1, "float16": 2, "bfloat16": 3}
 NAMES = {STEP: "step"} | dict(enumerate(("rewind", "reorder", "append", "drop", "ping", "close"), REWIND))
-LONGEST_PLAIN = 2**16
+MAX_SIMPLE_STEP_BYTES = 2**16
 """Most bytes of a frame for the short way; a longer one takes long anyway."""
 KINDS = {1: (STEP,), 2: tuple(NAMES)}
 """The kinds of a client's frames, by version."""
@@ -82,7 +82,7 @@ def read_frame(frame: bytes, indices: Iterable[str] = ()) -> DecodeMessage:
         raise Malformed("frame", f"magic {magic!r}, version {version}", f"magic {MAGIC!r}, version 1 or 2")
     if kind not in KINDS[version]:
         raise Invalid("kind", kind, ", ".join(f"{code} ({NAMES[code]})" for code in KINDS[version]))
-    parts = _parts(tuple(indices)) if version == 2 and kind == STEP else {}
+    parts = _step_flags(tuple(indices)) if version == 2 and kind == STEP else {}
     known_flags = sum(parts.values())
     if flags & ~known_flags or dtype or width != NO_WIDTH:
         known = f"flags {known_flags} and 0" if parts else "0"
@@ -98,56 +98,56 @@ def read_frame(frame: bytes, indices: Iterable[str] = ()) -> DecodeMessage:
 class SimpleStepShape(NamedTuple):
     """The common part of plain steps with one header and one size: R rows of L ids each.
 
-    `stated` is the number of bytes of the client's offsets, or 0. `end` are the last bytes, the
-    lengths of the rows. `ahead` is the growth of the offsets, int64 (1,).
+    `offset_size` is the number of bytes of the client's offsets, or 0. `lengths` are the last bytes, the
+    lengths of the rows. `advance` is the growth of the offsets, int64 (1,).
     """
 
     version: Literal[1, 2]
     rows: int
     length: int
-    stated: int
-    end: bytes
-    ahead: Int64
+    offset_size: int
+    lengths: bytes
+    advance: Int64
 
 
 class SimpleStep(NamedTuple):
     """A step with the same number of ids in each row, and nothing else but offsets.
 
-    `ids` are int64 (R, L), `stated` the client's offsets, R times 8 bytes, or none.
+    `ids` are int64 (R, L), `offset` the client's offsets, R times 8 bytes, or none.
     """
 
     shape: SimpleStepShape
     number: int
     ids: Int64
-    stated: bytes
+    offset: bytes
 
 
-def read_plain(frame: bytes) -> SimpleStep | None:
+def read_simple_step(frame: bytes) -> SimpleStep | None:
     """Read a plain step; return None for any other frame: `read_frame` reads or refuses it."""
     # Step by step a client sends the same header, but for the number.
-    shape = _plain_shape(frame[:8], frame[12 : HEADER.size], len(frame))
-    if shape is None or not frame.endswith(shape.end):
+    shape = _simple_step_shape(frame[:8], frame[12 : HEADER.size], len(frame))
+    if shape is None or not frame.endswith(shape.lengths):
         return None
     ids: Int64 = np.ndarray((shape.rows, shape.length), INT64, frame, HEADER.size)
-    until = len(frame) - len(shape.end)
-    return SimpleStep(shape, int.from_bytes(frame[8:12], "little"), ids, frame[until - shape.stated : until])
+    until = len(frame) - len(shape.lengths)
+    return SimpleStep(shape, int.from_bytes(frame[8:12], "little"), ids, frame[until - shape.offset_size : until])
 
 
 @lru_cache  # small: the template is shorter than the frame
-def _plain_shape(first: bytes, last: bytes, size: int) -> SimpleStepShape | None:
+def _simple_step_shape(first: bytes, last: bytes, size: int) -> SimpleStepShape | None:
     """Return the common part of plain steps with a header of `first`, a number and `last`, if there are any."""
     header = first + bytes(4) + last
-    if len(header) < HEADER.size or size > LONGEST_PLAIN:
+    if len(header) < HEADER.size or size > MAX_SIMPLE_STEP_BYTES:
         return None
     _, version, _, flags, _, rows, tokens, _, _ = HEADER.unpack(header)
-    stated = 8 * rows if flags == OFFSETS and version == 2 else 0
-    plain = HEADER.pack(MAGIC, version, STEP, OFFSETS if stated else 0, 0, rows, tokens, 0, NO_WIDTH)
+    offset_size = 8 * rows if flags == OFFSETS_FLAG and version == 2 else 0
+    plain = HEADER.pack(MAGIC, version, STEP, OFFSETS_FLAG if offset_size else 0, 0, rows, tokens, 0, NO_WIDTH)
     if header != plain or version not in KINDS or not rows or not tokens or tokens % rows:
         return None
-    if size != HEADER.size + 8 * tokens + stated + 4 * rows:
+    if size != HEADER.size + 8 * tokens + offset_size + 4 * rows:
         return None
     length = tokens // rows
-    return SimpleStepShape(version, rows, length, stated, length.to_bytes(4, "little") * rows, np.array([length]))
+    return SimpleStepShape(version, rows, length, offset_size, length.to_bytes(4, "little") * rows, np.array([length]))
 
 
 def _header(
@@ -156,16 +156,16 @@ def _header(
     return HEADER.pack(MAGIC, version, kind, 0, number, rows, tokens, dtype, last)
 
 
-def head_of_plain(step: SimpleStep, after: Int64, width: int) -> bytes:
+def write_simple_step_header(step: SimpleStep, after: Int64, width: int) -> bytes:
     """Return the bytes before the float32 vectors in the answer to a step of rows (R, L), now at `after`."""
     shape = step.shape
-    first, last = _header_of_plain(shape.version, shape.rows, shape.length, width)
+    first, last = _simple_step_header(shape.version, shape.rows, shape.length, width)
     widths = b"" if shape.version == 1 else width.to_bytes(4, "little")
-    return b"".join((first, step.number.to_bytes(4, "little"), last, after.data, shape.end, widths))
+    return b"".join((first, step.number.to_bytes(4, "little"), last, after.data, shape.lengths, widths))
 
 
 @lru_cache
-def _header_of_plain(version: int, rows: int, length: int, width: int) -> tuple[bytes, bytes]:
+def _simple_step_header(version: int, rows: int, length: int, width: int) -> tuple[bytes, bytes]:
     """Return the bytes before and behind the number in the header of an answer."""
     last = width.to_bytes(3, "little") if version == 1 else ONE_OUTPUT
     header = _header(version, VECTORS, 0, rows, rows * length, DTYPE_CODES["float32"], last)
@@ -173,10 +173,10 @@ def _header_of_plain(version: int, rows: int, length: int, width: int) -> tuple[
 
 
 @cache
-def _parts(indices: tuple[str, ...]) -> Mapping[str, int]:
+def _step_flags(indices: tuple[str, ...]) -> Mapping[str, int]:
     """Return the optional parts of a step in their order, with the flag of each."""
-    further = {name: FURTHER << index for index, name in enumerate(indices)}
-    return {"position_ids": POSITIONS, "attention_mask": MASK, **further, "offset": OFFSETS}
+    further = {name: INDICES_FLAG << index for index, name in enumerate(indices)}
+    return {"position_ids": POSITIONS_FLAG, "attention_mask": MASK_FLAG, **further, "offset": OFFSETS_FLAG}
 
 
 def _read_step(frame: bytes, rows: int, tokens: int, parts: list[str]) -> StepOp:
@@ -211,7 +211,7 @@ def _check_size(frame: bytes, declared: int, rows: int, tokens: int) -> None:
         raise Malformed("frame", f"{len(frame)} bytes", f"{declared} bytes for {tokens} tokens in {rows} rows")
 
 
-def header_of(frame: bytes) -> tuple[Literal[1, 2], int]:
+def read_header(frame: bytes) -> tuple[Literal[1, 2], int]:
     """Return the version of the answer to a frame, and the client's number; 1 and 0 for a broken frame."""
     if len(frame) < HEADER.size:
         return 1, 0

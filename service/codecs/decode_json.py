@@ -9,10 +9,10 @@ import numpy as np
 import orjson
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, Manifest
-from preblock.service.codecs.fields import refuse_unknown, shown
+from preblock.service.codecs.fields import format_value, refuse_unknown
 from preblock.service.codecs.native_json import read_dtype, read_encoding, read_outputs
-from preblock.service.codecs.native_json_response import answer_json, write_json
-from preblock.service.codecs.token_rows import integers, read_offset, row_fields, rows_of_json, token_inputs
+from preblock.service.codecs.native_json_response import build_document, write_json
+from preblock.service.codecs.token_rows import read_integers, read_json_rows, read_offset, row_fields, token_inputs
 from preblock.service.core.decode_ops import (
     OF_INTEGERS,
     OF_NOTHING,
@@ -47,7 +47,7 @@ def read_options(fields: Mapping[str, Any]) -> tuple[DecodeOptions, str]:
     offset = read_offset(fields.get("offset", 0))
     rows = fields.get("rows", len(offset))
     if type(rows) is not int or rows < 0:
-        raise Invalid("rows", shown(rows), "a number of rows")
+        raise Invalid("rows", format_value(rows), "a number of rows")
     outputs = read_outputs(fields.get("output", EMBEDDINGS))
     return DecodeOptions(offset=offset, rows=rows, outputs=outputs, dtype=read_dtype(fields)), read_encoding(fields)
 
@@ -62,7 +62,7 @@ def read_open(document: Mapping[str, Any]) -> dict[str, Any]:
     refuse_unknown(document, (OPEN,))
     fields = document[OPEN]
     if not isinstance(fields, dict):
-        raise Invalid(OPEN, shown(fields), "a JSON object")
+        raise Invalid(OPEN, format_value(fields), "a JSON object")
     return fields
 
 
@@ -75,7 +75,7 @@ def read_number(document: Mapping[str, Any]) -> int:
     """
     number = document.get("step", 0)
     if type(number) is not int or not 0 <= number < 2**32:
-        raise Invalid("step", shown(number), "0 to 4294967295")
+        raise Invalid("step", format_value(number), "0 to 4294967295")
     return number
 
 
@@ -110,7 +110,7 @@ def read_step(fields: Mapping[str, Any], indices: Collection[str]) -> StepOp:
     """
     refuse_unknown(fields, (*row_fields(tuple(indices)), "offset", "step"))
     rows = {
-        name: rows_of_json(name, value, empty=True)
+        name: read_json_rows(name, value, empty=True)
         for name, value in {"input_ids": None, **fields}.items()
         if name == "input_ids" or (name not in ("offset", "step") and value is not None)
     }
@@ -138,7 +138,7 @@ def read_feed(fields: Mapping[str, Any], indices: Collection[str]) -> Feed:
     options = {name: value for name, value in fields.items() if name in OPTIONS}
     chunk = fields.get("chunk", 1)
     if type(chunk) is not int or not 1 <= chunk < 2**31:
-        raise Invalid("chunk", shown(chunk), "1 or more")
+        raise Invalid("chunk", format_value(chunk), "1 or more")
     step = read_step({name: value for name, value in fields.items() if name not in (*OPTIONS, "chunk")}, indices)
     options.setdefault("rows", len(step.input_ids.lengths))
     return Feed(*read_options(options), step, chunk)
@@ -147,18 +147,18 @@ def read_feed(fields: Mapping[str, Any], indices: Collection[str]) -> Feed:
 def _read_operation(name: str, value: Any) -> Operation:
     if name in OF_NOTHING:
         if value is not True:
-            raise Invalid(name, shown(value), "true")
+            raise Invalid(name, format_value(value), "true")
         return OF_NOTHING[name]()
     if name == RewindOp.name and type(value) is int:
         value = [value]
     if not isinstance(value, list):
-        raise Invalid(name, shown(value), "a list of integers")
-    return OF_INTEGERS[name](integers(name, value))
+        raise Invalid(name, format_value(value), "a list of integers")
+    return OF_INTEGERS[name](read_integers(name, value))
 
 
 def write_answer(answer: EmbedResult, encoding: str, number: int) -> bytes:
     """Write the answer to a step."""
-    document = answer_json(answer, encoding)
+    document = build_document(answer, encoding)
     return write_json(document | {"step": number} if number else document)
 
 

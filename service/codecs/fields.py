@@ -36,6 +36,6 @@ def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def shown(value: Any) -> Any:
+def format_value(value: Any) -> Any:
     """Return the text of a value for a message: a string in quotes, so that "5" does not look like 5."""
     return repr(value) if isinstance(value, str) else value

@@ -11,15 +11,15 @@ import orjson
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
-from preblock.service.codecs.fields import read_choice, refuse_unknown, shown, unique_names
+from preblock.service.codecs.fields import format_value, read_choice, refuse_unknown, unique_names
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
 from preblock.service.codecs.token_rows import (
-    integers_of,
+    read_array_rows,
     read_integer,
+    read_integer_list,
+    read_json_rows,
     read_offset,
     row_fields,
-    rows_of_array,
-    rows_of_json,
     token_inputs,
 )
 from preblock.service.core.errors import Invalid, Malformed
@@ -27,11 +27,11 @@ from preblock.service.core.types import PairwiseBiasRequest, TextRequest, TokenR
 
 ENCODINGS = ("base64", "float")
 OPTIONS = ("text", "offset", "truncate", "output", "dtype", "encoding", "return_tokens")
-TENSORS = ("offset", "lengths")
+ARRAY_FIELDS = ("offset", "lengths")
 """The fields beside rows in the form of arrays; `lengths` separates the rows."""
-NAMES = ("truncate", "output", "dtype", "encoding", "shape")
+TEXT_PARAMETERS = ("truncate", "output", "dtype", "encoding", "shape")
 """Fields with plain text as value in a query, not JSON."""
-MAYBE_NAMES = re.compile(rb'"\s*:')
+NAME_PATTERN = re.compile(rb'"\s*:')
 """Every name of an object ends so; so may texts."""
 
 
@@ -43,7 +43,7 @@ class EmbedMessage:
     encoding: str
 
     @property
-    def tells_lengths(self) -> bool:
+    def needs_lengths(self) -> bool:
         """Whether the client cannot know how long the rows of the answer are, unless it is told."""
         return isinstance(self.request, TextRequest) or self.request.truncate is not None
 
@@ -63,7 +63,7 @@ def read_json(body: bytes) -> dict[str, Any]:
         raise Malformed("body", f"a JSON {type(document).__name__}", "a JSON object")
     try:
         # As many names as were read: none was dropped. Otherwise a text may look like a name, or one stood twice.
-        if len(MAYBE_NAMES.findall(body)) != _names(document):
+        if len(NAME_PATTERN.findall(body)) != _count_names(document):
             json.loads(body, object_pairs_hook=unique_names, parse_int=str, parse_float=str)
     except RecursionError as error:
         raise Malformed("body", "a JSON object of too many levels", "a JSON object") from error
@@ -72,14 +72,14 @@ def read_json(body: bytes) -> dict[str, Any]:
     return document
 
 
-def _names(document: dict[str, Any]) -> int:
+def _count_names(document: dict[str, Any]) -> int:
     """Return the number of names in an object and in all nested objects."""
     count = len(document)
     for value in document.values():
         if isinstance(value, dict):
-            count += _names(value)
+            count += _count_names(value)
         elif isinstance(value, list) and value and isinstance(value[0], dict):
-            count += sum(_names(item) for item in value if isinstance(item, dict))
+            count += sum(_count_names(item) for item in value if isinstance(item, dict))
     return count
 
 
@@ -93,7 +93,7 @@ def read_query(query: Mapping[str, str]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name, text in query.items():
         try:
-            fields[name] = text if name in NAMES else orjson.loads(text)
+            fields[name] = text if name in TEXT_PARAMETERS else orjson.loads(text)
         except orjson.JSONDecodeError as error:
             raise Malformed(name, text, "JSON, such as 5 or [[0,1]]") from error
     if "output" in fields:
@@ -109,10 +109,10 @@ class RequestOptions(NamedTuple):
 
     def of(self, ids: NDArray[Any]) -> EmbedMessage:
         """Return the request for an array of ids; raises Invalid as `rows_of_array`."""
-        return EmbedMessage(TokenRequest(input_ids=rows_of_array("input_ids", ids), **self.wanted), self.encoding)
+        return EmbedMessage(TokenRequest(input_ids=read_array_rows("input_ids", ids), **self.wanted), self.encoding)
 
 
-def read_beside(query: Mapping[str, str], indices: Collection[str] = ()) -> RequestOptions | None:
+def read_array_options(query: Mapping[str, str], indices: Collection[str] = ()) -> RequestOptions | None:
     """Read the fields beside an array of ids, without its `shape`; None where they hold further rows.
 
     Raises:
@@ -125,7 +125,7 @@ def read_beside(query: Mapping[str, str], indices: Collection[str] = ()) -> Requ
     if not fields.keys().isdisjoint((*in_rows, "text", "return_tokens", "lengths")):
         return None
     refuse_unknown(fields, (*in_rows, *OPTIONS))
-    return _read_wishes(fields)
+    return _read_options(fields)
 
 
 def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> EmbedMessage:
@@ -137,13 +137,13 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
     """
     in_rows = row_fields(tuple(indices))
     arrays = [name for name, value in fields.items() if isinstance(value, np.ndarray)]
-    refuse_unknown(fields, (*in_rows, *OPTIONS, *TENSORS[1:]) if arrays else (*in_rows, *OPTIONS))
+    refuse_unknown(fields, (*in_rows, *OPTIONS, *ARRAY_FIELDS[1:]) if arrays else (*in_rows, *OPTIONS))
     for name in arrays:
-        if name not in in_rows and name not in TENSORS:
+        if name not in in_rows and name not in ARRAY_FIELDS:
             raise Invalid(name, "a tensor", "a query parameter")
-    lengths = None if fields.get("lengths") is None else integers_of("lengths", fields["lengths"])
+    lengths = None if fields.get("lengths") is None else read_integer_list("lengths", fields["lengths"])
     rows = {
-        name: rows_of_array(name, value, lengths) if name in arrays else rows_of_json(name, value)
+        name: read_array_rows(name, value, lengths) if name in arrays else read_json_rows(name, value)
         for name, value in fields.items()
         if name in in_rows and value is not None
     }
@@ -155,13 +155,13 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
         raise Invalid(name, f"text and {name}", "one of them: the tokenizer says what the tokens of a text are")
     if type(spans) is not bool or (spans and text is None):
         raise Invalid("return_tokens", spans, "true or false, beside text")
-    wanted, encoding = _read_wishes(fields)
+    wanted, encoding = _read_options(fields)
     if text is None:
         return EmbedMessage(TokenRequest(**wanted, **token_inputs(rows)), encoding)
     return EmbedMessage(TextRequest(text=read_text("text", text), spans=spans, **wanted), encoding)
 
 
-def _read_wishes(fields: Mapping[str, Any]) -> RequestOptions:
+def _read_options(fields: Mapping[str, Any]) -> RequestOptions:
     encoding = read_encoding(fields, (*ENCODINGS, PROMPT_EMBEDS))
     wanted = {
         "offset": None if fields.get("offset") is None else read_offset(fields["offset"]),
@@ -185,7 +185,7 @@ def read_text(field: str, value: Any) -> tuple[str, ...]:
     for row, text in enumerate(texts):
         if not isinstance(text, str) or not text:
             place = f"{field}[{row}]" if isinstance(value, list) else field
-            raise Invalid(place, shown(text), "a text of at least one character")
+            raise Invalid(place, format_value(text), "a text of at least one character")
     return texts
 
 

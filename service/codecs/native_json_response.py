@@ -6,16 +6,16 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from preblock.service.codecs.chunks import Base64Chunks, JsonFloats, Part, bytes_of, joined
+from preblock.service.codecs.chunks import Base64Chunks, JsonFloats, Part, as_bytes, join
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, write_prompt_embeds
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor, EmbedResult, Result, Tensor
 
-MARK, BARE_MARK = orjson.Fragment(b'"\0"'), orjson.Fragment(b"\0")
+BASE64_PLACEHOLDER, FLOATS_PLACEHOLDER = orjson.Fragment(b'"\0"'), orjson.Fragment(b"\0")
 """Placeholders of base64 and numbers in a document; written JSON holds no such byte."""
 
 
-def answer_json(answer: Result, encoding: str) -> dict[str, Any]:
+def build_document(answer: Result, encoding: str) -> dict[str, Any]:
     """Return the answer as a document for `write_json`: one output under its name, or several under `outputs`."""
     document: dict[str, Any] = {
         "model": answer.model,
@@ -23,7 +23,7 @@ def answer_json(answer: Result, encoding: str) -> dict[str, Any]:
         "dtype": answer.dtype,
         "encoding": encoding,
     }
-    written = {name: _written(answer, tensor, encoding) for name, tensor in answer.tensors.items()}
+    written = {name: _encode_tensor(answer, tensor, encoding) for name, tensor in answer.tensors.items()}
     if len(written) == 1:
         ((name, tensor),) = answer.tensors.items()
         document |= {"shape": tensor.shape, name: written[name]}
@@ -43,15 +43,15 @@ def answer_json(answer: Result, encoding: str) -> dict[str, Any]:
     return document
 
 
-def _written(answer: Result, tensor: Tensor, encoding: str) -> Any:
+def _encode_tensor(answer: Result, tensor: Tensor, encoding: str) -> Any:
     if encoding == PROMPT_EMBEDS and isinstance(answer, EmbedResult):
         return write_prompt_embeds(tensor, answer.lengths)
     if encoding == "base64":
-        return base64_of(tensor)
-    return JsonFloats(tensor, tensor.shape) if isinstance(tensor, ChunkedTensor) else floats_of(tensor)
+        return to_base64(tensor)
+    return JsonFloats(tensor, tensor.shape) if isinstance(tensor, ChunkedTensor) else to_finite_float32(tensor)
 
 
-def json_content(document: dict[str, Any]) -> list[Part]:
+def write_json_parts(document: dict[str, Any]) -> list[Part]:
     """Write a document with its arrays in parts; base64 and late values are written when they are sent."""
     values: list[Base64Chunks | JsonFloats] = []
 
@@ -59,7 +59,7 @@ def json_content(document: dict[str, Any]) -> list[Part]:
         if not isinstance(value, Base64Chunks | JsonFloats):
             raise TypeError(type(value).__name__)
         values.append(value)
-        return MARK if isinstance(value, Base64Chunks) else BARE_MARK
+        return BASE64_PLACEHOLDER if isinstance(value, Base64Chunks) else FLOATS_PLACEHOLDER
 
     text = orjson.dumps(document, mark, orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS)
     if not values:  # numbers, some megabytes of them, need not be copied to be parted
@@ -70,20 +70,20 @@ def json_content(document: dict[str, Any]) -> list[Part]:
 
 def write_json(document: dict[str, Any]) -> bytes:
     """Write a document, arrays included."""
-    return joined(json_content(document))
+    return join(write_json_parts(document))
 
 
-def base64_of(tensor: Tensor) -> Base64Chunks:
+def to_base64(tensor: Tensor) -> Base64Chunks:
     """Return the values as a JSON string: base64 of little-endian bytes."""
-    return Base64Chunks((bytes_of(tensor),))
+    return Base64Chunks((as_bytes(tensor),))
 
 
-def numbers_of(tensor: NDArray[np.generic]) -> JsonFloats:
+def to_floats(tensor: NDArray[np.generic]) -> JsonFloats:
     """Return finite values as JSON that is written while it is sent."""
     return JsonFloats((tensor,), tensor.shape)
 
 
-def floats_of(tensor: NDArray[np.generic]) -> NDArray[np.float32]:
+def to_finite_float32(tensor: NDArray[np.generic]) -> NDArray[np.float32]:
     """Return the values as float32: it holds the narrower types exactly.
 
     Raises:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import TOKEN_EMBEDDINGS, Manifest
-from preblock.service.codecs.chunks import Base64Chunks, Buffer, LazyBytes, raw_bytes, slices
+from preblock.service.codecs.chunks import Base64Chunks, Buffer, LazyBytes, raw_bytes, split_buffer
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor, Tensor
 from preblock.service.core.types import Int64, TextRequest, TokenRequest
@@ -135,7 +135,7 @@ def _write_file(
         with archive.open(storage, "w", force_zip64=True) as stream:
             yield output.take()
             for array in values:
-                for view in slices(raw_bytes(array)):
+                for view in split_buffer(raw_bytes(array)):
                     stream.write(view)
                     yield output.take()
             output.position += skipped

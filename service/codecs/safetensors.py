@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from preblock.service.codecs.chunks import Part, bytes_of
+from preblock.service.codecs.chunks import Part, as_bytes
 from preblock.service.codecs.fields import unique_names
 from preblock.service.core.errors import Malformed
 from preblock.service.core.results import EmbedResult, Result, Tensor
@@ -26,10 +26,10 @@ TYPES: dict[str, np.dtype[Any]] = {
     **{f"F{bits}": np.dtype(f"<f{bits // 8}") for bits in (16, 32, 64)},
     "BF16": DTYPES["bfloat16"],
 }
-NAMES = {dtype: name for name, dtype in TYPES.items()}
+TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()}
 METADATA = "__metadata__"
-ENTRY = {"dtype", "shape", "data_offsets"}
-LONGEST_HEADER = 2**16
+ENTRY_FIELDS = {"dtype", "shape", "data_offsets"}
+MAX_HEADER_BYTES = 2**16
 """Bytes; a header of all that a request can hold is far shorter, and parsing it is not to cost more than the rest."""
 
 
@@ -48,8 +48,8 @@ def read_safetensors(body: bytes) -> dict[str, NDArray[Any]]:
 
 def _read(body: bytes) -> dict[str, NDArray[Any]]:
     length = int.from_bytes(body[:8], "little")
-    if len(body) < 8 + length or length > LONGEST_HEADER:
-        raise ValueError(f"a header of {length} bytes in {len(body)}, of {LONGEST_HEADER} at most")
+    if len(body) < 8 + length or length > MAX_HEADER_BYTES:
+        raise ValueError(f"a header of {length} bytes in {len(body)}, of {MAX_HEADER_BYTES} at most")
     if body[8:9] != b"{":
         raise ValueError("a header that is no JSON object")
     header = json.loads(body[8 : 8 + length].decode(), object_pairs_hook=unique_names)
@@ -70,7 +70,7 @@ def _read(body: bytes) -> dict[str, NDArray[Any]]:
 def _entry(name: str, entry: Any) -> tuple[int, int, str, str, list[int]]:
     """Return begin, end, name, type and shape of a tensor, after a check that they agree."""
     name.encode()  # a message could not repeat half a character
-    if not isinstance(entry, dict) or entry.keys() != ENTRY:
+    if not isinstance(entry, dict) or entry.keys() != ENTRY_FIELDS:
         raise ValueError("a tensor with other fields than dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in TYPES:
@@ -96,13 +96,13 @@ def write_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     end = 0
     for name, tensor in ordered:
         begin, end = end, end + tensor.nbytes
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": tensor.shape, "data_offsets": (begin, end)}
+        header[name] = {"dtype": TYPE_NAMES[tensor.dtype], "shape": tensor.shape, "data_offsets": (begin, end)}
     text = orjson.dumps(header)
     text += b" " * (-len(text) % 8)
-    return [len(text).to_bytes(8, "little") + text, *(bytes_of(tensor) for _, tensor in ordered)]
+    return [len(text).to_bytes(8, "little") + text, *(as_bytes(tensor) for _, tensor in ordered)]
 
 
-def answer_safetensors(answer: Result) -> list[Part]:
+def write_result(answer: Result) -> list[Part]:
     """Write an answer: its outputs, and for tokens the lengths and the next offsets of the rows."""
     tensors: dict[str, Tensor] = dict(answer.tensors)
     if isinstance(answer, EmbedResult):

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.codecs.fields import shown
+from preblock.service.codecs.fields import format_value
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import Int64, TokenRows
 
-FLOAT32 = float(np.finfo(np.float32).max)
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
 INTEGER = "a 64-bit integer"
 INPUTS = ("input_ids", "position_ids", "attention_mask")
 """Inputs with an own argument of `TokenRequest` and `StepOp`."""
@@ -31,7 +31,7 @@ def token_inputs(rows: dict[str, TokenRows]) -> dict[str, Any]:
     return {name: rows.pop(name) for name in INPUTS if name in rows} | {"indices": rows}
 
 
-def rows_of_json(field: str, value: Any, empty: bool = False) -> TokenRows:
+def read_json_rows(field: str, value: Any, empty: bool = False) -> TokenRows:
     """Read a list of rows, or a flat list for one row.
 
     Raises:
@@ -40,62 +40,62 @@ def rows_of_json(field: str, value: Any, empty: bool = False) -> TokenRows:
 
     """
     if not isinstance(value, list):
-        raise Invalid(field, shown(value), LISTS)
+        raise Invalid(field, format_value(value), LISTS)
     if not value:
         raise Invalid(field, "[]", "at least one row of at least one integer")
     if not isinstance(value[0], list):
-        return TokenRows(integers(field, value), np.array([len(value)]), flat=True)
+        return TokenRows(read_integers(field, value), np.array([len(value)]), flat=True)
     for index, row in enumerate(value):
         if not isinstance(row, list) or not (row or empty):
-            raise Invalid(f"{field}[{index}]", shown(row), "a row of at least one integer")
+            raise Invalid(f"{field}[{index}]", format_value(row), "a row of at least one integer")
     lengths = np.fromiter(map(len, value), np.int64, len(value))
     values = list(chain.from_iterable(value))
     return TokenRows(
-        integers(field, values, lambda index: TokenRows(np.empty(0, np.int64), lengths).place(index)), lengths
+        read_integers(field, values, lambda index: TokenRows(np.empty(0, np.int64), lengths).place(index)), lengths
     )
 
 
-def integers(field: str, values: list[Any], place: Callable[[int], str] = lambda index: f"[{index}]") -> Int64:
+def read_integers(field: str, values: list[Any], place: Callable[[int], str] = lambda index: f"[{index}]") -> Int64:
     """Return a list of Python integers as int64; `place` says where one of them stands."""
     if set(map(type, values)) <= {int}:
         try:
             return np.array(values, np.int64)
         except OverflowError:
             pass
-    index = next(i for i, value in enumerate(values) if not _fits(value))
-    raise Invalid(field + place(index), shown(values[index]), INTEGER)
+    index = next(i for i, value in enumerate(values) if not _is_int64(value))
+    raise Invalid(field + place(index), format_value(values[index]), INTEGER)
 
 
-def numbers(field: str, values: list[Any]) -> NDArray[np.float32]:
+def read_floats(field: str, values: list[Any]) -> NDArray[np.float32]:
     """Return a list of Python numbers as float32, rounded to nearest."""
     if set(map(type, values)) <= {int, float}:
         with np.errstate(over="ignore"):
             array = np.array(values, np.float64).astype(np.float32)
         if np.isfinite(array).all():
             return array
-    index = next(i for i, value in enumerate(values) if type(value) not in (int, float) or abs(value) > FLOAT32)
-    raise Invalid(f"{field}[{index}]", shown(values[index]), "a number that float32 holds")
+    index = next(i for i, value in enumerate(values) if type(value) not in (int, float) or abs(value) > MAX_FLOAT32)
+    raise Invalid(f"{field}[{index}]", format_value(values[index]), "a number that float32 holds")
 
 
 def read_offset(value: Any) -> Int64:
     """Read one offset, or a list or an array with one for each row: int64 (1,) or (B,)."""
     if isinstance(value, np.ndarray):
-        return integers_of("offset", np.atleast_1d(value))
+        return read_integer_list("offset", np.atleast_1d(value))
     if isinstance(value, list) and value:
-        return integers("offset", value)
-    if not _fits(value):
-        raise Invalid("offset", shown(value), f"{INTEGER}, or a list with one for each row")
+        return read_integers("offset", value)
+    if not _is_int64(value):
+        raise Invalid("offset", format_value(value), f"{INTEGER}, or a list with one for each row")
     return np.array([value], np.int64)
 
 
 def read_integer(field: str, value: Any) -> int:
     """Read one 64-bit integer."""
-    if not _fits(value):
-        raise Invalid(field, shown(value), INTEGER)
+    if not _is_int64(value):
+        raise Invalid(field, format_value(value), INTEGER)
     return int(value)
 
 
-def rows_of_array(field: str, array: NDArray[Any], lengths: Int64 | None = None) -> TokenRows:
+def read_array_rows(field: str, array: NDArray[Any], lengths: Int64 | None = None) -> TokenRows:
     """Read an integer array (B, L), or (L,) for one row; with `lengths`, (T,), all rows in order.
 
     Raises:
@@ -104,7 +104,7 @@ def rows_of_array(field: str, array: NDArray[Any], lengths: Int64 | None = None)
     """
     if array.ndim not in (1, 2):
         raise Invalid(f"{field} shape", str(array.shape), "(length,) or (batch, length)")
-    exact = _integers_of_array(field, array)
+    exact = _read_integer_array(field, array)
     if lengths is None:
         return TokenRows.of_array(exact)
     if array.ndim != 1:
@@ -117,18 +117,18 @@ def rows_of_array(field: str, array: NDArray[Any], lengths: Int64 | None = None)
     return TokenRows(exact, lengths)
 
 
-def integers_of(field: str, value: Any) -> Int64:
+def read_integer_list(field: str, value: Any) -> Int64:
     """Read a list of integers, or an array of one dimension: int64 (N,)."""
     if isinstance(value, np.ndarray):
         if value.ndim != 1:
             raise Invalid(f"{field} shape", str(value.shape), "one dimension")
-        return _integers_of_array(field, value)
+        return _read_integer_array(field, value)
     if not isinstance(value, list) or not value:
-        raise Invalid(field, shown(value), "a list of integers")
-    return integers(field, value)
+        raise Invalid(field, format_value(value), "a list of integers")
+    return read_integers(field, value)
 
 
-def _integers_of_array(field: str, array: NDArray[Any]) -> Int64:
+def _read_integer_array(field: str, array: NDArray[Any]) -> Int64:
     """Return an array with at least one value as int64, contiguous and aligned."""
     if array.dtype.kind not in "iu":
         raise Invalid(f"{field} dtype", str(array.dtype), "an integer type")
@@ -141,5 +141,5 @@ def _integers_of_array(field: str, array: NDArray[Any]) -> Int64:
     return np.require(array, np.int64, ("C", "A"))
 
 
-def _fits(value: Any) -> bool:
+def _is_int64(value: Any) -> bool:
     return type(value) is int and -(2**63) <= value < 2**63

@@ -19,11 +19,11 @@ from preblock.service.codecs.v2.metadata import (
 )
 from preblock.service.codecs.v2.protobuf import (
     Parts,
-    compute,
-    join_parts,
+    compute_message,
+    join_message,
     read,
     read_infer,
-    values,
+    read_parameters,
     write,
     write_closing,
     write_infer,
@@ -96,14 +96,14 @@ class InferenceService:
     async def RepositoryModelLoad(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
         """Load the new versions of a model, also of an unloaded one."""
         _check_repository(request.repository_name)
-        check_change("load", values(request.parameters))
+        check_change("load", read_parameters(request.parameters))
         await self._engine.control.load(request.model_name, caller())
         return pb.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
         """Let go of every version of a model, each after its last request."""
         _check_repository(request.repository_name)
-        check_change("unload", values(request.parameters))
+        check_change("unload", read_parameters(request.parameters))
         await self._engine.control.unload(request.model_name, caller())
         return pb.RepositoryModelUnloadResponse()
 
@@ -167,9 +167,9 @@ class InferenceService:
             async with room.answer(model, request, record) as answer:
                 parts = write_answer(answer, sent.id)
                 if answer.arrays:
-                    made = await schedule(answer.size, lambda: join_parts(parts))
+                    made = await schedule(answer.size, lambda: join_message(parts))
                 else:
-                    made = await compute(parts)
+                    made = await compute_message(parts)
         if isinstance(request, TokenRequest) and isinstance(model, TokenModel):
             self._alike.keep(protocol, message, sent, request, model, made)
         return made

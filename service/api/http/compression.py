@@ -4,7 +4,7 @@ import zlib
 from functools import lru_cache
 
 from preblock.service.api.http.response import ChunkedResponse
-from preblock.service.codecs.chunks import PACKET, joined
+from preblock.service.codecs.chunks import MAX_CHUNK_BYTES, join
 from preblock.service.core.errors import Malformed, TooLarge
 from preblock.service.engine.engine import Engine
 
@@ -66,8 +66,8 @@ async def encode(reply: ChunkedResponse, coding: str, engine: Engine) -> None:
     if size is not None and size < LEAST:
         return
     deflate = zlib.compressobj(LEVEL, wbits=CODINGS[coding])
-    if size is None or size > PACKET:
+    if size is None or size > MAX_CHUNK_BYTES:
         reply.compressed(coding, None, deflate)
     else:
-        content = await engine.scheduler.run(size, lambda: deflate.compress(joined(parts)) + deflate.flush(), text=True)
+        content = await engine.scheduler.run(size, lambda: deflate.compress(join(parts)) + deflate.flush(), text=True)
         reply.compressed(coding, content)

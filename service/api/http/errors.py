@@ -7,7 +7,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from preblock.service.codecs.openai import error_document, refusal
+from preblock.service.codecs.openai import error_body, error_document
 from preblock.service.core import errors
 from preblock.service.observability.context import CURRENT_REQUEST
 
@@ -85,7 +85,7 @@ def install(app: FastAPI) -> None:
         if request.url.path.startswith(OPEN_INFERENCE):
             response = _json({"error": detail}, error.status_code)
         elif request.url.path.startswith(OPENAI):
-            response = _json(refusal(detail, error.status_code), error.status_code)
+            response = _json(error_body(detail, error.status_code), error.status_code)
         else:
             document = {
                 "type": "about:blank",
@@ -107,7 +107,7 @@ def unforeseen(path: str) -> Response:
     if path.startswith(OPEN_INFERENCE):
         return _json({"error": errors.INTERNAL_ERROR_MESSAGE}, 500)
     if path.startswith(OPENAI):
-        return _json(refusal(errors.INTERNAL_ERROR_MESSAGE, 500), 500)
+        return _json(error_body(errors.INTERNAL_ERROR_MESSAGE, 500), 500)
     document = {
         "type": "about:blank",
         "title": "Internal Server Error",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from preblock.service.codecs.chunks import PACKET, TOGETHER, Buffer, Part, packets, size_of
+from preblock.service.codecs.chunks import MAX_CHUNK_BYTES, MAX_JOINED, Buffer, Part, body_chunks, body_size
 from preblock.service.core.errors import TooLarge
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class ChunkedResponse(Response):
         self.status_code = 200
         self.background = None
         self.parts = parts
-        self.size = size_of(parts)
+        self.size = body_size(parts)
         length = [] if self.size is None else [(b"content-length", b"%d" % self.size)]
         self.raw_headers = [(b"content-type", media.encode()), *length, *further]
         self._deflate: Deflate = None
@@ -61,7 +61,7 @@ class ChunkedResponse(Response):
     @property
     def small(self) -> bool:
         """Whether it is sent at once."""
-        return self.size is not None and self.size <= PACKET and len(self.parts) <= TOGETHER
+        return self.size is not None and self.size <= MAX_CHUNK_BYTES and len(self.parts) <= MAX_JOINED
 
     def compressed(self, coding: str, content: bytes | None, deflate: Deflate = None) -> None:
         """Make it one of the content coding `coding`: with that content, or by `deflate` as it is sent."""
@@ -79,7 +79,7 @@ class ChunkedResponse(Response):
 
     def content(self) -> Iterator[Buffer]:
         """Yield the parts of the content."""
-        return packets(self.parts)
+        return body_chunks(self.parts)
 
     async def join(self, most: float) -> None:
         """Join the parts, so that the answer has a size.
@@ -103,7 +103,7 @@ class ChunkedResponse(Response):
         """Yield the content packet by packet; other requests are answered between two packets."""
         deflate = self._deflate
         with self.sending():
-            for packet in packets(self.parts):
+            for packet in body_chunks(self.parts):
                 if deflate is not None:
                     # Not by the scheduler: it may refuse, but the answer has begun.
                     packet = await asyncio.get_running_loop().run_in_executor(None, deflate.compress, packet)

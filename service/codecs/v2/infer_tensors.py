@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.codecs.fields import refuse_unknown
-from preblock.service.codecs.token_rows import integers, numbers
-from preblock.service.codecs.v2.parameters import INPUT, InferOptions, check_parameters
+from preblock.service.codecs.token_rows import read_floats, read_integers
+from preblock.service.codecs.v2.parameters import INPUT_PARAMETERS, InferOptions, check_parameters
 from preblock.service.core.errors import Invalid, Malformed
 
-NUMPY: dict[str, np.dtype[Any]] = {"INT64": np.dtype("<i8"), "FP32": np.dtype("<f4")}
+NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"INT64": np.dtype("<i8"), "FP32": np.dtype("<f4")}
 
 INPUT_FIELDS = ("name", "datatype", "shape", "parameters", "data")
 
@@ -41,7 +41,7 @@ class InferHeader(NamedTuple):
     """The JSON of a request."""
 
     inputs: tuple[InputTensor, ...]
-    wishes: InferOptions
+    options: InferOptions
     id: str | None
 
 
@@ -56,7 +56,7 @@ def read_inputs(documents: list[dict[str, Any]]) -> list[InputTensor]:
         if not isinstance(shape, list) or any(type(size) is not int or size < 0 for size in shape):
             raise Invalid(f"{where}.shape", shape, "a list of sizes")
         parameters = read_parameters(f"{where}.parameters", document)
-        check_parameters(f"{where}.parameters", parameters, INPUT)
+        check_parameters(f"{where}.parameters", parameters, INPUT_PARAMETERS)
         size = parameters.get("binary_data_size")
         if size is not None and "data" in document:
             raise Invalid(where, "data and binary_data_size", "one of them")
@@ -65,7 +65,7 @@ def read_inputs(documents: list[dict[str, Any]]) -> list[InputTensor]:
     return inputs
 
 
-def with_contents(header: InferHeader, binary: memoryview) -> list[InputTensor]:
+def attach_contents(header: InferHeader, binary: memoryview) -> list[InputTensor]:
     """Return the tensors of a header; tensors without data come from the bytes behind it."""
     inputs, position = [], 0
     for index, tensor in enumerate(header.inputs):
@@ -85,7 +85,7 @@ def with_contents(header: InferHeader, binary: memoryview) -> list[InputTensor]:
 def to_array(tensor: InputTensor) -> NDArray[Any]:
     """Return the data of a tensor in its shape."""
     # Python's integers: no product of declared sizes can wrap.
-    count, dtype = math.prod(tensor.shape), NUMPY[tensor.datatype]
+    count, dtype = math.prod(tensor.shape), NUMPY_DTYPES[tensor.datatype]
     if isinstance(tensor.data, memoryview):
         if len(tensor.data) != dtype.itemsize * count:
             declared = f"{dtype.itemsize * count} bytes for shape {list(tensor.shape)}"
@@ -96,7 +96,7 @@ def to_array(tensor: InputTensor) -> NDArray[Any]:
         if len(tensor.data) != count:
             declared = f"{count} for shape {list(tensor.shape)}"
             raise Invalid(f"{tensor.name}.data", f"{len(tensor.data)} values", declared)
-        read = integers if tensor.datatype == "INT64" else numbers
+        read = read_integers if tensor.datatype == "INT64" else read_floats
         values = read(f"{tensor.name}.data", tensor.data)
     return values.reshape(tensor.shape)
 

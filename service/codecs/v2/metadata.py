@@ -33,25 +33,25 @@ Shapes = Mapping[str, tuple[str, list[int]]]
 
 
 @lru_cache
-def inputs_of(manifest: Manifests) -> Shapes:
+def describe_inputs(manifest: Manifests) -> Shapes:
     """Return datatype and shape of every input, by name. Of tokens, all but `input_ids` may be left out."""
     if isinstance(manifest, StemManifest):
-        return describe((manifest.input,))
+        return describe_tensors((manifest.input,))
     rows = dict.fromkeys(("input_ids", *manifest.indices, "attention_mask", "position_ids"), ("INT64", [-1, -1]))
     bias = manifest.graphs[BIAS_GRAPH].inputs if manifest.bias else ()
-    return rows | {"offset": ("INT64", [-1])} | describe(bias)
+    return rows | {"offset": ("INT64", [-1])} | describe_tensors(bias)
 
 
 @lru_cache
-def outputs_of(manifest: Manifests) -> Shapes:
+def describe_outputs(manifest: Manifests) -> Shapes:
     """Return datatype and shape of every output, by name; the first is the one given where none is asked for."""
     if isinstance(manifest, StemManifest):
-        return describe(manifest.graphs[GRAPH].outputs)
+        return describe_tensors(manifest.graphs[GRAPH].outputs)
     tokens = {name: ("FP32", [-1, -1, width]) for name, width in manifest.widths.items()}
-    return tokens | describe((manifest.bias,) if manifest.bias else ())
+    return tokens | describe_tensors((manifest.bias,) if manifest.bias else ())
 
 
-def describe(tensors: Iterable[Tensor]) -> dict[str, tuple[str, list[int]]]:
+def describe_tensors(tensors: Iterable[Tensor]) -> dict[str, tuple[str, list[int]]]:
     """Return datatype and shape of tensors of a graph, by name; free sizes are -1."""
     return {
         tensor.name: (DATATYPES[tensor.dtype], [size if isinstance(size, int) else -1 for size in tensor.shape])
@@ -72,7 +72,7 @@ def model_metadata(name: str, versions: list[int], manifest: Manifests) -> dict[
         "platform": PLATFORM,
         **{
             side: [{"name": tensor, "datatype": datatype, "shape": shape} for tensor, (datatype, shape) in all_.items()]
-            for side, all_ in (("inputs", inputs_of(manifest)), ("outputs", outputs_of(manifest)))
+            for side, all_ in (("inputs", describe_inputs(manifest)), ("outputs", describe_outputs(manifest)))
         },
     }
 
@@ -89,11 +89,11 @@ def model_config(name: str, manifest: Manifests, provider: str) -> dict[str, Any
         "max_batch_size": 0,
         "input": [
             {"name": tensor, "data_type": f"TYPE_{datatype}", "dims": shape, "optional": tensor not in needed}
-            for tensor, (datatype, shape) in inputs_of(manifest).items()
+            for tensor, (datatype, shape) in describe_inputs(manifest).items()
         ],
         "output": [
             {"name": tensor, "data_type": f"TYPE_{datatype}", "dims": shape}
-            for tensor, (datatype, shape) in outputs_of(manifest).items()
+            for tensor, (datatype, shape) in describe_outputs(manifest).items()
         ],
         "instance_group": [{"name": name, "kind": kind, "count": 1}],
         "default_model_filename": GRAPH,

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from preblock.service.codecs.fields import read_choice, read_flag, refuse_unknown, shown
+from preblock.service.codecs.fields import format_value, read_choice, read_flag, refuse_unknown
 from preblock.service.codecs.token_rows import read_integer
-from preblock.service.codecs.v2.metadata import DATATYPES, Manifests, outputs_of
+from preblock.service.codecs.v2.metadata import DATATYPES, Manifests, describe_outputs
 from preblock.service.core import types
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import Int64, SequenceRef
@@ -20,11 +20,11 @@ FINAL = "triton_enable_empty_final_response"
 CONTENT_TYPE = "np"
 """MLServer's codecs name themselves in a parameter; this one leaves a tensor as it is."""
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
-LONGEST_ID = 128
+MAX_SEQUENCE_ID_BYTES = 128
 """Most bytes of the text id of a sequence, as in Triton."""
-REQUEST = ("offset", "dtype", "binary_data_output", "content_type", *SEQUENCE, *HINTS, FINAL)
-INPUT = ("binary_data_size", "content_type")
-OUTPUT = ("dtype", "binary_data", "content_type")
+REQUEST_PARAMETERS = ("offset", "dtype", "binary_data_output", "content_type", *SEQUENCE, *HINTS, FINAL)
+INPUT_PARAMETERS = ("binary_data_size", "content_type")
+OUTPUT_PARAMETERS = ("dtype", "binary_data", "content_type")
 DTYPES = {DATATYPES[dtype]: dtype for dtype in types.DTYPES} | {dtype: dtype for dtype in types.DTYPES}
 """Output types by their names in this protocol and in the other protocols."""
 
@@ -52,8 +52,8 @@ class InferOptions:
         return tuple(self.binary)
 
 
-def read_wishes(
-    parameters: Mapping[str, Any], asked: Sequence[tuple[Any, Mapping[str, Any]]], manifest: Manifests
+def read_options(
+    parameters: Mapping[str, Any], requested: Sequence[tuple[Any, Mapping[str, Any]]], manifest: Manifests
 ) -> InferOptions:
     """Read the parameters of a request, and the name and the parameters of each output asked for; none for the first.
 
@@ -61,7 +61,7 @@ def read_wishes(
         Invalid: an unknown name, or a value that is not allowed.
 
     """
-    check_parameters("parameters", parameters, REQUEST)
+    check_parameters("parameters", parameters, REQUEST_PARAMETERS)
     for hint in HINTS:
         value = parameters.get(hint, 0)
         if type(value) is not int or value < 0:
@@ -69,14 +69,14 @@ def read_wishes(
     read_flag(f"parameters.{FINAL}", parameters.get(FINAL, False))
     default = read_flag("parameters.binary_data_output", parameters.get("binary_data_output", False))
     dtype = DTYPES[read_choice("parameters.dtype", parameters.get("dtype", "FP32"), DTYPES)]
-    known = outputs_of(manifest)
+    known = describe_outputs(manifest)
     binary: dict[str, bool] = {}
     dtypes: list[str] = []
-    for index, (name, own) in enumerate(asked):
+    for index, (name, own) in enumerate(requested):
         where = f"outputs[{index}].parameters"
         if not isinstance(name, str) or name not in known or name in binary:
             raise Invalid(f"outputs[{index}].name", name, f"{', '.join(known)}, each once")
-        check_parameters(where, own, OUTPUT)
+        check_parameters(where, own, OUTPUT_PARAMETERS)
         binary[name] = read_flag(f"{where}.binary_data", own.get("binary_data", default))
         dtypes.append(DTYPES[read_choice(f"{where}.dtype", own["dtype"], DTYPES)] if "dtype" in own else dtype)
         if dtypes[index] != dtypes[0]:
@@ -103,12 +103,12 @@ def _sequence(parameters: Mapping[str, Any]) -> SequenceRef | None:
     id_ = parameters.get("sequence_id", 0)
     start, end = (read_flag(f"parameters.{name}", parameters.get(name, False)) for name in SEQUENCE[1:])
     if isinstance(id_, str):
-        if (size := len(id_.encode())) > LONGEST_ID:
-            raise Invalid(field, f"{size} bytes", f"at most {LONGEST_ID} bytes of text")
+        if (size := len(id_.encode())) > MAX_SEQUENCE_ID_BYTES:
+            raise Invalid(field, f"{size} bytes", f"at most {MAX_SEQUENCE_ID_BYTES} bytes of text")
     elif type(id_) is not int or not -(2**63) <= id_ < 2**64:
-        raise Invalid(field, shown(id_), "an integer of 64 bits, or a text")
+        raise Invalid(field, format_value(id_), "an integer of 64 bits, or a text")
     else:
         id_ %= 2**64  # clients of gRPC send the larger half as negative ones
     if id_ in (0, "") and (start or end):
-        raise Invalid(field, shown(id_), "the id of a sequence, since the request starts or ends one")
+        raise Invalid(field, format_value(id_), "the id of a sequence, since the request starts or ends one")
     return SequenceRef(id_, start, end) if id_ not in (0, "") else None

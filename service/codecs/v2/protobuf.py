@@ -9,17 +9,17 @@ import orjson
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from preblock.service.codecs.chunks import bytes_of, raw_bytes
+from preblock.service.codecs.chunks import as_bytes, raw_bytes
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.codecs.v2.infer import to_request
 from preblock.service.codecs.v2.infer_tensors import InputTensor
 from preblock.service.codecs.v2.metadata import DATATYPES, Manifests
-from preblock.service.codecs.v2.parameters import INPUT, check_parameters, read_wishes
+from preblock.service.codecs.v2.parameters import INPUT_PARAMETERS, check_parameters, read_options
 from preblock.service.core.errors import Invalid, Malformed, TooLarge
 from preblock.service.core.results import ChunkedTensor, Result
 from preblock.service.core.types import AnyRequest, Int64
 
-LARGEST = 2**31 - 1 - 2**16
+MAX_TENSOR_BYTES = 2**31 - 1 - 2**16
 """Most bytes of the tensors of an answer: a message of gRPC ends at 2 GiB, and the description takes some of it."""
 
 
@@ -54,8 +54,8 @@ def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> AnyRequest
             raise Invalid(f"{where}.shape", list(tensor.shape), "a list of sizes")
         if raw and tensor.contents.ListFields():  # some clients send empty contents
             raise Invalid(where, "contents and raw_input_contents", "one of them")
-        parameters = values(tensor.parameters)
-        check_parameters(f"{where}.parameters", parameters, INPUT)
+        parameters = read_parameters(tensor.parameters)
+        check_parameters(f"{where}.parameters", parameters, INPUT_PARAMETERS)
         typed = tensor.contents.fp32_contents if tensor.datatype == "FP32" else tensor.contents.int64_contents
         data = memoryview(raw[index]) if raw else list(typed)
         # Some clients send HTTP's parameters over gRPC too.
@@ -63,11 +63,11 @@ def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> AnyRequest
         if raw and size != len(data):
             raise Malformed(f"{where}.binary_data_size", size, f"{len(data)}, the bytes of its raw_input_contents")
         inputs.append(InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
-    asked = [(output.name, values(output.parameters)) for output in message.outputs]
-    return to_request(inputs, read_wishes(values(message.parameters), asked, manifest), manifest)
+    requested = [(output.name, read_parameters(output.parameters)) for output in message.outputs]
+    return to_request(inputs, read_options(read_parameters(message.parameters), requested, manifest), manifest)
 
 
-def values(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def read_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of parameters by name, sorted, because a map has no order; None for an empty one."""
     choices = {name: parameters[name].WhichOneof("parameter_choice") for name in sorted(parameters)}
     return {name: getattr(parameters[name], choice) if choice else None for name, choice in choices.items()}
@@ -86,8 +86,8 @@ def write_infer(answer: Result, id_: str, **parameters: bool) -> Parts:
 
     """
     size = sum(tensor.nbytes for tensor in answer.tensors.values())
-    if size > LARGEST:
-        raise TooLarge("outputs", f"{size} bytes", f"at most {LARGEST} bytes in a message; ask for fewer tokens")
+    if size > MAX_TENSOR_BYTES:
+        raise TooLarge("outputs", f"{size} bytes", f"at most {MAX_TENSOR_BYTES} bytes; request fewer tokens")
     describe = pb.ModelInferResponse.InferOutputTensor
     outputs = [
         describe(name=name, datatype=DATATYPES[answer.dtype], shape=tensor.shape)
@@ -98,8 +98,8 @@ def write_infer(answer: Result, id_: str, **parameters: bool) -> Parts:
         head.parameters[name].bool_param = value
     parts: Parts = [head.SerializeToString()]
     for tensor in answer.tensors.values():
-        field = _delimited(pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER, tensor.nbytes)
-        parts += (field, bytes_of(tensor))
+        field = _field_prefix(pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER, tensor.nbytes)
+        parts += (field, as_bytes(tensor))
     return parts
 
 
@@ -112,15 +112,15 @@ def write_stream(answer: Result, id_: str) -> Parts:
     """
     parts = write_infer(answer, id_, triton_final_response=True)
     size = sum(map(len, parts))
-    return [_delimited(pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER, size), *parts]
+    return [_field_prefix(pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER, size), *parts]
 
 
-def join_parts(parts: Parts) -> bytes:
+def join_message(parts: Parts) -> bytes:
     """Return the message of parts without computed tensors."""
     return b"".join(cast("list[bytes | memoryview]", parts))
 
 
-async def compute(parts: Parts) -> bytes:
+async def compute_message(parts: Parts) -> bytes:
     """Return a message; its tensors are computed while it is written, and other requests run between the chunks."""
     size = sum(map(len, parts))
     # gRPC takes only `bytes`. BytesIO writes into the bytes of its argument and returns them, without a copy.
@@ -138,7 +138,7 @@ async def compute(parts: Parts) -> bytes:
     return message.getvalue()
 
 
-def _delimited(field: int, size: int) -> bytes:
+def _field_prefix(field: int, size: int) -> bytes:
     """Return what stands before `size` bytes of a field: its number, the wire type 2, and how many (Protocol Buffers,
     "Encoding").
     """
@@ -157,11 +157,11 @@ def write_stream_error(message: str, id_: str) -> pb.ModelStreamInferResponse:
 
 def write_closing(reason: str, sequences: Iterable[tuple[str, int, int | str, Int64]]) -> pb.ModelStreamInferResponse:
     """Write why the service ends a stream, and where to go on: model, version, id and offsets of each sequence."""
-    places = [
+    positions = [
         {"model_name": model, "model_version": str(version), "sequence_id": id_, "next_offset": offset.tolist()}
         for model, version, id_, offset in sequences
     ]
-    return write_stream_error(orjson.dumps({"closing": reason, "sequences": places}).decode(), "")
+    return write_stream_error(orjson.dumps({"closing": reason, "sequences": positions}).decode(), "")
 
 
 def write(kind: Any, document: dict[str, Any]) -> Any:

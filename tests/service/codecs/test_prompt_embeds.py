@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.records import TokenEmbeddings
-from preblock.service.codecs.chunks import Base64Chunks, LazyBytes, joined
+from preblock.service.codecs.chunks import Base64Chunks, LazyBytes, join
 from preblock.service.codecs.prompt_embeds import check_prompt_embeds, torch_file, write_prompt_embeds
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor
@@ -52,7 +52,7 @@ def test_torch_loads_what_it_would_load_of_its_own_file(shape: tuple[int, int], 
     stream = io.BytesIO()
     torch.save(tensor, stream)
     expected = torch.load(io.BytesIO(stream.getvalue()), weights_only=True)
-    found = loaded(joined([Base64Chunks((file_of(matrix),))]))
+    found = loaded(join([Base64Chunks((file_of(matrix),))]))
     assert (found.dtype, found.shape, found.stride()) == (expected.dtype, expected.shape, expected.stride())
     assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
     assert not found.requires_grad
@@ -96,7 +96,7 @@ def test_rows_are_taken_from_pieces_as_they_come(pieces: list[int]) -> None:
     whole = write_prompt_embeds(tensor, np.array([1, 3, 2]))
     assert isinstance(files, list)
     assert isinstance(whole, list)
-    assert [joined([file]) for file in files] == [joined([file]) for file in whole]
+    assert [join([file]) for file in files] == [join([file]) for file in whole]
     assert ended
 
 
@@ -104,10 +104,10 @@ def test_one_row_is_one_file_and_several_are_a_list() -> None:
     tensor = vectors((6, 4))
     one = write_prompt_embeds(tensor.reshape(1, 6, 4), np.array([6]))
     assert isinstance(one, Base64Chunks)
-    assert loaded(joined([one])).numpy().tobytes() == tensor.tobytes()
+    assert loaded(join([one])).numpy().tobytes() == tensor.tobytes()
     several = write_prompt_embeds(tensor, np.array([1, 3, 2]))
     assert isinstance(several, list)
-    rows = [loaded(joined([row])).numpy() for row in several]
+    rows = [loaded(join([row])).numpy() for row in several]
     assert [row.shape for row in rows] == [(1, 4), (3, 4), (2, 4)]
     assert np.concatenate(rows).tobytes() == tensor.tobytes()
 

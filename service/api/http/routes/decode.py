@@ -104,7 +104,7 @@ async def converse(socket: WebSocket, session: DecodeSession, lifetime: StreamLi
                 return
             frame = message.get("bytes")
             if frame is not None:
-                session.spoken = decode_frames.header_of(frame)[0]
+                session.spoken = decode_frames.read_header(frame)[0]
                 await lifetime.wait(partial(socket.send_bytes, await session.answer_frame(frame)))
             else:
                 session.spoken = "text"

@@ -21,12 +21,12 @@ from preblock.service.codecs.arrays import read_npy, read_raw
 from preblock.service.codecs.native_json import (
     EmbedMessage,
     RequestOptions,
-    read_beside,
+    read_array_options,
     read_embed,
     read_json,
     read_query,
 )
-from preblock.service.codecs.native_json_response import floats_of
+from preblock.service.codecs.native_json_response import to_finite_float32
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, check_prompt_embeds
 from preblock.service.codecs.safetensors import read_safetensors
 from preblock.service.core.auth import caller
@@ -56,12 +56,12 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
                 len(body), lambda: _read(body, kind, arrival.query, model.manifest.indices), text=kind == JSON
             )
             wanted, encoding = message.request, message.encoding
-            media = answer_type(accept, *writable(wanted.dtype, encoding, wanted.outputs, message.tells_lengths))
+            media = answer_type(accept, *writable(wanted.dtype, encoding, wanted.outputs, message.needs_lengths))
             if encoding == PROMPT_EMBEDS:
                 check_prompt_embeds(wanted, model.manifest)
             text = media == JSON and encoding == "float"
             wanted.in_pieces = True
-            wanted.check = floats_of if text else None
+            wanted.check = to_finite_float32 if text else None
             answer = await engine.embed(model, wanted, record)
             files = FILE_COST * len(answer.lengths) if encoding == PROMPT_EMBEDS else 0
             response = await engine.scheduler.run(answer.size + files, lambda: respond(answer, media, encoding), text)
@@ -130,7 +130,7 @@ def _read(body: bytes, kind: str, query: bytes, indices: Collection[str]) -> Emb
 
 @lru_cache  # a client asks the same again and again
 def _beside(query: bytes, indices: tuple[str, ...]) -> RequestOptions | None:
-    return read_beside(single_values(query), indices)
+    return read_array_options(single_values(query), indices)
 
 
 def _read_array(body: bytes, kind: str, query: Mapping[str, Any]) -> NDArray[Any]:

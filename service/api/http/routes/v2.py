@@ -17,7 +17,7 @@ from preblock.service.api.http.schemas import v2 as schemas
 from preblock.service.api.request_cache import RequestTemplate, template_of
 from preblock.service.codecs.fields import read_flag, refuse_unknown
 from preblock.service.codecs.native_json import read_json
-from preblock.service.codecs.v2.infer import HEADER_LENGTH, places, read_infer
+from preblock.service.codecs.v2.infer import HEADER_LENGTH, find_tensor_offsets, read_infer
 from preblock.service.codecs.v2.infer_response import check_finite, write_infer
 from preblock.service.codecs.v2.metadata import (
     check_change,
@@ -86,7 +86,7 @@ def _template(
     if header_length is None or not isinstance(model, TokenModel) or not isinstance(request, TokenRequest):
         return None
     answers = fast_path_of(engine, model, request.outputs, request.dtype)
-    at = places(body, header_length, model.manifest)
+    at = find_tensor_offsets(body, header_length, model.manifest)
     if answers is None or not is_simple(request) or at is None or not at.keys() <= {"input_ids", "offset"}:
         return None
     head = body[: min(at.values())]
@@ -190,13 +190,13 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
             raise Invalid("parameters", parameters, "an object")
         check_change(verb, parameters)
 
-    @routes.post("/repository/models/{name}/load", **schemas.CHANGE)
+    @routes.post("/repository/models/{name}/load", **schemas.MODEL_CONTROL)
     async def load(request: fastapi.Request, name: str) -> None:
         """Load the new versions of a model, also of an unloaded one, if `model_control` allows it."""
         await check(request, "load")
         await engine.control.load(name, caller())
 
-    @routes.post("/repository/models/{name}/unload", **schemas.CHANGE)
+    @routes.post("/repository/models/{name}/unload", **schemas.MODEL_CONTROL)
     async def unload(request: fastapi.Request, name: str) -> None:
         """Let go of every version of a model, each after its last request, where `model_control` allows it."""
         await check(request, "unload")

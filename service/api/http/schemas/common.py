@@ -50,17 +50,17 @@ ANSWER = "What was asked for."
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 
-def errors(kind: type[BaseModel], media: str, *statuses: int) -> dict[int | str, OpenAPI]:
+def describe_errors(kind: type[BaseModel], media: str, *statuses: int) -> dict[int | str, OpenAPI]:
     """Return OpenAPI's description of the errors with these statuses, in a protocol's form."""
-    return {status: {"description": ERRORS[status], "content": described(kind, media)} for status in statuses}
+    return {status: {"description": ERRORS[status], "content": describe_body(kind, media)} for status in statuses}
 
 
-def described(kind: type[BaseModel], media: str = JSON) -> OpenAPI:
+def describe_body(kind: type[BaseModel], media: str = JSON) -> OpenAPI:
     """Return OpenAPI's entry of a body, by the name of its description."""
     return {media: {"schema": {"$ref": f"{COMPONENTS}{kind.__name__}"}}}
 
 
-def operation(
+def describe_operation(
     request: OpenAPI, answer: OpenAPI, errors: Mapping[int | str, OpenAPI], parameters: Sequence[OpenAPI] = ()
 ) -> OpenAPI:
     """Return FastAPI's arguments of a route.
@@ -78,6 +78,6 @@ def operation(
     return {"responses": {200: {"description": ANSWER, "content": answer}, **errors}, "openapi_extra": extra}
 
 
-def parameter(name: str, place: Literal["query", "header"], description: str) -> OpenAPI:
+def describe_parameter(name: str, place: Literal["query", "header"], description: str) -> OpenAPI:
     """Return OpenAPI's entry of a parameter with a string as value."""
     return {"name": name, "in": place, "description": description, "schema": {"type": "string"}}

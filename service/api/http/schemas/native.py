@@ -16,10 +16,10 @@ from preblock.service.api.http.schemas.common import (
     Rows,
     Texts,
     Truncate,
-    described,
-    errors,
-    operation,
-    parameter,
+    describe_body,
+    describe_errors,
+    describe_operation,
+    describe_parameter,
 )
 from preblock.service.artifacts.manifest import Manifest, StemManifest
 from preblock.service.artifacts.parity import ParityReport
@@ -151,19 +151,19 @@ class ModelDescription(BaseModel):
     parity: ParityReport
 
 
-PROBLEMS = errors(Problem, MEDIA_TYPE, 400, 401, 403, 404, 406, 413, 415, 422, 429, 500, 503)
-NOT_FOUND = errors(Problem, MEDIA_TYPE, 401, 403, 404)
+PROBLEMS = describe_errors(Problem, MEDIA_TYPE, 400, 401, 403, 404, 406, 413, 415, 422, 429, 500, 503)
+NOT_FOUND = describe_errors(Problem, MEDIA_TYPE, 401, 403, 404)
 ARRAYS = {BYTES: BINARY, NPY: BINARY, SAFETENSORS: BINARY}
-EMBED = operation(
-    {**described(EmbedRequest), **ARRAYS},
-    {**described(EmbedAnswer), **ARRAYS},
+EMBED = describe_operation(
+    {**describe_body(EmbedRequest), **ARRAYS},
+    {**describe_body(EmbedAnswer), **ARRAYS},
     PROBLEMS,
     [
-        parameter("shape", "query", "Of a body of raw int64: its sizes, such as 2,3; without it one row."),
-        parameter("lengths", "query", "Of a body of arrays with all rows in order: the length of each, such as [3,1]."),
+        describe_parameter("shape", "query", "Sizes of a body of raw int64, such as 2,3; without it one row."),
+        describe_parameter("lengths", "query", "Tokens of each row in a body of arrays, such as [3,1]."),
     ],
 )
-BIAS = operation(described(BiasRequest), {**described(BiasAnswer), **ARRAYS}, PROBLEMS)
+BIAS = describe_operation(describe_body(BiasRequest), {**describe_body(BiasAnswer), **ARRAYS}, PROBLEMS)
 
 
 class DecodeRequest(TokenFields):
@@ -176,5 +176,5 @@ class DecodeRequest(TokenFields):
 
 
 TEXT: OpenAPI = {"schema": {"type": "string"}}
-DECODE = operation({NDJSON: TEXT, **described(DecodeRequest)}, {NDJSON: TEXT, EVENTS: TEXT}, PROBLEMS)
+DECODE = describe_operation({NDJSON: TEXT, **describe_body(DecodeRequest)}, {NDJSON: TEXT, EVENTS: TEXT}, PROBLEMS)
 DECODE["response_class"] = Response

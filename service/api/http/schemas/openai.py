@@ -11,9 +11,9 @@ from preblock.service.api.http.schemas.common import (
     Rows,
     Texts,
     Truncate,
-    described,
-    errors,
-    operation,
+    describe_body,
+    describe_errors,
+    describe_operation,
 )
 
 
@@ -89,9 +89,9 @@ class OpenAIError(Documented):
     error: OpenAIErrorDetails
 
 
-NOT_FOUND = errors(OpenAIError, JSON, 401, 403, 404)
-EMBEDDINGS = operation(
-    described(EmbeddingsRequest),
-    described(EmbeddingsAnswer),
-    errors(OpenAIError, JSON, 400, 401, 403, 404, 413, 415, 422, 429, 500, 503),
+NOT_FOUND = describe_errors(OpenAIError, JSON, 401, 403, 404)
+EMBEDDINGS = describe_operation(
+    describe_body(EmbeddingsRequest),
+    describe_body(EmbeddingsAnswer),
+    describe_errors(OpenAIError, JSON, 400, 401, 403, 404, 413, 415, 422, 429, 500, 503),
 )

@@ -11,10 +11,10 @@ from preblock.service.api.http.schemas.common import (
     Documented,
     OpenAPI,
     RequestBody,
-    described,
-    errors,
-    operation,
-    parameter,
+    describe_body,
+    describe_errors,
+    describe_operation,
+    describe_parameter,
 )
 
 Parameters = dict[str, str | int | float | bool]
@@ -144,23 +144,23 @@ class OpenInferenceError(Documented):
 
 def open_inference_errors(*statuses: int) -> dict[int | str, OpenAPI]:
     """Return OpenAPI's entries of errors of the Open Inference Protocol."""
-    return errors(OpenInferenceError, JSON, *statuses)
+    return describe_errors(OpenInferenceError, JSON, *statuses)
 
 
-def _fields(**kinds: str) -> OpenAPI:
+def _optional_body(**kinds: str) -> OpenAPI:
     """Return OpenAPI's entry of an optional body with fields of these types."""
     properties = {name: {"type": kind} for name, kind in kinds.items()}
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
     return {"requestBody": {"content": {JSON: {"schema": schema}}}}
 
 
-OF_BODIES = (400, 401, 403, 413, 415, 422, 500, 503)
-INFER = operation(
-    {**described(InferRequest), BYTES: BINARY},
-    {**described(InferAnswer), BYTES: BINARY},
-    open_inference_errors(404, 409, 429, *OF_BODIES),
+BODY_ERRORS = (400, 401, 403, 413, 415, 422, 500, 503)
+INFER = describe_operation(
+    {**describe_body(InferRequest), BYTES: BINARY},
+    {**describe_body(InferAnswer), BYTES: BINARY},
+    open_inference_errors(404, 409, 429, *BODY_ERRORS),
     [
-        parameter(
+        describe_parameter(
             "Inference-Header-Content-Length",
             "header",
             "Bytes of the JSON, where the bytes of tensors follow it; 0 for nothing but bytes.",
@@ -169,11 +169,11 @@ INFER = operation(
 )
 INDEX: OpenAPI = {
     "response_model": list[ModelState],
-    "responses": open_inference_errors(*OF_BODIES),
-    "openapi_extra": _fields(ready="boolean"),
+    "responses": open_inference_errors(*BODY_ERRORS),
+    "openapi_extra": _optional_body(ready="boolean"),
 }
-CHANGE: OpenAPI = {
+MODEL_CONTROL: OpenAPI = {
     "response_class": Response,
-    "responses": open_inference_errors(404, *OF_BODIES),
-    "openapi_extra": _fields(parameters="object"),
+    "responses": open_inference_errors(404, *BODY_ERRORS),
+    "openapi_extra": _optional_body(parameters="object"),
 }
