@@ -1,4 +1,4 @@
-"""Remembers the SHA-256 of files between runs: a large file is read once."""
+"""Cache of the SHA-256 of files between runs, to read a large file once."""
 
 import json
 import os
@@ -15,31 +15,29 @@ from preblock.service.core.files import open_file, stamp_of
 
 CACHE_FILE = "checksums.json"
 MAX_FILES = 4096
-"""Most files in the cache; the file used longest ago makes room."""
+"""The least recently used file leaves a full cache."""
 MAX_CACHE_BYTES = 2**20
 RECENT_NS = 2 * 10**9
-"""A file that changed within this time may change once more and keep its times: file systems count coarsely."""
+"""A file changed within this time may change again with the same times, because file systems round them."""
 
 
 class Checksums:
-    """The SHA-256 of files, found by the stamp of each file (`files.stamp_of`).
-
-    A broken cache file costs time and nothing else.
+    """SHA-256 of files by their stamp (`files.stamp_of`). A broken cache file only costs time.
 
     Args:
-        folder: of the cache file; made where it is missing. None: no cache.
+        folder: of the cache file, created if missing; None disables the cache.
 
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder: Path | None = None
-        with suppress(RuntimeError):  # this user has no home
+        with suppress(RuntimeError):  # the user has no home folder
             self._folder = folder and folder.expanduser()
         self._known = self._read()
         self._new: dict[str, str] = {}
 
     def sha256(self, stream: BufferedReader) -> str:
-        """Return the SHA-256 of the file behind `stream`, in hexadecimal."""
+        """Return the SHA-256 of the open file `stream`, in hexadecimal."""
         now, status = time.time_ns(), os.fstat(stream.fileno())
         key = ":".join(map(str, stamp_of(status)))
         found = self._known.pop(key, None)
@@ -53,7 +51,7 @@ class Checksums:
         return found
 
     def save(self) -> None:
-        """Write the new hashes beside those of other processes."""
+        """Add the new hashes to the cache file, and keep the hashes of other processes."""
         if self._folder is None or not self._new:
             return
         kept = self._read() | self._known
@@ -73,7 +71,7 @@ class Checksums:
         try:
             with open_file(self._folder / CACHE_FILE) as stream:
                 status = os.fstat(stream.fileno())
-                # Another writer of the cache could let any file pass.
+                # Another user with write access could make any file pass.
                 if status.st_uid != os.geteuid() or status.st_mode & 0o022 or status.st_size > MAX_CACHE_BYTES:
                     return {}
                 found = json.loads(stream.read(MAX_CACHE_BYTES))

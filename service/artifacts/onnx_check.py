@@ -1,6 +1,6 @@
-"""Checks the graphs of an artifact before onnxruntime opens them: their tensors, and their agreement with the manifest.
+"""Check the graphs of an artifact before onnxruntime opens them: their tensors, and their agreement with the manifest.
 
-onnxruntime refuses some of this itself. This check bounds its mappings and its memory beforehand.
+onnxruntime rejects some errors itself. This check bounds its file mappings and its memory beforehand.
 """
 
 import math
@@ -17,7 +17,7 @@ from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import read_file
 
 MAX_GRAPH_BYTES = 16 * 2**20
-"""Of a graph without its weights; a hundred times the size of the largest known front-end."""
+"""Limit of a graph without weights: a hundred times the largest known front-end."""
 MAX_DIMENSIONS = 32
 
 TYPES = {
@@ -45,8 +45,8 @@ def check_graphs(folder: Path, manifest: Artifact) -> None:
     """Check every graph of the artifact in `folder`.
 
     Raises:
-        ArtifactError: a file is no ONNX model; a tensor lies elsewhere than in the data file or its graph, overlaps
-            another, or is not as long as its type and shape say; or the manifest allows other indices than a table has.
+        ArtifactError: a file is not an ONNX model; a tensor lies outside the data file and its graph, overlaps another
+            tensor, or has a wrong length for its dtype and shape; or the manifest disagrees with a table.
 
     """
     lengths = {name: file.bytes for name, file in manifest.files.items()}
@@ -73,7 +73,7 @@ def check_graphs(folder: Path, manifest: Artifact) -> None:
 
 
 def parse(graph: str, content: bytes) -> ModelProto:
-    """Return the content of the file `graph`; raises ArtifactError where it is no ONNX model."""
+    """Return the content of the file `graph`; raise ArtifactError for another format than ONNX."""
     try:
         model = ModelProto.FromString(content)
     except DecodeError as error:
@@ -84,7 +84,7 @@ def parse(graph: str, content: bytes) -> ModelProto:
 
 
 def _tensors(graph: str, message: Message) -> Iterator[TensorProto]:
-    """Yield every tensor in `message`, however deep: in subgraphs, attributes, functions."""
+    """Yield every tensor in `message` at any depth: subgraphs, attributes, functions."""
     for field, value in message.ListFields():
         if field.message_type is None:
             continue
@@ -92,14 +92,14 @@ def _tensors(graph: str, message: Message) -> Iterator[TensorProto]:
             if isinstance(part, TensorProto):
                 yield part
             elif isinstance(part, SparseTensorProto):
-                # A few bytes of it may claim any shape, and it is made dense before it is used.
+                # A few bytes can declare any shape, and onnxruntime expands it before use.
                 raise ArtifactError(f"{graph} {_printable(part.values.name)}", "a sparse tensor", "a dense one")
             else:
                 yield from _tensors(graph, part)
 
 
 def _check_tensor(field: str, tensor: TensorProto, data_bytes: int) -> Extent | None:
-    """Return where `tensor` lies in the data file; None where it lies in the graph, or has no elements."""
+    """Return the extent of `tensor` in the data file; None for a tensor in the graph, or without elements."""
     if tensor.data_type not in TYPES:
         allowed = ", ".join(f"{number} ({name})" for number, (name, _, _) in TYPES.items())
         raise ArtifactError(f"{field} data_type", tensor.data_type, allowed)
@@ -114,7 +114,7 @@ def _check_tensor(field: str, tensor: TensorProto, data_bytes: int) -> Extent | 
     inside = len(tensor.raw_data) if tensor.HasField("raw_data") else len(getattr(tensor, elements)) * width
     entries = [(entry.key, entry.value) for entry in tensor.external_data]
     texts: list[object] = [text for entry in entries for text in entry]
-    if not all(isinstance(text, str) for text in texts):  # what is no UTF-8 is read as bytes
+    if not all(isinstance(text, str) for text in texts):  # protobuf returns invalid UTF-8 as bytes
         raise ArtifactError(f"{field} external_data", "bytes that are no UTF-8", "text")
     if tensor.HasField("segment"):
         raise ArtifactError(field, "a segment", "a whole tensor")
@@ -147,7 +147,7 @@ def _check_tables(name: str, graph: GraphProto, manifest: Manifest) -> None:
         if not rows:
             continue
         smallest = min(rows, key=rows.__getitem__)
-        # A user's module may have rows without a meaning.
+        # A custom module may have unused rows.
         if rows[smallest] < limit or (rows[smallest] > limit and manifest.front_end is not None):
             field = f"{MANIFEST} {'vocab_size' if index == 'input_ids' else f'indices.{index}'}"
             raise ArtifactError(field, limit, f"{rows[smallest]}, the rows of {name} {_printable(smallest)}")
@@ -162,7 +162,7 @@ def _check_tables(name: str, graph: GraphProto, manifest: Manifest) -> None:
 
 
 def tables(graph: GraphProto, index: str) -> list[TensorProto]:
-    """Return the tables from which `graph` gathers rows by the input `index`."""
+    """Return the tables with rows gathered by the input `index` of `graph`."""
     tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.dims}
     return [
         tensors[node.input[0]]

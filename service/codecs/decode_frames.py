@@ -1,4 +1,4 @@
-"""Binary frames of a decode stream. Little-endian, no padding.
+"""Binary frames of a decode stream, little-endian and without padding.
 
 Every frame begins with 24 bytes:
 
@@ -6,21 +6,21 @@ Every frame begins with 24 bytes:
     0-3     magic      "PRBK"
     4       version    2                                                        1
     5       kind       see below                                                1 step, 2 vectors, 3 error
-    6-7     flags      of a step: which parts it has; else 0                    0
-    8-11    step       0, or the client's number, ascending; the answer         any number; the answer
+    6-7     flags      of a step: its optional parts; else 0                    0
+    8-11    step       0, or an ascending number of the client; the answer      any number; the answer
                        repeats it                                               repeats it
     12-15   rows       R, number of rows, or of integers
     16-19   tokens     T, number of tokens of all rows
     20      dtype      of vectors: 1 float32, 2 float16, 3 bfloat16; 0 in other frames
-    21-23               N, how many outputs vectors have, then 0                width D of vectors; else 0
+    21-23              of vectors: N, the number of outputs, then 0; else 0     width D of vectors; else 0
 
 Version 2, from the client:
 
     1   step       ids int64 (T); with flag 1 position_ids int64 (T); with flag 2 attention_mask int64 (T); with flag
                    256 << i the i-th of the model's further inputs int64 (T), in the order of its manifest; with flag 4
-                   the offsets that the client takes the rows to be at, int64 (R); lengths of the rows uint32 (R)
+                   the offsets of the rows as the client knows them, int64 (R); lengths of the rows uint32 (R)
     4   rewind     offsets int64 (R), one or one for each row
-    5   reorder    for each new row, the old one, int64 (R)
+    5   reorder    for each new row, the number of the old row, int64 (R)
     6   append     offsets of the new rows int64 (R)
     7   drop       rows int64 (R)
     8   ping
@@ -34,8 +34,7 @@ and from the server:
     11  closing    next offsets int64 (R), then the reason as UTF-8: the last frame
 
 Version 1 has one output. Its step holds ids int64 (T), lengths uint32 (R); its vectors next offsets int64 (R), lengths
-uint32 (R), vectors (T, D) in `dtype`. A reader refuses what it does not know, so that later kinds and flags do not
-change the meaning of these.
+uint32 (R), vectors (T, D) in `dtype`. A reader rejects unknown kinds and flags, to leave them free for later versions.
 """
 
 import struct
@@ -62,21 +61,21 @@ NO_WIDTH, ONE_OUTPUT = bytes(3), b"\1\0\0"
 DTYPE_CODES = {"float32": 1, "float16": 2, "bfloat16": 3}
 NAMES = {STEP: "step"} | dict(enumerate(("rewind", "reorder", "append", "drop", "ping", "close"), REWIND))
 MAX_SIMPLE_STEP_BYTES = 2**16
-"""Most bytes of a frame for the short way; a longer one takes long anyway."""
+"""The fast path gains nothing for longer frames."""
 KINDS = {1: (STEP,), 2: tuple(NAMES)}
-"""The kinds of a client's frames, by version."""
+"""Kinds of a client's frames, by version."""
 
 
 def read_frame(frame: bytes, indices: Iterable[str] = ()) -> DecodeMessage:
-    """Read a client's frame; `indices` are the further inputs of the model, in the order of its manifest.
+    """Read a client's frame; `indices` names the further inputs of the model, in the order of its manifest.
 
     Raises:
-        Malformed: no frame of a known version, or not its declared size.
+        Malformed: an unknown magic or version, or another size than declared.
         Invalid: an unknown kind or flag.
 
     """
     if len(frame) < HEADER.size:
-        raise Malformed("frame", f"{len(frame)} bytes", f"a header of {HEADER.size} bytes and what it declares")
+        raise Malformed("frame", f"{len(frame)} bytes", f"a header of {HEADER.size} bytes and its declared parts")
     magic, version, kind, flags, number, rows, tokens, dtype, width = HEADER.unpack_from(frame)
     if magic != MAGIC or version not in KINDS:
         raise Malformed("frame", f"magic {magic!r}, version {version}", f"magic {MAGIC!r}, version 1 or 2")
@@ -91,15 +90,21 @@ def read_frame(frame: bytes, indices: Iterable[str] = ()) -> DecodeMessage:
         operation: Operation = _read_step(frame, rows, tokens, [name for name, flag in parts.items() if flags & flag])
     else:
         operation = _read_operation(frame, NAMES[kind], rows, tokens)
-    # In version 1 the number is an echo and says nothing of repetitions.
+    # The number of version 1 is an echo and does not mark repetitions.
     return DecodeMessage(operation) if version == 1 or not number else DecodeMessage(operation, number, digest(frame))
 
 
 class SimpleStepShape(NamedTuple):
-    """The common part of plain steps with one header and one size: R rows of L ids each.
+    """The common part of simple steps with the same header and size: R rows of L ids each.
 
-    `offset_size` is the number of bytes of the client's offsets, or 0. `lengths` are the last bytes, the
-    lengths of the rows. `advance` is the growth of the offsets, int64 (1,).
+    Args:
+        version: of the frame.
+        rows: R.
+        length: L.
+        offset_size: number of bytes of the client's offsets, or 0.
+        lengths: last bytes of the frame, the lengths of the rows.
+        advance: int64 (1,), L, for the growth of the offsets.
+
     """
 
     version: Literal[1, 2]
@@ -111,9 +116,14 @@ class SimpleStepShape(NamedTuple):
 
 
 class SimpleStep(NamedTuple):
-    """A step with the same number of ids in each row, and nothing else but offsets.
+    """A step with rows of one length, and no optional part except offsets.
 
-    `ids` are int64 (R, L), `offset` the client's offsets, R times 8 bytes, or none.
+    Args:
+        shape: the part in common with other steps.
+        number: the client's number of the step, or 0.
+        ids: int64 (R, L).
+        offset: the client's offsets as int64 bytes (R,), or empty.
+
     """
 
     shape: SimpleStepShape
@@ -123,8 +133,8 @@ class SimpleStep(NamedTuple):
 
 
 def read_simple_step(frame: bytes) -> SimpleStep | None:
-    """Read a plain step; return None for any other frame: `read_frame` reads or refuses it."""
-    # Step by step a client sends the same header, but for the number.
+    """Read a simple step; return None for any other frame, which `read_frame` then reads or rejects."""
+    # Clients repeat the same header with another number.
     shape = _simple_step_shape(frame[:8], frame[12 : HEADER.size], len(frame))
     if shape is None or not frame.endswith(shape.lengths):
         return None
@@ -133,9 +143,9 @@ def read_simple_step(frame: bytes) -> SimpleStep | None:
     return SimpleStep(shape, int.from_bytes(frame[8:12], "little"), ids, frame[until - shape.offset_size : until])
 
 
-@lru_cache  # small: the template is shorter than the frame
+@lru_cache  # entries are small: shorter than their frames
 def _simple_step_shape(first: bytes, last: bytes, size: int) -> SimpleStepShape | None:
-    """Return the common part of plain steps with a header of `first`, a number and `last`, if there are any."""
+    """Return the common part of simple steps with a header of `first`, a number and `last`; None for other frames."""
     header = first + bytes(4) + last
     if len(header) < HEADER.size or size > MAX_SIMPLE_STEP_BYTES:
         return None
@@ -157,7 +167,7 @@ def _header(
 
 
 def write_simple_step_header(step: SimpleStep, after: Int64, width: int) -> bytes:
-    """Return the bytes before the float32 vectors in the answer to a step of rows (R, L), now at `after`."""
+    """Return the bytes before the float32 vectors in the answer to a step; `after` is the new offset, int64 (R,)."""
     shape = step.shape
     first, last = _simple_step_header(shape.version, shape.rows, shape.length, width)
     widths = b"" if shape.version == 1 else width.to_bytes(4, "little")
@@ -166,7 +176,7 @@ def write_simple_step_header(step: SimpleStep, after: Int64, width: int) -> byte
 
 @lru_cache
 def _simple_step_header(version: int, rows: int, length: int, width: int) -> tuple[bytes, bytes]:
-    """Return the bytes before and behind the number in the header of an answer."""
+    """Return the bytes before and after the number in the header of an answer."""
     last = width.to_bytes(3, "little") if version == 1 else ONE_OUTPUT
     header = _header(version, VECTORS, 0, rows, rows * length, DTYPE_CODES["float32"], last)
     return header[:8], header[12:]
@@ -174,7 +184,7 @@ def _simple_step_header(version: int, rows: int, length: int, width: int) -> tup
 
 @cache
 def _step_flags(indices: tuple[str, ...]) -> Mapping[str, int]:
-    """Return the optional parts of a step in their order, with the flag of each."""
+    """Return the flag of each optional part of a step, in their order in the frame."""
     further = {name: INDICES_FLAG << index for index, name in enumerate(indices)}
     return {"position_ids": POSITIONS_FLAG, "attention_mask": MASK_FLAG, **further, "offset": OFFSETS_FLAG}
 
@@ -187,7 +197,7 @@ def _read_step(frame: bytes, rows: int, tokens: int, parts: list[str]) -> StepOp
     lengths = np.frombuffer(frame, "<u4", rows, at).astype(np.int64)
     if int(lengths.sum()) != tokens:
         raise Malformed("lengths", f"{int(lengths.sum())} tokens in all", f"{tokens}, as the header says")
-    # A copy, because the values need not be aligned in the frame.
+    # Copies, because the frame need not align its values.
     values = {
         name: TokenRows(np.frombuffer(frame, "<i8", tokens, HEADER.size + 8 * tokens * index).astype(np.int64), lengths)
         for index, name in enumerate(["input_ids", *per_token])
@@ -212,7 +222,7 @@ def _check_size(frame: bytes, declared: int, rows: int, tokens: int) -> None:
 
 
 def read_header(frame: bytes) -> tuple[Literal[1, 2], int]:
-    """Return the version of the answer to a frame, and the client's number; 1 and 0 for a broken frame."""
+    """Return the version for the answer to a frame, and the client's number; 1 and 0 for a broken frame."""
     if len(frame) < HEADER.size:
         return 1, 0
     _, version, _, _, number, *_ = HEADER.unpack_from(frame)
@@ -220,7 +230,7 @@ def read_header(frame: bytes) -> tuple[Literal[1, 2], int]:
 
 
 def write_vectors(answer: EmbedResult, number: int, version: int = 2) -> bytes:
-    """Write the answer to a step.
+    """Write the vectors of a step.
 
     Raises:
         Invalid: several outputs in version 1.
@@ -244,15 +254,15 @@ def write_vectors(answer: EmbedResult, number: int, version: int = 2) -> bytes:
 
 
 def write_state(offset: Int64, number: int = 0) -> bytes:
-    """Write where the rows are."""
+    """Write the offsets of the rows."""
     return _header(2, STATE, number, len(offset)) + offset.astype("<i8").tobytes()
 
 
 def write_closing(offset: Int64, reason: str, number: int = 0) -> bytes:
-    """Write the last words of a stream."""
+    """Write the last frame of a stream: the offsets of the rows, and the reason."""
     return _header(2, CLOSING, number, len(offset)) + offset.astype("<i8").tobytes() + reason.encode()
 
 
 def write_error(problem: bytes, number: int, version: int = 2) -> bytes:
-    """Write an error; `problem` is UTF-8 JSON."""
+    """Write an error; `problem` is JSON in UTF-8."""
     return _header(version, ERROR, number) + problem

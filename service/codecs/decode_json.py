@@ -1,4 +1,4 @@
-"""The JSON messages of a decode stream. `docs/decode.md` describes them."""
+"""JSON messages of a decode stream; `docs/decode.md` describes them."""
 
 import hashlib
 from collections.abc import Collection, Mapping
@@ -32,12 +32,12 @@ OPERATIONS = (*OF_INTEGERS, *OF_NOTHING)
 
 
 def digest(message: bytes) -> bytes:
-    """Return the digest of a message, to recognise its repetition."""
+    """Return the digest of a message, to recognize its repetition."""
     return hashlib.blake2b(message, digest_size=16).digest()
 
 
 def read_options(fields: Mapping[str, Any]) -> tuple[DecodeOptions, str]:
-    """Read how a stream opens, and the encoding of its JSON answers.
+    """Read the options of a stream, and the encoding of its JSON answers.
 
     Raises:
         Invalid: a field is unknown, or of the wrong type.
@@ -56,7 +56,7 @@ def read_open(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of an opening message.
 
     Raises:
-        Invalid: they are no JSON object, or not alone.
+        Invalid: another type than a JSON object, or other fields beside it.
 
     """
     refuse_unknown(document, (OPEN,))
@@ -67,10 +67,10 @@ def read_open(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_number(document: Mapping[str, Any]) -> int:
-    """Return the client's number of a message, 0 where there is none.
+    """Return the client's number of a message; default 0.
 
     Raises:
-        Invalid: something else.
+        Invalid: a value outside 0 to 2^32 - 1, or another type.
 
     """
     number = document.get("step", 0)
@@ -84,12 +84,12 @@ def read_message(document: Mapping[str, Any], number: int, text: bytes, indices:
 
     Args:
         document: the object.
-        number: of the message, as `read_number` returns it.
-        text: of the object.
-        indices: further inputs of the model.
+        number: the client's number, from `read_number`.
+        text: the object as JSON text, for the digest.
+        indices: names of the further inputs of the model.
 
     Raises:
-        Invalid: no operation or several, or a field with an unknown name or the wrong type.
+        Invalid: several operations, or a field that is missing, unknown, or of the wrong type.
 
     """
     named = [name for name in OPERATIONS if name in document]
@@ -120,7 +120,7 @@ def read_step(fields: Mapping[str, Any], indices: Collection[str]) -> StepOp:
 
 @dataclass(frozen=True)
 class Feed:
-    """A known list of ids, the options of its stream, and the tokens of a row in each chunk."""
+    """A known list of ids, the options of its stream, and `chunk`, the tokens of a row in one event."""
 
     options: DecodeOptions
     encoding: str
@@ -129,7 +129,7 @@ class Feed:
 
 
 def read_feed(fields: Mapping[str, Any], indices: Collection[str]) -> Feed:
-    """Read the fields of a request to feed a list of ids chunk by chunk.
+    """Read the fields of a request with a known list of ids.
 
     Raises:
         Invalid: a field is missing, unknown, or of the wrong type.
@@ -177,13 +177,13 @@ def write_opened(name: str, version: int, manifest: Manifest, offset: Int64, out
 
 
 def write_state(offset: Int64, number: int = 0, closing: str | None = None) -> bytes:
-    """Write the offsets of the rows: the answer to a message without a step, or the closing message with its reason."""
+    """Write the offsets of the rows, in answer to another operation than a step; or a close message with its reason."""
     document: dict[str, Any] = {} if closing is None else {"closing": closing}
     document["next_offset"] = np.ascontiguousarray(offset)
     return write_json(document | {"step": number} if number else document)
 
 
 def write_error(problem: bytes, number: int = 0) -> bytes:
-    """Write an error; `problem` is JSON."""
+    """Write an error message; `problem` is JSON."""
     document: dict[str, Any] = {"error": orjson.Fragment(problem)}
     return orjson.dumps(document | {"step": number} if number else document)

@@ -37,5 +37,5 @@ def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def format_value(value: Any) -> Any:
-    """Return the text of a value for a message: a string in quotes, so that "5" does not look like 5."""
+    """Return a value for a message: a string in quotes, to tell "5" from 5, and any other value unchanged."""
     return repr(value) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""The native request and answer: the fields, and JSON."""
+"""Requests of the native API: JSON, query parameters, and the fields of a request."""
 
 import json
 import re
@@ -28,23 +28,23 @@ from preblock.service.core.types import PairwiseBiasRequest, TextRequest, TokenR
 ENCODINGS = ("base64", "float")
 OPTIONS = ("text", "offset", "truncate", "output", "dtype", "encoding", "return_tokens")
 ARRAY_FIELDS = ("offset", "lengths")
-"""The fields beside rows in the form of arrays; `lengths` separates the rows."""
+"""Fields other than token inputs in a body of arrays; `lengths` separates the rows of (T,) arrays."""
 TEXT_PARAMETERS = ("truncate", "output", "dtype", "encoding", "shape")
-"""Fields with plain text as value in a query, not JSON."""
+"""Query parameters with plain text as value; the values of others are JSON."""
 NAME_PATTERN = re.compile(rb'"\s*:')
-"""Every name of an object ends so; so may texts."""
+"""Matches the end of every name of an object; a text may match too."""
 
 
 @dataclass(eq=False, slots=True)
 class EmbedMessage:
-    """A request, and how its vectors are written where the answer is JSON."""
+    """A request, and the encoding of its vectors in a JSON response."""
 
     request: TokenRequest | TextRequest
     encoding: str
 
     @property
     def needs_lengths(self) -> bool:
-        """Whether the client cannot know how long the rows of the answer are, unless it is told."""
+        """Whether the response must state the row lengths, because the client cannot derive them."""
         return isinstance(self.request, TextRequest) or self.request.truncate is not None
 
 
@@ -52,7 +52,7 @@ def read_json(body: bytes) -> dict[str, Any]:
     """Read a JSON object without repeated names.
 
     Raises:
-        Malformed: anything else.
+        Malformed: another value, or a repeated name at any depth.
 
     """
     try:
@@ -62,7 +62,7 @@ def read_json(body: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise Malformed("body", f"a JSON {type(document).__name__}", "a JSON object")
     try:
-        # As many names as were read: none was dropped. Otherwise a text may look like a name, or one stood twice.
+        # orjson drops repeated names. Equal counts prove that none was dropped; else a text may look like a name.
         if len(NAME_PATTERN.findall(body)) != _count_names(document):
             json.loads(body, object_pairs_hook=unique_names, parse_int=str, parse_float=str)
     except RecursionError as error:
@@ -84,10 +84,10 @@ def _count_names(document: dict[str, Any]) -> int:
 
 
 def read_query(query: Mapping[str, str]) -> dict[str, Any]:
-    """Read fields of query parameters: names as they are, those of outputs with commas, the others as JSON.
+    """Read fields from query parameters: outputs separated by commas, other names as they are, all else as JSON.
 
     Raises:
-        Malformed: a value is no JSON.
+        Malformed: a value is not JSON.
 
     """
     fields: dict[str, Any] = {}
@@ -102,18 +102,18 @@ def read_query(query: Mapping[str, str]) -> dict[str, Any]:
 
 
 class RequestOptions(NamedTuple):
-    """The options of a request apart from its tokens: the fields of `Wanted`, and the encoding of values in JSON."""
+    """Options of a request without its tokens: arguments of `EmbedOptions`, and the encoding of values in JSON."""
 
     wanted: Mapping[str, Any]
     encoding: str
 
     def of(self, ids: NDArray[Any]) -> EmbedMessage:
-        """Return the request for an array of ids; raises Invalid as `rows_of_array`."""
+        """Return the request for an array of ids; raise Invalid as `read_array_rows` does."""
         return EmbedMessage(TokenRequest(input_ids=read_array_rows("input_ids", ids), **self.wanted), self.encoding)
 
 
 def read_array_options(query: Mapping[str, str], indices: Collection[str] = ()) -> RequestOptions | None:
-    """Read the fields beside an array of ids, without its `shape`; None where they hold further rows.
+    """Read the query parameters of a body with one array of ids; None where they hold further rows.
 
     Raises:
         Malformed, Invalid: as `read_query` and `read_embed`.
@@ -129,7 +129,7 @@ def read_array_options(query: Mapping[str, str], indices: Collection[str] = ()) 
 
 
 def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> EmbedMessage:
-    """Read the fields of an embed request; rows may be arrays. `indices` are the further inputs of the model.
+    """Read the fields of an embed request; inputs may be arrays. `indices` names the further inputs of the model.
 
     Raises:
         Invalid: a field is missing, unknown, or of the wrong type.
@@ -152,7 +152,7 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
         raise Invalid("input_ids", "nothing", "rows of token ids, or text")
     if text is not None and rows:
         name = next(iter(rows))
-        raise Invalid(name, f"text and {name}", "one of them: the tokenizer says what the tokens of a text are")
+        raise Invalid(name, f"text and {name}", "one of them: the tokenizer makes the tokens of a text")
     if type(spans) is not bool or (spans and text is None):
         raise Invalid("return_tokens", spans, "true or false, beside text")
     wanted, encoding = _read_options(fields)
@@ -176,7 +176,7 @@ def read_text(field: str, value: Any) -> tuple[str, ...]:
     """Read a text, or a list of texts.
 
     Raises:
-        Invalid: something else, or a text without a character.
+        Invalid: another type, or an empty text.
 
     """
     texts = tuple(value) if isinstance(value, list) else (value,)
@@ -190,7 +190,7 @@ def read_text(field: str, value: Any) -> tuple[str, ...]:
 
 
 def read_bias(fields: Mapping[str, Any]) -> tuple[PairwiseBiasRequest, str]:
-    """Read the fields of a request for a bias, and how its values are written where the answer is JSON.
+    """Read the fields of a bias request; return it with the encoding of its values in JSON.
 
     Raises:
         Invalid: a field is missing, unknown, or of the wrong type.
@@ -207,7 +207,7 @@ def read_outputs(output: Any) -> tuple[str, ...]:
     """Read the name of an output, or a list of names.
 
     Raises:
-        Invalid: anything else, or a name twice.
+        Invalid: another type, or a repeated name.
 
     """
     names = output if isinstance(output, list) else [output]
@@ -219,7 +219,7 @@ def read_outputs(output: Any) -> tuple[str, ...]:
 
 
 def read_dtype(fields: Mapping[str, Any]) -> str:
-    """Read the output type, float32 where none is given."""
+    """Read the output dtype; default float32."""
     dtype = fields.get("dtype", "float32")
     if not isinstance(dtype, str):
         raise Invalid("dtype", dtype, "a name")
@@ -227,5 +227,5 @@ def read_dtype(fields: Mapping[str, Any]) -> str:
 
 
 def read_encoding(fields: Mapping[str, Any], encodings: tuple[str, ...] = ENCODINGS) -> str:
-    """Read how JSON holds values, base64 where nothing is said."""
+    """Read the encoding of values in JSON; default: the first of `encodings`."""
     return read_choice("encoding", fields.get("encoding", encodings[0]), encodings)

@@ -12,11 +12,11 @@ from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor, EmbedResult, Result, Tensor
 
 BASE64_PLACEHOLDER, FLOATS_PLACEHOLDER = orjson.Fragment(b'"\0"'), orjson.Fragment(b"\0")
-"""Placeholders of base64 and numbers in a document; written JSON holds no such byte."""
+"""Placeholders of base64 and of numbers in a document. Serialized JSON never holds a zero byte."""
 
 
 def build_document(answer: Result, encoding: str) -> dict[str, Any]:
-    """Return the answer as a document for `write_json`: one output under its name, or several under `outputs`."""
+    """Return a result as a document for `write_json`: one output under its name, or several under `outputs`."""
     document: dict[str, Any] = {
         "model": answer.model,
         "version": answer.version,
@@ -52,7 +52,7 @@ def _encode_tensor(answer: Result, tensor: Tensor, encoding: str) -> Any:
 
 
 def write_json_parts(document: dict[str, Any]) -> list[Part]:
-    """Write a document with its arrays in parts; base64 and late values are written when they are sent."""
+    """Write a document with its arrays in parts; base64 and computed values are written while they are sent."""
     values: list[Base64Chunks | JsonFloats] = []
 
     def mark(value: object) -> orjson.Fragment:
@@ -62,35 +62,35 @@ def write_json_parts(document: dict[str, Any]) -> list[Part]:
         return BASE64_PLACEHOLDER if isinstance(value, Base64Chunks) else FLOATS_PLACEHOLDER
 
     text = orjson.dumps(document, mark, orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS)
-    if not values:  # numbers, some megabytes of them, need not be copied to be parted
+    if not values:  # avoids a copy of several megabytes
         return [text]
     before, *others = text.split(b"\0")
     return [before, *(part for pair in zip(values, others, strict=True) for part in pair)]
 
 
 def write_json(document: dict[str, Any]) -> bytes:
-    """Write a document, arrays included."""
+    """Write a document with its arrays as one `bytes`."""
     return join(write_json_parts(document))
 
 
 def to_base64(tensor: Tensor) -> Base64Chunks:
-    """Return the values as a JSON string: base64 of little-endian bytes."""
+    """Return the values as a JSON string in base64 of little-endian bytes."""
     return Base64Chunks((as_bytes(tensor),))
 
 
 def to_floats(tensor: NDArray[np.generic]) -> JsonFloats:
-    """Return finite values as JSON that is written while it is sent."""
+    """Return finite values as JSON numbers, written while they are sent."""
     return JsonFloats((tensor,), tensor.shape)
 
 
 def to_finite_float32(tensor: NDArray[np.generic]) -> NDArray[np.float32]:
-    """Return the values as float32: it holds the narrower types exactly.
+    """Return the values as float32; the conversion from narrower dtypes is exact.
 
     Raises:
-        Invalid: one is infinite or no number.
+        Invalid: a value is infinite or NaN.
 
     """
     floats = tensor.astype(np.float32, copy=False)
     if not np.isfinite(floats).all():
-        raise Invalid("encoding", "float", "base64, since a value is infinite or no number, which JSON cannot hold")
+        raise Invalid("encoding", "float", "base64, since JSON cannot hold an infinite value or NaN")
     return floats

@@ -1,4 +1,4 @@
-"""Embeddings, models and errors as the API of OpenAI has them."""
+"""Requests, embeddings and errors of the OpenAI API."""
 
 import re
 from collections.abc import Mapping
@@ -28,13 +28,13 @@ FIELD_NAMES = (
     (r"^offset(\[\d+\]) \+ tokens$", r"input\1"),
     ("^encoding$", "encoding_format"),
 )
-"""OpenAI's names of fields with another name elsewhere."""
+"""Patterns of native field names, and their names in the OpenAI API."""
 MAX_FLOATS = 2**18
-"""Most values that become text at once, in some milliseconds; more are written while they are sent."""
+"""Most values written as text at once, in a few milliseconds; more are written while they are sent."""
 
 
 def read_model(document: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Return name and version of the wanted model: `name`, or `name:version`.
+    """Return name and version of the requested model, given as `name` or `name:version`.
 
     Raises:
         Invalid: an unknown field, or no model.
@@ -54,7 +54,7 @@ def split_identifier(identifier: str) -> tuple[str, str | None]:
 
 
 def read_embeddings(document: Mapping[str, Any], width: int) -> EmbedMessage:
-    """Read a request for vectors of `width`; null stands for a field left out.
+    """Read a request for vectors of `width`; a null field counts as missing.
 
     Raises:
         Invalid: a field is missing, or its value is not allowed.
@@ -77,7 +77,7 @@ def read_embeddings(document: Mapping[str, Any], width: int) -> EmbedMessage:
 
 
 def write_embeddings(answer: EmbedResult, message: EmbedMessage) -> list[Part]:
-    """Write the vectors of each input: one, or with the pooling "none" one for each token, and then their shape."""
+    """Write a vector for each input; with the pooling "none" a vector for each token, and their shape."""
     (tensor,) = answer.arrays.values()
     if message.encoding == "float":
         tensor = to_finite_float32(tensor)
@@ -101,7 +101,7 @@ def write_embeddings(answer: EmbedResult, message: EmbedMessage) -> list[Part]:
 
 
 def error_document(error: PreblockError, status: int) -> dict[str, Any]:
-    """Return an error with OpenAI's name of its field."""
+    """Return an error with the field name of the OpenAI API."""
     field = error.field
     for pattern, name in FIELD_NAMES:
         field = re.sub(pattern, name, field)
@@ -109,6 +109,6 @@ def error_document(error: PreblockError, status: int) -> dict[str, Any]:
 
 
 def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """Return an error in the form of the API."""
+    """Return a message as an error of the OpenAI API."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

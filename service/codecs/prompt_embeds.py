@@ -39,9 +39,9 @@ def check_prompt_embeds(request: TokenRequest | TextRequest, manifest: Manifest)
         Invalid: another output, a mask, or a model without `consumer_scales`.
 
     """
-    told = manifest.token_embeddings
-    if told is None or told.consumer_scales is None:
-        allowed = f"base64, float, since it is not known what a {manifest.family} does to embeddings that it is handed"
+    embeddings = manifest.token_embeddings
+    if embeddings is None or embeddings.consumer_scales is None:
+        allowed = f"base64, float, since it is unknown whether a {manifest.family} scales given embeddings"
         raise Invalid("encoding", PROMPT_EMBEDS, allowed)
     if request.outputs != (TOKEN_EMBEDDINGS,):
         raise Invalid("output", list(request.outputs), f"{TOKEN_EMBEDDINGS} with the encoding {PROMPT_EMBEDS}")

@@ -1,7 +1,7 @@
 """Tensors by name in the safetensors format.
 
-The length of a header in 8 bytes, the header in JSON, and the values, all little-endian. It is read and written here
-because the library for it copies every tensor, and knows no bfloat16 without torch.
+A file holds the length of a header in 8 bytes, the header in JSON, and the values, all little-endian. This module reads
+and writes the format, because the library copies every tensor and needs torch for bfloat16.
 """
 
 import json
@@ -30,14 +30,14 @@ TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()}
 METADATA = "__metadata__"
 ENTRY_FIELDS = {"dtype", "shape", "data_offsets"}
 MAX_HEADER_BYTES = 2**16
-"""Bytes; a header of all that a request can hold is far shorter, and parsing it is not to cost more than the rest."""
+"""Far more than the header of any valid request; it bounds the time of parsing."""
 
 
 def read_safetensors(body: bytes) -> dict[str, NDArray[Any]]:
-    """Read tensors, without a copy.
+    """Return the tensors of a file by name, without a copy.
 
     Raises:
-        Malformed: another format, or a header that does not describe every byte once.
+        Malformed: another format, or a header that describes a byte twice or not at all.
 
     """
     try:
@@ -68,7 +68,7 @@ def _read(body: bytes) -> dict[str, NDArray[Any]]:
 
 
 def _entry(name: str, entry: Any) -> tuple[int, int, str, str, list[int]]:
-    """Return begin, end, name, type and shape of a tensor, after a check that they agree."""
+    """Return begin, end, name, dtype and shape of a tensor; raise ValueError where they disagree."""
     name.encode()  # a message could not repeat half a character
     if not isinstance(entry, dict) or entry.keys() != ENTRY_FIELDS:
         raise ValueError("a tensor with other fields than dtype, shape and data_offsets")
@@ -77,7 +77,7 @@ def _entry(name: str, entry: Any) -> tuple[int, int, str, str, list[int]]:
         raise ValueError(f"a dtype that is none of {', '.join(TYPES)}")
     if not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2:
         raise ValueError("a shape or data_offsets that are no sizes")
-    # Python's integers: no product of declared sizes can wrap.
+    # Python integers: the product of declared sizes cannot overflow.
     declared = TYPES[dtype].itemsize * math.prod(shape)
     if offsets[1] - offsets[0] != declared:
         raise ValueError(f"{offsets[1] - offsets[0]} bytes for {dtype} of {declared} bytes")
@@ -89,8 +89,8 @@ def _sizes(value: Any) -> bool:
 
 
 def write_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[Part]:
-    """Write C-contiguous tensors, without a copy: the same bytes for the same tensors."""
-    # Wider types stand first, so that every tensor is aligned.
+    """Write C-contiguous tensors without a copy. The same tensors give the same bytes."""
+    # Wider dtypes come first, to align every tensor.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
     header: dict[str, Any] = {METADATA: metadata}
     end = 0
@@ -103,7 +103,7 @@ def write_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 
 
 def write_result(answer: Result) -> list[Part]:
-    """Write an answer: its outputs, and for tokens the lengths and the next offsets of the rows."""
+    """Write the outputs of a result; for tokens also the lengths and the next offsets of the rows."""
     tensors: dict[str, Tensor] = dict(answer.tensors)
     if isinstance(answer, EmbedResult):
         tensors |= {"next_offset": answer.next_offset, "lengths": answer.lengths}

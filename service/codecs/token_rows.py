@@ -1,4 +1,4 @@
-"""Rows of integers from parsed JSON and from arrays: exact, or refused."""
+"""Read rows of integers from parsed JSON and from arrays, exactly."""
 
 from collections.abc import Callable
 from functools import cache
@@ -15,14 +15,14 @@ from preblock.service.core.types import Int64, TokenRows
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 INTEGER = "a 64-bit integer"
 INPUTS = ("input_ids", "position_ids", "attention_mask")
-"""Inputs with an own argument of `TokenRequest` and `StepOp`."""
+"""Inputs with an argument of their own in `TokenRequest` and `StepOp`; the others are `indices`."""
 LISTS = "a list of integers, or a list of such rows"
 
 
 @cache
 def row_fields(indices: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of all inputs with a value for each token, for a model with the further inputs `indices`."""
-    # Every model knows token_type_ids, so that validation can reject them with its own message.
+    # Every model knows token_type_ids: validation rejects them with a message of its own.
     return tuple(dict.fromkeys((*INPUTS, "token_type_ids", *indices)))
 
 
@@ -35,8 +35,8 @@ def read_json_rows(field: str, value: Any, empty: bool = False) -> TokenRows:
     """Read a list of rows, or a flat list for one row.
 
     Raises:
-        Invalid: something else, an empty batch, a row that is empty where none may be `empty`, or a value that is no
-            64-bit integer (true and 1.0 are none).
+        Invalid: another type, an empty batch, an empty row without `empty`, or a value outside the 64-bit integers
+            (true and 1.0 are outside).
 
     """
     if not isinstance(value, list):
@@ -56,7 +56,7 @@ def read_json_rows(field: str, value: Any, empty: bool = False) -> TokenRows:
 
 
 def read_integers(field: str, values: list[Any], place: Callable[[int], str] = lambda index: f"[{index}]") -> Int64:
-    """Return a list of Python integers as int64; `place` says where one of them stands."""
+    """Return a list of Python integers as int64; `place` formats the index of a bad value for the message."""
     if set(map(type, values)) <= {int}:
         try:
             return np.array(values, np.int64)
@@ -78,7 +78,7 @@ def read_floats(field: str, values: list[Any]) -> NDArray[np.float32]:
 
 
 def read_offset(value: Any) -> Int64:
-    """Read one offset, or a list or an array with one for each row: int64 (1,) or (B,)."""
+    """Read one offset, or a list or an array with an offset for each row: int64 (1,) or (B,)."""
     if isinstance(value, np.ndarray):
         return read_integer_list("offset", np.atleast_1d(value))
     if isinstance(value, list) and value:
@@ -99,7 +99,7 @@ def read_array_rows(field: str, array: NDArray[Any], lengths: Int64 | None = Non
     """Read an integer array (B, L), or (L,) for one row; with `lengths`, (T,), all rows in order.
 
     Raises:
-        Invalid: another rank, another kind of type, values beyond int64, or lengths that do not sum to T.
+        Invalid: another rank or kind of dtype, values beyond int64, or lengths with another sum than T.
 
     """
     if array.ndim not in (1, 2):
@@ -132,12 +132,12 @@ def _read_integer_array(field: str, array: NDArray[Any]) -> Int64:
     """Return an array with at least one value as int64, contiguous and aligned."""
     if array.dtype.kind not in "iu":
         raise Invalid(f"{field} dtype", str(array.dtype), "an integer type")
-    if not array.size:  # any number of empty rows fits in a few bytes
+    if not array.size:  # a few bytes can declare any number of empty rows
         raise Invalid(f"{field} shape", str(array.shape), "at least one row of at least one integer")
     if array.dtype.kind == "u" and array.dtype.itemsize == 8 and int(array.max()) >= 2**63:
         raise Invalid(field, int(array.max()), INTEGER)
     if array.dtype == np.int64 and array.flags.c_contiguous and array.flags.aligned:
-        return array  # `require` would do the same, but takes longer
+        return array  # same result as `require`, but faster
     return np.require(array, np.int64, ("C", "A"))
 
 

@@ -1,4 +1,4 @@
-"""Open Inference Protocol over HTTP: JSON and the binary tensor extension. Every name of the protocol is here.
+"""Requests of the Open Inference Protocol over HTTP: JSON and the binary tensor extension.
 
 Sources: KServe, "Open Inference Protocol", version 2; Triton, "Binary tensor data extension".
 """
@@ -32,17 +32,17 @@ from preblock.service.core.errors import Invalid, Malformed
 from preblock.service.core.types import AnyRequest, PairwiseBiasRequest, StemRequest, TokenRequest, TokenRows
 
 FIELDS = ("id", "parameters", "inputs", "outputs", "model_name")
-"""Fields of a request; some clients repeat the name of the model from the path."""
+"""Fields of a request; some clients repeat the model name of the path."""
 OUTPUT_FIELDS = ("name", "parameters")
 SHAPE_TEXTS = {"offset": "[1] or [batch]", **dict.fromkeys((*INPUTS, "token_type_ids"), "[batch, length]")}
 MAX_CACHED_HEADER_BYTES = 2048
-"""Most bytes of a cached JSON header; a header with all inputs of a model has fewer."""
+"""A header with all inputs of a model is shorter."""
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 @dataclass(frozen=True)
 class InferMessage:
-    """A request, the caller's id for it, and its outputs in binary form."""
+    """A request, the client's id for it, and for each output, whether it is sent as bytes."""
 
     request: AnyRequest
     id: str | None
@@ -50,10 +50,15 @@ class InferMessage:
 
 
 def read_infer(body: bytes, header_length: str | None, manifest: Manifests) -> InferMessage:
-    """Read an inference request; `header_length` is the header that says where the JSON ends, if there is one.
+    """Read an inference request.
+
+    Args:
+        body: JSON, then the bytes of binary tensors.
+        header_length: value of the header with the number of bytes of the JSON; None if the body is JSON alone.
+        manifest: of the model.
 
     Raises:
-        Malformed: bytes and their declared sizes disagree, or no JSON.
+        Malformed: bytes and their declared sizes disagree, or the JSON is invalid.
         Invalid: a name, type, shape or value is not allowed.
 
     """
@@ -70,7 +75,7 @@ def read_infer(body: bytes, header_length: str | None, manifest: Manifests) -> I
 
 
 def find_tensor_offsets(body: bytes, header_length: str, manifest: Manifest) -> dict[str, int] | None:
-    """Return where the tensors begin in the body of a request; None where the JSON is long or holds a tensor."""
+    """Return the offset of each tensor in a valid body; None if the JSON is long or holds tensor data."""
     position, found = _header_length(header_length, len(body)), {}
     if position == 0:
         return {"input_ids": 0}
@@ -106,11 +111,11 @@ def _read_header(text: bytes, manifest: Manifests) -> InferHeader:
 
 
 _cached_header = lru_cache(_read_header)
-"""The same for repeated headers before other bytes."""
+"""Clients repeat a header with other tensor bytes."""
 
 
 def _read_raw(body: bytes, manifest: Manifests) -> InferMessage:
-    """Read a body with the data of a model's only input, as a batch of one; its answer is bytes."""
+    """Read a body with the data of the model's main input, as a batch of one; the answer is bytes."""
     known = describe_inputs(manifest)
     name = manifest.input.name if isinstance(manifest, StemManifest) else "input_ids"
     datatype, (_, *sizes) = known[name]
@@ -126,10 +131,10 @@ def _read_raw(body: bytes, manifest: Manifests) -> InferMessage:
 
 
 def to_request(inputs: list[InputTensor], options: InferOptions, manifest: Manifests) -> AnyRequest:
-    """Turn tensors into a request; JSON and bytes, HTTP and gRPC alike.
+    """Return the request of input tensors, the same for HTTP and gRPC.
 
     Raises:
-        Invalid: an unknown or repeated name, a missing tensor, or a type or shape that is not allowed.
+        Invalid: an unknown or repeated name, a missing tensor, or a wrong datatype or shape.
 
     """
     if isinstance(manifest, StemManifest):
@@ -139,7 +144,7 @@ def to_request(inputs: list[InputTensor], options: InferOptions, manifest: Manif
     if manifest.bias and manifest.bias.name in options.outputs:
         _refuse_offset(options)
         if len(options.outputs) > 1:
-            raise Invalid("outputs", list(options.outputs), f"{manifest.bias.name} alone, since it is not of tokens")
+            raise Invalid("outputs", list(options.outputs), f"{manifest.bias.name} alone, since it has no tokens")
         lengths = describe_tensors(manifest.graphs[BIAS_GRAPH].inputs)
         tensors = _read_tensors(inputs, lengths, *(name for name in lengths if name != "query_offset"))
         values: dict[str, Any] = {name: int(tensor[0]) for name, tensor in tensors.items()}
@@ -157,7 +162,7 @@ def to_request(inputs: list[InputTensor], options: InferOptions, manifest: Manif
 
 @lru_cache
 def _token_inputs(manifest: Manifest) -> Shapes:
-    # Segments are known to every model, to be refused as what they are.
+    # Every model knows token_type_ids: validation rejects them with a message of its own.
     return {**describe_inputs(manifest), "token_type_ids": ("INT64", [-1, -1])}
 
 
@@ -169,7 +174,7 @@ def _refuse_offset(options: InferOptions) -> None:
 
 
 def _read_tensors(inputs: list[InputTensor], known: Shapes, *needed: str) -> dict[str, NDArray[Any]]:
-    """Return the tensors by name; sizes of -1 in `known` are free."""
+    """Return the tensors by name, checked against `known`; sizes of -1 there are free."""
     tensors: dict[str, NDArray[Any]] = {}
     for tensor in inputs:
         if tensor.name not in known:
@@ -183,7 +188,7 @@ def _read_tensors(inputs: list[InputTensor], known: Shapes, *needed: str) -> dic
             size not in (-1, got) for size, got in zip(shape, tensor.shape, strict=True)
         ):
             raise Invalid(f"{tensor.name}.shape", list(tensor.shape), SHAPE_TEXTS.get(tensor.name, str(shape)))
-        if 0 in tensor.shape:  # any number of empty rows fits in a few bytes
+        if 0 in tensor.shape:  # a few bytes can declare any number of empty rows
             raise Invalid(f"{tensor.name}.shape", list(tensor.shape), "sizes of 1 or more")
         tensors[tensor.name] = to_array(tensor)
     for name in needed:
@@ -193,7 +198,7 @@ def _read_tensors(inputs: list[InputTensor], known: Shapes, *needed: str) -> dic
 
 
 def _header_length(text: str, length: int) -> int:
-    # 20 digits hold any length; more would only cost time.
+    # 20 digits hold any length; parsing more only costs time.
     if not text.isascii() or not text.isdigit() or len(text) > 20 or int(text) > length:
         raise Malformed(HEADER_LENGTH, text, f"0 to {length}, the length of the body")
     return int(text)

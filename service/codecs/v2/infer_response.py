@@ -15,7 +15,7 @@ from preblock.service.core.results import ChunkedTensor, Result
 
 
 def write_infer(answer: Result, infer: InferMessage) -> tuple[list[Part], int | None]:
-    """Return the parts of a response body, and the length of the JSON where bytes follow it."""
+    """Return the parts of a response body, and the length of its JSON if binary tensors follow it."""
     document: dict[str, Any] = {"model_name": answer.model, "model_version": str(answer.version)}
     if infer.id is not None:
         document["id"] = infer.id
@@ -38,7 +38,7 @@ def write_infer(answer: Result, infer: InferMessage) -> tuple[list[Part], int | 
 
 
 def check_finite(output: str, tensor: NDArray[np.generic]) -> None:
-    """Raise Invalid for infinities and NaN: JSON has none."""
+    """Raise Invalid for infinities and NaN, because JSON cannot hold them."""
     if not np.isfinite(tensor).all():
-        allowed = "binary_data, since a value is infinite or no number, which JSON cannot hold"
+        allowed = "binary_data, since JSON cannot hold an infinite value or NaN"
         raise Invalid(f"outputs {output}", "JSON", allowed)

@@ -38,7 +38,7 @@ class InputTensor(NamedTuple):
 
 
 class InferHeader(NamedTuple):
-    """The JSON of a request."""
+    """The parsed JSON of a request."""
 
     inputs: tuple[InputTensor, ...]
     options: InferOptions
@@ -46,7 +46,7 @@ class InferHeader(NamedTuple):
 
 
 def read_inputs(documents: list[dict[str, Any]]) -> list[InputTensor]:
-    """Return the inputs of a JSON header, each declared in full. Raises Malformed or Invalid."""
+    """Return the declared inputs of a JSON header; raise Invalid for a wrong or missing field."""
     inputs = []
     for index, document in enumerate(documents):
         where = f"inputs[{index}]"
@@ -66,13 +66,13 @@ def read_inputs(documents: list[dict[str, Any]]) -> list[InputTensor]:
 
 
 def attach_contents(header: InferHeader, binary: memoryview) -> list[InputTensor]:
-    """Return the tensors of a header; tensors without data come from the bytes behind it."""
+    """Return the tensors of a header, with data from the bytes behind it where the header has none."""
     inputs, position = [], 0
     for index, tensor in enumerate(header.inputs):
         size = tensor.size
         if size is not None:
             if type(size) is not int or not 0 <= size <= len(binary) - position:
-                left = f"0 to {len(binary) - position}, the bytes that are left"
+                left = f"0 to {len(binary) - position}, the remaining bytes"
                 raise Malformed(f"inputs[{index}].binary_data_size", size, left)
             tensor = tensor._replace(data=binary[position : position + size])
             position += size
@@ -83,14 +83,14 @@ def attach_contents(header: InferHeader, binary: memoryview) -> list[InputTensor
 
 
 def to_array(tensor: InputTensor) -> NDArray[Any]:
-    """Return the data of a tensor in its shape."""
-    # Python's integers: no product of declared sizes can wrap.
+    """Return the data of a tensor as an array of its shape, int64 or float32."""
+    # Python integers: the product of declared sizes cannot overflow.
     count, dtype = math.prod(tensor.shape), NUMPY_DTYPES[tensor.datatype]
     if isinstance(tensor.data, memoryview):
         if len(tensor.data) != dtype.itemsize * count:
             declared = f"{dtype.itemsize * count} bytes for shape {list(tensor.shape)}"
             raise Malformed(tensor.name, f"{len(tensor.data)} bytes", declared)
-        # Bytes behind a JSON header begin anywhere; onnxruntime wants them aligned.
+        # Bytes behind a JSON header may be unaligned; onnxruntime needs aligned arrays.
         values: NDArray[Any] = np.require(np.frombuffer(tensor.data, dtype), requirements="A")
     else:
         if len(tensor.data) != count:
@@ -102,7 +102,7 @@ def to_array(tensor: InputTensor) -> NDArray[Any]:
 
 
 def _flatten(where: str, data: Any) -> list[Any]:
-    """Flatten nested lists, in row-major order; the protocol allows either form."""
+    """Flatten nested lists in row-major order; the protocol allows nested and flat lists."""
     if not isinstance(data, list):
         raise Invalid(where, data, "a list")
     flat: list[Any] = data
@@ -114,7 +114,7 @@ def _flatten(where: str, data: Any) -> list[Any]:
 
 
 def read_objects(where: str, value: Any, known: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Return a list of objects without unknown fields. Raises Malformed or Invalid."""
+    """Return a list of objects without unknown fields; raise Invalid for any other value."""
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise Invalid(where, value, "a list of objects")
     for index, item in enumerate(value):
@@ -123,7 +123,7 @@ def read_objects(where: str, value: Any, known: tuple[str, ...]) -> list[dict[st
 
 
 def read_parameters(where: str, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of an object. Raises Malformed."""
+    """Return the parameters of an object; raise Invalid if they are not an object."""
     parameters = document.get("parameters", {})
     if not isinstance(parameters, dict):
         raise Invalid(where, parameters, "an object")

@@ -1,4 +1,4 @@
-"""Documents of the Open Inference Protocol about the server and its models, the same over HTTP and gRPC.
+"""Documents of the Open Inference Protocol on the server and its models, the same over HTTP and gRPC.
 
 Sources: KServe, "Open Inference Protocol", version 2; Triton, extensions "Model configuration", "Statistics", "Model
 repository" and "Sequence".
@@ -34,7 +34,7 @@ Shapes = Mapping[str, tuple[str, list[int]]]
 
 @lru_cache
 def describe_inputs(manifest: Manifests) -> Shapes:
-    """Return datatype and shape of every input, by name. Of tokens, all but `input_ids` may be left out."""
+    """Return datatype and shape of every input by name. Of token inputs, only `input_ids` is required."""
     if isinstance(manifest, StemManifest):
         return describe_tensors((manifest.input,))
     rows = dict.fromkeys(("input_ids", *manifest.indices, "attention_mask", "position_ids"), ("INT64", [-1, -1]))
@@ -44,7 +44,7 @@ def describe_inputs(manifest: Manifests) -> Shapes:
 
 @lru_cache
 def describe_outputs(manifest: Manifests) -> Shapes:
-    """Return datatype and shape of every output, by name; the first is the one given where none is asked for."""
+    """Return datatype and shape of every output by name; the first is the default."""
     if isinstance(manifest, StemManifest):
         return describe_tensors(manifest.graphs[GRAPH].outputs)
     tokens = {name: ("FP32", [-1, -1, width]) for name, width in manifest.widths.items()}
@@ -52,7 +52,7 @@ def describe_outputs(manifest: Manifests) -> Shapes:
 
 
 def describe_tensors(tensors: Iterable[Tensor]) -> dict[str, tuple[str, list[int]]]:
-    """Return datatype and shape of tensors of a graph, by name; free sizes are -1."""
+    """Return datatype and shape of tensors by name; free sizes are -1."""
     return {
         tensor.name: (DATATYPES[tensor.dtype], [size if isinstance(size, int) else -1 for size in tensor.shape])
         for tensor in tensors
@@ -65,7 +65,7 @@ def server_metadata(version: str) -> dict[str, Any]:
 
 
 def model_metadata(name: str, versions: list[int], manifest: Manifests) -> dict[str, Any]:
-    """Return the protocol's document of a model."""
+    """Return the metadata of a model."""
     return {
         "name": name,
         "versions": [str(version) for version in versions],
@@ -78,7 +78,7 @@ def model_metadata(name: str, versions: list[int], manifest: Manifests) -> dict[
 
 
 def model_config(name: str, manifest: Manifests, provider: str) -> dict[str, Any]:
-    """Return the configuration of a model as Triton has it; a batch is a dimension like any other here."""
+    """Return the configuration of a model in the format of Triton; the batch is an ordinary dimension."""
     kind = "KIND_CPU" if provider == "CPUExecutionProvider" else "KIND_GPU"
     needed = {"input_ids", *manifest.needed} if isinstance(manifest, Manifest) else {manifest.input.name}
     return {
@@ -102,7 +102,7 @@ def model_config(name: str, manifest: Manifests, provider: str) -> dict[str, Any
 
 
 def model_statistics(name: str, version: int, statistics: InferenceStatistics) -> dict[str, Any]:
-    """Return the statistics of a version of a model in Triton's form; an inference is one row."""
+    """Return the statistics of a version of a model in the format of Triton; an inference is one row."""
     by_rows, whole = statistics.phases, {phase: Duration() for phase in (QUEUE, INPUT, INFER, OUTPUT)}
     executions = sum(duration.count for (_, phase), duration in by_rows.items() if phase == INFER)
     for phase, duration in [
@@ -148,7 +148,7 @@ def check_change(verb: str, parameters: Mapping[str, Any]) -> None:
     """Check the parameters of a request to "load" or "unload" a model.
 
     Raises:
-        Invalid: one is not known, or has a value that is not allowed.
+        Invalid: an unknown parameter or value.
 
     """
     known = ("unload_dependents",) if verb == "unload" else ()

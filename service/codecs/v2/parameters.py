@@ -1,4 +1,4 @@
-"""Parameters of the Open Inference Protocol: their names and meanings, the same over HTTP and gRPC."""
+"""Parameters of the Open Inference Protocol, the same over HTTP and gRPC."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ from preblock.service.core.errors import Invalid
 from preblock.service.core.types import Int64, SequenceRef
 
 HINTS = ("priority", "timeout")
-"""Triton's, for the order of a queue. They are read and change nothing, since no request overtakes another."""
+"""Queue parameters of Triton. They are checked and ignored, because requests run in order."""
 FINAL = "triton_enable_empty_final_response"
-"""Triton's, for streams with several answers to a request; here each request has one."""
+"""Parameter of Triton for streams with several answers to a request. Here each request has one answer."""
 CONTENT_TYPE = "np"
-"""MLServer's codecs name themselves in a parameter; this one leaves a tensor as it is."""
+"""The only supported codec of MLServer: it leaves a tensor unchanged."""
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 MAX_SEQUENCE_ID_BYTES = 128
-"""Most bytes of the text id of a sequence, as in Triton."""
+"""The limit of Triton for text ids."""
 REQUEST_PARAMETERS = ("offset", "dtype", "binary_data_output", "content_type", *SEQUENCE, *HINTS, FINAL)
 INPUT_PARAMETERS = ("binary_data_size", "content_type")
 OUTPUT_PARAMETERS = ("dtype", "binary_data", "content_type")
 DTYPES = {DATATYPES[dtype]: dtype for dtype in types.DTYPES} | {dtype: dtype for dtype in types.DTYPES}
-"""Output types by their names in this protocol and in the other protocols."""
+"""Output dtypes by their names in this protocol and in the other protocols."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class InferOptions:
     """The options from parameters and requested outputs.
 
     Args:
-        binary: for each output, in the order of the answer, whether it is wanted as bytes; matters to HTTP only.
-        dtype: of all, a key of `messages.DTYPES`.
-        offset: int64 (1,); None where no parameter says so.
-        sequence: of the request; None for none.
+        binary: for each output in order, whether HTTP sends it as bytes.
+        dtype: of all outputs, a key of `types.DTYPES`.
+        offset: int64 (1,); None without the parameter.
+        sequence: of the request; None without a sequence id.
 
     """
 
@@ -55,7 +55,12 @@ class InferOptions:
 def read_options(
     parameters: Mapping[str, Any], requested: Sequence[tuple[Any, Mapping[str, Any]]], manifest: Manifests
 ) -> InferOptions:
-    """Read the parameters of a request, and the name and the parameters of each output asked for; none for the first.
+    """Read the options of a request.
+
+    Args:
+        parameters: of the request.
+        requested: name and parameters of each requested output; empty for the first output.
+        manifest: of the model.
 
     Raises:
         Invalid: an unknown name, or a value that is not allowed.
@@ -91,14 +96,14 @@ def read_options(
 
 
 def check_parameters(where: str, parameters: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """Raise Invalid for an unknown parameter: to ignore it might change the meaning."""
+    """Raise Invalid for an unknown parameter, because ignoring it could change the result."""
     refuse_unknown(parameters, known, where)
     if parameters.get("content_type", CONTENT_TYPE) != CONTENT_TYPE:
-        raise Invalid(f"{where}.content_type", parameters["content_type"], f"{CONTENT_TYPE}, a tensor as it is")
+        raise Invalid(f"{where}.content_type", parameters["content_type"], f"{CONTENT_TYPE}, an unchanged tensor")
 
 
 def _sequence(parameters: Mapping[str, Any]) -> SequenceRef | None:
-    """Return the sequence of a request; 0 and the empty text name none."""
+    """Return the sequence of a request; None for the id 0 and the empty text."""
     field = "parameters.sequence_id"
     id_ = parameters.get("sequence_id", 0)
     start, end = (read_flag(f"parameters.{name}", parameters.get(name, False)) for name in SEQUENCE[1:])
@@ -108,7 +113,7 @@ def _sequence(parameters: Mapping[str, Any]) -> SequenceRef | None:
     elif type(id_) is not int or not -(2**63) <= id_ < 2**64:
         raise Invalid(field, format_value(id_), "an integer of 64 bits, or a text")
     else:
-        id_ %= 2**64  # clients of gRPC send the larger half as negative ones
+        id_ %= 2**64  # gRPC clients send the larger half as negative integers
     if id_ in (0, "") and (start or end):
         raise Invalid(field, format_value(id_), "the id of a sequence, since the request starts or ends one")
     return SequenceRef(id_, start, end) if id_ not in (0, "") else None

@@ -1,4 +1,4 @@
-"""Open Inference Protocol over gRPC: its messages to requests, and answers to its messages."""
+"""Messages of the Open Inference Protocol over gRPC: requests from messages, and messages from results."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -20,14 +20,14 @@ from preblock.service.core.results import ChunkedTensor, Result
 from preblock.service.core.types import AnyRequest, Int64
 
 MAX_TENSOR_BYTES = 2**31 - 1 - 2**16
-"""Most bytes of the tensors of an answer: a message of gRPC ends at 2 GiB, and the description takes some of it."""
+"""A gRPC message ends at 2 GiB; 64 KiB remain for the description of the tensors."""
 
 
 def read(kind: Any, message: bytes) -> Any:
     """Read a message of a generated class.
 
     Raises:
-        Malformed: the bytes are none.
+        Malformed: the bytes are not such a message.
 
     """
     try:
@@ -37,11 +37,11 @@ def read(kind: Any, message: bytes) -> Any:
 
 
 def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> AnyRequest:
-    """Read an inference request; all inputs are raw bytes, or none is.
+    """Read an inference request, with raw bytes for all inputs or for none.
 
     Raises:
-        Malformed: the number of raw entries differs from that of the inputs.
-        Invalid: a name, type, shape or value is not allowed.
+        Malformed: the numbers of raw entries and inputs differ, or a declared size is wrong.
+        Invalid: a name, datatype, shape or value is not allowed.
 
     """
     raw = message.raw_input_contents
@@ -58,7 +58,7 @@ def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> AnyRequest
         check_parameters(f"{where}.parameters", parameters, INPUT_PARAMETERS)
         typed = tensor.contents.fp32_contents if tensor.datatype == "FP32" else tensor.contents.int64_contents
         data = memoryview(raw[index]) if raw else list(typed)
-        # Some clients send HTTP's parameters over gRPC too.
+        # Some clients send parameters of HTTP over gRPC too.
         size = parameters.get("binary_data_size", len(data))
         if raw and size != len(data):
             raise Malformed(f"{where}.binary_data_size", size, f"{len(data)}, the bytes of its raw_input_contents")
@@ -68,7 +68,7 @@ def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> AnyRequest
 
 
 def read_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of parameters by name, sorted, because a map has no order; None for an empty one."""
+    """Return the values of parameters sorted by name, because maps have no order; None for an empty parameter."""
     choices = {name: parameters[name].WhichOneof("parameter_choice") for name in sorted(parameters)}
     return {name: getattr(parameters[name], choice) if choice else None for name, choice in choices.items()}
 
@@ -77,7 +77,7 @@ Parts = list[bytes | memoryview | ChunkedTensor]
 
 
 def write_infer(answer: Result, id_: str, **parameters: bool) -> Parts:
-    """Return the parts of a `ModelInferResponse`: the tensors as they are, and the bytes before each.
+    """Return the parts of a `ModelInferResponse`: the raw tensors, and the bytes before each.
 
     Protobuf would copy a tensor twice: into an object, and from there into the message.
 
@@ -121,7 +121,7 @@ def join_message(parts: Parts) -> bytes:
 
 
 async def compute_message(parts: Parts) -> bytes:
-    """Return a message; its tensors are computed while it is written, and other requests run between the chunks."""
+    """Return the message of parts; other requests run between the computed chunks."""
     size = sum(map(len, parts))
     # gRPC takes only `bytes`. BytesIO writes into the bytes of its argument and returns them, without a copy.
     message = BytesIO(bytes(size))
@@ -139,9 +139,7 @@ async def compute_message(parts: Parts) -> bytes:
 
 
 def _field_prefix(field: int, size: int) -> bytes:
-    """Return what stands before `size` bytes of a field: its number, the wire type 2, and how many (Protocol Buffers,
-    "Encoding").
-    """
+    """Return the prefix of a field of `size` bytes: number, wire type 2, and size (Protocol Buffers, "Encoding")."""
     varint = bytearray((field << 3 | 2,))
     while size >= 0x80:
         varint.append(size & 0x7F | 0x80)
@@ -151,12 +149,12 @@ def _field_prefix(field: int, size: int) -> bytes:
 
 
 def write_stream_error(message: str, id_: str) -> pb.ModelStreamInferResponse:
-    """Write the error of a request of a stream, with its id."""
+    """Write the error of one request of a stream, with the id of the request."""
     return pb.ModelStreamInferResponse(error_message=message, infer_response=pb.ModelInferResponse(id=id_))
 
 
 def write_closing(reason: str, sequences: Iterable[tuple[str, int, int | str, Int64]]) -> pb.ModelStreamInferResponse:
-    """Write why the service ends a stream, and where to go on: model, version, id and offsets of each sequence."""
+    """Write a close message: the reason, and model, version, id and offsets of each sequence."""
     positions = [
         {"model_name": model, "model_version": str(version), "sequence_id": id_, "next_offset": offset.tolist()}
         for model, version, id_, offset in sequences
@@ -165,5 +163,5 @@ def write_closing(reason: str, sequences: Iterable[tuple[str, int, int | str, In
 
 
 def write(kind: Any, document: dict[str, Any]) -> Any:
-    """Write a document, as HTTP has it, in a message of a generated class."""
+    """Write a document of the HTTP API as a message of a generated class."""
     return ParseDict(document, kind())

@@ -1,4 +1,4 @@
-"""What is remembered of files, and that whatever is wrong with it costs only time. Oracle: Python's hashlib."""
+"""The cache of checksums; a broken cache only costs time. Oracle: hashlib."""
 
 import hashlib
 import json
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let what was written just now be old."""
+    """Make all files old enough for the cache."""
     now = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: now() + 10**10)
 

@@ -1,4 +1,4 @@
-"""What vLLM's `prompt_embeds` takes. Oracle: torch, which loads it as vLLM does and knows what it would save itself."""
+"""Files for vLLM's `prompt_embeds`. Oracle: `torch.load`, as in vLLM, and `torch.save`."""
 
 import base64
 import io
@@ -46,7 +46,7 @@ def loaded(text: bytes) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1), (5, 7), (3, 100_000)])
-def test_torch_loads_what_it_would_load_of_its_own_file(shape: tuple[int, int], dtype: str) -> None:
+def test_torch_loads_the_tensor_of_its_own_file(shape: tuple[int, int], dtype: str) -> None:
     matrix = vectors(shape, dtype)
     tensor = torch.from_numpy(matrix.view(np.int16 if matrix.itemsize == 2 else np.int32)).view(DTYPES[dtype][1])
     stream = io.BytesIO()
@@ -58,7 +58,7 @@ def test_torch_loads_what_it_would_load_of_its_own_file(shape: tuple[int, int], 
     assert not found.requires_grad
 
 
-def test_the_file_is_a_whole_zip_archive_of_what_torch_puts_there() -> None:
+def test_file_is_a_zip_archive_with_the_entries_of_torch() -> None:
     matrix = vectors((5, 7))
     archive = zipfile.ZipFile(io.BytesIO(b"".join(file_of(matrix).buffers)))
     assert archive.testzip() is None
@@ -66,7 +66,7 @@ def test_the_file_is_a_whole_zip_archive_of_what_torch_puts_there() -> None:
     assert archive.read("archive/data/0") == matrix.tobytes()
 
 
-def test_the_same_vectors_are_the_same_bytes_and_are_not_copied() -> None:
+def test_same_vectors_give_the_same_bytes_without_a_copy() -> None:
     matrix = vectors((5, 7))
     one, parts = file_of(matrix), [matrix[:2], matrix[2:3], matrix[3:]]
     before, values, behind = one.buffers
@@ -84,12 +84,12 @@ def test_the_size_is_known_before_the_values(size: int) -> None:
     assert sum(map(len, file.buffers)) == len(file)
 
 
-@pytest.mark.parametrize("pieces", [[6], [2, 4], [1, 1, 1, 1, 1, 1], [5, 1]])
-def test_rows_are_taken_from_pieces_as_they_come(pieces: list[int]) -> None:
+@pytest.mark.parametrize("chunks", [[6], [2, 4], [1, 1, 1, 1, 1, 1], [5, 1]])
+def test_rows_of_a_chunked_tensor_equal_rows_of_an_array(chunks: list[int]) -> None:
     tensor, ended = vectors((6, 4)), []
 
     def computed() -> Iterator[NDArray[Any]]:
-        yield from np.split(tensor, np.cumsum(pieces)[:-1])
+        yield from np.split(tensor, np.cumsum(chunks)[:-1])
         ended.append(True)
 
     files = write_prompt_embeds(ChunkedTensor(tensor.shape, "float32", computed()), np.array([1, 3, 2]))
@@ -100,7 +100,7 @@ def test_rows_are_taken_from_pieces_as_they_come(pieces: list[int]) -> None:
     assert ended
 
 
-def test_one_row_is_one_file_and_several_are_a_list() -> None:
+def test_one_row_is_a_file_and_several_rows_are_a_list() -> None:
     tensor = vectors((6, 4))
     one = write_prompt_embeds(tensor.reshape(1, 6, 4), np.array([6]))
     assert isinstance(one, Base64Chunks)
@@ -112,15 +112,17 @@ def test_one_row_is_one_file_and_several_are_a_list() -> None:
     assert np.concatenate(rows).tobytes() == tensor.tobytes()
 
 
-@pytest.mark.parametrize("told", [None, TokenEmbeddings(output="token_embeddings", width=4, consumer_scales=None)])
-def test_a_consumer_that_is_not_known_is_refused_by_name(told: TokenEmbeddings | None) -> None:
+@pytest.mark.parametrize(
+    "embeddings", [None, TokenEmbeddings(output="token_embeddings", width=4, consumer_scales=None)]
+)
+def test_unknown_consumer_is_rejected(embeddings: TokenEmbeddings | None) -> None:
     with pytest.raises(
-        Invalid, match=r"^encoding: got prompt_embeds, allowed base64, float, since it is not known what a bert"
+        Invalid, match=r"^encoding: got prompt_embeds, allowed base64, float, since it is unknown whether a bert"
     ):
-        check_prompt_embeds(REQUEST, tiny_manifest().model_copy(update={"token_embeddings": told}))
+        check_prompt_embeds(REQUEST, tiny_manifest().model_copy(update={"token_embeddings": embeddings}))
 
 
 @pytest.mark.parametrize("scales", [True, False])
-def test_a_consumer_that_is_known_is_not_refused(scales: bool) -> None:
-    told = TokenEmbeddings(output="token_embeddings", width=4, consumer_scales=scales)
-    check_prompt_embeds(REQUEST, tiny_manifest().model_copy(update={"token_embeddings": told}))
+def test_known_consumer_is_accepted(scales: bool) -> None:
+    embeddings = TokenEmbeddings(output="token_embeddings", width=4, consumer_scales=scales)
+    check_prompt_embeds(REQUEST, tiny_manifest().model_copy(update={"token_embeddings": embeddings}))

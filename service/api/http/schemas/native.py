@@ -122,30 +122,28 @@ class Problem(Documented):
     field: str | None = None
     got: str | None = None
     allowed: str | None = None
-    request_id: str | None = Field(None, description="What X-Request-Id says; none in a stream.")
+    request_id: str | None = Field(None, description="The X-Request-Id; none in a stream.")
 
 
 class ProviderDescription(BaseModel):
-    """Where models run, and why."""
+    """The onnxruntime provider of the models, and the reason."""
 
-    requested: str = Field(description="What the settings say: auto, cpu or cuda.")
-    active: str = Field(description="The onnxruntime provider that really runs.")
-    probed: str | None = Field(
-        description="The one on which a session ran that was opened to try CUDA; null where none was."
-    )
-    reason: str | None = Field(description="Why CUDA is not used where it was tried.")
+    requested: str = Field(description="Provider in the settings: auto, cpu or cuda.")
+    active: str = Field(description="The active onnxruntime provider.")
+    probed: str | None = Field(description="Provider of the session opened to try CUDA; null without a trial.")
+    reason: str | None = Field(description="Why CUDA is not used after a trial.")
 
 
 class ModelDescription(BaseModel):
-    """A model as it is served."""
+    """A served model."""
 
     name: str
     version: int
-    identity: str = Field(description="SHA-256 of the manifest, which holds the hashes of the files.")
+    identity: str = Field(description="SHA-256 of the manifest with the hashes of all files.")
     versions: list[int]
-    provider: str = Field(description="The onnxruntime provider that really runs.")
+    provider: str = Field(description="The active onnxruntime provider.")
     provider_choice: ProviderDescription
-    max_len: int | None = Field(description="The largest legal offset + real tokens; null where nothing limits it.")
+    max_len: int | None = Field(description="The largest legal offset + real tokens; null without a limit.")
     max_tokens: int = Field(description="Most tokens of one request.")
     manifest: Manifest | StemManifest
     parity: ParityReport
@@ -167,7 +165,7 @@ BIAS = describe_operation(describe_body(BiasRequest), {**describe_body(BiasAnswe
 
 
 class DecodeRequest(TokenFields):
-    """A known list of ids, answered as events; as lines, each message of `docs/decode.md` stands alone."""
+    """A known list of ids, answered as events. Lines hold messages of `docs/decode.md` instead."""
 
     input_ids: Rows = Field(description="Rows of token ids of any lengths; a flat list is one row.")
     chunk: int = Field(1, description="Tokens of each row in one event.")

@@ -1,4 +1,4 @@
-"""The bodies of the API of OpenAI."""
+"""The bodies of the OpenAI API."""
 
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from preblock.service.api.http.schemas.common import (
 
 
 class EmbeddingsRequest(RequestBody):
-    """Inputs, as the API of OpenAI has them; `pooling` and `truncate` are additions to it."""
+    """Inputs of the OpenAI API; `pooling` and `truncate` are additions."""
 
     model: str = Field(description="`name`, or `name:version`.")
     input: Texts | Rows
@@ -26,9 +26,9 @@ class EmbeddingsRequest(RequestBody):
     dimensions: int | None = Field(None, description="The width of the model, or nothing.")
     user: str | None = Field(None, description="Not used.")
     pooling: Literal["none", "mean", "first", "last"] = Field(
-        "mean", description="What becomes of the vectors of an input: one vector, or with none one for each token."
+        "mean", description="How the vectors of an input become one vector; with none, one vector for each token."
     )
-    truncate: Truncate | None = Field(None, description="Where an input that is too long is cut; default is an error.")
+    truncate: Truncate | None = Field(None, description="Side on which a too long input is cut; default is an error.")
 
 
 class Embedding(Documented):
@@ -55,27 +55,27 @@ class EmbeddingsAnswer(Documented):
     version: int
     data: list[Embedding]
     usage: Usage
-    truncated: list[int] | None = Field(None, description="Tokens cut of each input, where that was allowed.")
+    truncated: list[int] | None = Field(None, description="Tokens cut of each input, with truncate.")
 
 
 class OpenAIModel(BaseModel):
-    """A model, as the API of OpenAI lists it."""
+    """A model in the list of the OpenAI API."""
 
     id: str
     object: Literal["model"] = "model"
-    created: int = Field(description="When its artifact was written, in seconds since 1970.")
+    created: int = Field(description="Time of the artifact, in seconds since 1970.")
     owned_by: str = "preblock"
 
 
 class OpenAIModels(BaseModel):
-    """The models that are served."""
+    """The served models."""
 
     object: Literal["list"] = "list"
     data: list[OpenAIModel]
 
 
 class OpenAIErrorDetails(Documented):
-    """What is wrong."""
+    """Message, kind and field of an error."""
 
     message: str
     type: Literal["invalid_request_error", "server_error"]
@@ -84,7 +84,7 @@ class OpenAIErrorDetails(Documented):
 
 
 class OpenAIError(Documented):
-    """An error, as the API of OpenAI has it."""
+    """An error of the OpenAI API."""
 
     error: OpenAIErrorDetails
 

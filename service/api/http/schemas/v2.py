@@ -21,7 +21,7 @@ Parameters = dict[str, str | int | float | bool]
 
 
 class TensorDescription(Documented):
-    """A tensor of a model; sizes that are free are -1."""
+    """A tensor of a model; free sizes are -1."""
 
     name: str
     datatype: str
@@ -29,7 +29,7 @@ class TensorDescription(Documented):
 
 
 class InferInput(TensorDescription):
-    """A tensor of a request: its data here, or as bytes behind the JSON."""
+    """A tensor of a request, with its data in JSON or in the bytes behind the JSON."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -38,16 +38,16 @@ class InferInput(TensorDescription):
 
 
 class InferOutputRequest(RequestBody):
-    """An output that is asked for."""
+    """A requested output."""
 
     name: str
     parameters: Parameters = Field({})
 
 
 class InferRequest(RequestBody):
-    """Tensors by name, as the Open Inference Protocol has them."""
+    """Tensors and parameters of a request."""
 
-    id: str | None = Field(None, description="Comes back with the answer.")
+    id: str | None = Field(None, description="The answer repeats it.")
     model_name: str | None = Field(None, description="Not used; the path names the model.")
     parameters: Parameters = Field({})
     inputs: list[InferInput]
@@ -55,14 +55,14 @@ class InferRequest(RequestBody):
 
 
 class InferOutput(TensorDescription):
-    """A tensor of an answer: its data here, or as bytes behind the JSON."""
+    """A tensor of an answer, with its data in JSON or in the bytes behind the JSON."""
 
     parameters: Parameters | None = None
     data: list[float] | None = None
 
 
 class InferAnswer(Documented):
-    """The outputs that were asked for."""
+    """The requested outputs."""
 
     model_name: str
     model_version: str
@@ -71,7 +71,7 @@ class InferAnswer(Documented):
 
 
 class ServerMetadata(BaseModel):
-    """What the server is."""
+    """Name, version and extensions of the server."""
 
     name: str
     version: str
@@ -117,13 +117,13 @@ class ModelState(BaseModel):
 
 
 class ModelStatisticsEntry(BaseModel):
-    """What happened to one version of a model."""
+    """Statistics of one version of a model."""
 
     name: str
     version: str
-    last_inference: int = Field(description="Milliseconds since 1970; 0 for never.")
+    last_inference: int = Field(description="Milliseconds since 1970; 0 before the first inference.")
     inference_count: int = Field(description="Rows answered.")
-    execution_count: int = Field(description="Requests that ran.")
+    execution_count: int = Field(description="Executed requests.")
     inference_stats: dict[str, dict[str, int]]
     response_stats: dict[str, Any]
     batch_stats: list[dict[str, Any]]
@@ -131,24 +131,24 @@ class ModelStatisticsEntry(BaseModel):
 
 
 class ModelStatisticsList(BaseModel):
-    """What happened to models."""
+    """Statistics of models."""
 
     model_stats: list[ModelStatisticsEntry]
 
 
 class OpenInferenceError(Documented):
-    """An error, as the Open Inference Protocol has it."""
+    """An error of the Open Inference Protocol."""
 
     error: str
 
 
 def open_inference_errors(*statuses: int) -> dict[int | str, OpenAPI]:
-    """Return OpenAPI's entries of errors of the Open Inference Protocol."""
+    """Return OpenAPI entries of errors of the Open Inference Protocol."""
     return describe_errors(OpenInferenceError, JSON, *statuses)
 
 
 def _optional_body(**kinds: str) -> OpenAPI:
-    """Return OpenAPI's entry of an optional body with fields of these types."""
+    """Return the OpenAPI entry of an optional body with fields of these types."""
     properties = {name: {"type": kind} for name, kind in kinds.items()}
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
     return {"requestBody": {"content": {JSON: {"schema": schema}}}}

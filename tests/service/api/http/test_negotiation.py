@@ -230,7 +230,7 @@ def test_several_prompts_are_a_list(http: httpx.Client, bert: Any) -> None:
             {},
             JSON,
             422,
-            "encoding: got prompt_embeds, allowed base64, float, since it is not known what",
+            "encoding: got prompt_embeds, allowed base64, float, since it is unknown whether",
         ),
         (
             "minilm",

@@ -17,7 +17,7 @@ from tests.support.manifests import tiny_manifest
 
 
 def body(padding: int = 0) -> tuple[bytes, str]:
-    """Return a request of six ids, whose bytes follow `padding` spaces, and the length of its JSON."""
+    """Return a request of six ids, with the bytes behind `padding` spaces, and the length of its JSON."""
     tensor = {"name": "input_ids", "datatype": "INT64", "shape": [2, 3], "parameters": {"binary_data_size": 48}}
     header = json.dumps({"inputs": [tensor]}).encode() + b" " * padding
     return header + np.arange(6, dtype="<i8").tobytes(), str(len(header))
