@@ -12,8 +12,8 @@ import numpy as np
 import orjson
 
 from preblock.service.api.http.response import ChunkedResponse, lines_of
-from preblock.service.codecs.chunks import Buffer, encoded, joined, raw_bytes
-from preblock.service.codecs.token_rows import rows_of_json
+from preblock.service.codecs.chunks import Buffer, encode_base64, join, raw_bytes
+from preblock.service.codecs.token_rows import read_json_rows
 from preblock.service.core.auth import SERVICE, Principal, caller
 from preblock.service.core.errors import Invalid, PreblockError
 from preblock.service.core.types import Int64, TokenRequest
@@ -72,7 +72,7 @@ class RequestTemplate:
         if end < begin or not body.endswith(self.tail):
             return None
         try:
-            rows = rows_of_json("input_ids", orjson.loads(body[begin:end]))
+            rows = read_json_rows("input_ids", orjson.loads(body[begin:end]))
         except (orjson.JSONDecodeError, Invalid):
             return None
         if (len(rows.lengths), rows.length) != self.shape:
@@ -91,7 +91,7 @@ class RequestTemplate:
         """Yield the body of a large response, computed chunk by chunk."""
         yield self.prefix
         chunks = map(raw_bytes, run.pieces())  # map keeps no chunk, so the next chunk can reuse its buffer
-        for chunk in chunks if self.suffix is None else encoded(chunks):
+        for chunk in chunks if self.suffix is None else encode_base64(chunks):
             yield chunk
             del chunk
         if self.suffix is not None:
@@ -127,7 +127,7 @@ def template_of(
     suffix = last if isinstance(last, bytes) else None
     if suffix is not None:
         prefix.pop()
-    known = lines_of(response.raw_headers), joined(prefix), response.size
+    known = lines_of(response.raw_headers), join(prefix), response.size
     return RequestTemplate(protocol, fast_path, head, shape, ids_at, offset, offset_at, *known, tail, suffix)
 
 

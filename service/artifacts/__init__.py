@@ -1,1 +1,1 @@
-"""The ONNX files of an artifact, as far as they are read without onnxruntime."""
+"""Artifacts on disk: schemas, hashes, and checks of ONNX files without onnxruntime."""

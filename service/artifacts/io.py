@@ -1,4 +1,4 @@
-"""Reads and writes the JSON files of an artifact, and checks its files against their hashes."""
+"""Read and write the JSON files of an artifact, and check its files against their hashes."""
 
 import hashlib
 import json
@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from io import BufferedReader
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -15,35 +15,32 @@ from preblock.service.artifacts.records import File, Schema
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import FileSignature, open_file, read_file, signature_of
 
-MAX_BYTES = 4 * 2**20
-"""Of a manifest or a parity report; more than ten times the longest known."""
+MAX_JSON_BYTES = 4 * 2**20
+"""Limit of a manifest or a parity report: over ten times the largest known file."""
 
 S = TypeVar("S", bound=BaseModel)
 
 
-class _Kind(BaseModel):
-    kind: Literal["tokens", "stem"] = "tokens"
-
-
 def read_manifest(folder: Path) -> Manifest | StemManifest:
-    """Read the manifest of the artifact in `folder`; raises as `read`."""
+    """Read the manifest of the artifact in `folder`; raise ArtifactError as `read` does."""
     return read_with_identity(folder)[0]
 
 
 def read_with_identity(folder: Path) -> tuple[Manifest | StemManifest, str]:
-    """Return the manifest of the artifact in `folder`, and the artifact's identity; raises as `read`.
+    """Return the manifest of the artifact in `folder`, and the artifact's identity; raise ArtifactError as `read` does.
 
     The identity is the SHA-256 of the manifest as JSON without white space and with sorted keys. The manifest holds
-    the hashes of all files but the parity report; so artifacts of one identity are the same, whoever exported them.
+    the hashes of all files except the parity report. Artifacts with the same identity are therefore equal.
     """
     file = folder / MANIFEST
-    content = read_file(file, MAX_BYTES)
-    stem = _parse(_Kind, file, content).kind == "stem"
-    manifest = _parse(StemManifest, file, content) if stem else _parse(Manifest, file, content)
+    content = read_file(file, MAX_JSON_BYTES)
     try:
-        canonical = json.dumps(json.loads(content), sort_keys=True, separators=(",", ":"))
-    except (ValueError, RecursionError) as error:  # Python's reader is the stricter of the two
+        document = json.loads(content)
+        canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(MANIFEST, str(error), "ordinary JSON") from error
+    stem = isinstance(document, dict) and document.get("kind") == "stem"
+    manifest = _parse(StemManifest, file, content) if stem else _parse(Manifest, file, content)
     return manifest, hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
@@ -51,14 +48,14 @@ def read(schema: type[S], file: Path) -> S:
     """Read `file` as `schema`.
 
     Raises:
-        ArtifactError: the file is missing, no regular file or too long, or does not follow the schema.
+        ArtifactError: the file is missing, irregular or too large, or violates the schema.
 
     """
-    return _parse(schema, file, read_file(file, MAX_BYTES))
+    return _parse(schema, file, read_file(file, MAX_JSON_BYTES))
 
 
 def write(record: Schema, file: Path) -> None:
-    """Write `record` as indented JSON: the same bytes for the same record."""
+    """Write `record` as indented JSON. The same record gives the same bytes."""
     file.write_text(record.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
@@ -76,15 +73,15 @@ def describe(file: Path, digest: Callable[[BufferedReader], str] = sha256) -> Fi
 def check_files(
     folder: Path, manifest: Artifact, digest: Callable[[BufferedReader], str] = sha256
 ) -> dict[str, FileSignature]:
-    """Compare every file of the artifact with its hash, and return the stamps of the files.
+    """Compare every file of the artifact with its hash, and return the stamp of each file.
 
     Args:
         folder: of the artifact.
-        manifest: names the files.
-        digest: returns the SHA-256 of an open file; default: it is computed.
+        manifest: names the files and their hashes.
+        digest: returns the SHA-256 of an open file; by default computes it.
 
     Raises:
-        ArtifactError: a file is missing, differs, or is no regular file of its own; the error names it.
+        ArtifactError: a file is missing, irregular, or differs from its hash; the error names the file.
 
     """
     stamps = {}
@@ -96,11 +93,8 @@ def check_files(
             status = os.fstat(stream.fileno())
             found = File(sha256=digest(stream), bytes=status.st_size)
         if found != expected:
-            raise ArtifactError(
-                name,
-                f"sha256 {found.sha256[:12]}…, {found.bytes} bytes",
-                f"sha256 {expected.sha256[:12]}…, {expected.bytes} bytes",
-            )
+            got, allowed = (f"sha256 {of.sha256[:12]}…, {of.bytes} bytes" for of in (found, expected))
+            raise ArtifactError(name, got, allowed)
         stamps[name] = signature_of(status)
     return stamps
 

@@ -1,15 +1,10 @@
-"""The schema of `manifest.json`, and the names of the files of an artifact, `<repository>/<name>/<version>/`."""
+"""Schema of `manifest.json`, and the file names of an artifact, `<repository>/<name>/<version>/`."""
 
 from collections.abc import Collection
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    JsonValue,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import Field, JsonValue, PositiveInt, model_validator
 
 from preblock.service.artifacts.records import (
     File,
@@ -25,7 +20,7 @@ from preblock.service.artifacts.records import (
 )
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
-"""Of a model, as a regular expression: it is part of paths, URLs and headers."""
+"""Regular expression of a model name, used in paths, URLs and headers."""
 GRAPH = "model.onnx"
 TOKEN_GRAPH = "token.onnx"
 EMBEDDINGS_GRAPH = "embeddings.onnx"
@@ -52,13 +47,13 @@ class Artifact(Schema):
 
     Args:
         schema_version: of this schema.
-        family: the row of the family table that the front-end follows.
+        family: row of the family table.
         width: D, of an output vector.
-        graphs: by file. Those of tokens give vectors of the same bits for the same output.
-        front_end: the configuration from which the PyTorch module is built again; None for a module of the user's.
+        graphs: by file. All token graphs compute the same bits for the same output.
+        front_end: configuration to rebuild the PyTorch module; None for a custom module.
         files: every other file of the artifact, except the parity report.
-        source: where the front-end came from.
-        versions: of the software that exported it.
+        source: origin of the front-end.
+        versions: of the exporting software.
 
     """
 
@@ -73,14 +68,14 @@ class Artifact(Schema):
 
 
 class StemManifest(Artifact):
-    """An artifact that takes an image or a spectrogram.
+    """Artifact with an image or a spectrogram as input.
 
     Args:
         dtype: of the stored weights.
         input: the only input.
-        tokens: vectors of one input; None where its size decides.
-        image_size: native height and width; None for no image.
-        patch_size: of which height and width are multiples where they are not native; None for no image.
+        tokens: number of vectors of one input; None if the image size determines it.
+        image_size: native height and width; None for a spectrogram.
+        patch_size: divisor of other heights and widths; None for a spectrogram.
 
     """
 
@@ -92,31 +87,31 @@ class StemManifest(Artifact):
     patch_size: PositiveInt | None
 
     def length(self, shape: tuple[int, ...]) -> int:
-        """Return how many vectors an input of `shape` has in each row."""
+        """Return the number of vectors in each row for an input of `shape`."""
         if self.tokens is not None or self.patch_size is None:
             return self.tokens or 0
         return 1 + (shape[2] // self.patch_size) * (shape[3] // self.patch_size)
 
 
 class Manifest(Artifact):
-    """An artifact that takes token ids.
+    """Artifact with token ids as input.
 
     Args:
-        dtype: of the stored tables; what is computed from their rows is float32.
-        scale: what has a scale of its own in a table of whole numbers; None for other types.
-        block: columns of a block, of which each has a scale; None where that is another.
+        dtype: of the stored tables; the values computed from their rows are float32.
+        scale: part of an integer table with one scale: a row, the tensor or a block; None for floating tables.
+        block: number of columns of a block; None for another `scale`.
         vocab_size: V; legal ids are 0 to V - 1.
-        max_len: the largest legal offset + real tokens; None where nothing limits it.
-        indices: further inputs, one integer per token -> how many values are legal, from 0 on; such as segments.
-        needed: those of them that must be given; what is left out of the others is 0.
-        counts: what advances the position in the graph: every slot, ids other than padding, or the mask.
-        padding_id: id of padding; None where the family has none.
-        refused_ids: ids whose vectors would depend on other tokens.
-        token_embeddings: the model's own lookup; None where it is not known.
-        rotary: outputs for the attention of each kind of layer; none for a family without them.
-        positions: what the graph is given that is given its positions; None where there is none.
-        kernel: tables of the fused kernel; None where the vectors are more than a sum of two rows.
-        resized: how max_len came to differ from the source's; None where it does not.
+        max_len: the largest legal offset + real tokens; None without a limit.
+        indices: further inputs with one integer per token, such as segments -> number of legal values from 0 on.
+        needed: required inputs of `indices`; a missing value of the others is 0.
+        counts: position source in the graph: every slot, ids other than padding, or the mask.
+        padding_id: id of padding; None in a family without padding.
+        refused_ids: unsupported ids, because their vectors would depend on other tokens.
+        token_embeddings: the model's own lookup; None if unknown.
+        rotary: outputs for the attention of each kind of layer; empty in a family without rotary attention.
+        positions: rows of the position input of `positioned.onnx`; None without this graph.
+        kernel: tables of the fused kernel; None if the vectors are no sum of two rows.
+        resized: change of the position limit of the source; None if unchanged.
 
     """
 
@@ -140,7 +135,7 @@ class Manifest(Artifact):
     @model_validator(mode="before")
     @classmethod
     def _drop_tiles(cls, content: Any) -> Any:
-        """Leave out `tiles.onnx`, a second graph of the same vectors: earlier exports wrote it, and nothing runs it."""
+        """Leave out the unused `tiles.onnx` of earlier exports, a second graph of the same vectors."""
         if isinstance(content, dict) and "tiles" in content:
             content = {name: value for name, value in content.items() if name != "tiles"}
             for name in ("graphs", "files"):
@@ -150,7 +145,7 @@ class Manifest(Artifact):
 
     @property
     def limit(self) -> int:
-        """max_len, or a number in place of none: a sum of two still fits into 64 bits."""
+        """max_len, or 2^62 without a limit: the sum of two limits still fits into 64 bits."""
         return self.max_len or 2**62
 
     @cached_property
@@ -162,7 +157,7 @@ class Manifest(Artifact):
     def exact_rows(self) -> bool:
         """Whether a vector has the same bits in a call of any shape.
 
-        Matrix products depend on the shape; of a user's module nothing is known.
+        Matrix products depend on the shape. For a custom module the answer is unknown, so False.
         """
         steps = (self.front_end or {}).get("steps")
         kinds = {step.get("kind") for step in steps if isinstance(step, dict)} if isinstance(steps, list) else set()
@@ -170,7 +165,7 @@ class Manifest(Artifact):
 
     @cached_property
     def widths(self) -> dict[str, int]:
-        """The outputs of tokens, by name, and the width of each."""
+        """Width of each token output, by name."""
         outputs = [tensor for name in TOKEN_GRAPHS if name in self.graphs for tensor in self.graphs[name].outputs]
         widths = {tensor.name: int(tensor.shape[-1]) for tensor in outputs}
         if self.token_embeddings:
@@ -179,18 +174,18 @@ class Manifest(Artifact):
 
     @property
     def stored_as(self) -> str:
-        """The type of the stored tables in words."""
+        """The storage of the tables in words: dtype and scale."""
         if self.scale is None:
             return self.dtype
         columns = "" if self.block is None else f" of {self.block} columns"
         return f"{self.dtype} with a scale for each {self.scale}{columns}"
 
     def rotary_of(self, outputs: Collection[str]) -> list[Rotary]:
-        """Return the rotary angles if `outputs` has any of them; without them, a rotary family is like others."""
+        """Return the rotary entries with an output in `outputs`."""
         return [rotary for rotary in self.rotary if rotary.cos in outputs or rotary.sin in outputs]
 
     def graphs_for(self, outputs: tuple[str, ...]) -> dict[str, list[str]]:
-        """Return the graph of each of `outputs`: one graph for all, or for each the graph with the fewest others.
+        """Return graphs and the outputs to take from each: one graph for all `outputs`, else the smallest for each.
 
         A graph always computes all its outputs.
         """
@@ -207,10 +202,10 @@ class Manifest(Artifact):
 
     @property
     def plain(self) -> str:
-        """The graph of `embeddings` alone; `positioned.onnx` may replace it."""
+        """The graph with the fewest outputs beside `embeddings`; `positioned.onnx` may replace it."""
         return EMBEDDINGS_GRAPH if EMBEDDINGS_GRAPH in self.graphs else GRAPH
 
     @property
     def bias(self) -> Tensor | None:
-        """The attention bias for the distance between a query and a key; None in a family without it."""
+        """The attention bias for distances between queries and keys; None in a family without it."""
         return self.graphs[BIAS_GRAPH].outputs[0] if BIAS_GRAPH in self.graphs else None

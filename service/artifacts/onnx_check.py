@@ -1,6 +1,6 @@
-"""Checks the graphs of an artifact before onnxruntime opens them: their tensors, and their agreement with the manifest.
+"""Check the graphs of an artifact before onnxruntime opens them: their tensors, and their agreement with the manifest.
 
-onnxruntime refuses some of this itself. This check bounds its mappings and its memory beforehand.
+onnxruntime rejects some errors itself. This check bounds its file mappings and its memory beforehand.
 """
 
 import math
@@ -16,9 +16,9 @@ from preblock.service.artifacts.onnx_subset_pb2 import GraphProto, ModelProto, S
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import read_file
 
-MOST_BYTES = 16 * 2**20
-"""Of a graph without its weights; a hundred times the size of the largest known front-end."""
-MOST_DIMENSIONS = 32
+MAX_GRAPH_BYTES = 16 * 2**20
+"""Limit of a graph without weights: a hundred times the largest known front-end."""
+MAX_DIMENSIONS = 32
 
 TYPES = {
     1: ("float32", 4, "float_data"),
@@ -45,8 +45,8 @@ def check_graphs(folder: Path, manifest: Artifact) -> None:
     """Check every graph of the artifact in `folder`.
 
     Raises:
-        ArtifactError: a file is no ONNX model; a tensor lies elsewhere than in the data file or its graph, overlaps
-            another, or is not as long as its type and shape say; or the manifest allows other indices than a table has.
+        ArtifactError: a file is not an ONNX model; a tensor lies outside the data file and its graph, overlaps another
+            tensor, or has a wrong length for its dtype and shape; or the manifest disagrees with a table.
 
     """
     lengths = {name: file.bytes for name, file in manifest.files.items()}
@@ -54,7 +54,7 @@ def check_graphs(folder: Path, manifest: Artifact) -> None:
         raise ArtifactError(f"{MANIFEST} files", ", ".join(lengths), f"also {', '.join(sorted(missing))}")
     everywhere: dict[Extent, str] = {}
     for graph in manifest.graphs:
-        model = parse(graph, read_file(folder / graph, MOST_BYTES))
+        model = parse(graph, read_file(folder / graph, MAX_GRAPH_BYTES))
         here: dict[Extent, str] = {}
         for tensor in _tensors(graph, model):
             field = f"{graph} {_printable(tensor.name)}"
@@ -66,15 +66,14 @@ def check_graphs(folder: Path, manifest: Artifact) -> None:
             here[extent] = field
         everywhere = here | everywhere  # two graphs may share a tensor
         if isinstance(manifest, Manifest):
-            _check_rows(graph, model.graph, manifest)
-            _check_type(graph, model.graph, manifest)
+            _check_tables(graph, model.graph, manifest)
     for ((_, end), before), ((begin, _), after) in pairwise(sorted(everywhere.items())):
         if begin < end:
             raise ArtifactError(after, f"offset {begin}, within {before}", "bytes of its own")
 
 
 def parse(graph: str, content: bytes) -> ModelProto:
-    """Return the content of the file `graph`; raises ArtifactError where it is no ONNX model."""
+    """Return the content of the file `graph`; raise ArtifactError for another format than ONNX."""
     try:
         model = ModelProto.FromString(content)
     except DecodeError as error:
@@ -85,7 +84,7 @@ def parse(graph: str, content: bytes) -> ModelProto:
 
 
 def _tensors(graph: str, message: Message) -> Iterator[TensorProto]:
-    """Yield every tensor in `message`, however deep: in subgraphs, attributes, functions."""
+    """Yield every tensor in `message` at any depth: subgraphs, attributes, functions."""
     for field, value in message.ListFields():
         if field.message_type is None:
             continue
@@ -93,21 +92,21 @@ def _tensors(graph: str, message: Message) -> Iterator[TensorProto]:
             if isinstance(part, TensorProto):
                 yield part
             elif isinstance(part, SparseTensorProto):
-                # A few bytes of it may claim any shape, and it is made dense before it is used.
+                # A few bytes can declare any shape, and onnxruntime expands it before use.
                 raise ArtifactError(f"{graph} {_printable(part.values.name)}", "a sparse tensor", "a dense one")
             else:
                 yield from _tensors(graph, part)
 
 
 def _check_tensor(field: str, tensor: TensorProto, data_bytes: int) -> Extent | None:
-    """Return where `tensor` lies in the data file; None where it lies in the graph, or has no elements."""
+    """Return the extent of `tensor` in the data file; None for a tensor in the graph, or without elements."""
     if tensor.data_type not in TYPES:
         allowed = ", ".join(f"{number} ({name})" for number, (name, _, _) in TYPES.items())
         raise ArtifactError(f"{field} data_type", tensor.data_type, allowed)
     dtype, width, elements = TYPES[tensor.data_type]
     dims = tensor.dims
-    if len(dims) > MOST_DIMENSIONS:
-        raise ArtifactError(f"{field} dims", f"{len(dims)} of them", f"at most {MOST_DIMENSIONS}")
+    if len(dims) > MAX_DIMENSIONS:
+        raise ArtifactError(f"{field} dims", f"{len(dims)} of them", f"at most {MAX_DIMENSIONS}")
     if any(size < 0 for size in dims):
         raise ArtifactError(f"{field} dims", list(dims), "sizes of 0 or more")
     needed = math.prod(dims) * width
@@ -115,7 +114,7 @@ def _check_tensor(field: str, tensor: TensorProto, data_bytes: int) -> Extent | 
     inside = len(tensor.raw_data) if tensor.HasField("raw_data") else len(getattr(tensor, elements)) * width
     entries = [(entry.key, entry.value) for entry in tensor.external_data]
     texts: list[object] = [text for entry in entries for text in entry]
-    if not all(isinstance(text, str) for text in texts):  # what is no UTF-8 is read as bytes
+    if not all(isinstance(text, str) for text in texts):  # protobuf returns invalid UTF-8 as bytes
         raise ArtifactError(f"{field} external_data", "bytes that are no UTF-8", "text")
     if tensor.HasField("segment"):
         raise ArtifactError(field, "a segment", "a whole tensor")
@@ -141,31 +140,29 @@ def _check_tensor(field: str, tensor: TensorProto, data_bytes: int) -> Extent | 
     return (offset, offset + length) if length else None
 
 
-def _check_rows(name: str, graph: GraphProto, manifest: Manifest) -> None:
-    """Compare the tables with the indices of the manifest."""
+def _check_tables(name: str, graph: GraphProto, manifest: Manifest) -> None:
+    """Compare the rows and the type of the tables with the indices and the dtype of the manifest."""
     for index, limit in {"input_ids": manifest.vocab_size, **manifest.indices}.items():
         rows = {table.name: table.dims[0] for table in tables(graph, index)}
         if not rows:
             continue
         smallest = min(rows, key=rows.__getitem__)
-        # A user's module may have rows without a meaning.
+        # A custom module may have unused rows.
         if rows[smallest] < limit or (rows[smallest] > limit and manifest.front_end is not None):
             field = f"{MANIFEST} {'vocab_size' if index == 'input_ids' else f'indices.{index}'}"
-            table = f"{name} {_printable(smallest)}"
-            raise ArtifactError(field, limit, f"{rows[smallest]}, the rows of {table}")
-
-
-def _check_type(name: str, graph: GraphProto, manifest: Manifest) -> None:
-    """Compare the type of the first table of token rows with the manifest's; scales do not count."""
+            raise ArtifactError(field, limit, f"{rows[smallest]}, the rows of {name} {_printable(smallest)}")
     stored = {"int4": "uint8"}.get(manifest.dtype, manifest.dtype)  # two numbers in a byte
+    # Further tables of token rows are scales.
     for table in tables(graph, "input_ids")[:1] if manifest.front_end is not None else ():
-        if TYPES[table.data_type][0] != stored:
-            allowed = f"that of {name} {_printable(table.name)}, {TYPES[table.data_type][0]}"
-            raise ArtifactError(f"{MANIFEST} dtype", manifest.dtype, allowed)
+        dtype = TYPES[table.data_type][0]
+        if dtype != stored:
+            raise ArtifactError(
+                f"{MANIFEST} dtype", manifest.dtype, f"that of {name} {_printable(table.name)}, {dtype}"
+            )
 
 
 def tables(graph: GraphProto, index: str) -> list[TensorProto]:
-    """Return the tables from which `graph` gathers rows by the input `index`."""
+    """Return the tables with rows gathered by the input `index` of `graph`."""
     tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.dims}
     return [
         tensors[node.input[0]]

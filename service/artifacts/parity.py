@@ -1,4 +1,4 @@
-"""The schema of `parity.json`: how an artifact compares with its PyTorch module on each provider."""
+"""Schema of `parity.json`: the comparison of an artifact with its PyTorch module on each provider."""
 
 from pydantic import Field, JsonValue, PositiveInt
 
@@ -8,8 +8,8 @@ from preblock.service.artifacts.records import Schema
 class ParityCase(Schema):
     """One comparison: the arguments, and the largest difference over all output values.
 
-    `max_ulp` counts units in the last place of the largest value of the row; for cosines and sines, of the largest
-    value of all.
+    `max_ulp` counts units in the last place of the largest value of the row. For cosines and sines, it counts units of
+    the largest value of all rows.
     """
 
     arguments: dict[str, JsonValue]
@@ -47,16 +47,16 @@ class Parity(Schema):
 
 
 class StoredTable(Schema):
-    """A table stored in another type than float32, compared with its float32 values.
+    """Comparison of a table in another dtype than float32 with its float32 values.
 
     Args:
         rows: of the table.
         width: of a row.
-        max_abs: largest difference of a value.
+        max_abs: largest absolute difference of a value.
         mean_abs: mean difference.
-        min_cosine: of the largest angle between a row and its stored form.
+        min_cosine: smallest cosine between a row and its stored form.
         bytes: of the stored table, scales included.
-        saved: bytes fewer than before.
+        saved: saved bytes, compared with the source.
 
     """
 
@@ -77,7 +77,7 @@ class StoredTable(Schema):
 
 
 class ParityReport(Schema):
-    """One section for each provider, by its onnxruntime name; and the tables in another type than float32, by name.
+    """One section for each provider by its onnxruntime name, and the tables in other dtypes than float32 by name.
 
     The graphs are compared with a module of the stored tables, the stored tables with the float32 ones.
     """
@@ -86,7 +86,7 @@ class ParityReport(Schema):
     storage: dict[str, StoredTable] = Field(default={})
 
     def storage_summary(self) -> str:
-        """Return in one line how all tables are stored."""
+        """Return the comparison of all stored tables in one line."""
         tables = self.storage.values()
         return (
             f"{len(tables)} tables, error at most {max(table.max_abs for table in tables):.2g}, "

@@ -6,17 +6,17 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, 
 
 
 class Schema(BaseModel):
-    """A frozen record; an unknown field is an error."""
+    """Frozen record; unknown fields are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def __hash__(self) -> int:
-        """Return a number of this very record: a cache key that needs no reading of the fields."""
+        """Return the identity of the record: a cache key without a pass over the fields."""
         return id(self)
 
 
 class Tensor(Schema):
-    """An input or output of a graph; a dimension is a number, or a name where it is dynamic."""
+    """An input or output of a graph; a dimension is a number, or the name of a dynamic dimension."""
 
     name: str
     dtype: Literal["int64", "float32"]
@@ -61,9 +61,9 @@ class TokenEmbeddings(Schema):
     """The model's own lookup, before positions and norm: the meaning of `inputs_embeds` and `prompt_embeds`.
 
     Args:
-        output: name in the graph; `embeddings` where the two are the same.
-        width: of its vectors.
-        consumer_scales: whether the consumer scales them itself; None where unknown.
+        output: name in the graph; `embeddings` if both outputs are equal.
+        width: of the vectors.
+        consumer_scales: whether the consumer applies the embedding scale; None if unknown.
 
     """
 
@@ -80,7 +80,7 @@ class Rotary(Schema):
         sin: name of the output.
         width: R, the rotated part of a head; each of the R/2 values stands twice, in halves.
         layout: the pairs of columns of a head: "half" column j and j + R/2, "interleaved" 2j and 2j + 1.
-        max_len: the largest legal offset + real tokens for them; None where the model's own limit is the only one.
+        max_len: the largest legal offset + real tokens; None if only the limit of the model applies.
 
     """
 

@@ -1,4 +1,4 @@
-"""One array as a body: raw bytes, little-endian, and .npy."""
+"""Bodies with one array: raw little-endian bytes, and .npy."""
 
 import ast
 import io
@@ -11,23 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.core.errors import Malformed
-from preblock.service.core.results import Tensor
 from preblock.service.core.types import Int64
 
 Header = tuple[tuple[int, ...], Literal["C", "F"], np.dtype[Any]]
-"""Of a .npy file: shape, order, and type."""
-LONGEST = 10_000
-"""Bytes of a header, as numpy has it: the parser of Python takes some hundred times as much memory."""
-LONGEST_KEPT = 256
-"""Most bytes of a cached header; the header of an integer array has 128."""
+"""Header of a .npy file: shape, order, and dtype."""
+MAX_HEADER_BYTES = 10_000
+"""Limit of numpy. The Python parser takes about a hundred times as much memory."""
+MAX_CACHED_HEADER_BYTES = 256
+"""Headers of integer arrays have 128 bytes."""
 SHAPE = re.compile("[1-9][0-9]{0,17}(,[1-9][0-9]{0,17})?")
 
 
 def read_raw(body: bytes, shape: str | None) -> Int64:
-    """Read little-endian int64: one row, or in the sizes of `shape`, such as "2,3".
+    """Read little-endian int64 values: one row, or an array of `shape`, such as "2,3".
 
     Raises:
-        Malformed: another number of bytes, or no legal shape.
+        Malformed: another number of bytes, or an illegal shape.
 
     """
     if len(body) % 8:
@@ -47,32 +46,32 @@ def read_npy(body: bytes) -> NDArray[Any]:
     """Read an array in .npy format, without pickles (numpy.lib.format, versions 1 and 2).
 
     Raises:
-        Malformed: anything else, or another number of bytes than the header declares.
+        Malformed: another format, or another number of bytes than the header declares.
 
     """
     try:
-        end = 10 + int.from_bytes(body[8:10], "little")  # of version 1; version 2 has a length of four bytes
-        if body[6:8] == b"\x01\x00" and end <= LONGEST_KEPT:
-            shape, order, dtype = _kept_header(body[:end])
+        end = 10 + int.from_bytes(body[8:10], "little")  # version 1; in version 2 the length has four bytes
+        if body[6:8] == b"\x01\x00" and end <= MAX_CACHED_HEADER_BYTES:
+            shape, order, dtype = _cached_header(body[:end])
         else:
             end, (shape, order, dtype) = _read_header(body)
-        # Python's integers: no product of declared sizes can wrap.
+        # Python integers: the product of declared sizes cannot overflow.
         if (declared := dtype.itemsize * math.prod(shape)) != len(body) - end:
             raise ValueError(f"{len(body) - end} bytes of data, where the header declares {declared}")
         return np.frombuffer(body, dtype, offset=end).reshape(shape, order=order)
-    except Exception as error:  # Python's parser reads the header, and raises many kinds of errors
+    except Exception as error:  # the Python parser of the header raises many kinds of errors
         raise Malformed("body", f"no .npy: {error}", "an integer array in .npy format") from error
 
 
 def _read_header(body: bytes) -> tuple[int, Header]:
     """Return the end and the content of the header of a .npy file.
 
-    numpy's own reader also takes headers of Python 2, with a warning; a client must not cause one.
+    The reader of numpy also accepts headers of Python 2, with a warning. A client must not cause warnings.
     """
     sizes = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}
     begin = 8 + sizes[body[:8]]
     end = begin + int.from_bytes(body[8:begin], "little")
-    if len(body) < end or end - begin > LONGEST:
+    if len(body) < end or end - begin > MAX_HEADER_BYTES:
         raise ValueError(f"a header of {end - begin} bytes")
     header = ast.literal_eval(body[begin:end].decode("latin-1"))
     if header.keys() != {"descr", "fortran_order", "shape"} or type(header["fortran_order"]) is not bool:
@@ -84,18 +83,14 @@ def _read_header(body: bytes) -> tuple[int, Header]:
 
 
 @lru_cache
-def _kept_header(header: bytes) -> Header:
-    """Return the content of a header. Parsing it as Python takes longer than the rest of a small request."""
+def _cached_header(header: bytes) -> Header:
+    """Return the content of a header. Parsing it takes longer than the rest of a small request."""
     return _read_header(header)[1]
 
 
-def npy_header(tensor: Tensor) -> bytes:
-    """Return the bytes before the values in a .npy file; the format has no bfloat16."""
-    return _write_header(tensor.dtype, tensor.shape)
-
-
 @lru_cache
-def _write_header(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
+def npy_header(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
+    """Return the bytes before the values in a .npy file; the format has no bfloat16."""
     stream = io.BytesIO()
     header = {"shape": shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
     np.lib.format.write_array_header_1_0(stream, header)

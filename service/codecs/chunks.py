@@ -1,4 +1,4 @@
-"""The content of an answer in parts: they are joined nowhere, and base64 is made while it is sent."""
+"""Response bodies in parts. Parts are never joined, and base64 is encoded while it is sent."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,27 +13,25 @@ from preblock.service.core.results import ChunkedTensor, Tensor
 
 Buffer = bytes | memoryview
 
-CHUNK = 3 * 2**18
-"""Bytes of a chunk: a multiple of 3, because base64 turns 3 bytes into four characters."""
-PACKET = CHUNK // 3 * 4
-"""Most bytes of a packet: a chunk as base64."""
-WRITTEN = 2**14
-"""Numbers that become text at once, in a few tenths of a millisecond."""
+CHUNK_BYTES = 3 * 2**18
+"""Bytes of a chunk: a multiple of 3, because base64 encodes 3 bytes as 4 characters."""
+MAX_CHUNK_BYTES = CHUNK_BYTES // 3 * 4
+"""Size of a chunk in base64."""
+MAX_JSON_VALUES = 2**14
+"""Numbers written as text at once, in a few tenths of a millisecond."""
 MIN_WRITE_BYTES = 2**15
-"""Bytes of a piece worth a packet of its own; smaller pieces are joined faster than sent."""
-
-
-TOGETHER = 32
-"""Most parts of a join, however small: each takes some microseconds."""
+"""Larger buffers are sent alone; joining smaller buffers is faster than sending each."""
+MAX_JOINED = 32
+"""Most buffers joined into one chunk; each takes some microseconds."""
 
 
 @dataclass(frozen=True)
 class LazyBytes:
-    """Bytes computed while they are sent, once.
+    """Bytes computed once, while they are sent.
 
     Args:
         size: number of bytes.
-        buffers: one after another.
+        buffers: the bytes in order.
 
     """
 
@@ -46,7 +44,7 @@ class LazyBytes:
 
 @dataclass(frozen=True)
 class Base64Chunks:
-    """Bytes to be written as base64, part by part; its length is the length of the text."""
+    """Bytes to write as base64, part by part; its length is the length of the text."""
 
     parts: tuple[Buffer | ChunkedTensor | LazyBytes, ...]
 
@@ -56,23 +54,23 @@ class Base64Chunks:
 
 @dataclass(frozen=True)
 class JsonFloats:
-    """Values to be written as JSON while they are sent; the length is unknown before.
+    """Values to write as JSON while they are sent; their length is unknown before.
 
     Args:
-        values: finite, of any floating type.
+        values: arrays in order, finite, of any floating dtype.
         shape: of the nested lists: (N,), (N, width) or (B, L, width).
 
     """
 
-    values: ChunkedTensor
+    values: Iterable[NDArray[np.generic]]
     shape: tuple[int, ...]
 
 
 Part = Buffer | Base64Chunks | ChunkedTensor | JsonFloats
 
 
-def size_of(parts: Iterable[Part]) -> int | None:
-    """Return how many bytes the content has, or None where nobody knows."""
+def body_size(parts: Iterable[Part]) -> int | None:
+    """Return the number of bytes of a body, or None if a part has an unknown length."""
     size = 0
     for part in parts:
         if isinstance(part, JsonFloats):
@@ -86,10 +84,10 @@ def raw_bytes(tensor: NDArray[np.generic]) -> memoryview:
     return tensor.reshape(-1).view(np.uint8).data
 
 
-def slices(buffer: Buffer) -> Iterator[memoryview]:
-    """Yield the bytes as many at a time as are handled at once, without a copy."""
+def split_buffer(buffer: Buffer) -> Iterator[memoryview]:
+    """Yield views of at most CHUNK_BYTES bytes, without a copy."""
     view = memoryview(buffer)
-    return (view[start : start + CHUNK] for start in range(0, len(view), CHUNK))
+    return (view[start : start + CHUNK_BYTES] for start in range(0, len(view), CHUNK_BYTES))
 
 
 def base64_text(tensor: NDArray[np.generic]) -> bytes:
@@ -98,48 +96,49 @@ def base64_text(tensor: NDArray[np.generic]) -> bytes:
     return text
 
 
-def bytes_of(tensor: Tensor) -> memoryview | ChunkedTensor:
-    """Return the values as bytes; those of pieces when they are sent."""
+def as_bytes(tensor: Tensor) -> memoryview | ChunkedTensor:
+    """Return the values as bytes; a chunked tensor stays chunked."""
     return tensor if isinstance(tensor, ChunkedTensor) else raw_bytes(tensor)
 
 
-def joined(parts: Iterable[Part]) -> bytes:
-    """Return the whole content."""
-    return b"".join(_pieces(parts))
+def join(parts: Iterable[Part]) -> bytes:
+    """Return the whole body."""
+    return b"".join(_encode_parts(parts))
 
 
-def packets(parts: Iterable[Part]) -> Iterator[Buffer]:
-    """Yield the content as packets: large parts in slices without a copy, small parts joined."""
+def body_chunks(parts: Iterable[Part]) -> Iterator[Buffer]:
+    """Yield a body in chunks: views of large parts without a copy, and small parts joined."""
     waiting: list[Buffer] = []
     size = 0
-    for piece in _pieces(parts):
-        if waiting and (len(piece) > MIN_WRITE_BYTES or size + len(piece) > PACKET or len(waiting) == TOGETHER):
+    for buffer in _encode_parts(parts):
+        full = len(buffer) > MIN_WRITE_BYTES or size + len(buffer) > MAX_CHUNK_BYTES or len(waiting) == MAX_JOINED
+        if waiting and full:
             yield b"".join(waiting)
             waiting, size = [], 0
-        if len(piece) > MIN_WRITE_BYTES:
-            yield piece
-            del piece  # the next may lie where this one does
+        if len(buffer) > MIN_WRITE_BYTES:
+            yield buffer
+            del buffer  # lets the next buffer reuse the memory
         else:
-            waiting.append(piece)
-            size += len(piece)
+            waiting.append(buffer)
+            size += len(buffer)
     if waiting:
         yield b"".join(waiting)
 
 
-def _pieces(parts: Iterable[Part]) -> Iterator[Buffer]:
+def _encode_parts(parts: Iterable[Part]) -> Iterator[Buffer]:
     for part in parts:
         if isinstance(part, Base64Chunks):
-            yield from encoded(part.parts)
+            yield from encode_base64(part.parts)
         elif isinstance(part, JsonFloats):
-            yield from _written(part)
+            yield from _write_floats(part)
         else:
-            yield from _sliced(part)
+            yield from _split_part(part)
 
 
-def _sliced(part: Buffer | ChunkedTensor | LazyBytes) -> Iterator[memoryview]:
+def _split_part(part: Buffer | ChunkedTensor | LazyBytes) -> Iterator[memoryview]:
     buffers: Iterable[Buffer] = (part,) if isinstance(part, Buffer) else _buffers(part)
     for buffer in buffers:
-        yield from slices(buffer)
+        yield from split_buffer(buffer)
         del buffer
 
 
@@ -147,10 +146,10 @@ def _buffers(part: ChunkedTensor | LazyBytes) -> Iterable[Buffer]:
     return map(raw_bytes, part) if isinstance(part, ChunkedTensor) else part.buffers
 
 
-def encoded(parts: Iterable[Buffer | ChunkedTensor | LazyBytes]) -> Iterator[bytes]:
-    """Yield base64 of the parts as if they were one."""
+def encode_base64(parts: Iterable[Buffer | ChunkedTensor | LazyBytes]) -> Iterator[bytes]:
+    """Yield the base64 of all parts in order, as of one buffer."""
     rest = b""
-    for view in chain.from_iterable(map(_sliced, parts)):  # map keeps no part while the next is computed
+    for view in chain.from_iterable(map(_split_part, parts)):  # map keeps no reference to a part
         start = min(-len(rest) % 3, len(view))
         rest += view[:start]
         if len(rest) % 3:
@@ -165,21 +164,21 @@ def encoded(parts: Iterable[Buffer | ChunkedTensor | LazyBytes]) -> Iterator[byt
         yield pybase64.b64encode(rest)
 
 
-def _written(numbers: JsonFloats) -> Iterator[bytes]:
-    """Yield the text of nested lists; narrower types are exact in float32."""
-    *rows, width = (1, *numbers.shape) if len(numbers.shape) > 1 else (1,)
-    length = rows[-1] if len(numbers.shape) == 3 else None
-    most, done = max(1, WRITTEN // width), 0
+def _write_floats(numbers: JsonFloats) -> Iterator[bytes]:
+    """Yield the text of nested lists; the conversion from narrower dtypes to float32 is exact."""
+    *rows, width = (*numbers.shape, 1) if len(numbers.shape) == 1 else numbers.shape
+    length = rows[-1]
+    begin, end = (b"[", b"]") if len(rows) > 1 else (b"", b"")
+    most, done = max(1, MAX_JSON_VALUES // width), 0
     before = b"["
-    for piece in numbers.values:
-        vectors = piece.astype(np.float32, copy=False).reshape(-1, width)
+    for array in numbers.values:
+        vectors = array.astype(np.float32, copy=False).reshape(-1, width)
         while len(vectors):
-            left = most if length is None else min(most, length - done % length)
+            left = min(most, length - done % length)
             some, vectors = vectors[:left], vectors[left:]
             text = orjson.dumps(some if len(numbers.shape) > 1 else some.reshape(-1), option=orjson.OPT_SERIALIZE_NUMPY)
-            begins = length is not None and done % length == 0
+            before += b"" if done % length else begin
             done += len(some)
-            ends = length is not None and done % length == 0
-            yield b"".join((before, b"[" if begins else b"", memoryview(text)[1:-1], b"]" if ends else b""))
+            yield b"".join((before, memoryview(text)[1:-1], b"" if done % length else end))
             before = b","
     yield b"]"

@@ -1,4 +1,4 @@
-"""Binary frames of a decode stream. Little-endian, no padding.
+"""Binary frames of a decode stream, little-endian and without padding.
 
 Every frame begins with 24 bytes:
 
@@ -6,21 +6,21 @@ Every frame begins with 24 bytes:
     0-3     magic      "PRBK"
     4       version    2                                                        1
     5       kind       see below                                                1 step, 2 vectors, 3 error
-    6-7     flags      of a step: which parts it has; else 0                    0
-    8-11    step       0, or the client's number, ascending; the answer         any number; the answer
+    6-7     flags      of a step: its optional parts; else 0                    0
+    8-11    step       0, or an ascending number of the client; the answer      any number; the answer
                        repeats it                                               repeats it
     12-15   rows       R, number of rows, or of integers
     16-19   tokens     T, number of tokens of all rows
     20      dtype      of vectors: 1 float32, 2 float16, 3 bfloat16; 0 in other frames
-    21-23               N, how many outputs vectors have, then 0                width D of vectors; else 0
+    21-23              of vectors: N, the number of outputs, then 0; else 0     width D of vectors; else 0
 
 Version 2, from the client:
 
     1   step       ids int64 (T); with flag 1 position_ids int64 (T); with flag 2 attention_mask int64 (T); with flag
                    256 << i the i-th of the model's further inputs int64 (T), in the order of its manifest; with flag 4
-                   the offsets that the client takes the rows to be at, int64 (R); lengths of the rows uint32 (R)
+                   the offsets of the rows as the client knows them, int64 (R); lengths of the rows uint32 (R)
     4   rewind     offsets int64 (R), one or one for each row
-    5   reorder    for each new row, the old one, int64 (R)
+    5   reorder    for each new row, the number of the old row, int64 (R)
     6   append     offsets of the new rows int64 (R)
     7   drop       rows int64 (R)
     8   ping
@@ -34,8 +34,7 @@ and from the server:
     11  closing    next offsets int64 (R), then the reason as UTF-8: the last frame
 
 Version 1 has one output. Its step holds ids int64 (T), lengths uint32 (R); its vectors next offsets int64 (R), lengths
-uint32 (R), vectors (T, D) in `dtype`. A reader refuses what it does not know, so that later kinds and flags do not
-change the meaning of these.
+uint32 (R), vectors (T, D) in `dtype`. A reader rejects unknown kinds and flags, to leave them free for later versions.
 """
 
 import struct
@@ -44,10 +43,10 @@ from functools import cache, lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from preblock.service.codecs.chunks import raw_bytes
 from preblock.service.codecs.decode_json import digest
+from preblock.service.codecs.token_rows import token_inputs
 from preblock.service.core.decode_ops import OF_INTEGERS, OF_NOTHING, DecodeMessage, Operation, StepOp
 from preblock.service.core.errors import Invalid, Malformed
 from preblock.service.core.results import EmbedResult
@@ -56,41 +55,33 @@ from preblock.service.core.types import Int64, TokenRows
 MAGIC = b"PRBK"
 HEADER = struct.Struct("<4sBBHIIIB3s")
 STEP, VECTORS, ERROR, REWIND, REORDER, APPEND, DROP, PING, CLOSE, STATE, CLOSING = range(1, 12)
-POSITIONS, MASK, OFFSETS, FURTHER = 1, 2, 4, 256
+POSITIONS_FLAG, MASK_FLAG, OFFSETS_FLAG, INDICES_FLAG = 1, 2, 4, 256
 INT64 = np.dtype("<i8")
 NO_WIDTH, ONE_OUTPUT = bytes(3), b"\1\0\0"
 DTYPE_CODES = {"float32": 1, "float16": 2, "bfloat16": 3}
-NAMES = {
-    STEP: "step",
-    REWIND: "rewind",
-    REORDER: "reorder",
-    APPEND: "append",
-    DROP: "drop",
-    PING: "ping",
-    CLOSE: "close",
-}
-LONGEST_PLAIN = 2**16
-"""Most bytes of a frame for the short way; a longer one takes long anyway."""
+NAMES = {STEP: "step"} | dict(enumerate(("rewind", "reorder", "append", "drop", "ping", "close"), REWIND))
+MAX_SIMPLE_STEP_BYTES = 2**16
+"""The fast path gains nothing for longer frames."""
 KINDS = {1: (STEP,), 2: tuple(NAMES)}
-"""The kinds of a client's frames, by version."""
+"""Kinds of a client's frames, by version."""
 
 
 def read_frame(frame: bytes, indices: Iterable[str] = ()) -> DecodeMessage:
-    """Read a client's frame; `indices` are the further inputs of the model, in the order of its manifest.
+    """Read a client's frame; `indices` names the further inputs of the model, in the order of its manifest.
 
     Raises:
-        Malformed: no frame of a known version, or not its declared size.
+        Malformed: an unknown magic or version, or another size than declared.
         Invalid: an unknown kind or flag.
 
     """
     if len(frame) < HEADER.size:
-        raise Malformed("frame", f"{len(frame)} bytes", f"a header of {HEADER.size} bytes and what it declares")
+        raise Malformed("frame", f"{len(frame)} bytes", f"a header of {HEADER.size} bytes and its declared parts")
     magic, version, kind, flags, number, rows, tokens, dtype, width = HEADER.unpack_from(frame)
     if magic != MAGIC or version not in KINDS:
         raise Malformed("frame", f"magic {magic!r}, version {version}", f"magic {MAGIC!r}, version 1 or 2")
     if kind not in KINDS[version]:
         raise Invalid("kind", kind, ", ".join(f"{code} ({NAMES[code]})" for code in KINDS[version]))
-    parts = _parts(tuple(indices)) if version == 2 and kind == STEP else {}
+    parts = _step_flags(tuple(indices)) if version == 2 and kind == STEP else {}
     known_flags = sum(parts.values())
     if flags & ~known_flags or dtype or width != NO_WIDTH:
         known = f"flags {known_flags} and 0" if parts else "0"
@@ -99,93 +90,103 @@ def read_frame(frame: bytes, indices: Iterable[str] = ()) -> DecodeMessage:
         operation: Operation = _read_step(frame, rows, tokens, [name for name, flag in parts.items() if flags & flag])
     else:
         operation = _read_operation(frame, NAMES[kind], rows, tokens)
-    # In version 1 the number is an echo and says nothing of repetitions.
+    # The number of version 1 is an echo and does not mark repetitions.
     return DecodeMessage(operation) if version == 1 or not number else DecodeMessage(operation, number, digest(frame))
 
 
 class SimpleStepShape(NamedTuple):
-    """The common part of plain steps with one header and one size: R rows of L ids each.
+    """The common part of simple steps with the same header and size: R rows of L ids each.
 
-    `stated` is the number of bytes of the client's offsets, or 0. `end` are the last bytes, the
-    lengths of the rows. `ahead` is the growth of the offsets, int64 (1,).
+    Args:
+        version: of the frame.
+        rows: R.
+        length: L.
+        offset_size: number of bytes of the client's offsets, or 0.
+        lengths: last bytes of the frame, the lengths of the rows.
+        advance: int64 (1,), L, for the growth of the offsets.
+
     """
 
     version: Literal[1, 2]
     rows: int
     length: int
-    stated: int
-    end: bytes
-    ahead: Int64
+    offset_size: int
+    lengths: bytes
+    advance: Int64
 
 
 class SimpleStep(NamedTuple):
-    """A step with the same number of ids in each row, and nothing else but offsets.
+    """A step with rows of one length, and no optional part except offsets.
 
-    `ids` are int64 (R, L), `stated` the client's offsets, R times 8 bytes, or none.
+    Args:
+        shape: the part in common with other steps.
+        number: the client's number of the step, or 0.
+        ids: int64 (R, L).
+        offset: the client's offsets as int64 bytes (R,), or empty.
+
     """
 
     shape: SimpleStepShape
     number: int
     ids: Int64
-    stated: bytes
+    offset: bytes
 
 
-def read_plain(frame: bytes) -> SimpleStep | None:
-    """Read a plain step; return None for any other frame: `read_frame` reads or refuses it."""
-    # Step by step a client sends the same header, but for the number.
-    shape = _plain_shape(frame[:8], frame[12 : HEADER.size], len(frame))
-    if shape is None or not frame.endswith(shape.end):
+def read_simple_step(frame: bytes) -> SimpleStep | None:
+    """Read a simple step; return None for any other frame, which `read_frame` then reads or rejects."""
+    # Clients repeat the same header with another number.
+    shape = _simple_step_shape(frame[:8], frame[12 : HEADER.size], len(frame))
+    if shape is None or not frame.endswith(shape.lengths):
         return None
     ids: Int64 = np.ndarray((shape.rows, shape.length), INT64, frame, HEADER.size)
-    until = len(frame) - len(shape.end)
-    return SimpleStep(shape, int.from_bytes(frame[8:12], "little"), ids, frame[until - shape.stated : until])
+    until = len(frame) - len(shape.lengths)
+    return SimpleStep(shape, int.from_bytes(frame[8:12], "little"), ids, frame[until - shape.offset_size : until])
 
 
-@lru_cache  # small: the template is shorter than the frame
-def _plain_shape(first: bytes, last: bytes, size: int) -> SimpleStepShape | None:
-    """Return the common part of plain steps with a header of `first`, a number and `last`, if there are any."""
-    if len(first) + 4 + len(last) < HEADER.size or size > LONGEST_PLAIN:
+@lru_cache  # entries are small: shorter than their frames
+def _simple_step_shape(first: bytes, last: bytes, size: int) -> SimpleStepShape | None:
+    """Return the common part of simple steps with a header of `first`, a number and `last`; None for other frames."""
+    header = first + bytes(4) + last
+    if len(header) < HEADER.size or size > MAX_SIMPLE_STEP_BYTES:
         return None
-    magic, version, kind, flags, _, rows, tokens, dtype, width = HEADER.unpack(first + bytes(4) + last)
-    stated = 8 * rows if flags == OFFSETS and version == 2 else 0
-    if (
-        magic != MAGIC
-        or version not in KINDS
-        or kind != STEP
-        or (flags and not stated)
-        or dtype
-        or width != NO_WIDTH
-        or not rows
-        or not tokens
-        or tokens % rows
-        or size != HEADER.size + 8 * tokens + stated + 4 * rows
-    ):
+    _, version, _, flags, _, rows, tokens, _, _ = HEADER.unpack(header)
+    offset_size = 8 * rows if flags == OFFSETS_FLAG and version == 2 else 0
+    plain = HEADER.pack(MAGIC, version, STEP, OFFSETS_FLAG if offset_size else 0, 0, rows, tokens, 0, NO_WIDTH)
+    if header != plain or version not in KINDS or not rows or not tokens or tokens % rows:
+        return None
+    if size != HEADER.size + 8 * tokens + offset_size + 4 * rows:
         return None
     length = tokens // rows
-    return SimpleStepShape(version, rows, length, stated, length.to_bytes(4, "little") * rows, np.array([length]))
+    return SimpleStepShape(version, rows, length, offset_size, length.to_bytes(4, "little") * rows, np.array([length]))
 
 
-def head_of_plain(step: SimpleStep, after: Int64, width: int) -> bytes:
-    """Return the bytes before the float32 vectors in the answer to a step of rows (R, L), now at `after`."""
+def _header(
+    version: int, kind: int, number: int, rows: int = 0, tokens: int = 0, dtype: int = 0, last: bytes = NO_WIDTH
+) -> bytes:
+    return HEADER.pack(MAGIC, version, kind, 0, number, rows, tokens, dtype, last)
+
+
+def write_simple_step_header(step: SimpleStep, after: Int64, width: int) -> bytes:
+    """Return the bytes before the float32 vectors in the answer to a step; `after` is the new offset, int64 (R,)."""
     shape = step.shape
-    first, last = _header_of_plain(shape.version, shape.rows, shape.length, width)
+    first, last = _simple_step_header(shape.version, shape.rows, shape.length, width)
     widths = b"" if shape.version == 1 else width.to_bytes(4, "little")
-    return b"".join((first, step.number.to_bytes(4, "little"), last, after.data, shape.end, widths))
+    return b"".join((first, step.number.to_bytes(4, "little"), last, after.data, shape.lengths, widths))
 
 
 @lru_cache
-def _header_of_plain(version: int, rows: int, length: int, width: int) -> tuple[bytes, bytes]:
-    """Return the bytes before and behind the number in the header of an answer."""
+def _simple_step_header(version: int, rows: int, length: int, width: int) -> tuple[bytes, bytes]:
+    """Return the bytes before and after the number in the header of an answer."""
     last = width.to_bytes(3, "little") if version == 1 else ONE_OUTPUT
-    header = HEADER.pack(MAGIC, version, VECTORS, 0, 0, rows, rows * length, DTYPE_CODES["float32"], last)
+    header = _header(version, VECTORS, 0, rows, rows * length, DTYPE_CODES["float32"], last)
     return header[:8], header[12:]
 
 
 @cache
-def _parts(indices: tuple[str, ...]) -> Mapping[str, int]:
-    """Return the optional parts of a step in their order, with the flag of each."""
-    further = {name: FURTHER << index for index, name in enumerate(indices)}
-    return {"position_ids": POSITIONS, "attention_mask": MASK, **further, "offset": OFFSETS}
+def _step_flags(indices: tuple[str, ...]) -> Mapping[str, int]:
+    """Return the flag of each optional part of a step, in their order in the frame."""
+    further = {name: INDICES_FLAG << index for index, name in enumerate(indices)}
+    return {"position_ids": POSITIONS_FLAG, "attention_mask": MASK_FLAG, **further, "offset": OFFSETS_FLAG}
 
 
 def _read_step(frame: bytes, rows: int, tokens: int, parts: list[str]) -> StepOp:
@@ -196,18 +197,13 @@ def _read_step(frame: bytes, rows: int, tokens: int, parts: list[str]) -> StepOp
     lengths = np.frombuffer(frame, "<u4", rows, at).astype(np.int64)
     if int(lengths.sum()) != tokens:
         raise Malformed("lengths", f"{int(lengths.sum())} tokens in all", f"{tokens}, as the header says")
-    # A copy, because the values need not be aligned in the frame.
+    # Copies, because the frame need not align its values.
     values = {
         name: TokenRows(np.frombuffer(frame, "<i8", tokens, HEADER.size + 8 * tokens * index).astype(np.int64), lengths)
         for index, name in enumerate(["input_ids", *per_token])
     }
-    return StepOp(
-        input_ids=values.pop("input_ids"),
-        offset=np.frombuffer(frame, "<i8", rows, at - 8 * rows).astype(np.int64) if stated else None,
-        position_ids=values.pop("position_ids", None),
-        attention_mask=values.pop("attention_mask", None),
-        indices=values,
-    )
+    offset = np.frombuffer(frame, "<i8", rows, at - 8 * rows).astype(np.int64) if stated else None
+    return StepOp(offset=offset, **token_inputs(values))
 
 
 def _read_operation(frame: bytes, name: str, rows: int, tokens: int) -> Operation:
@@ -225,8 +221,8 @@ def _check_size(frame: bytes, declared: int, rows: int, tokens: int) -> None:
         raise Malformed("frame", f"{len(frame)} bytes", f"{declared} bytes for {tokens} tokens in {rows} rows")
 
 
-def header_of(frame: bytes) -> tuple[Literal[1, 2], int]:
-    """Return the version of the answer to a frame, and the client's number; 1 and 0 for a broken frame."""
+def read_header(frame: bytes) -> tuple[Literal[1, 2], int]:
+    """Return the version for the answer to a frame, and the client's number; 1 and 0 for a broken frame."""
     if len(frame) < HEADER.size:
         return 1, 0
     _, version, _, _, number, *_ = HEADER.unpack_from(frame)
@@ -234,46 +230,39 @@ def header_of(frame: bytes) -> tuple[Literal[1, 2], int]:
 
 
 def write_vectors(answer: EmbedResult, number: int, version: int = 2) -> bytes:
-    """Write the answer to a step.
+    """Write the vectors of a step.
 
     Raises:
         Invalid: several outputs in version 1.
 
     """
-    if version == 1:
-        if len(answer.arrays) > 1:
-            raise Invalid("output", list(answer.arrays), "one output, or frames of version 2")
-        tensors: list[NDArray[np.generic]] = list(answer.arrays.values())
-        last = tensors[0].shape[-1].to_bytes(3, "little")
-        widths: list[int] = []
-    else:
-        tensors = list(answer.arrays.values())
-        last = bytes((len(tensors), 0, 0))
-        widths = [tensor.shape[-1] for tensor in tensors]
+    tensors = list(answer.arrays.values())
+    if version == 1 and len(tensors) > 1:
+        raise Invalid("output", list(answer.arrays), "one output, or frames of version 2")
+    widths = [tensor.shape[-1] for tensor in tensors]
+    last = widths[0].to_bytes(3, "little") if version == 1 else bytes((len(tensors), 0, 0))
     rows, tokens = len(answer.lengths), int(answer.lengths.sum())
-    header = HEADER.pack(MAGIC, version, VECTORS, 0, number, rows, tokens, DTYPE_CODES[answer.dtype], last)
     return b"".join(
         (
-            header,
+            _header(version, VECTORS, number, rows, tokens, DTYPE_CODES[answer.dtype], last),
             answer.next_offset.astype("<i8").tobytes(),
             answer.lengths.astype("<u4").tobytes(),
-            struct.pack(f"<{len(widths)}I", *widths),
+            b"" if version == 1 else struct.pack(f"<{len(widths)}I", *widths),
             *map(raw_bytes, tensors),
         )
     )
 
 
 def write_state(offset: Int64, number: int = 0) -> bytes:
-    """Write where the rows are."""
-    return HEADER.pack(MAGIC, 2, STATE, 0, number, len(offset), 0, 0, bytes(3)) + offset.astype("<i8").tobytes()
+    """Write the offsets of the rows."""
+    return _header(2, STATE, number, len(offset)) + offset.astype("<i8").tobytes()
 
 
 def write_closing(offset: Int64, reason: str, number: int = 0) -> bytes:
-    """Write the last words of a stream."""
-    header = HEADER.pack(MAGIC, 2, CLOSING, 0, number, len(offset), 0, 0, bytes(3))
-    return header + offset.astype("<i8").tobytes() + reason.encode()
+    """Write the last frame of a stream: the offsets of the rows, and the reason."""
+    return _header(2, CLOSING, number, len(offset)) + offset.astype("<i8").tobytes() + reason.encode()
 
 
 def write_error(problem: bytes, number: int, version: int = 2) -> bytes:
-    """Write an error; `problem` is UTF-8 JSON."""
-    return HEADER.pack(MAGIC, version, ERROR, 0, number, 0, 0, 0, bytes(3)) + problem
+    """Write an error; `problem` is JSON in UTF-8."""
+    return _header(version, ERROR, number) + problem

@@ -1,4 +1,4 @@
-"""The JSON messages of a decode stream. `docs/decode.md` describes them."""
+"""JSON messages of a decode stream; `docs/decode.md` describes them."""
 
 import hashlib
 from collections.abc import Collection, Mapping
@@ -9,9 +9,10 @@ import numpy as np
 import orjson
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, Manifest
+from preblock.service.codecs.fields import format_value, refuse_unknown
 from preblock.service.codecs.native_json import read_dtype, read_encoding, read_outputs
-from preblock.service.codecs.native_json_response import answer_json, write_json
-from preblock.service.codecs.token_rows import integers, read_offset, refuse_unknown, rows_of_json, shown
+from preblock.service.codecs.native_json_response import build_document, write_json
+from preblock.service.codecs.token_rows import read_integers, read_json_rows, read_offset, row_fields, token_inputs
 from preblock.service.core.decode_ops import (
     OF_INTEGERS,
     OF_NOTHING,
@@ -27,17 +28,16 @@ from preblock.service.core.types import Int64
 
 OPEN = "open"
 OPTIONS = ("offset", "rows", "output", "dtype", "encoding")
-TOKENS = ("input_ids", "position_ids", "attention_mask")
 OPERATIONS = (*OF_INTEGERS, *OF_NOTHING)
 
 
 def digest(message: bytes) -> bytes:
-    """Return the digest of a message, to recognise its repetition."""
+    """Return the digest of a message, to recognize its repetition."""
     return hashlib.blake2b(message, digest_size=16).digest()
 
 
 def read_options(fields: Mapping[str, Any]) -> tuple[DecodeOptions, str]:
-    """Read how a stream opens, and the encoding of its JSON answers.
+    """Read the options of a stream, and the encoding of its JSON answers.
 
     Raises:
         Invalid: a field is unknown, or of the wrong type.
@@ -47,7 +47,7 @@ def read_options(fields: Mapping[str, Any]) -> tuple[DecodeOptions, str]:
     offset = read_offset(fields.get("offset", 0))
     rows = fields.get("rows", len(offset))
     if type(rows) is not int or rows < 0:
-        raise Invalid("rows", shown(rows), "a number of rows")
+        raise Invalid("rows", format_value(rows), "a number of rows")
     outputs = read_outputs(fields.get("output", EMBEDDINGS))
     return DecodeOptions(offset=offset, rows=rows, outputs=outputs, dtype=read_dtype(fields)), read_encoding(fields)
 
@@ -56,26 +56,26 @@ def read_open(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of an opening message.
 
     Raises:
-        Invalid: they are no JSON object, or not alone.
+        Invalid: another type than a JSON object, or other fields beside it.
 
     """
     refuse_unknown(document, (OPEN,))
     fields = document[OPEN]
     if not isinstance(fields, dict):
-        raise Invalid(OPEN, shown(fields), "a JSON object")
+        raise Invalid(OPEN, format_value(fields), "a JSON object")
     return fields
 
 
 def read_number(document: Mapping[str, Any]) -> int:
-    """Return the client's number of a message, 0 where there is none.
+    """Return the client's number of a message; default 0.
 
     Raises:
-        Invalid: something else.
+        Invalid: a value outside 0 to 2^32 - 1, or another type.
 
     """
     number = document.get("step", 0)
     if type(number) is not int or not 0 <= number < 2**32:
-        raise Invalid("step", shown(number), "0 to 4294967295")
+        raise Invalid("step", format_value(number), "0 to 4294967295")
     return number
 
 
@@ -84,12 +84,12 @@ def read_message(document: Mapping[str, Any], number: int, text: bytes, indices:
 
     Args:
         document: the object.
-        number: of the message, as `read_number` returns it.
-        text: of the object.
-        indices: further inputs of the model.
+        number: the client's number, from `read_number`.
+        text: the object as JSON text, for the digest.
+        indices: names of the further inputs of the model.
 
     Raises:
-        Invalid: no operation or several, or a field with an unknown name or the wrong type.
+        Invalid: several operations, or a field that is missing, unknown, or of the wrong type.
 
     """
     named = [name for name in OPERATIONS if name in document]
@@ -108,26 +108,19 @@ def read_step(fields: Mapping[str, Any], indices: Collection[str]) -> StepOp:
         Invalid: a field is missing, unknown, or of the wrong type.
 
     """
-    # Segments are known to every model, to be refused as what they are.
-    further = tuple(dict.fromkeys(("token_type_ids", *indices)))
-    refuse_unknown(fields, (*TOKENS, *further, "offset", "step"))
+    refuse_unknown(fields, (*row_fields(tuple(indices)), "offset", "step"))
     rows = {
-        name: rows_of_json(name, value, empty=True)
-        for name, value in fields.items()
-        if name not in ("offset", "step") and value is not None
+        name: read_json_rows(name, value, empty=True)
+        for name, value in {"input_ids": None, **fields}.items()
+        if name == "input_ids" or (name not in ("offset", "step") and value is not None)
     }
-    return StepOp(
-        input_ids=rows["input_ids"] if "input_ids" in rows else rows_of_json("input_ids", None),
-        offset=None if fields.get("offset") is None else read_offset(fields["offset"]),
-        position_ids=rows.get("position_ids"),
-        attention_mask=rows.get("attention_mask"),
-        indices={name: rows[name] for name in further if name in rows},
-    )
+    offset = None if fields.get("offset") is None else read_offset(fields["offset"])
+    return StepOp(offset=offset, **token_inputs(rows))
 
 
 @dataclass(frozen=True)
 class Feed:
-    """A known list of ids, the options of its stream, and the tokens of a row in each chunk."""
+    """A known list of ids, the options of its stream, and `chunk`, the tokens of a row in one event."""
 
     options: DecodeOptions
     encoding: str
@@ -136,7 +129,7 @@ class Feed:
 
 
 def read_feed(fields: Mapping[str, Any], indices: Collection[str]) -> Feed:
-    """Read the fields of a request to feed a list of ids chunk by chunk.
+    """Read the fields of a request with a known list of ids.
 
     Raises:
         Invalid: a field is missing, unknown, or of the wrong type.
@@ -145,7 +138,7 @@ def read_feed(fields: Mapping[str, Any], indices: Collection[str]) -> Feed:
     options = {name: value for name, value in fields.items() if name in OPTIONS}
     chunk = fields.get("chunk", 1)
     if type(chunk) is not int or not 1 <= chunk < 2**31:
-        raise Invalid("chunk", shown(chunk), "1 or more")
+        raise Invalid("chunk", format_value(chunk), "1 or more")
     step = read_step({name: value for name, value in fields.items() if name not in (*OPTIONS, "chunk")}, indices)
     options.setdefault("rows", len(step.input_ids.lengths))
     return Feed(*read_options(options), step, chunk)
@@ -154,18 +147,18 @@ def read_feed(fields: Mapping[str, Any], indices: Collection[str]) -> Feed:
 def _read_operation(name: str, value: Any) -> Operation:
     if name in OF_NOTHING:
         if value is not True:
-            raise Invalid(name, shown(value), "true")
+            raise Invalid(name, format_value(value), "true")
         return OF_NOTHING[name]()
     if name == RewindOp.name and type(value) is int:
         value = [value]
     if not isinstance(value, list):
-        raise Invalid(name, shown(value), "a list of integers")
-    return OF_INTEGERS[name](integers(name, value))
+        raise Invalid(name, format_value(value), "a list of integers")
+    return OF_INTEGERS[name](read_integers(name, value))
 
 
 def write_answer(answer: EmbedResult, encoding: str, number: int) -> bytes:
     """Write the answer to a step."""
-    document = answer_json(answer, encoding)
+    document = build_document(answer, encoding)
     return write_json(document | {"step": number} if number else document)
 
 
@@ -184,13 +177,13 @@ def write_opened(name: str, version: int, manifest: Manifest, offset: Int64, out
 
 
 def write_state(offset: Int64, number: int = 0, closing: str | None = None) -> bytes:
-    """Write the offsets of the rows: the answer to a message without a step, or the closing message with its reason."""
+    """Write the offsets of the rows, in answer to another operation than a step; or a close message with its reason."""
     document: dict[str, Any] = {} if closing is None else {"closing": closing}
     document["next_offset"] = np.ascontiguousarray(offset)
     return write_json(document | {"step": number} if number else document)
 
 
 def write_error(problem: bytes, number: int = 0) -> bytes:
-    """Write an error; `problem` is JSON."""
+    """Write an error message; `problem` is JSON."""
     document: dict[str, Any] = {"error": orjson.Fragment(problem)}
     return orjson.dumps(document | {"step": number} if number else document)

@@ -1,10 +1,9 @@
-"""The native request and answer: the fields, and JSON."""
+"""Requests of the native API: JSON, query parameters, and the fields of a request."""
 
 import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,40 +11,40 @@ import orjson
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
+from preblock.service.codecs.fields import format_value, read_choice, refuse_unknown, unique_names
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
 from preblock.service.codecs.token_rows import (
-    integers,
-    integers_of,
+    read_array_rows,
+    read_integer,
+    read_integer_list,
+    read_json_rows,
     read_offset,
-    refuse_unknown,
-    rows_of_array,
-    rows_of_json,
-    shown,
+    row_fields,
+    token_inputs,
 )
 from preblock.service.core.errors import Invalid, Malformed
-from preblock.service.core.types import PairwiseBiasRequest, TextRequest, TokenRequest, TokenRows
+from preblock.service.core.types import PairwiseBiasRequest, TextRequest, TokenRequest
 
 ENCODINGS = ("base64", "float")
-ROWS = ("input_ids", "position_ids", "attention_mask")
-OPTIONS = ("offset", "truncate", "output", "dtype", "encoding", "return_tokens")
-TENSORS = ("offset", "lengths")
-"""The fields beside rows in the form of arrays; `lengths` separates the rows."""
-NAMES = ("truncate", "output", "dtype", "encoding", "shape")
-"""Fields with plain text as value in a query, not JSON."""
-MAYBE_NAMES = re.compile(rb'"\s*:')
-"""Every name of an object ends so; so may texts."""
+OPTIONS = ("text", "offset", "truncate", "output", "dtype", "encoding", "return_tokens")
+ARRAY_FIELDS = ("offset", "lengths")
+"""Fields other than token inputs in a body of arrays; `lengths` separates the rows of (T,) arrays."""
+TEXT_PARAMETERS = ("truncate", "output", "dtype", "encoding", "shape")
+"""Query parameters with plain text as value; the values of others are JSON."""
+NAME_PATTERN = re.compile(rb'"\s*:')
+"""Matches the end of every name of an object; a text may match too."""
 
 
 @dataclass(eq=False, slots=True)
 class EmbedMessage:
-    """A request, and how its vectors are written where the answer is JSON."""
+    """A request, and the encoding of its vectors in a JSON response."""
 
     request: TokenRequest | TextRequest
     encoding: str
 
     @property
-    def tells_lengths(self) -> bool:
-        """Whether the client cannot know how long the rows of the answer are, unless it is told."""
+    def needs_lengths(self) -> bool:
+        """Whether the response must state the row lengths, because the client cannot derive them."""
         return isinstance(self.request, TextRequest) or self.request.truncate is not None
 
 
@@ -53,7 +52,7 @@ def read_json(body: bytes) -> dict[str, Any]:
     """Read a JSON object without repeated names.
 
     Raises:
-        Malformed: anything else.
+        Malformed: another value, or a repeated name at any depth.
 
     """
     try:
@@ -63,44 +62,38 @@ def read_json(body: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise Malformed("body", f"a JSON {type(document).__name__}", "a JSON object")
     try:
-        # As many names as were read: none was dropped. Otherwise a text may look like a name, or one stood twice.
-        if len(MAYBE_NAMES.findall(body)) != _names(document):
-            json.loads(body, object_pairs_hook=_each_once, parse_int=str, parse_float=str)
+        # orjson drops repeated names. Equal counts prove that none was dropped; else a text may look like a name.
+        if len(NAME_PATTERN.findall(body)) != _count_names(document):
+            json.loads(body, object_pairs_hook=unique_names, parse_int=str, parse_float=str)
     except RecursionError as error:
         raise Malformed("body", "a JSON object of too many levels", "a JSON object") from error
+    except ValueError as error:
+        raise Malformed("body", str(error), "each name of an object once") from error
     return document
 
 
-def _names(document: dict[str, Any]) -> int:
+def _count_names(document: dict[str, Any]) -> int:
     """Return the number of names in an object and in all nested objects."""
     count = len(document)
     for value in document.values():
         if isinstance(value, dict):
-            count += _names(value)
+            count += _count_names(value)
         elif isinstance(value, list) and value and isinstance(value[0], dict):
-            count += sum(_names(item) for item in value if isinstance(item, dict))
+            count += sum(_count_names(item) for item in value if isinstance(item, dict))
     return count
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> None:
-    seen: set[str] = set()
-    for name, _ in pairs:
-        if name in seen:
-            raise Malformed("body", f"{name} twice", "each name of an object once")
-        seen.add(name)
-
-
 def read_query(query: Mapping[str, str]) -> dict[str, Any]:
-    """Read fields of query parameters: names as they are, those of outputs with commas, the others as JSON.
+    """Read fields from query parameters: outputs separated by commas, other names as they are, all else as JSON.
 
     Raises:
-        Malformed: a value is no JSON.
+        Malformed: a value is not JSON.
 
     """
     fields: dict[str, Any] = {}
     for name, text in query.items():
         try:
-            fields[name] = text if name in NAMES else orjson.loads(text)
+            fields[name] = text if name in TEXT_PARAMETERS else orjson.loads(text)
         except orjson.JSONDecodeError as error:
             raise Malformed(name, text, "JSON, such as 5 or [[0,1]]") from error
     if "output" in fields:
@@ -109,18 +102,18 @@ def read_query(query: Mapping[str, str]) -> dict[str, Any]:
 
 
 class RequestOptions(NamedTuple):
-    """The options of a request apart from its tokens: the fields of `Wanted`, and the encoding of values in JSON."""
+    """Options of a request without its tokens: arguments of `EmbedOptions`, and the encoding of values in JSON."""
 
     wanted: Mapping[str, Any]
     encoding: str
 
     def of(self, ids: NDArray[Any]) -> EmbedMessage:
-        """Return the request for an array of ids; raises Invalid as `rows_of_array`."""
-        return EmbedMessage(TokenRequest(input_ids=rows_of_array("input_ids", ids), **self.wanted), self.encoding)
+        """Return the request for an array of ids; raise Invalid as `read_array_rows` does."""
+        return EmbedMessage(TokenRequest(input_ids=read_array_rows("input_ids", ids), **self.wanted), self.encoding)
 
 
-def read_beside(query: Mapping[str, str], indices: Collection[str] = ()) -> RequestOptions | None:
-    """Read the fields beside an array of ids, without its `shape`; None where they hold further rows.
+def read_array_options(query: Mapping[str, str], indices: Collection[str] = ()) -> RequestOptions | None:
+    """Read the query parameters of a body with one array of ids; None where they hold further rows.
 
     Raises:
         Malformed, Invalid: as `read_query` and `read_embed`.
@@ -128,48 +121,47 @@ def read_beside(query: Mapping[str, str], indices: Collection[str] = ()) -> Requ
     """
     fields = read_query(query)
     fields.pop("shape", None)
-    in_rows, known = _known(tuple(indices))
+    in_rows = row_fields(tuple(indices))
     if not fields.keys().isdisjoint((*in_rows, "text", "return_tokens", "lengths")):
         return None
-    refuse_unknown(fields, known)
-    return _read_wishes(fields)
+    refuse_unknown(fields, (*in_rows, *OPTIONS))
+    return _read_options(fields)
 
 
 def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> EmbedMessage:
-    """Read the fields of an embed request; rows may be arrays. `indices` are the further inputs of the model.
+    """Read the fields of an embed request; inputs may be arrays. `indices` names the further inputs of the model.
 
     Raises:
         Invalid: a field is missing, unknown, or of the wrong type.
 
     """
-    in_rows, known = _known(tuple(indices))
+    in_rows = row_fields(tuple(indices))
     arrays = [name for name, value in fields.items() if isinstance(value, np.ndarray)]
-    refuse_unknown(fields, (*known, *TENSORS[1:]) if arrays else known)
+    refuse_unknown(fields, (*in_rows, *OPTIONS, *ARRAY_FIELDS[1:]) if arrays else (*in_rows, *OPTIONS))
     for name in arrays:
-        if name not in in_rows and name not in TENSORS:
+        if name not in in_rows and name not in ARRAY_FIELDS:
             raise Invalid(name, "a tensor", "a query parameter")
-    lengths = None if fields.get("lengths") is None else integers_of("lengths", fields["lengths"])
-    rows: dict[str, TokenRows] = {}
-    given: dict[str, TokenRows] = {}
-    for name, value in fields.items():
-        if name in in_rows and value is not None:
-            found = rows_of_array(name, value, lengths) if name in arrays else rows_of_json(name, value)
-            (rows if name in ROWS else given)[name] = found
+    lengths = None if fields.get("lengths") is None else read_integer_list("lengths", fields["lengths"])
+    rows = {
+        name: read_array_rows(name, value, lengths) if name in arrays else read_json_rows(name, value)
+        for name, value in fields.items()
+        if name in in_rows and value is not None
+    }
     text, spans = fields.get("text"), fields.get("return_tokens", False)
     if text is None and "input_ids" not in rows:
         raise Invalid("input_ids", "nothing", "rows of token ids, or text")
-    if text is not None and (rows or given):
-        name = next(iter(rows | given))
-        raise Invalid(name, f"text and {name}", "one of them: the tokenizer says what the tokens of a text are")
+    if text is not None and rows:
+        name = next(iter(rows))
+        raise Invalid(name, f"text and {name}", "one of them: the tokenizer makes the tokens of a text")
     if type(spans) is not bool or (spans and text is None):
         raise Invalid("return_tokens", spans, "true or false, beside text")
-    wanted, encoding = _read_wishes(fields)
+    wanted, encoding = _read_options(fields)
     if text is None:
-        return EmbedMessage(TokenRequest(**{**wanted, **rows}, indices=given), encoding)
+        return EmbedMessage(TokenRequest(**wanted, **token_inputs(rows)), encoding)
     return EmbedMessage(TextRequest(text=read_text("text", text), spans=spans, **wanted), encoding)
 
 
-def _read_wishes(fields: Mapping[str, Any]) -> RequestOptions:
+def _read_options(fields: Mapping[str, Any]) -> RequestOptions:
     encoding = read_encoding(fields, (*ENCODINGS, PROMPT_EMBEDS))
     wanted = {
         "offset": None if fields.get("offset") is None else read_offset(fields["offset"]),
@@ -180,19 +172,11 @@ def _read_wishes(fields: Mapping[str, Any]) -> RequestOptions:
     return RequestOptions(wanted, encoding)
 
 
-@cache
-def _known(indices: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the fields with rows of integers, and all fields of JSON."""
-    # Segments are known to every model, to be refused as what they are.
-    in_rows = tuple(dict.fromkeys((*ROWS, "token_type_ids", *indices)))
-    return in_rows, (*in_rows, "text", *OPTIONS)
-
-
 def read_text(field: str, value: Any) -> tuple[str, ...]:
     """Read a text, or a list of texts.
 
     Raises:
-        Invalid: something else, or a text without a character.
+        Invalid: another type, or an empty text.
 
     """
     texts = tuple(value) if isinstance(value, list) else (value,)
@@ -201,31 +185,29 @@ def read_text(field: str, value: Any) -> tuple[str, ...]:
     for row, text in enumerate(texts):
         if not isinstance(text, str) or not text:
             place = f"{field}[{row}]" if isinstance(value, list) else field
-            raise Invalid(place, shown(text), "a text of at least one character")
+            raise Invalid(place, format_value(text), "a text of at least one character")
     return texts
 
 
 def read_bias(fields: Mapping[str, Any]) -> tuple[PairwiseBiasRequest, str]:
-    """Read the fields of a request for a bias, and how its values are written where the answer is JSON.
+    """Read the fields of a bias request; return it with the encoding of its values in JSON.
 
     Raises:
         Invalid: a field is missing, unknown, or of the wrong type.
 
     """
     refuse_unknown(fields, ("query_length", "key_length", "query_offset", "dtype", "encoding"))
-    query_length, key_length = (_integer(name, fields.get(name)) for name in ("query_length", "key_length"))
-    offset = None if fields.get("query_offset") is None else _integer("query_offset", fields["query_offset"])
-    request = PairwiseBiasRequest(
-        query_length=query_length, key_length=key_length, query_offset=offset, dtype=read_dtype(fields)
-    )
-    return request, read_encoding(fields)
+    lengths = {name: read_integer(name, fields.get(name)) for name in ("query_length", "key_length")}
+    if fields.get("query_offset") is not None:
+        lengths["query_offset"] = read_integer("query_offset", fields["query_offset"])
+    return PairwiseBiasRequest(**lengths, dtype=read_dtype(fields)), read_encoding(fields)
 
 
 def read_outputs(output: Any) -> tuple[str, ...]:
     """Read the name of an output, or a list of names.
 
     Raises:
-        Invalid: anything else, or a name twice.
+        Invalid: another type, or a repeated name.
 
     """
     names = output if isinstance(output, list) else [output]
@@ -237,7 +219,7 @@ def read_outputs(output: Any) -> tuple[str, ...]:
 
 
 def read_dtype(fields: Mapping[str, Any]) -> str:
-    """Read the output type, float32 where none is given."""
+    """Read the output dtype; default float32."""
     dtype = fields.get("dtype", "float32")
     if not isinstance(dtype, str):
         raise Invalid("dtype", dtype, "a name")
@@ -245,13 +227,5 @@ def read_dtype(fields: Mapping[str, Any]) -> str:
 
 
 def read_encoding(fields: Mapping[str, Any], encodings: tuple[str, ...] = ENCODINGS) -> str:
-    """Read how JSON holds values, base64 where nothing is said."""
-    encoding = fields.get("encoding", encodings[0])
-    if encoding not in encodings:
-        raise Invalid("encoding", encoding, ", ".join(encodings))
-    return str(encoding)
-
-
-def _integer(field: str, value: Any) -> int:
-    """Return a 64-bit integer."""
-    return int(integers(field, [value], lambda _: "")[0])
+    """Read the encoding of values in JSON; default: the first of `encodings`."""
+    return read_choice("encoding", fields.get("encoding", encodings[0]), encodings)

@@ -6,24 +6,24 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from preblock.service.codecs.chunks import Base64Chunks, JsonFloats, Part, joined, raw_bytes
+from preblock.service.codecs.chunks import Base64Chunks, JsonFloats, Part, as_bytes, join
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, write_prompt_embeds
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor, EmbedResult, Result, Tensor
 
-MARK, BARE_MARK = orjson.Fragment(b'"\0"'), orjson.Fragment(b"\0")
-"""Placeholders of base64 and numbers in a document; written JSON holds no such byte."""
+BASE64_PLACEHOLDER, FLOATS_PLACEHOLDER = orjson.Fragment(b'"\0"'), orjson.Fragment(b"\0")
+"""Placeholders of base64 and of numbers in a document. Serialized JSON never holds a zero byte."""
 
 
-def answer_json(answer: Result, encoding: str) -> dict[str, Any]:
-    """Return the answer as a document for `write_json`: one output under its name, or several under `outputs`."""
+def build_document(answer: Result, encoding: str) -> dict[str, Any]:
+    """Return a result as a document for `write_json`: one output under its name, or several under `outputs`."""
     document: dict[str, Any] = {
         "model": answer.model,
         "version": answer.version,
         "dtype": answer.dtype,
         "encoding": encoding,
     }
-    written = {name: _written(answer, tensor, encoding) for name, tensor in answer.tensors.items()}
+    written = {name: _encode_tensor(answer, tensor, encoding) for name, tensor in answer.tensors.items()}
     if len(written) == 1:
         ((name, tensor),) = answer.tensors.items()
         document |= {"shape": tensor.shape, name: written[name]}
@@ -43,54 +43,54 @@ def answer_json(answer: Result, encoding: str) -> dict[str, Any]:
     return document
 
 
-def _written(answer: Result, tensor: Tensor, encoding: str) -> Any:
+def _encode_tensor(answer: Result, tensor: Tensor, encoding: str) -> Any:
     if encoding == PROMPT_EMBEDS and isinstance(answer, EmbedResult):
         return write_prompt_embeds(tensor, answer.lengths)
-    if isinstance(tensor, ChunkedTensor):
-        return Base64Chunks((tensor,)) if encoding == "base64" else JsonFloats(tensor, tensor.shape)
-    return base64_of(tensor) if encoding == "base64" else floats_of(tensor)
+    if encoding == "base64":
+        return to_base64(tensor)
+    return JsonFloats(tensor, tensor.shape) if isinstance(tensor, ChunkedTensor) else to_finite_float32(tensor)
 
 
-def json_content(document: dict[str, Any]) -> list[Part]:
-    """Write a document with its arrays in parts; base64 and late values are written when they are sent."""
+def write_json_parts(document: dict[str, Any]) -> list[Part]:
+    """Write a document with its arrays in parts; base64 and computed values are written while they are sent."""
     values: list[Base64Chunks | JsonFloats] = []
 
     def mark(value: object) -> orjson.Fragment:
         if not isinstance(value, Base64Chunks | JsonFloats):
             raise TypeError(type(value).__name__)
         values.append(value)
-        return MARK if isinstance(value, Base64Chunks) else BARE_MARK
+        return BASE64_PLACEHOLDER if isinstance(value, Base64Chunks) else FLOATS_PLACEHOLDER
 
     text = orjson.dumps(document, mark, orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS)
-    if not values:  # numbers, some megabytes of them, need not be copied to be parted
+    if not values:  # avoids a copy of several megabytes
         return [text]
     before, *others = text.split(b"\0")
     return [before, *(part for pair in zip(values, others, strict=True) for part in pair)]
 
 
 def write_json(document: dict[str, Any]) -> bytes:
-    """Write a document, arrays included."""
-    return joined(json_content(document))
+    """Write a document with its arrays as one `bytes`."""
+    return join(write_json_parts(document))
 
 
-def base64_of(tensor: NDArray[np.generic]) -> Base64Chunks:
-    """Return the values as a JSON string: base64 of little-endian bytes."""
-    return Base64Chunks((raw_bytes(tensor),))
+def to_base64(tensor: Tensor) -> Base64Chunks:
+    """Return the values as a JSON string in base64 of little-endian bytes."""
+    return Base64Chunks((as_bytes(tensor),))
 
 
-def numbers_of(tensor: NDArray[np.generic]) -> JsonFloats:
-    """Return finite values as JSON that is written while it is sent."""
-    return JsonFloats(ChunkedTensor(tensor.shape, tensor.dtype.name, iter((tensor,))), tensor.shape)
+def to_floats(tensor: NDArray[np.generic]) -> JsonFloats:
+    """Return finite values as JSON numbers, written while they are sent."""
+    return JsonFloats((tensor,), tensor.shape)
 
 
-def floats_of(tensor: NDArray[np.generic]) -> NDArray[np.float32]:
-    """Return the values as float32: it holds the narrower types exactly.
+def to_finite_float32(tensor: NDArray[np.generic]) -> NDArray[np.float32]:
+    """Return the values as float32; the conversion from narrower dtypes is exact.
 
     Raises:
-        Invalid: one is infinite or no number.
+        Invalid: a value is infinite or NaN.
 
     """
     floats = tensor.astype(np.float32, copy=False)
     if not np.isfinite(floats).all():
-        raise Invalid("encoding", "float", "base64, since a value is infinite or no number, which JSON cannot hold")
+        raise Invalid("encoding", "float", "base64, since JSON cannot hold an infinite value or NaN")
     return floats

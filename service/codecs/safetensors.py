@@ -1,7 +1,7 @@
 """Tensors by name in the safetensors format.
 
-The length of a header in 8 bytes, the header in JSON, and the values, all little-endian. It is read and written here
-because the library for it copies every tensor, and knows no bfloat16 without torch.
+A file holds the length of a header in 8 bytes, the header in JSON, and the values, all little-endian. This module reads
+and writes the format, because the library copies every tensor and needs torch for bfloat16.
 """
 
 import json
@@ -13,7 +13,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from preblock.service.codecs.chunks import Part, bytes_of
+from preblock.service.codecs.chunks import Part, as_bytes
+from preblock.service.codecs.fields import unique_names
 from preblock.service.core.errors import Malformed
 from preblock.service.core.results import EmbedResult, Result, Tensor
 from preblock.service.core.types import DTYPES
@@ -25,18 +26,18 @@ TYPES: dict[str, np.dtype[Any]] = {
     **{f"F{bits}": np.dtype(f"<f{bits // 8}") for bits in (16, 32, 64)},
     "BF16": DTYPES["bfloat16"],
 }
-NAMES = {dtype: name for name, dtype in TYPES.items()}
+TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()}
 METADATA = "__metadata__"
-ENTRY = {"dtype", "shape", "data_offsets"}
-LONGEST_HEADER = 2**16
-"""Bytes; a header of all that a request can hold is far shorter, and parsing it is not to cost more than the rest."""
+ENTRY_FIELDS = {"dtype", "shape", "data_offsets"}
+MAX_HEADER_BYTES = 2**16
+"""Far more than the header of any valid request; it bounds the time of parsing."""
 
 
 def read_safetensors(body: bytes) -> dict[str, NDArray[Any]]:
-    """Read tensors, without a copy.
+    """Return the tensors of a file by name, without a copy.
 
     Raises:
-        Malformed: another format, or a header that does not describe every byte once.
+        Malformed: another format, or a header that describes a byte twice or not at all.
 
     """
     try:
@@ -47,11 +48,11 @@ def read_safetensors(body: bytes) -> dict[str, NDArray[Any]]:
 
 def _read(body: bytes) -> dict[str, NDArray[Any]]:
     length = int.from_bytes(body[:8], "little")
-    if len(body) < 8 + length or length > LONGEST_HEADER:
-        raise ValueError(f"a header of {length} bytes in {len(body)}, of {LONGEST_HEADER} at most")
+    if len(body) < 8 + length or length > MAX_HEADER_BYTES:
+        raise ValueError(f"a header of {length} bytes in {len(body)}, of {MAX_HEADER_BYTES} at most")
     if body[8:9] != b"{":
         raise ValueError("a header that is no JSON object")
-    header = json.loads(body[8 : 8 + length].decode(), object_pairs_hook=_unique)
+    header = json.loads(body[8 : 8 + length].decode(), object_pairs_hook=unique_names)
     metadata = header.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError(f"{METADATA} that is no text by name")
@@ -66,24 +67,17 @@ def _read(body: bytes) -> dict[str, NDArray[Any]]:
     return tensors
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) < len(pairs):
-        raise ValueError("a name twice in the header")
-    return document
-
-
 def _entry(name: str, entry: Any) -> tuple[int, int, str, str, list[int]]:
-    """Return begin, end, name, type and shape of a tensor, after a check that they agree."""
+    """Return begin, end, name, dtype and shape of a tensor; raise ValueError where they disagree."""
     name.encode()  # a message could not repeat half a character
-    if not isinstance(entry, dict) or entry.keys() != ENTRY:
+    if not isinstance(entry, dict) or entry.keys() != ENTRY_FIELDS:
         raise ValueError("a tensor with other fields than dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in TYPES:
         raise ValueError(f"a dtype that is none of {', '.join(TYPES)}")
     if not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2:
         raise ValueError("a shape or data_offsets that are no sizes")
-    # Python's integers: no product of declared sizes can wrap.
+    # Python integers: the product of declared sizes cannot overflow.
     declared = TYPES[dtype].itemsize * math.prod(shape)
     if offsets[1] - offsets[0] != declared:
         raise ValueError(f"{offsets[1] - offsets[0]} bytes for {dtype} of {declared} bytes")
@@ -95,21 +89,21 @@ def _sizes(value: Any) -> bool:
 
 
 def write_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[Part]:
-    """Write C-contiguous tensors, without a copy: the same bytes for the same tensors."""
-    # Wider types stand first, so that every tensor is aligned.
+    """Write C-contiguous tensors without a copy. The same tensors give the same bytes."""
+    # Wider dtypes come first, to align every tensor.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
     header: dict[str, Any] = {METADATA: metadata}
     end = 0
     for name, tensor in ordered:
         begin, end = end, end + tensor.nbytes
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": tensor.shape, "data_offsets": (begin, end)}
+        header[name] = {"dtype": TYPE_NAMES[tensor.dtype], "shape": tensor.shape, "data_offsets": (begin, end)}
     text = orjson.dumps(header)
     text += b" " * (-len(text) % 8)
-    return [len(text).to_bytes(8, "little") + text, *(bytes_of(tensor) for _, tensor in ordered)]
+    return [len(text).to_bytes(8, "little") + text, *(as_bytes(tensor) for _, tensor in ordered)]
 
 
-def answer_safetensors(answer: Result) -> list[Part]:
-    """Write an answer: its outputs, and for tokens the lengths and the next offsets of the rows."""
+def write_result(answer: Result) -> list[Part]:
+    """Write the outputs of a result; for tokens also the lengths and the next offsets of the rows."""
     tensors: dict[str, Tensor] = dict(answer.tensors)
     if isinstance(answer, EmbedResult):
         tensors |= {"next_offset": answer.next_offset, "lengths": answer.lengths}

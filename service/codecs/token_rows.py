@@ -1,87 +1,110 @@
-"""Rows of integers from parsed JSON and from arrays: exact, or refused."""
+"""Read rows of integers from parsed JSON and from arrays, exactly."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import cache
 from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from preblock.service.codecs.fields import format_value
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import Int64, TokenRows
 
-FLOAT32 = float(np.finfo(np.float32).max)
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
 INTEGER = "a 64-bit integer"
+INPUTS = ("input_ids", "position_ids", "attention_mask")
+"""Inputs with an argument of their own in `TokenRequest` and `StepOp`; the others are `indices`."""
 LISTS = "a list of integers, or a list of such rows"
 
 
-def rows_of_json(field: str, value: Any, empty: bool = False) -> TokenRows:
+@cache
+def row_fields(indices: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of all inputs with a value for each token, for a model with the further inputs `indices`."""
+    # Every model knows token_type_ids: validation rejects them with a message of its own.
+    return tuple(dict.fromkeys((*INPUTS, "token_type_ids", *indices)))
+
+
+def token_inputs(rows: dict[str, TokenRows]) -> dict[str, Any]:
+    """Return inputs by name as arguments of `TokenRequest` or `StepOp`; this takes the inputs out of `rows`."""
+    return {name: rows.pop(name) for name in INPUTS if name in rows} | {"indices": rows}
+
+
+def read_json_rows(field: str, value: Any, empty: bool = False) -> TokenRows:
     """Read a list of rows, or a flat list for one row.
 
     Raises:
-        Invalid: something else, an empty batch, a row that is empty where none may be `empty`, or a value that is no
-            64-bit integer (true and 1.0 are none).
+        Invalid: another type, an empty batch, an empty row without `empty`, or a value outside the 64-bit integers
+            (true and 1.0 are outside).
 
     """
     if not isinstance(value, list):
-        raise Invalid(field, shown(value), LISTS)
+        raise Invalid(field, format_value(value), LISTS)
     if not value:
         raise Invalid(field, "[]", "at least one row of at least one integer")
     if not isinstance(value[0], list):
-        return TokenRows(integers(field, value), np.array([len(value)]), flat=True)
+        return TokenRows(read_integers(field, value), np.array([len(value)]), flat=True)
     for index, row in enumerate(value):
         if not isinstance(row, list) or not (row or empty):
-            raise Invalid(f"{field}[{index}]", shown(row), "a row of at least one integer")
+            raise Invalid(f"{field}[{index}]", format_value(row), "a row of at least one integer")
     lengths = np.fromiter(map(len, value), np.int64, len(value))
     values = list(chain.from_iterable(value))
     return TokenRows(
-        integers(field, values, lambda index: TokenRows(np.empty(0, np.int64), lengths).place(index)), lengths
+        read_integers(field, values, lambda index: TokenRows(np.empty(0, np.int64), lengths).place(index)), lengths
     )
 
 
-def integers(field: str, values: list[Any], place: Callable[[int], str] = lambda index: f"[{index}]") -> Int64:
-    """Return a list of Python integers as int64; `place` says where one of them stands."""
+def read_integers(field: str, values: list[Any], place: Callable[[int], str] = lambda index: f"[{index}]") -> Int64:
+    """Return a list of Python integers as int64; `place` formats the index of a bad value for the message."""
     if set(map(type, values)) <= {int}:
         try:
             return np.array(values, np.int64)
         except OverflowError:
             pass
-    index = next(i for i, value in enumerate(values) if not _fits(value))
-    raise Invalid(field + place(index), shown(values[index]), INTEGER)
+    index = next(i for i, value in enumerate(values) if not _is_int64(value))
+    raise Invalid(field + place(index), format_value(values[index]), INTEGER)
 
 
-def numbers(field: str, values: list[Any]) -> NDArray[np.float32]:
+def read_floats(field: str, values: list[Any]) -> NDArray[np.float32]:
     """Return a list of Python numbers as float32, rounded to nearest."""
     if set(map(type, values)) <= {int, float}:
         with np.errstate(over="ignore"):
             array = np.array(values, np.float64).astype(np.float32)
         if np.isfinite(array).all():
             return array
-    index = next(i for i, value in enumerate(values) if type(value) not in (int, float) or abs(value) > FLOAT32)
-    raise Invalid(f"{field}[{index}]", shown(values[index]), "a number that float32 holds")
+    index = next(i for i, value in enumerate(values) if type(value) not in (int, float) or abs(value) > MAX_FLOAT32)
+    raise Invalid(f"{field}[{index}]", format_value(values[index]), "a number that float32 holds")
 
 
 def read_offset(value: Any) -> Int64:
-    """Read one offset, or a list or an array with one for each row: int64 (1,) or (B,)."""
+    """Read one offset, or a list or an array with an offset for each row: int64 (1,) or (B,)."""
     if isinstance(value, np.ndarray):
-        return integers_of("offset", np.atleast_1d(value))
+        return read_integer_list("offset", np.atleast_1d(value))
     if isinstance(value, list) and value:
-        return integers("offset", value)
-    if not _fits(value):
-        raise Invalid("offset", shown(value), f"{INTEGER}, or a list with one for each row")
+        return read_integers("offset", value)
+    if not _is_int64(value):
+        raise Invalid("offset", format_value(value), f"{INTEGER}, or a list with one for each row")
     return np.array([value], np.int64)
 
 
-def rows_of_array(field: str, array: NDArray[Any], lengths: Int64 | None = None) -> TokenRows:
+def read_integer(field: str, value: Any) -> int:
+    """Read one 64-bit integer."""
+    if not _is_int64(value):
+        raise Invalid(field, format_value(value), INTEGER)
+    return int(value)
+
+
+def read_array_rows(field: str, array: NDArray[Any], lengths: Int64 | None = None) -> TokenRows:
     """Read an integer array (B, L), or (L,) for one row; with `lengths`, (T,), all rows in order.
 
     Raises:
-        Invalid: another rank, another kind of type, values beyond int64, or lengths that do not sum to T.
+        Invalid: another rank or kind of dtype, values beyond int64, or lengths with another sum than T.
 
     """
     if array.ndim not in (1, 2):
         raise Invalid(f"{field} shape", str(array.shape), "(length,) or (batch, length)")
-    exact = _integers_of_array(field, array)
+    exact = _read_integer_array(field, array)
     if lengths is None:
         return TokenRows.of_array(exact)
     if array.ndim != 1:
@@ -94,41 +117,29 @@ def rows_of_array(field: str, array: NDArray[Any], lengths: Int64 | None = None)
     return TokenRows(exact, lengths)
 
 
-def integers_of(field: str, value: Any) -> Int64:
+def read_integer_list(field: str, value: Any) -> Int64:
     """Read a list of integers, or an array of one dimension: int64 (N,)."""
     if isinstance(value, np.ndarray):
         if value.ndim != 1:
             raise Invalid(f"{field} shape", str(value.shape), "one dimension")
-        return _integers_of_array(field, value)
+        return _read_integer_array(field, value)
     if not isinstance(value, list) or not value:
-        raise Invalid(field, shown(value), "a list of integers")
-    return integers(field, value)
+        raise Invalid(field, format_value(value), "a list of integers")
+    return read_integers(field, value)
 
 
-def _integers_of_array(field: str, array: NDArray[Any]) -> Int64:
+def _read_integer_array(field: str, array: NDArray[Any]) -> Int64:
     """Return an array with at least one value as int64, contiguous and aligned."""
     if array.dtype.kind not in "iu":
         raise Invalid(f"{field} dtype", str(array.dtype), "an integer type")
-    if not array.size:  # any number of empty rows fits in a few bytes
+    if not array.size:  # a few bytes can declare any number of empty rows
         raise Invalid(f"{field} shape", str(array.shape), "at least one row of at least one integer")
     if array.dtype.kind == "u" and array.dtype.itemsize == 8 and int(array.max()) >= 2**63:
         raise Invalid(field, int(array.max()), INTEGER)
     if array.dtype == np.int64 and array.flags.c_contiguous and array.flags.aligned:
-        return array  # `require` would do the same, but takes longer
+        return array  # same result as `require`, but faster
     return np.require(array, np.int64, ("C", "A"))
 
 
-def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
-    """Raise Invalid for the first of `names` outside `known`."""
-    for name in names:
-        if name not in known:
-            raise Invalid("field", name, ", ".join(known))
-
-
-def _fits(value: Any) -> bool:
+def _is_int64(value: Any) -> bool:
     return type(value) is int and -(2**63) <= value < 2**63
-
-
-def shown(value: Any) -> Any:
-    """Return the text of a value for a message: a string in quotes, so that "5" does not look like 5."""
-    return repr(value) if isinstance(value, str) else value

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoTokenizer, BertModel
 
-from preblock.service.codecs.openai import AT_ONCE
+from preblock.service.codecs.openai import MAX_FLOATS
 from tests.support.artifacts import copy_artifact
 from tests.support.protocols import Clients, native_bytes
 from tests.support.servers import Server, serve
@@ -122,7 +122,7 @@ def test_many_numbers_are_written_as_they_are_sent(http: httpx.Client, pooling: 
     texts = http.post("/v1/embeddings", json=fields | {"encoding_format": "float"})
     codes = http.post("/v1/embeddings", json=fields | {"encoding_format": "base64"}).json()["data"]
     assert texts.headers["Transfer-Encoding"] == "chunked"
-    assert len(rows) * 384 > AT_ONCE
+    assert len(rows) * 384 > MAX_FLOATS
     for text, code in zip(texts.json()["data"], codes, strict=True):
         assert np.array(text["embedding"], "<f4").tobytes() == base64.b64decode(code.pop("embedding"))
         assert text == code | {"embedding": text["embedding"]}

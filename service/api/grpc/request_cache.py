@@ -13,7 +13,7 @@ import numpy as np
 from preblock.service.api.request_cache import RequestTemplate, TemplateCache
 from preblock.service.codecs.chunks import raw_bytes
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
-from preblock.service.codecs.v2.protobuf import compute, read, write_parts
+from preblock.service.codecs.v2.protobuf import compute_message, read
 from preblock.service.core.errors import Malformed
 from preblock.service.core.results import ChunkedTensor
 from preblock.service.core.types import TokenRequest
@@ -119,7 +119,7 @@ async def _write(template: RequestTemplate, run: FastRun) -> bytes:
     """Return the response of a run."""
     if run.large:
         vectors = ChunkedTensor((run.nbytes // 4,), "float32", run.pieces())
-        return await compute(write_parts([template.prefix, vectors]))
+        return await compute_message([template.prefix, vectors])
     if run.shared:
         try:
             await asyncio.sleep(0)

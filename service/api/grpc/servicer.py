@@ -85,14 +85,14 @@ class InferenceService:
     async def RepositoryModelLoad(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
         """Load the new versions of a model, or an unloaded model."""
         _check_repository(request.repository_name)
-        metadata.check_change("load", protobuf.values(request.parameters))
+        metadata.check_change("load", protobuf.read_parameters(request.parameters))
         await self._engine.control.load(request.model_name, caller())
         return pb.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
         """Unload every version of a model, each after its last request."""
         _check_repository(request.repository_name)
-        metadata.check_change("unload", protobuf.values(request.parameters))
+        metadata.check_change("unload", protobuf.read_parameters(request.parameters))
         await self._engine.control.unload(request.model_name, caller())
         return pb.RepositoryModelUnloadResponse()
 
@@ -146,7 +146,7 @@ class InferenceService:
         message: bytes,
         parsed: pb.ModelInferRequest,
         store: SequenceStore,
-        write_answer: Callable[[Result, str], protobuf.Writing],
+        write_answer: Callable[[Result, str], protobuf.Parts],
     ) -> bytes:
         with self._engine.admission.request(protocol) as record:
             model = self._engine.repository.find(parsed.model_name, parsed.model_version, caller=caller())
@@ -157,11 +157,11 @@ class InferenceService:
                 request.in_pieces = request.sequence is None and request.dtype == "float32"
                 request.whole = True
             async with store.answer(model, request, record) as answer:
-                writing = write_answer(answer, parsed.id)
+                parts = write_answer(answer, parsed.id)
                 if answer.arrays:
-                    response = await schedule(answer.size, lambda: protobuf.written(writing))
+                    response = await schedule(answer.size, lambda: protobuf.join_message(parts))
                 else:
-                    response = await protobuf.compute(writing)
+                    response = await protobuf.compute_message(parts)
         if isinstance(request, TokenRequest) and isinstance(model, TokenModel):
             self._templates.keep(protocol, message, parsed, request, model, response)
         return response

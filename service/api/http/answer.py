@@ -6,22 +6,22 @@ from functools import lru_cache
 from preblock.service.api.http.negotiation import BYTES, JSON, NPY, SAFETENSORS
 from preblock.service.api.http.response import ChunkedResponse, Headers
 from preblock.service.codecs.arrays import npy_header
-from preblock.service.codecs.chunks import Part, bytes_of
-from preblock.service.codecs.native_json_response import answer_json, json_content
+from preblock.service.codecs.chunks import Part, as_bytes
+from preblock.service.codecs.native_json_response import build_document, write_json_parts
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
-from preblock.service.codecs.safetensors import answer_safetensors
+from preblock.service.codecs.safetensors import write_result
 from preblock.service.core.results import Result
 
 TYPES = (JSON, BYTES, NPY, SAFETENSORS)
 
 
 def writable_types(
-    dtype: str, encoding: str = "", outputs: Sequence[str] = (), tells_lengths: bool = False
+    dtype: str, encoding: str = "", outputs: Sequence[str] = (), needs_lengths: bool = False
 ) -> tuple[tuple[str, ...], str]:
     """Return the possible content types of a response, and the reason against the others."""
     if encoding == PROMPT_EMBEDS:
         return (JSON,), f"with the encoding {PROMPT_EMBEDS}"
-    if tells_lengths:
+    if needs_lengths:
         return (JSON, SAFETENSORS), "with text or truncate, to state the row lengths"
     if len(outputs) > 1:
         return (JSON, SAFETENSORS), "for several outputs"
@@ -33,11 +33,11 @@ def writable_types(
 def respond(answer: Result, media: str, encoding: str) -> ChunkedResponse:
     """Encode a result in the content type `media`; `encoding` states how JSON holds the values."""
     if media == JSON:
-        return ChunkedResponse(json_content(answer_json(answer, encoding)), media)
+        return ChunkedResponse(write_json_parts(build_document(answer, encoding)), media)
     if media == SAFETENSORS:
-        return ChunkedResponse(answer_safetensors(answer), media)
+        return ChunkedResponse(write_result(answer), media)
     ((name, tensor),) = answer.tensors.items()
-    parts: list[Part] = [npy_header(tensor) if media == NPY else b"", bytes_of(tensor)]
+    parts: list[Part] = [npy_header(tensor.dtype, tensor.shape) if media == NPY else b"", as_bytes(tensor)]
     return ChunkedResponse(parts, media, _headers(answer.model, answer.version, name, tensor.shape, answer.dtype))
 
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 from preblock.service.api.http.negotiation import read_qualities
 from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.response import ChunkedResponse
-from preblock.service.codecs.chunks import PACKET, joined
+from preblock.service.codecs.chunks import MAX_CHUNK_BYTES, join
 from preblock.service.core.errors import Malformed, TooLarge, UnsupportedFormat
 from preblock.service.engine.engine import Engine
 
@@ -96,10 +96,10 @@ async def write_body(response: ChunkedResponse, request: RawRequest, engine: Eng
     if encoding is not None and (size is None or size >= MIN_COMPRESSED_BYTES):
         compressor = zlib.compressobj(zlib.Z_BEST_SPEED, wbits=WINDOW_BITS[encoding])
         response.compress(encoding, compressor)
-        if size is not None and size <= PACKET:
+        if size is not None and size <= MAX_CHUNK_BYTES:
 
             def compress() -> bytes:
-                return compressor.compress(joined(parts)) + compressor.flush()
+                return compressor.compress(join(parts)) + compressor.flush()
 
             response.set_content(await engine.scheduler.run(size, compress, text=True))
     if response.size is None and request.scope["http_version"] == "1.0":  # HTTP/1.0 has no chunked transfer encoding

@@ -8,7 +8,7 @@ from fastapi.requests import HTTPConnection
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from preblock.service.codecs.openai import error_document, refusal
+from preblock.service.codecs.openai import error_body, error_document
 from preblock.service.core import errors
 from preblock.service.observability.context import CURRENT_REQUEST
 
@@ -85,7 +85,7 @@ def _respond(path: str, status: int, title: str, detail: str, error: errors.Preb
     if path.startswith(OPEN_INFERENCE):
         document: dict[str, Any] = {"error": detail}
     elif path.startswith(OPENAI):
-        document = refusal(detail, status) if error is None else error_document(error, status)
+        document = error_body(detail, status) if error is None else error_document(error, status)
     else:
         media_type = MEDIA_TYPE
         document = {"type": "about:blank", "title": title, "status": status, "detail": detail}

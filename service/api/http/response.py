@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from preblock.service.codecs.chunks import PACKET, TOGETHER, Buffer, Part, packets, size_of
+from preblock.service.codecs.chunks import MAX_CHUNK_BYTES, MAX_JOINED, Buffer, Part, body_chunks, body_size
 from preblock.service.core.errors import TooLarge
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class ChunkedResponse(Response):
         self.status_code = 200
         self.background = None
         self.parts = parts
-        self.size = size_of(parts)
+        self.size = body_size(parts)
         length = [] if self.size is None else [(b"content-length", b"%d" % self.size)]
         self.raw_headers = [(b"content-type", media.encode()), *length, *further]
         self._compressor: Any = None  # the type of `zlib.compressobj()` has no public name
@@ -53,7 +53,7 @@ class ChunkedResponse(Response):
     @property
     def inline(self) -> bool:
         """Whether the content is short enough to be sent at once."""
-        return self.size is not None and self.size <= PACKET and len(self.parts) <= TOGETHER
+        return self.size is not None and self.size <= MAX_CHUNK_BYTES and len(self.parts) <= MAX_JOINED
 
     def compress(self, encoding: str, compressor: Any) -> None:
         """Compress the content while it is sent. `compressor` is a `zlib.compressobj` of this content encoding."""
@@ -68,7 +68,7 @@ class ChunkedResponse(Response):
 
     def content(self) -> Iterator[Buffer]:
         """Yield the content without compression."""
-        return packets(self.parts)
+        return body_chunks(self.parts)
 
     async def buffer(self, limit: float) -> None:
         """Compute the complete content in memory, so that its size is known.
@@ -90,7 +90,7 @@ class ChunkedResponse(Response):
         """Yield the content packet by packet, compressed where needed."""
         compressor = self._compressor
         with self.sending():
-            for packet in packets(self.parts):
+            for packet in body_chunks(self.parts):
                 if compressor is not None:
                     # The scheduler may reject work, but this response has already begun.
                     packet = await asyncio.get_running_loop().run_in_executor(None, compressor.compress, packet)

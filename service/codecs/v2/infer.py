@@ -1,4 +1,4 @@
-"""Open Inference Protocol over HTTP: JSON and the binary tensor extension. Every name of the protocol is here.
+"""Requests of the Open Inference Protocol over HTTP: JSON and the binary tensor extension.
 
 Sources: KServe, "Open Inference Protocol", version 2; Triton, "Binary tensor data extension".
 """
@@ -12,38 +12,37 @@ from typing import Any
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import BIAS_GRAPH, Manifest, StemManifest
+from preblock.service.codecs.fields import format_value, refuse_unknown
 from preblock.service.codecs.native_json import read_json
-from preblock.service.codecs.token_rows import refuse_unknown, shown
+from preblock.service.codecs.token_rows import INPUTS, token_inputs
 from preblock.service.codecs.v2.infer_tensors import (
     INPUT_FIELDS,
-    NUMPY,
+    NUMPY_DTYPES,
     InferHeader,
     InputTensor,
+    attach_contents,
     read_inputs,
     read_objects,
     read_parameters,
     to_array,
-    with_contents,
 )
-from preblock.service.codecs.v2.metadata import DATATYPES, Manifests, Shapes, describe, inputs_of
-from preblock.service.codecs.v2.parameters import InferOptions, read_wishes
+from preblock.service.codecs.v2.metadata import DATATYPES, Manifests, Shapes, describe_inputs, describe_tensors
+from preblock.service.codecs.v2.parameters import InferOptions, read_options
 from preblock.service.core.errors import Invalid, Malformed
 from preblock.service.core.types import AnyRequest, PairwiseBiasRequest, StemRequest, TokenRequest, TokenRows
 
 FIELDS = ("id", "parameters", "inputs", "outputs", "model_name")
-"""Fields of a request; some clients repeat the name of the model from the path."""
+"""Fields of a request; some clients repeat the model name of the path."""
 OUTPUT_FIELDS = ("name", "parameters")
-OWN = ("input_ids", "attention_mask", "position_ids")
-"""Inputs of rows with a field of their own in a request."""
-SHAPES = {"offset": "[1] or [batch]", **dict.fromkeys((*OWN, "token_type_ids"), "[batch, length]")}
-LONGEST_KEPT = 2048
-"""Most bytes of a cached JSON header; a header with all inputs of a model has fewer."""
+SHAPE_TEXTS = {"offset": "[1] or [batch]", **dict.fromkeys((*INPUTS, "token_type_ids"), "[batch, length]")}
+MAX_CACHED_HEADER_BYTES = 2048
+"""A header with all inputs of a model is shorter."""
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 @dataclass(frozen=True)
 class InferMessage:
-    """A request, the caller's id for it, and its outputs in binary form."""
+    """A request, the client's id for it, and for each output, whether it is sent as bytes."""
 
     request: AnyRequest
     id: str | None
@@ -51,10 +50,15 @@ class InferMessage:
 
 
 def read_infer(body: bytes, header_length: str | None, manifest: Manifests) -> InferMessage:
-    """Read an inference request; `header_length` is the header that says where the JSON ends, if there is one.
+    """Read an inference request.
+
+    Args:
+        body: JSON, then the bytes of binary tensors.
+        header_length: value of the header with the number of bytes of the JSON; None if the body is JSON alone.
+        manifest: of the model.
 
     Raises:
-        Malformed: bytes and their declared sizes disagree, or no JSON.
+        Malformed: bytes and their declared sizes disagree, or the JSON is invalid.
         Invalid: a name, type, shape or value is not allowed.
 
     """
@@ -64,21 +68,21 @@ def read_infer(body: bytes, header_length: str | None, manifest: Manifests) -> I
         end = _header_length(header_length, len(body))
         if end == 0:
             return _read_raw(body, manifest)
-        header = (_kept_header if end <= LONGEST_KEPT else _read_header)(body[:end], manifest)
+        header = (_cached_header if end <= MAX_CACHED_HEADER_BYTES else _read_header)(body[:end], manifest)
         binary = memoryview(body)[end:]
-    request = to_request(with_contents(header, binary), header.wishes, manifest)
-    return InferMessage(request, header.id, header.wishes.binary)
+    request = to_request(attach_contents(header, binary), header.options, manifest)
+    return InferMessage(request, header.id, header.options.binary)
 
 
-def places(body: bytes, header_length: str, manifest: Manifest) -> dict[str, int] | None:
-    """Return where the tensors begin in the body of a request; None where the JSON is long or holds a tensor."""
+def find_tensor_offsets(body: bytes, header_length: str, manifest: Manifest) -> dict[str, int] | None:
+    """Return the offset of each tensor in a valid body; None if the JSON is long or holds tensor data."""
     position, found = _header_length(header_length, len(body)), {}
     if position == 0:
         return {"input_ids": 0}
-    if position > LONGEST_KEPT:
+    if position > MAX_CACHED_HEADER_BYTES:
         return None
-    for tensor in _kept_header(body[:position], manifest).inputs:
-        if tensor.data is not None:
+    for tensor in _cached_header(body[:position], manifest).inputs:
+        if tensor.size is None:
             return None
         found[tensor.name] = position
         position += tensor.size
@@ -92,91 +96,85 @@ def _read_header(text: bytes, manifest: Manifests) -> InferHeader:
     id_ = document.get("id")
     if id_ is not None and not isinstance(id_, str):
         raise Invalid("id", id_, "a string")
-    asked = [] if document.get("outputs") is None else read_objects("outputs", document["outputs"], OUTPUT_FIELDS)
-    wishes = read_wishes(
-        read_parameters("parameters", document),
-        [
-            (output.get("name"), read_parameters(f"outputs[{index}].parameters", output))
-            for index, output in enumerate(asked)
-        ],
-        manifest,
-    )
-    for name, binary in wishes.binary.items():
-        if wishes.dtype != "float32" and not binary:
-            datatype = DATATYPES[wishes.dtype]
-            raise Invalid(
-                f"outputs {name}", f"{datatype} as JSON", f"binary_data, since {datatype} has no form in JSON"
-            )
-    return InferHeader(tuple(inputs), wishes, id_)
+    outputs = [] if document.get("outputs") is None else read_objects("outputs", document["outputs"], OUTPUT_FIELDS)
+    requested = [
+        (output.get("name"), read_parameters(f"outputs[{index}].parameters", output))
+        for index, output in enumerate(outputs)
+    ]
+    options = read_options(read_parameters("parameters", document), requested, manifest)
+    for name, binary in options.binary.items():
+        if options.dtype != "float32" and not binary:
+            datatype = DATATYPES[options.dtype]
+            allowed = f"binary_data, since {datatype} has no form in JSON"
+            raise Invalid(f"outputs {name}", f"{datatype} as JSON", allowed)
+    return InferHeader(tuple(inputs), options, id_)
 
 
-_kept_header = lru_cache(_read_header)
-"""The same for repeated headers before other bytes."""
+_cached_header = lru_cache(_read_header)
+"""Clients repeat a header with other tensor bytes."""
 
 
 def _read_raw(body: bytes, manifest: Manifests) -> InferMessage:
-    """Read a body with the data of a model's only input, as a batch of one; its answer is bytes."""
-    known = inputs_of(manifest)
+    """Read a body with the data of the model's main input, as a batch of one; the answer is bytes."""
+    known = describe_inputs(manifest)
     name = manifest.input.name if isinstance(manifest, StemManifest) else "input_ids"
     datatype, (_, *sizes) = known[name]
     if sizes.count(-1) > 1:
         raise Invalid(HEADER_LENGTH, 0, f"the length of a JSON header, since several sizes of {name} are free")
-    item = NUMPY[datatype].itemsize * math.prod(size for size in sizes if size != -1)
+    item = NUMPY_DTYPES[datatype].itemsize * math.prod(size for size in sizes if size != -1)
     if not body or len(body) % item or (-1 not in sizes and len(body) != item):
         raise Malformed("body", f"{len(body)} bytes", f"{name} of shape {[1, *sizes]}: {item} bytes for each")
     shape = (1, *(len(body) // item if size == -1 else size for size in sizes))
-    wishes = read_wishes({"binary_data_output": True}, [], manifest)
-    return InferMessage(
-        to_request([InputTensor(name, datatype, shape, memoryview(body))], wishes, manifest), None, wishes.binary
-    )
+    options = read_options({"binary_data_output": True}, [], manifest)
+    request = to_request([InputTensor(name, datatype, shape, memoryview(body))], options, manifest)
+    return InferMessage(request, None, options.binary)
 
 
-def to_request(inputs: list[InputTensor], wishes: InferOptions, manifest: Manifests) -> AnyRequest:
-    """Turn tensors into a request; JSON and bytes, HTTP and gRPC alike.
+def to_request(inputs: list[InputTensor], options: InferOptions, manifest: Manifests) -> AnyRequest:
+    """Return the request of input tensors, the same for HTTP and gRPC.
 
     Raises:
-        Invalid: an unknown or repeated name, a missing tensor, or a type or shape that is not allowed.
+        Invalid: an unknown or repeated name, a missing tensor, or a wrong datatype or shape.
 
     """
     if isinstance(manifest, StemManifest):
-        _refuse_place(wishes)
-        tensors = _read(inputs, inputs_of(manifest), manifest.input.name)
-        return StemRequest(input=manifest.input.name, values=tensors[manifest.input.name], dtype=wishes.dtype)
-    if manifest.bias and manifest.bias.name in wishes.outputs:
-        _refuse_place(wishes)
-        if len(wishes.outputs) > 1:
-            raise Invalid("outputs", list(wishes.outputs), f"{manifest.bias.name} alone, since it is not of tokens")
-        lengths = describe(manifest.graphs[BIAS_GRAPH].inputs)
-        tensors = _read(inputs, lengths, *(name for name in lengths if name != "query_offset"))
+        _refuse_offset(options)
+        tensors = _read_tensors(inputs, describe_inputs(manifest), manifest.input.name)
+        return StemRequest(input=manifest.input.name, values=tensors[manifest.input.name], dtype=options.dtype)
+    if manifest.bias and manifest.bias.name in options.outputs:
+        _refuse_offset(options)
+        if len(options.outputs) > 1:
+            raise Invalid("outputs", list(options.outputs), f"{manifest.bias.name} alone, since it has no tokens")
+        lengths = describe_tensors(manifest.graphs[BIAS_GRAPH].inputs)
+        tensors = _read_tensors(inputs, lengths, *(name for name in lengths if name != "query_offset"))
         values: dict[str, Any] = {name: int(tensor[0]) for name, tensor in tensors.items()}
-        return PairwiseBiasRequest(**values, dtype=wishes.dtype)
-    tensors = _read(inputs, _inputs_of_tokens(manifest), "input_ids")
+        return PairwiseBiasRequest(**values, dtype=options.dtype)
+    tensors = _read_tensors(inputs, _token_inputs(manifest), "input_ids")
     offset = tensors.pop("offset", None)
-    if wishes.offset is not None:
+    if options.offset is not None:
         if offset is not None:
             raise Invalid("parameters.offset", "an offset and an input offset", "one of them")
-        offset = wishes.offset
-    given = {name: TokenRows.of_array(tensor) for name, tensor in tensors.items()}
-    own: dict[str, Any] = {name: given.pop(name) for name in OWN if name in given}
-    wanted: dict[str, Any] = {"outputs": wishes.outputs, "dtype": wishes.dtype, "sequence": wishes.sequence}
-    return TokenRequest(**own, offset=offset, indices=given, **wanted)
+        offset = options.offset
+    rows = {name: TokenRows.of_array(tensor) for name, tensor in tensors.items()}
+    wanted: dict[str, Any] = {"outputs": options.outputs, "dtype": options.dtype, "sequence": options.sequence}
+    return TokenRequest(offset=offset, **wanted, **token_inputs(rows))
 
 
 @lru_cache
-def _inputs_of_tokens(manifest: Manifest) -> Shapes:
-    # Segments are known to every model, to be refused as what they are.
-    return {**inputs_of(manifest), "token_type_ids": ("INT64", [-1, -1])}
+def _token_inputs(manifest: Manifest) -> Shapes:
+    # Every model knows token_type_ids: validation rejects them with a message of its own.
+    return {**describe_inputs(manifest), "token_type_ids": ("INT64", [-1, -1])}
 
 
-def _refuse_place(wishes: InferOptions) -> None:
-    if wishes.offset is not None:
-        raise Invalid("parameters.offset", int(wishes.offset[0]), "nothing, since no token is fed")
-    if wishes.sequence is not None:
-        raise Invalid("parameters.sequence_id", shown(wishes.sequence.id), "nothing, since no token is fed")
+def _refuse_offset(options: InferOptions) -> None:
+    if options.offset is not None:
+        raise Invalid("parameters.offset", int(options.offset[0]), "nothing, since no token is fed")
+    if options.sequence is not None:
+        raise Invalid("parameters.sequence_id", format_value(options.sequence.id), "nothing, since no token is fed")
 
 
-def _read(inputs: list[InputTensor], known: Shapes, *needed: str) -> dict[str, NDArray[Any]]:
-    """Return the tensors by name; sizes of -1 in `known` are free."""
+def _read_tensors(inputs: list[InputTensor], known: Shapes, *needed: str) -> dict[str, NDArray[Any]]:
+    """Return the tensors by name, checked against `known`; sizes of -1 there are free."""
     tensors: dict[str, NDArray[Any]] = {}
     for tensor in inputs:
         if tensor.name not in known:
@@ -189,8 +187,8 @@ def _read(inputs: list[InputTensor], known: Shapes, *needed: str) -> dict[str, N
         if len(tensor.shape) != len(shape) or any(
             size not in (-1, got) for size, got in zip(shape, tensor.shape, strict=True)
         ):
-            raise Invalid(f"{tensor.name}.shape", list(tensor.shape), SHAPES.get(tensor.name, str(shape)))
-        if 0 in tensor.shape:  # any number of empty rows fits in a few bytes
+            raise Invalid(f"{tensor.name}.shape", list(tensor.shape), SHAPE_TEXTS.get(tensor.name, str(shape)))
+        if 0 in tensor.shape:  # a few bytes can declare any number of empty rows
             raise Invalid(f"{tensor.name}.shape", list(tensor.shape), "sizes of 1 or more")
         tensors[tensor.name] = to_array(tensor)
     for name in needed:
@@ -200,7 +198,7 @@ def _read(inputs: list[InputTensor], known: Shapes, *needed: str) -> dict[str, N
 
 
 def _header_length(text: str, length: int) -> int:
-    # 20 digits hold any length; more would only cost time.
+    # 20 digits hold any length; parsing more only costs time.
     if not text.isascii() or not text.isdigit() or len(text) > 20 or int(text) > length:
         raise Malformed(HEADER_LENGTH, text, f"0 to {length}, the length of the body")
     return int(text)

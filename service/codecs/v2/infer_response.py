@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.codecs.chunks import JsonFloats, Part, bytes_of
-from preblock.service.codecs.native_json_response import json_content, write_json
+from preblock.service.codecs.chunks import JsonFloats, Part, as_bytes
+from preblock.service.codecs.native_json_response import write_json, write_json_parts
 from preblock.service.codecs.v2.infer import InferMessage
 from preblock.service.codecs.v2.metadata import DATATYPES
 from preblock.service.core.errors import Invalid
@@ -15,7 +15,7 @@ from preblock.service.core.results import ChunkedTensor, Result
 
 
 def write_infer(answer: Result, infer: InferMessage) -> tuple[list[Part], int | None]:
-    """Return the parts of a response body, and the length of the JSON where bytes follow it."""
+    """Return the parts of a response body, and the length of its JSON if binary tensors follow it."""
     document: dict[str, Any] = {"model_name": answer.model, "model_version": str(answer.version)}
     if infer.id is not None:
         document["id"] = infer.id
@@ -23,7 +23,7 @@ def write_infer(answer: Result, infer: InferMessage) -> tuple[list[Part], int | 
     for name, tensor in answer.tensors.items():
         output: dict[str, Any] = {"name": name, "datatype": DATATYPES[answer.dtype], "shape": tensor.shape}
         if infer.binary[name]:
-            parts.append(bytes_of(tensor))
+            parts.append(as_bytes(tensor))
             output["parameters"] = {"binary_data_size": tensor.nbytes}
         elif isinstance(tensor, ChunkedTensor):
             output["data"] = JsonFloats(tensor, (math.prod(tensor.shape),))
@@ -32,13 +32,13 @@ def write_infer(answer: Result, infer: InferMessage) -> tuple[list[Part], int | 
             output["data"] = tensor.reshape(-1)
         document["outputs"].append(output)
     if not parts:
-        return json_content(document), None
+        return write_json_parts(document), None
     header = write_json(document)
     return [header, *parts], len(header)
 
 
 def check_finite(output: str, tensor: NDArray[np.generic]) -> None:
-    """Raise Invalid for infinities and NaN: JSON has none."""
+    """Raise Invalid for infinities and NaN, because JSON cannot hold them."""
     if not np.isfinite(tensor).all():
-        allowed = "binary_data, since a value is infinite or no number, which JSON cannot hold"
+        allowed = "binary_data, since JSON cannot hold an infinite value or NaN"
         raise Invalid(f"outputs {output}", "JSON", allowed)

@@ -2,52 +2,51 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.codecs.token_rows import integers, numbers
-from preblock.service.codecs.v2.parameters import InferOptions, check_input
+from preblock.service.codecs.fields import refuse_unknown
+from preblock.service.codecs.token_rows import read_floats, read_integers
+from preblock.service.codecs.v2.parameters import INPUT_PARAMETERS, InferOptions, check_parameters
 from preblock.service.core.errors import Invalid, Malformed
 
-NUMPY: dict[str, np.dtype[Any]] = {"INT64": np.dtype("<i8"), "FP32": np.dtype("<f4")}
+NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"INT64": np.dtype("<i8"), "FP32": np.dtype("<f4")}
 
 INPUT_FIELDS = ("name", "datatype", "shape", "parameters", "data")
 
 
-@dataclass(frozen=True)
-class InputTensor:
-    """A tensor of a request; its data is a flat list from JSON, or bytes."""
+class InputTensor(NamedTuple):
+    """A tensor of a request.
+
+    Args:
+        name: of the input.
+        datatype: as the client declares it.
+        shape: as the client declares it.
+        data: a flat list from JSON, or bytes.
+        size: unchecked number of bytes behind the JSON, from which `data` follows; None for other tensors.
+
+    """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     data: list[Any] | memoryview
-
-
-class DeclaredTensor(NamedTuple):
-    """A tensor in the JSON of a request: with its data, or with its number of bytes behind the JSON."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    data: list[Any] | None
-    size: Any
+    size: Any = None
 
 
 class InferHeader(NamedTuple):
-    """The JSON of a request."""
+    """The parsed JSON of a request."""
 
-    inputs: tuple[DeclaredTensor, ...]
-    wishes: InferOptions
+    inputs: tuple[InputTensor, ...]
+    options: InferOptions
     id: str | None
 
 
-def read_inputs(documents: list[dict[str, Any]]) -> list[DeclaredTensor]:
-    """Return the inputs of a JSON header, each declared in full. Raises Malformed or Invalid."""
+def read_inputs(documents: list[dict[str, Any]]) -> list[InputTensor]:
+    """Return the declared inputs of a JSON header; raise Invalid for a wrong or missing field."""
     inputs = []
     for index, document in enumerate(documents):
         where = f"inputs[{index}]"
@@ -57,56 +56,53 @@ def read_inputs(documents: list[dict[str, Any]]) -> list[DeclaredTensor]:
         if not isinstance(shape, list) or any(type(size) is not int or size < 0 for size in shape):
             raise Invalid(f"{where}.shape", shape, "a list of sizes")
         parameters = read_parameters(f"{where}.parameters", document)
-        check_input(f"{where}.parameters", parameters)
+        check_parameters(f"{where}.parameters", parameters, INPUT_PARAMETERS)
         size = parameters.get("binary_data_size")
-        data = None
-        if size is None:
-            data = _flatten(f"{where}.data", document.get("data"))
-        elif "data" in document:
+        if size is not None and "data" in document:
             raise Invalid(where, "data and binary_data_size", "one of them")
-        inputs.append(DeclaredTensor(name, datatype, tuple(shape), data, size))
+        data = _flatten(f"{where}.data", document.get("data")) if size is None else []
+        inputs.append(InputTensor(name, datatype, tuple(shape), data, size))
     return inputs
 
 
-def with_contents(header: InferHeader, binary: memoryview) -> list[InputTensor]:
-    """Return the tensors of a header; tensors without data come from the bytes behind it."""
+def attach_contents(header: InferHeader, binary: memoryview) -> list[InputTensor]:
+    """Return the tensors of a header, with data from the bytes behind it where the header has none."""
     inputs, position = [], 0
-    for index, (name, datatype, shape, data, size) in enumerate(header.inputs):
-        if data is not None:
-            inputs.append(InputTensor(name, datatype, shape, data))
-            continue
-        if type(size) is not int or not 0 <= size <= len(binary) - position:
-            left = f"0 to {len(binary) - position}, the bytes that are left"
-            raise Malformed(f"inputs[{index}].binary_data_size", size, left)
-        inputs.append(InputTensor(name, datatype, shape, binary[position : position + size]))
-        position += size
+    for index, tensor in enumerate(header.inputs):
+        size = tensor.size
+        if size is not None:
+            if type(size) is not int or not 0 <= size <= len(binary) - position:
+                left = f"0 to {len(binary) - position}, the remaining bytes"
+                raise Malformed(f"inputs[{index}].binary_data_size", size, left)
+            tensor = tensor._replace(data=binary[position : position + size])
+            position += size
+        inputs.append(tensor)
     if position != len(binary):
         raise Malformed("body", f"{len(binary) - position} bytes more", "the bytes that binary_data_size declares")
     return inputs
 
 
 def to_array(tensor: InputTensor) -> NDArray[Any]:
-    """Return the data of a tensor in its shape."""
-    # Python's integers: no product of declared sizes can wrap.
-    count, dtype = math.prod(tensor.shape), NUMPY[tensor.datatype]
+    """Return the data of a tensor as an array of its shape, int64 or float32."""
+    # Python integers: the product of declared sizes cannot overflow.
+    count, dtype = math.prod(tensor.shape), NUMPY_DTYPES[tensor.datatype]
     if isinstance(tensor.data, memoryview):
         if len(tensor.data) != dtype.itemsize * count:
             declared = f"{dtype.itemsize * count} bytes for shape {list(tensor.shape)}"
             raise Malformed(tensor.name, f"{len(tensor.data)} bytes", declared)
-        # Bytes behind a JSON header begin anywhere; onnxruntime wants them aligned.
+        # Bytes behind a JSON header may be unaligned; onnxruntime needs aligned arrays.
         values: NDArray[Any] = np.require(np.frombuffer(tensor.data, dtype), requirements="A")
     else:
         if len(tensor.data) != count:
-            raise Invalid(
-                f"{tensor.name}.data", f"{len(tensor.data)} values", f"{count} for shape {list(tensor.shape)}"
-            )
-        read = integers if tensor.datatype == "INT64" else numbers
+            declared = f"{count} for shape {list(tensor.shape)}"
+            raise Invalid(f"{tensor.name}.data", f"{len(tensor.data)} values", declared)
+        read = read_integers if tensor.datatype == "INT64" else read_floats
         values = read(f"{tensor.name}.data", tensor.data)
     return values.reshape(tensor.shape)
 
 
 def _flatten(where: str, data: Any) -> list[Any]:
-    """Flatten nested lists, in row-major order; the protocol allows either form."""
+    """Flatten nested lists in row-major order; the protocol allows nested and flat lists."""
     if not isinstance(data, list):
         raise Invalid(where, data, "a list")
     flat: list[Any] = data
@@ -118,18 +114,16 @@ def _flatten(where: str, data: Any) -> list[Any]:
 
 
 def read_objects(where: str, value: Any, known: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Return a list of objects without unknown fields. Raises Malformed or Invalid."""
+    """Return a list of objects without unknown fields; raise Invalid for any other value."""
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise Invalid(where, value, "a list of objects")
     for index, item in enumerate(value):
-        for name in item:
-            if name not in known:
-                raise Invalid(f"{where}[{index}]", name, ", ".join(known))
+        refuse_unknown(item, known, f"{where}[{index}]")
     return value
 
 
 def read_parameters(where: str, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of an object. Raises Malformed."""
+    """Return the parameters of an object; raise Invalid if they are not an object."""
     parameters = document.get("parameters", {})
     if not isinstance(parameters, dict):
         raise Invalid(where, parameters, "an object")

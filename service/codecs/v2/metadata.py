@@ -1,4 +1,4 @@
-"""Documents of the Open Inference Protocol about the server and its models, the same over HTTP and gRPC.
+"""Documents of the Open Inference Protocol on the server and its models, the same over HTTP and gRPC.
 
 Sources: KServe, "Open Inference Protocol", version 2; Triton, extensions "Model configuration", "Statistics", "Model
 repository" and "Sequence".
@@ -10,6 +10,7 @@ from typing import Any
 
 from preblock.service.artifacts.manifest import BIAS_GRAPH, GRAPH, Manifest, StemManifest
 from preblock.service.artifacts.records import Tensor
+from preblock.service.codecs.fields import read_flag
 from preblock.service.core.errors import Invalid
 from preblock.service.observability.statistics import Duration, InferenceStatistics
 from preblock.service.observability.totals import INFER, INPUT, OUTPUT, QUEUE
@@ -32,26 +33,26 @@ Shapes = Mapping[str, tuple[str, list[int]]]
 
 
 @lru_cache
-def inputs_of(manifest: Manifests) -> Shapes:
-    """Return datatype and shape of every input, by name. Of tokens, all but `input_ids` may be left out."""
+def describe_inputs(manifest: Manifests) -> Shapes:
+    """Return datatype and shape of every input by name. Of token inputs, only `input_ids` is required."""
     if isinstance(manifest, StemManifest):
-        return describe((manifest.input,))
+        return describe_tensors((manifest.input,))
     rows = dict.fromkeys(("input_ids", *manifest.indices, "attention_mask", "position_ids"), ("INT64", [-1, -1]))
     bias = manifest.graphs[BIAS_GRAPH].inputs if manifest.bias else ()
-    return rows | {"offset": ("INT64", [-1])} | describe(bias)
+    return rows | {"offset": ("INT64", [-1])} | describe_tensors(bias)
 
 
 @lru_cache
-def outputs_of(manifest: Manifests) -> Shapes:
-    """Return datatype and shape of every output, by name; the first is the one given where none is asked for."""
+def describe_outputs(manifest: Manifests) -> Shapes:
+    """Return datatype and shape of every output by name; the first is the default."""
     if isinstance(manifest, StemManifest):
-        return describe(manifest.graphs[GRAPH].outputs)
+        return describe_tensors(manifest.graphs[GRAPH].outputs)
     tokens = {name: ("FP32", [-1, -1, width]) for name, width in manifest.widths.items()}
-    return tokens | describe((manifest.bias,) if manifest.bias else ())
+    return tokens | describe_tensors((manifest.bias,) if manifest.bias else ())
 
 
-def describe(tensors: Iterable[Tensor]) -> dict[str, tuple[str, list[int]]]:
-    """Return datatype and shape of tensors of a graph, by name; free sizes are -1."""
+def describe_tensors(tensors: Iterable[Tensor]) -> dict[str, tuple[str, list[int]]]:
+    """Return datatype and shape of tensors by name; free sizes are -1."""
     return {
         tensor.name: (DATATYPES[tensor.dtype], [size if isinstance(size, int) else -1 for size in tensor.shape])
         for tensor in tensors
@@ -64,20 +65,20 @@ def server_metadata(version: str) -> dict[str, Any]:
 
 
 def model_metadata(name: str, versions: list[int], manifest: Manifests) -> dict[str, Any]:
-    """Return the protocol's document of a model."""
+    """Return the metadata of a model."""
     return {
         "name": name,
         "versions": [str(version) for version in versions],
         "platform": PLATFORM,
         **{
             side: [{"name": tensor, "datatype": datatype, "shape": shape} for tensor, (datatype, shape) in all_.items()]
-            for side, all_ in (("inputs", inputs_of(manifest)), ("outputs", outputs_of(manifest)))
+            for side, all_ in (("inputs", describe_inputs(manifest)), ("outputs", describe_outputs(manifest)))
         },
     }
 
 
 def model_config(name: str, manifest: Manifests, provider: str) -> dict[str, Any]:
-    """Return the configuration of a model as Triton has it; a batch is a dimension like any other here."""
+    """Return the configuration of a model in the format of Triton; the batch is an ordinary dimension."""
     kind = "KIND_CPU" if provider == "CPUExecutionProvider" else "KIND_GPU"
     needed = {"input_ids", *manifest.needed} if isinstance(manifest, Manifest) else {manifest.input.name}
     return {
@@ -88,11 +89,11 @@ def model_config(name: str, manifest: Manifests, provider: str) -> dict[str, Any
         "max_batch_size": 0,
         "input": [
             {"name": tensor, "data_type": f"TYPE_{datatype}", "dims": shape, "optional": tensor not in needed}
-            for tensor, (datatype, shape) in inputs_of(manifest).items()
+            for tensor, (datatype, shape) in describe_inputs(manifest).items()
         ],
         "output": [
             {"name": tensor, "data_type": f"TYPE_{datatype}", "dims": shape}
-            for tensor, (datatype, shape) in outputs_of(manifest).items()
+            for tensor, (datatype, shape) in describe_outputs(manifest).items()
         ],
         "instance_group": [{"name": name, "kind": kind, "count": 1}],
         "default_model_filename": GRAPH,
@@ -101,7 +102,7 @@ def model_config(name: str, manifest: Manifests, provider: str) -> dict[str, Any
 
 
 def model_statistics(name: str, version: int, statistics: InferenceStatistics) -> dict[str, Any]:
-    """Return the statistics of a version of a model in Triton's form; an inference is one row."""
+    """Return the statistics of a version of a model in the format of Triton; an inference is one row."""
     by_rows, whole = statistics.stages, {phase: Duration() for phase in (QUEUE, INPUT, INFER, OUTPUT)}
     executions = sum(duration.count for (_, phase), duration in by_rows.items() if phase == INFER)
     for phase, duration in [
@@ -147,15 +148,14 @@ def check_change(verb: str, parameters: Mapping[str, Any]) -> None:
     """Check the parameters of a request to "load" or "unload" a model.
 
     Raises:
-        Invalid: one is not known, or has a value that is not allowed.
+        Invalid: an unknown parameter or value.
 
     """
+    known = ("unload_dependents",) if verb == "unload" else ()
     for name, value in parameters.items():
-        if verb == "load" or name != "unload_dependents":
-            allowed = "nothing: a model is what its folder holds" if verb == "load" else "unload_dependents"
-            raise Invalid("parameters", name, allowed)
-        if not isinstance(value, bool):  # no model here has a dependent
-            raise Invalid(f"parameters.{name}", value, "true or false")
+        if name not in known:
+            raise Invalid("parameters", name, ", ".join(known) or "nothing: a model is what its folder holds")
+        read_flag(f"parameters.{name}", value)  # either changes nothing, since no model has a dependent
 
 
 def _duration(duration: Duration) -> dict[str, int]:

@@ -1,33 +1,33 @@
-"""Open Inference Protocol over gRPC: its messages to requests, and answers to its messages."""
+"""Messages of the Open Inference Protocol over gRPC: requests from messages, and messages from results."""
 
 import asyncio
-from collections.abc import Generator, Iterable, Mapping
-from ctypes import c_char_p, c_int, c_ssize_t, c_void_p, py_object, pythonapi
+from collections.abc import Iterable, Mapping
+from io import BytesIO
 from typing import Any, cast
 
 import orjson
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from preblock.service.codecs.chunks import bytes_of, raw_bytes
+from preblock.service.codecs.chunks import as_bytes, raw_bytes
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.codecs.v2.infer import to_request
 from preblock.service.codecs.v2.infer_tensors import InputTensor
 from preblock.service.codecs.v2.metadata import DATATYPES, Manifests
-from preblock.service.codecs.v2.parameters import check_input, read_wishes
+from preblock.service.codecs.v2.parameters import INPUT_PARAMETERS, check_parameters, read_options
 from preblock.service.core.errors import Invalid, Malformed, TooLarge
 from preblock.service.core.results import ChunkedTensor, Result
 from preblock.service.core.types import AnyRequest, Int64
 
-LARGEST = 2**31 - 1 - 2**16
-"""Most bytes of the tensors of an answer: a message of gRPC ends at 2 GiB, and the description takes some of it."""
+MAX_TENSOR_BYTES = 2**31 - 1 - 2**16
+"""A gRPC message ends at 2 GiB; 64 KiB remain for the description of the tensors."""
 
 
 def read(kind: Any, message: bytes) -> Any:
     """Read a message of a generated class.
 
     Raises:
-        Malformed: the bytes are none.
+        Malformed: the bytes are not such a message.
 
     """
     try:
@@ -37,11 +37,11 @@ def read(kind: Any, message: bytes) -> Any:
 
 
 def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> AnyRequest:
-    """Read an inference request; all inputs are raw bytes, or none is.
+    """Read an inference request, with raw bytes for all inputs or for none.
 
     Raises:
-        Malformed: the number of raw entries differs from that of the inputs.
-        Invalid: a name, type, shape or value is not allowed.
+        Malformed: the numbers of raw entries and inputs differ, or a declared size is wrong.
+        Invalid: a name, datatype, shape or value is not allowed.
 
     """
     raw = message.raw_input_contents
@@ -54,148 +54,92 @@ def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> AnyRequest
             raise Invalid(f"{where}.shape", list(tensor.shape), "a list of sizes")
         if raw and tensor.contents.ListFields():  # some clients send empty contents
             raise Invalid(where, "contents and raw_input_contents", "one of them")
-        parameters = values(tensor.parameters)
-        check_input(f"{where}.parameters", parameters)
+        parameters = read_parameters(tensor.parameters)
+        check_parameters(f"{where}.parameters", parameters, INPUT_PARAMETERS)
         typed = tensor.contents.fp32_contents if tensor.datatype == "FP32" else tensor.contents.int64_contents
         data = memoryview(raw[index]) if raw else list(typed)
-        # Some clients send HTTP's parameters over gRPC too.
+        # Some clients send parameters of HTTP over gRPC too.
         size = parameters.get("binary_data_size", len(data))
         if raw and size != len(data):
             raise Malformed(f"{where}.binary_data_size", size, f"{len(data)}, the bytes of its raw_input_contents")
         inputs.append(InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
-    asked = [(output.name, values(output.parameters)) for output in message.outputs]
-    return to_request(inputs, read_wishes(values(message.parameters), asked, manifest), manifest)
+    requested = [(output.name, read_parameters(output.parameters)) for output in message.outputs]
+    return to_request(inputs, read_options(read_parameters(message.parameters), requested, manifest), manifest)
 
 
-def values(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of parameters by name, sorted, because a map has no order; None for an empty one."""
+def read_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of parameters sorted by name, because maps have no order; None for an empty parameter."""
     choices = {name: parameters[name].WhichOneof("parameter_choice") for name in sorted(parameters)}
     return {name: getattr(parameters[name], choice) if choice else None for name, choice in choices.items()}
 
 
-Writing = Generator[None, None, bytes]
-"""A message in writing, with a pause behind each computed piece of a tensor."""
+Parts = list[bytes | memoryview | ChunkedTensor]
 
 
-def write_infer(answer: Result, id_: str) -> Writing:
-    """Write a `ModelInferResponse`; the raw bytes of the tensors are copied once.
+def write_infer(answer: Result, id_: str, **parameters: bool) -> Parts:
+    """Return the parts of a `ModelInferResponse`: the raw tensors, and the bytes before each.
 
-    Raises:
-        TooLarge: they do not fit into a message.
-
-    """
-    return write_parts(_parts(answer, _head(answer, id_)))
-
-
-def write_stream(answer: Result, id_: str) -> Writing:
-    """Write a `ModelStreamInferResponse`; it is the only one to its request, and says so.
+    Protobuf would copy a tensor twice: into an object, and from there into the message.
 
     Raises:
         TooLarge: the tensors do not fit into a message.
 
     """
-    head = _head(answer, id_)
-    head.parameters["triton_final_response"].bool_param = True
-    parts = _parts(answer, head)
-    size = sum(map(len, parts))
-    return write_parts([_delimited(pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER, size), *parts])
-
-
-def written(writing: Writing) -> bytes:
-    """Return a message, written at once."""
-    while (message := _go_on(writing)) is None:
-        pass
-    return message
-
-
-async def compute(writing: Writing) -> bytes:
-    """Return a message; its tensors are computed while it is written, and other requests run between the pieces."""
-    while (message := _go_on(writing)) is None:
-        await asyncio.sleep(0)
-    return message
-
-
-def _go_on(writing: Writing) -> bytes | None:
-    """Write up to the next pause, and return the message after the last."""
-    try:
-        next(writing)
-    except StopIteration as end:
-        message: bytes = end.value
-        return message
-    return None
-
-
-def write_parts(parts: list[bytes | memoryview | ChunkedTensor]) -> Writing:
-    """Write parts into a message, each piece while it is in the cache."""
-    if not any(isinstance(part, ChunkedTensor) for part in parts):
-        return b"".join(cast("list[bytes | memoryview]", parts))
-    message, view = _allocate(sum(map(len, parts)))
-    end = 0
-    for part in parts:
-        for piece in map(raw_bytes, part) if isinstance(part, ChunkedTensor) else (part,):
-            begin, end = end, end + len(piece)
-            view[begin:end] = piece
-            if isinstance(part, ChunkedTensor):
-                del piece  # the next may lie where this one does
-                yield
-    if end != len(message):
-        raise RuntimeError(f"{end} of {len(message)} bytes of a message")
-    return message
-
-
-def _allocate(size: int) -> tuple[bytes, memoryview]:
-    """Return bytes of any content, and a view by which they are written as long as nobody else has them.
-
-    gRPC takes nothing but `bytes`, and to join pieces would copy what has left the cache (Python/C API, Bytes Objects).
-    """
-    made: bytes = _new_bytes(None, size)
-    return made, _view_of(_address_of(made), size, WRITABLE)
-
-
-WRITABLE = 0x200
-"""`PyBUF_WRITE`."""
-_new_bytes, _address_of = pythonapi.PyBytes_FromStringAndSize, pythonapi.PyBytes_AsString
-_view_of = pythonapi.PyMemoryView_FromMemory
-_view_of.argtypes, _view_of.restype = (c_void_p, c_ssize_t, c_int), py_object
-_new_bytes.argtypes, _new_bytes.restype = (c_char_p, c_ssize_t), py_object
-_address_of.argtypes, _address_of.restype = (py_object,), c_void_p
-
-
-def _head(answer: Result, id_: str) -> pb.ModelInferResponse:
-    """Return all of an answer but the tensors."""
-    describe = pb.ModelInferResponse.InferOutputTensor
-    return pb.ModelInferResponse(
-        model_name=answer.model,
-        model_version=str(answer.version),
-        id=id_,
-        outputs=[
-            describe(name=name, datatype=DATATYPES[answer.dtype], shape=tensor.shape)
-            for name, tensor in answer.tensors.items()
-        ],
-    )
-
-
-def _parts(answer: Result, head: pb.ModelInferResponse) -> list[bytes | memoryview | ChunkedTensor]:
-    """Return the head and the tensors in the message's form.
-
-    Protobuf copies a tensor into an object, and the object into the message.
-    """
     size = sum(tensor.nbytes for tensor in answer.tensors.values())
-    if size > LARGEST:
-        raise TooLarge("outputs", f"{size} bytes", f"at most {LARGEST} bytes in a message; ask for fewer tokens")
-    parts: list[bytes | memoryview | ChunkedTensor] = [head.SerializeToString()]
+    if size > MAX_TENSOR_BYTES:
+        raise TooLarge("outputs", f"{size} bytes", f"at most {MAX_TENSOR_BYTES} bytes; request fewer tokens")
+    describe = pb.ModelInferResponse.InferOutputTensor
+    outputs = [
+        describe(name=name, datatype=DATATYPES[answer.dtype], shape=tensor.shape)
+        for name, tensor in answer.tensors.items()
+    ]
+    head = pb.ModelInferResponse(model_name=answer.model, model_version=str(answer.version), id=id_, outputs=outputs)
+    for name, value in parameters.items():
+        head.parameters[name].bool_param = value
+    parts: Parts = [head.SerializeToString()]
     for tensor in answer.tensors.values():
-        parts += (
-            _delimited(pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER, tensor.nbytes),
-            bytes_of(tensor),
-        )
+        field = _field_prefix(pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER, tensor.nbytes)
+        parts += (field, as_bytes(tensor))
     return parts
 
 
-def _delimited(field: int, size: int) -> bytes:
-    """Return what stands before `size` bytes of a field: its number, the wire type 2, and how many (Protocol Buffers,
-    "Encoding").
+def write_stream(answer: Result, id_: str) -> Parts:
+    """Return the parts of a `ModelStreamInferResponse`, marked as the only response to its request.
+
+    Raises:
+        TooLarge: the tensors do not fit into a message.
+
     """
+    parts = write_infer(answer, id_, triton_final_response=True)
+    size = sum(map(len, parts))
+    return [_field_prefix(pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER, size), *parts]
+
+
+def join_message(parts: Parts) -> bytes:
+    """Return the message of parts without computed tensors."""
+    return b"".join(cast("list[bytes | memoryview]", parts))
+
+
+async def compute_message(parts: Parts) -> bytes:
+    """Return the message of parts; other requests run between the computed chunks."""
+    size = sum(map(len, parts))
+    # gRPC takes only `bytes`. BytesIO writes into the bytes of its argument and returns them, without a copy.
+    message = BytesIO(bytes(size))
+    for part in parts:
+        if isinstance(part, ChunkedTensor):
+            for chunk in part:
+                message.write(raw_bytes(chunk))
+                del chunk  # the next chunk may reuse the buffer
+                await asyncio.sleep(0)
+        else:
+            message.write(part)
+    if message.tell() != size:
+        raise RuntimeError(f"{message.tell()} of {size} bytes of a message")
+    return message.getvalue()
+
+
+def _field_prefix(field: int, size: int) -> bytes:
+    """Return the prefix of a field of `size` bytes: number, wire type 2, and size (Protocol Buffers, "Encoding")."""
     varint = bytearray((field << 3 | 2,))
     while size >= 0x80:
         varint.append(size & 0x7F | 0x80)
@@ -205,19 +149,19 @@ def _delimited(field: int, size: int) -> bytes:
 
 
 def write_stream_error(message: str, id_: str) -> pb.ModelStreamInferResponse:
-    """Write the error of a request of a stream, with its id."""
+    """Write the error of one request of a stream, with the id of the request."""
     return pb.ModelStreamInferResponse(error_message=message, infer_response=pb.ModelInferResponse(id=id_))
 
 
 def write_closing(reason: str, sequences: Iterable[tuple[str, int, int | str, Int64]]) -> pb.ModelStreamInferResponse:
-    """Write why the service ends a stream, and where to go on: model, version, id and offsets of each sequence."""
-    places = [
+    """Write a close message: the reason, and model, version, id and offsets of each sequence."""
+    positions = [
         {"model_name": model, "model_version": str(version), "sequence_id": id_, "next_offset": offset.tolist()}
         for model, version, id_, offset in sequences
     ]
-    return write_stream_error(orjson.dumps({"closing": reason, "sequences": places}).decode(), "")
+    return write_stream_error(orjson.dumps({"closing": reason, "sequences": positions}).decode(), "")
 
 
 def write(kind: Any, document: dict[str, Any]) -> Any:
-    """Write a document, as HTTP has it, in a message of a generated class."""
+    """Write a document of the HTTP API as a message of a generated class."""
     return ParseDict(document, kind())

@@ -1,4 +1,4 @@
-"""What is remembered of files, and that whatever is wrong with it costs only time. Oracle: Python's hashlib."""
+"""The cache of checksums; a broken cache only costs time. Oracle: hashlib."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from preblock.service.artifacts import checksums, io
-from preblock.service.artifacts.checksums import FILE, Checksums
+from preblock.service.artifacts.checksums import CACHE_FILE, Checksums
 from preblock.service.artifacts.manifest import DATA, MANIFEST
 from preblock.service.core.files import open_file, signature_of
 from preblock.service.runtime.providers import CPU
@@ -49,15 +49,15 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let what was written just now be old."""
+    """Make all files old enough for the cache."""
     now = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: now() + 10**10)
 
 
 def plant(folder: Path, content: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE).write_text(content)
-    (folder / FILE).chmod(0o600)
+    (folder / CACHE_FILE).write_text(content)
+    (folder / CACHE_FILE).chmod(0o600)
 
 
 @pytest.mark.usefixtures("later")
@@ -65,9 +65,9 @@ def test_a_file_is_remembered_by_what_the_file_system_says_of_it(folder: Path, f
     known = Checksums(folder)
     assert ask(known, file) == sum_of(b"content")
     known.save()
-    assert json.loads((folder / FILE).read_text()) == {key_of(file): sum_of(b"content")}
-    assert (folder.stat().st_mode & 0o777, (folder / FILE).stat().st_mode & 0o777) == (0o700, 0o600)
-    assert list(folder.iterdir()) == [folder / FILE]
+    assert json.loads((folder / CACHE_FILE).read_text()) == {key_of(file): sum_of(b"content")}
+    assert (folder.stat().st_mode & 0o777, (folder / CACHE_FILE).stat().st_mode & 0o777) == (0o700, 0o600)
+    assert list(folder.iterdir()) == [folder / CACHE_FILE]
 
 
 def test_what_is_remembered_is_not_read_again(folder: Path, file: Path) -> None:
@@ -128,28 +128,28 @@ def test_what_cannot_be_understood_is_replaced(folder: Path, file: Path, content
     known = Checksums(folder)
     assert ask(known, file) == sum_of(b"content")
     known.save()
-    assert json.loads((folder / FILE).read_text()) == {key_of(file): sum_of(b"content")}
+    assert json.loads((folder / CACHE_FILE).read_text()) == {key_of(file): sum_of(b"content")}
 
 
 @pytest.mark.usefixtures("later")
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
 def test_what_others_may_write_is_not_believed(folder: Path, file: Path, mode: int) -> None:
     plant(folder, json.dumps({key_of(file): FALSE}))
-    (folder / FILE).chmod(mode)
+    (folder / CACHE_FILE).chmod(mode)
     assert ask(Checksums(folder), file) == sum_of(b"content")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_what_another_user_owns_is_not_believed(folder: Path, file: Path) -> None:
     plant(folder, json.dumps({key_of(file): FALSE}))
-    os.chown(folder / FILE, 12345, 12345)
+    os.chown(folder / CACHE_FILE, 12345, 12345)
     assert ask(Checksums(folder), file) == sum_of(b"content")
 
 
 def test_a_link_is_not_believed(folder: Path, file: Path, tmp_path: Path) -> None:
     plant(folder, json.dumps({key_of(file): FALSE}))
-    (folder / FILE).rename(tmp_path / "elsewhere")
-    (folder / FILE).symlink_to(tmp_path / "elsewhere")
+    (folder / CACHE_FILE).rename(tmp_path / "elsewhere")
+    (folder / CACHE_FILE).symlink_to(tmp_path / "elsewhere")
     assert ask(Checksums(folder), file) == sum_of(b"content")
 
 
@@ -165,11 +165,11 @@ def test_where_nothing_can_be_written_files_are_hashed_each_time(file: Path, tmp
 
 @pytest.mark.usefixtures("later")
 def test_a_folder_in_its_place_is_left_alone(folder: Path, file: Path) -> None:
-    (folder / FILE / "kept").mkdir(parents=True)
+    (folder / CACHE_FILE / "kept").mkdir(parents=True)
     known = Checksums(folder)
     assert ask(known, file) == sum_of(b"content")
     known.save()
-    assert [path.name for path in folder.iterdir()] == [FILE]
+    assert [path.name for path in folder.iterdir()] == [CACHE_FILE]
 
 
 @pytest.mark.usefixtures("later")
@@ -185,14 +185,14 @@ def test_the_home_is_found(tmp_path: Path, file: Path, monkeypatch: pytest.Monke
     known = Checksums(Path("~/.cache/preblock"))
     ask(known, file)
     known.save()
-    assert (tmp_path / ".cache/preblock" / FILE).is_file()
+    assert (tmp_path / ".cache/preblock" / CACHE_FILE).is_file()
 
 
 @pytest.mark.usefixtures("later")
 def test_only_so_many_are_remembered_and_those_met_last(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checksums, "MOST", 3)
+    monkeypatch.setattr(checksums, "MAX_FILES", 3)
     files = [tmp_path / str(number) for number in range(5)]
     for file in files:
         file.write_text(file.name)
@@ -200,7 +200,7 @@ def test_only_so_many_are_remembered_and_those_met_last(
         ask(known, files[0])
         ask(known, file)
         known.save()
-    assert set(json.loads((folder / FILE).read_text())) == {key_of(files[number]) for number in (0, 3, 4)}
+    assert set(json.loads((folder / CACHE_FILE).read_text())) == {key_of(files[number]) for number in (0, 3, 4)}
 
 
 @pytest.mark.usefixtures("later")
@@ -216,10 +216,10 @@ def test_many_at_once_leave_a_file_that_can_be_read(folder: Path, tmp_path: Path
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(check, files))
-    found = json.loads((folder / FILE).read_text())
+    found = json.loads((folder / CACHE_FILE).read_text())
     assert found.items() <= {key_of(file): sum_of(file.name.encode()) for file in files}.items()
     assert found
-    assert list(folder.iterdir()) == [folder / FILE]
+    assert list(folder.iterdir()) == [folder / CACHE_FILE]
 
 
 @pytest.mark.usefixtures("later")

@@ -48,7 +48,7 @@ def test_read_npy_refuses_every_cut(cut: int) -> None:
 @pytest.mark.parametrize("shape", [(1, 2, 5), (3, 5), (70000, 1)])
 def test_a_header_before_the_values_is_a_file_that_numpy_reads(dtype: str, shape: tuple[int, ...]) -> None:
     array = np.random.default_rng(0).standard_normal(shape).astype(dtype)
-    assert npy_header(array) + array.tobytes() == saved(array, (1, 0))
+    assert npy_header(array.dtype, array.shape) + array.tobytes() == saved(array, (1, 0))
 
 
 @pytest.mark.parametrize(

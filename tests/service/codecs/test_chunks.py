@@ -9,22 +9,22 @@ import orjson
 import pytest
 
 from preblock.service.codecs.chunks import (
-    CHUNK,
+    CHUNK_BYTES,
+    MAX_CHUNK_BYTES,
+    MAX_JOINED,
+    MAX_JSON_VALUES,
     MIN_WRITE_BYTES,
-    PACKET,
-    TOGETHER,
-    WRITTEN,
     Base64Chunks,
     JsonFloats,
-    joined,
-    packets,
+    body_chunks,
+    body_size,
+    join,
     raw_bytes,
-    size_of,
 )
 from preblock.service.core.results import ChunkedTensor
 from preblock.service.core.types import DTYPES
 
-RANDOM = np.random.default_rng(0).bytes(5 * CHUNK + 7)
+RANDOM = np.random.default_rng(0).bytes(5 * CHUNK_BYTES + 7)
 
 
 def test_raw_bytes_are_the_array_itself() -> None:
@@ -34,42 +34,52 @@ def test_raw_bytes_are_the_array_itself() -> None:
     assert bytes(view) == vectors.tobytes()
 
 
-@pytest.mark.parametrize("cuts", [(), (1,), (2, 3), (0, 1, 2, 3, 4), (CHUNK - 1, CHUNK + 1, 2 * CHUNK), (7, 3 * CHUNK)])
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, CHUNK, CHUNK + 1, len(RANDOM)])
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        (),
+        (1,),
+        (2, 3),
+        (0, 1, 2, 3, 4),
+        (CHUNK_BYTES - 1, CHUNK_BYTES + 1, 2 * CHUNK_BYTES),
+        (7, 3 * CHUNK_BYTES),
+    ],
+)
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, CHUNK_BYTES, CHUNK_BYTES + 1, len(RANDOM)])
 def test_base64_of_parts_is_that_of_the_whole(size: int, cuts: tuple[int, ...]) -> None:
     whole = RANDOM[:size]
     edges = [0, *(min(cut, size) for cut in cuts), size]
     parts = Base64Chunks(tuple(memoryview(whole)[start:end] for start, end in itertools.pairwise(edges)))
-    assert joined([b"<", parts, b">"]) == b"<" + base64.b64encode(whole) + b">"
+    assert join([b"<", parts, b">"]) == b"<" + base64.b64encode(whole) + b">"
     assert len(parts) == len(base64.b64encode(whole))
 
 
 @pytest.mark.parametrize("encoded", [True, False])
-@pytest.mark.parametrize("size", [1, 500, CHUNK, PACKET, len(RANDOM)])
+@pytest.mark.parametrize("size", [1, 500, CHUNK_BYTES, MAX_CHUNK_BYTES, len(RANDOM)])
 def test_packets_are_the_content_in_large_pieces(size: int, encoded: bool) -> None:
     rows = [RANDOM[start : start + size] for start in range(0, min(len(RANDOM), 2000 * size), size)]
     parts = [part for row in rows for part in (b"[", Base64Chunks((row,)) if encoded else row, b"]")]
-    sent = list(packets(parts))
-    assert b"".join(sent) == joined(parts)
-    assert max(map(len, sent)) <= PACKET
+    sent = list(body_chunks(parts))
+    assert b"".join(sent) == join(parts)
+    assert max(map(len, sent)) <= MAX_CHUNK_BYTES
     together = (len(one) + len(other) > MIN_WRITE_BYTES for one, other in itertools.pairwise(sent))
-    assert all(together) or len(sent) <= 2 * len(parts) // TOGETHER  # base64 comes in two parts
+    assert all(together) or len(sent) <= 2 * len(parts) // MAX_JOINED  # base64 comes in two parts
 
 
-@pytest.mark.parametrize("size", [MIN_WRITE_BYTES + 1, CHUNK, len(RANDOM)])
+@pytest.mark.parametrize("size", [MIN_WRITE_BYTES + 1, CHUNK_BYTES, len(RANDOM)])
 def test_large_values_are_sent_without_a_copy(size: int) -> None:
     values = np.frombuffer(RANDOM[:size], np.uint8)
-    header, *sent = packets([b"header", raw_bytes(values)])
+    header, *sent = body_chunks([b"header", raw_bytes(values)])
     assert header == b"header"
     assert all(
         np.shares_memory(np.frombuffer(packet, np.uint8), values) for packet in sent if len(packet) > MIN_WRITE_BYTES
     )
-    assert sum(len(packet) > MIN_WRITE_BYTES for packet in sent) == max(1, size // CHUNK)
+    assert sum(len(packet) > MIN_WRITE_BYTES for packet in sent) == max(1, size // CHUNK_BYTES)
 
 
 def test_base64_is_made_when_it_is_asked_for() -> None:
-    taken = packets([Base64Chunks((RANDOM,)), Base64Chunks(("no bytes",))])  # type: ignore[arg-type]
-    assert next(taken) == base64.b64encode(RANDOM[:CHUNK])
+    taken = body_chunks([Base64Chunks((RANDOM,)), Base64Chunks(("no bytes",))])  # type: ignore[arg-type]
+    assert next(taken) == base64.b64encode(RANDOM[:CHUNK_BYTES])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -79,13 +89,13 @@ def test_base64_is_made_when_it_is_asked_for() -> None:
         ((1, 1, 3), ()),
         ((3, 5, 4), ()),
         ((3, 5, 4), (1, 5, 6, 10, 11)),
-        ((2, 3, WRITTEN), (4,)),
-        ((2, 2, WRITTEN + 1), (1,)),
-        ((2, WRITTEN, 1), (WRITTEN - 1,)),
+        ((2, 3, MAX_JSON_VALUES), (4,)),
+        ((2, 2, MAX_JSON_VALUES + 1), (1,)),
+        ((2, MAX_JSON_VALUES, 1), (MAX_JSON_VALUES - 1,)),
         ((7, 4), (2, 3)),
-        ((WRITTEN, 2), (5,)),
+        ((MAX_JSON_VALUES, 2), (5,)),
         ((60,), (1, 2, 9)),
-        ((2 * WRITTEN,), (9,)),
+        ((2 * MAX_JSON_VALUES,), (9,)),
     ],
 )
 def test_numbers_are_the_text_of_the_whole(shape: tuple[int, ...], cuts: Sequence[int], dtype: str) -> None:
@@ -93,10 +103,10 @@ def test_numbers_are_the_text_of_the_whole(shape: tuple[int, ...], cuts: Sequenc
     vectors = values.reshape(-1, shape[-1] if len(shape) > 1 else 4)  # a piece holds whole vectors
     numbers = JsonFloats(ChunkedTensor(shape, dtype, iter(np.split(vectors, list(cuts)))), shape)
     whole = orjson.dumps(values.astype(np.float32), option=orjson.OPT_SERIALIZE_NUMPY)
-    assert joined([b"<", numbers, b">"]) == b"<" + whole + b">"
+    assert join([b"<", numbers, b">"]) == b"<" + whole + b">"
 
 
 def test_nobody_knows_the_size_of_what_is_not_written_yet() -> None:
     numbers = JsonFloats(ChunkedTensor((1,), "float32", iter(())), (1,))
-    assert size_of([b"abc", Base64Chunks((b"abc",))]) == 7
-    assert size_of([b"abc", numbers]) is None
+    assert body_size([b"abc", Base64Chunks((b"abc",))]) == 7
+    assert body_size([b"abc", numbers]) is None

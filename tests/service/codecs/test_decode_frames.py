@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from preblock.service.codecs.decode_frames import (
-    header_of,
     read_frame,
+    read_header,
     write_closing,
     write_error,
     write_state,
@@ -133,7 +133,7 @@ def test_every_changed_byte_of_the_header_is_refused_or_changes_the_number_alone
         changed = bytearray(frame)
         changed[position] ^= 1
         if 8 <= position < 12:
-            assert header_of(bytes(changed))[1] != 5
+            assert read_header(bytes(changed))[1] != 5
             assert step_of(read_frame(bytes(changed))).input_ids.values.tolist() == [1, 2]
         else:
             with pytest.raises(PreblockError):
@@ -158,7 +158,7 @@ def test_lengths_that_do_not_sum_up_are_refused(frame: bytes) -> None:
 def test_version_and_number_of_a_broken_frame_are_read_where_there_are_some(
     frame: bytes, known: tuple[int, int]
 ) -> None:
-    assert header_of(frame) == known
+    assert read_header(frame) == known
 
 
 def answer_of(**tensors: Any) -> EmbedResult:

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from preblock.service.codecs.native_json import read_embed, read_json, read_query
-from preblock.service.codecs.native_json_response import answer_json, write_json
+from preblock.service.codecs.native_json_response import build_document, write_json
 from preblock.service.core.errors import Invalid, Malformed
 from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import TokenRequest
@@ -71,13 +71,13 @@ def test_read_embed_has_the_documented_defaults() -> None:
 
 def test_base64_holds_the_bytes() -> None:
     vectors = random_vectors()
-    document = json.loads(write_json(answer_json(answer(vectors), "base64")))
+    document = json.loads(write_json(build_document(answer(vectors), "base64")))
     assert base64.b64decode(document["embeddings"], validate=True) == vectors.tobytes()
 
 
 def test_text_holds_every_finite_float32_exactly() -> None:
     vectors = random_vectors()
-    document = json.loads(write_json(answer_json(answer(vectors), "float")))
+    document = json.loads(write_json(build_document(answer(vectors), "float")))
     found = np.array(document["embeddings"], np.float64).astype(np.float32)
     assert found.tobytes() == vectors.tobytes()
 
@@ -85,7 +85,7 @@ def test_text_holds_every_finite_float32_exactly() -> None:
 @pytest.mark.parametrize(("dtype", "numpy_type"), [("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)])
 def test_text_holds_narrow_types_exactly(dtype: str, numpy_type: Any) -> None:
     vectors = np.random.default_rng(0).standard_normal((2, 300)).astype(numpy_type)
-    document = json.loads(write_json(answer_json(answer(vectors, dtype), "float")))
+    document = json.loads(write_json(build_document(answer(vectors, dtype), "float")))
     assert np.array(document["embeddings"]).astype(numpy_type).tobytes() == vectors.tobytes()
 
 
@@ -93,14 +93,14 @@ def test_text_holds_narrow_types_exactly(dtype: str, numpy_type: Any) -> None:
 def test_text_refuses_what_json_cannot_hold(value: float) -> None:
     vectors = np.array([[1, value]], np.float32)
     with pytest.raises(Invalid, match="encoding: got float, allowed base64"):
-        answer_json(answer(vectors, lengths=(1,)), "float")
-    assert json.loads(write_json(answer_json(answer(vectors, lengths=(1,)), "base64")))["embeddings"]
+        build_document(answer(vectors, lengths=(1,)), "float")
+    assert json.loads(write_json(build_document(answer(vectors, lengths=(1,)), "base64")))["embeddings"]
 
 
 def test_lengths_are_told_where_they_differ() -> None:
-    ragged = answer_json(answer(random_vectors(3), lengths=(1, 2)), "base64")
+    ragged = build_document(answer(random_vectors(3), lengths=(1, 2)), "base64")
     assert json.loads(write_json(ragged))["lengths"] == [1, 2]
-    assert "lengths" not in answer_json(answer(random_vectors(2), lengths=(1, 1)), "base64")
+    assert "lengths" not in build_document(answer(random_vectors(2), lengths=(1, 1)), "base64")
 
 
 ROW = np.array([[1, 2, 3]])

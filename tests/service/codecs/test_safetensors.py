@@ -12,8 +12,8 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
-from preblock.service.codecs.chunks import joined
-from preblock.service.codecs.safetensors import LONGEST_HEADER, answer_safetensors, read_safetensors, write_safetensors
+from preblock.service.codecs.chunks import join
+from preblock.service.codecs.safetensors import MAX_HEADER_BYTES, read_safetensors, write_result, write_safetensors
 from preblock.service.core.errors import Malformed
 from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import TokenRows
@@ -60,8 +60,8 @@ def test_the_library_reads_what_is_written() -> None:
         "single": random.standard_normal((2, 3, 5)).astype(np.float32),
         "lengths": np.array([1, 2, 3]),
     }
-    body = joined(write_safetensors(tensors, {"model": "m"}))
-    assert body == joined(write_safetensors(tensors, {"model": "m"}))
+    body = join(write_safetensors(tensors, {"model": "m"}))
+    assert body == join(write_safetensors(tensors, {"model": "m"}))
     found = safetensors.torch.load(body)
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
@@ -97,7 +97,7 @@ def test_an_answer_holds_all_that_tells_its_rows_apart() -> None:
         input_ids=TokenRows(ids, lengths),
         spans=spans,
     )
-    body = joined(answer_safetensors(answer))
+    body = join(write_result(answer))
     expected = {
         "embeddings": vectors,
         "lengths": lengths,
@@ -118,7 +118,7 @@ HOSTILE = [
     pytest.param(b"\xff" * 8 + b"{}", id="length-2^64"),
     pytest.param(file({})[:9], id="header-that-ends-early"),
     pytest.param(file(b""), id="no-header"),
-    pytest.param(file(b"{}".rjust(LONGEST_HEADER + 1)), id="long-header"),
+    pytest.param(file(b"{}".rjust(MAX_HEADER_BYTES + 1)), id="long-header"),
     pytest.param(file(b" {}"), id="space-first"),
     pytest.param(file(b"[]"), id="list"),
     pytest.param(file(b"{"), id="open"),

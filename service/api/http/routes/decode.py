@@ -92,7 +92,7 @@ async def answer_messages(socket: WebSocket, session: DecodeSession, lifetime: S
                 return
             frame = message.get("bytes")
             if frame is not None:
-                session.message_format = decode_frames.header_of(frame)[0]
+                session.message_format = decode_frames.read_header(frame)[0]
                 await lifetime.wait(partial(socket.send_bytes, await session.answer_frame(frame)))
             else:
                 session.message_format = "text"

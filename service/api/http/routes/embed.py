@@ -20,7 +20,7 @@ from preblock.service.api.http.schemas import native as schemas
 from preblock.service.api.request_cache import RequestTemplate, template_of
 from preblock.service.codecs import native_json
 from preblock.service.codecs.arrays import read_npy, read_raw
-from preblock.service.codecs.native_json_response import floats_of
+from preblock.service.codecs.native_json_response import to_finite_float32
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, check_prompt_embeds
 from preblock.service.codecs.safetensors import read_safetensors
 from preblock.service.core.auth import caller
@@ -54,12 +54,12 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             read = partial(_read, body, kind, request.query, model.manifest.indices)
             message = await engine.scheduler.run(len(body), read, text=kind == JSON)
             inputs, encoding = message.request, message.encoding
-            media = answer_type(accept, *writable_types(inputs.dtype, encoding, inputs.outputs, message.tells_lengths))
+            media = answer_type(accept, *writable_types(inputs.dtype, encoding, inputs.outputs, message.needs_lengths))
             if encoding == PROMPT_EMBEDS:
                 check_prompt_embeds(inputs, model.manifest)
             text = media == JSON and encoding == "float"
             inputs.in_pieces = True
-            inputs.check = floats_of if text else None
+            inputs.check = to_finite_float32 if text else None
             answer = await engine.embed(model, inputs, record)
             files = FILE_COST * len(answer.lengths) if encoding == PROMPT_EMBEDS else 0
             response = await engine.scheduler.run(answer.size + files, lambda: respond(answer, media, encoding), text)
@@ -115,7 +115,7 @@ def _read(body: bytes, kind: str, query: bytes, indices: Collection[str]) -> nat
 
 @lru_cache  # clients repeat their URLs
 def _read_options(query: bytes, indices: tuple[str, ...]) -> native_json.RequestOptions | None:
-    return native_json.read_beside(single_values(query), indices)
+    return native_json.read_array_options(single_values(query), indices)
 
 
 def _read_array(body: bytes, kind: str, query: Mapping[str, Any]) -> NDArray[Any]:

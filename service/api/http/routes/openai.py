@@ -1,7 +1,5 @@
 """The OpenAI API: `/v1/embeddings` and `/v1/models`."""
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
@@ -11,7 +9,7 @@ from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.api.http.schemas import openai as schemas
 from preblock.service.codecs import openai
-from preblock.service.codecs.native_json import read_json
+from preblock.service.codecs.native_json import EmbedMessage, read_json
 from preblock.service.core.auth import caller
 from preblock.service.engine.engine import Engine
 from preblock.service.runtime.model import TokenModel
@@ -28,7 +26,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             body_type(request.headers.get("content-type"), (JSON,))
             body = await read_body(RawRequest.of(request), engine, max_body_bytes)
 
-            def read() -> tuple[TokenModel, openai.EmbeddingsMessage]:
+            def read() -> tuple[TokenModel, EmbedMessage]:
                 document = read_json(body)
                 model = engine.repository.get(*openai.read_model(document), caller=caller())
                 record.model = model.name
@@ -40,19 +38,16 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             content = await engine.scheduler.run(answer.size, lambda: openai.write_embeddings(answer, message), text)
             return await write_body(ChunkedResponse(content, JSON), RawRequest.of(request), engine, text)
 
-    @routes.get("/models", response_model=schemas.OpenAIModels)
-    async def list_models() -> dict[str, Any]:
+    @routes.get("/models")
+    async def list_models() -> schemas.OpenAIModels:
         """Return every model."""
-        return openai.models_document(
-            openai.model_document(model.name, model.created)
-            for model in engine.repository.newest(caller())
-            if isinstance(model, TokenModel)
-        )
+        models = [model for model in engine.repository.newest(caller()) if isinstance(model, TokenModel)]
+        return schemas.OpenAIModels(data=[schemas.OpenAIModel(id=m.name, created=m.created) for m in models])
 
-    @routes.get("/models/{model}", response_model=schemas.OpenAIModel, responses=schemas.NOT_FOUND)
-    async def get_model(model: str) -> dict[str, Any]:
+    @routes.get("/models/{model}", responses=schemas.NOT_FOUND)
+    async def get_model(model: str) -> schemas.OpenAIModel:
         """Return a model, by `name` or `name:version`."""
-        found = engine.repository.get(*openai.split_identifier(model), caller=caller())
-        return openai.model_document(model, found.created)
+        created = engine.repository.get(*openai.split_identifier(model), caller=caller()).created
+        return schemas.OpenAIModel(id=model, created=created)
 
     return routes

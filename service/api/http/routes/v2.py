@@ -15,10 +15,10 @@ from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import v2 as schemas
 from preblock.service.api.request_cache import RequestTemplate, template_of
+from preblock.service.codecs.fields import refuse_unknown
 from preblock.service.codecs.native_json import read_json
-from preblock.service.codecs.token_rows import refuse_unknown
 from preblock.service.codecs.v2 import metadata
-from preblock.service.codecs.v2.infer import HEADER_LENGTH, places, read_infer
+from preblock.service.codecs.v2.infer import HEADER_LENGTH, find_tensor_offsets, read_infer
 from preblock.service.codecs.v2.infer_response import check_finite, write_infer
 from preblock.service.core.auth import caller
 from preblock.service.core.errors import Invalid
@@ -67,7 +67,7 @@ def _template(
     engine: Engine, model: TokenModel, request: TokenRequest, body: bytes, header_length: str, response: ChunkedResponse
 ) -> RequestTemplate | None:
     """Return the template of an answered request with binary tensors; None if none is possible."""
-    at = places(body, header_length, model.manifest)
+    at = find_tensor_offsets(body, header_length, model.manifest)
     if at is None or not at.keys() <= {"input_ids", "offset"}:
         return None
     head = body[: min(at.values())]
@@ -142,13 +142,13 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
         only_ready = await read_option(request, "ready", False, "true or false")
         return metadata.repository_index((astuple(state) for state in engine.repository.index(caller())), only_ready)
 
-    @routes.post("/repository/models/{name}/load", **schemas.CHANGE)
+    @routes.post("/repository/models/{name}/load", **schemas.MODEL_CONTROL)
     async def load(request: fastapi.Request, name: str) -> None:
         """Load the new versions of a model, even after an unload. Requires the setting `model_control`."""
         metadata.check_change("load", await read_option(request, "parameters", {}, "an object"))
         await engine.control.load(name, caller())
 
-    @routes.post("/repository/models/{name}/unload", **schemas.CHANGE)
+    @routes.post("/repository/models/{name}/unload", **schemas.MODEL_CONTROL)
     async def unload(request: fastapi.Request, name: str) -> None:
         """Unload every version of a model after its last request. Requires the setting `model_control`."""
         metadata.check_change("unload", await read_option(request, "parameters", {}, "an object"))

@@ -1,1 +1,1 @@
-"""OpenAPI's descriptions of bodies that are read and written without pydantic, for speed."""
+"""OpenAPI descriptions of bodies. For speed, the codecs read and write most bodies without pydantic."""

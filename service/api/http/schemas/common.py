@@ -1,10 +1,13 @@
-"""Common parts of the descriptions of every protocol."""
+"""Common parts of the OpenAPI descriptions of all protocols."""
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from preblock.service.api.http.negotiation import JSON
+
+OpenAPI = dict[str, Any]
 
 Row = Annotated[list[int], Field(min_length=1)]
 Rows = Annotated[list[Row], Field(min_length=1)] | Row
@@ -13,36 +16,68 @@ Texts = Text | Annotated[list[Text], Field(min_length=1)]
 Truncate = Literal["left", "right"]
 
 
+Dtype = Literal["float32", "float16", "bfloat16"]
+
+
 class Documented(BaseModel):
-    """A description for the document alone: built at the first request for it, since most servers get none."""
+    """A description for the OpenAPI document alone, built at the first request for the document."""
 
     model_config = ConfigDict(defer_build=True)
 
 
+class RequestBody(Documented):
+    """A body whose unknown fields are rejected."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 ERRORS = {
-    400: "The body cannot be read.",
-    401: "No key that is known, where one is needed.",
-    403: "What the settings, or the key, do not allow.",
+    400: "The body cannot be parsed.",
+    401: "The API key is missing or unknown.",
+    403: "The settings or the API key forbid the request.",
     404: "No such model or version.",
-    406: "No such answer format.",
-    409: "An offset that a sequence is not at.",
-    413: "Over a limit of size.",
-    415: "No such request format.",
+    406: "No acceptable response format.",
+    409: "The sequence is at another offset.",
+    413: "The request exceeds a size limit.",
+    415: "Unsupported request format.",
     422: "A value is not allowed.",
-    429: "More often than one caller may ask.",
+    429: "The caller exceeds its request rate.",
     500: "An artifact is broken, or the service failed.",
-    503: "Not ready, or too busy; try again later.",
+    503: "Not ready or overloaded; retry later.",
 }
 COMPONENTS = "#/components/schemas/"
-ANSWER = "What was asked for."
+ANSWER = "The requested values."
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 
-def errors(kind: type[BaseModel], media: str, *statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return OpenAPI's description of the errors with these statuses, in a protocol's form."""
-    return {status: {"description": ERRORS[status], "content": described(kind, media)} for status in statuses}
+def describe_errors(kind: type[BaseModel], media: str, *statuses: int) -> dict[int | str, OpenAPI]:
+    """Return OpenAPI entries of errors with these statuses, in the form of a protocol."""
+    return {status: {"description": ERRORS[status], "content": describe_body(kind, media)} for status in statuses}
 
 
-def described(kind: type[BaseModel], media: str = JSON) -> dict[str, Any]:
-    """Return OpenAPI's entry of a body, by the name of its description."""
+def describe_body(kind: type[BaseModel], media: str = JSON) -> OpenAPI:
+    """Return the OpenAPI entry of a body: a reference to its named schema."""
     return {media: {"schema": {"$ref": f"{COMPONENTS}{kind.__name__}"}}}
+
+
+def describe_operation(
+    request: OpenAPI, answer: OpenAPI, errors: Mapping[int | str, OpenAPI], parameters: Sequence[OpenAPI] = ()
+) -> OpenAPI:
+    """Return arguments of a FastAPI route.
+
+    Args:
+        request: bodies by media type.
+        answer: bodies by media type.
+        errors: entries by status.
+        parameters: of the query and of headers.
+
+    """
+    extra: OpenAPI = {"requestBody": {"required": True, "content": request}}
+    if parameters:
+        extra["parameters"] = list(parameters)
+    return {"responses": {200: {"description": ANSWER, "content": answer}, **errors}, "openapi_extra": extra}
+
+
+def describe_parameter(name: str, place: Literal["query", "header"], description: str) -> OpenAPI:
+    """Return the OpenAPI entry of a parameter with a string as value."""
+    return {"name": name, "in": place, "description": description, "schema": {"type": "string"}}

@@ -1,17 +1,24 @@
-"""The bodies of the API of OpenAI."""
+"""The bodies of the OpenAI API."""
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from preblock.service.api.http.negotiation import JSON
-from preblock.service.api.http.schemas.common import ANSWER, Documented, Rows, Texts, Truncate, described, errors
+from preblock.service.api.http.schemas.common import (
+    Documented,
+    RequestBody,
+    Rows,
+    Texts,
+    Truncate,
+    describe_body,
+    describe_errors,
+    describe_operation,
+)
 
 
-class EmbeddingsRequest(Documented):
-    """Inputs, as the API of OpenAI has them; `pooling` and `truncate` are additions to it."""
-
-    model_config = ConfigDict(extra="forbid")
+class EmbeddingsRequest(RequestBody):
+    """Inputs of the OpenAI API; `pooling` and `truncate` are additions."""
 
     model: str = Field(description="`name`, or `name:version`.")
     input: Texts | Rows
@@ -19,9 +26,9 @@ class EmbeddingsRequest(Documented):
     dimensions: int | None = Field(None, description="The width of the model, or nothing.")
     user: str | None = Field(None, description="Not used.")
     pooling: Literal["none", "mean", "first", "last"] = Field(
-        "mean", description="What becomes of the vectors of an input: one vector, or with none one for each token."
+        "mean", description="How the vectors of an input become one vector; with none, one vector for each token."
     )
-    truncate: Truncate | None = Field(None, description="Where an input that is too long is cut; default is an error.")
+    truncate: Truncate | None = Field(None, description="Side on which a too long input is cut; default is an error.")
 
 
 class Embedding(Documented):
@@ -48,27 +55,27 @@ class EmbeddingsAnswer(Documented):
     version: int
     data: list[Embedding]
     usage: Usage
-    truncated: list[int] | None = Field(None, description="Tokens cut of each input, where that was allowed.")
+    truncated: list[int] | None = Field(None, description="Tokens cut of each input, with truncate.")
 
 
 class OpenAIModel(BaseModel):
-    """A model, as the API of OpenAI lists it."""
+    """A model in the list of the OpenAI API."""
 
     id: str
-    object: Literal["model"]
-    created: int = Field(description="When its artifact was written, in seconds since 1970.")
-    owned_by: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="Time of the artifact, in seconds since 1970.")
+    owned_by: str = "preblock"
 
 
 class OpenAIModels(BaseModel):
-    """The models that are served."""
+    """The served models."""
 
-    object: Literal["list"]
+    object: Literal["list"] = "list"
     data: list[OpenAIModel]
 
 
 class OpenAIErrorDetails(Documented):
-    """What is wrong."""
+    """Message, kind and field of an error."""
 
     message: str
     type: Literal["invalid_request_error", "server_error"]
@@ -77,16 +84,14 @@ class OpenAIErrorDetails(Documented):
 
 
 class OpenAIError(Documented):
-    """An error, as the API of OpenAI has it."""
+    """An error of the OpenAI API."""
 
     error: OpenAIErrorDetails
 
 
-NOT_FOUND = errors(OpenAIError, JSON, 401, 403, 404)
-EMBEDDINGS: dict[str, Any] = {
-    "responses": {
-        200: {"description": ANSWER, "content": described(EmbeddingsAnswer)},
-        **errors(OpenAIError, JSON, 400, 401, 403, 404, 413, 415, 422, 429, 500, 503),
-    },
-    "openapi_extra": {"requestBody": {"required": True, "content": described(EmbeddingsRequest)}},
-}
+NOT_FOUND = describe_errors(OpenAIError, JSON, 401, 403, 404)
+EMBEDDINGS = describe_operation(
+    describe_body(EmbeddingsRequest),
+    describe_body(EmbeddingsAnswer),
+    describe_errors(OpenAIError, JSON, 400, 401, 403, 404, 413, 415, 422, 429, 500, 503),
+)

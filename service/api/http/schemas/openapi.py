@@ -22,13 +22,11 @@ NAMED: dict[JsonSchemaMode, tuple[type[BaseModel], ...]] = {
     "validation": (EmbedRequest, BiasRequest, DecodeRequest, EmbeddingsRequest, InferRequest),
     "serialization": (EmbedAnswer, BiasAnswer, EmbeddingsAnswer, InferAnswer, Problem, OpenAIError, OpenInferenceError),
 }
-"""The named descriptions of requests and answers in the document."""
+"""Named schemas of requests and answers, by the mode of pydantic."""
 
 
 def document(build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the OpenAPI document that FastAPI builds once, with what is described by name alone, and without what no
-    protocol answers.
-    """
+    """Return the document built by FastAPI, with the named schemas, and without responses of no protocol."""
     whole = build()
     for mode, kinds in NAMED.items():
         _, found = models_json_schema([(kind, mode) for kind in kinds], ref_template=COMPONENTS + "{model}")
@@ -37,7 +35,7 @@ def document(build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         whole["components"]["schemas"].pop(name, None)
     for operations in whole["paths"].values():
         for operation in operations.values():
-            # FastAPI's own, wherever a path has parameters; here they are strings, and any is one.
+            # FastAPI adds this response to every path with parameters. Here any string is valid.
             if operation["responses"].get("422", {}).get("description") == "Validation Error":
                 del operation["responses"]["422"]
     return whole

@@ -6,64 +6,63 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from preblock.service.api.http.negotiation import BYTES, JSON
-from preblock.service.api.http.schemas.common import ANSWER, BINARY, Documented, described, errors
+from preblock.service.api.http.schemas.common import (
+    BINARY,
+    Documented,
+    OpenAPI,
+    RequestBody,
+    describe_body,
+    describe_errors,
+    describe_operation,
+    describe_parameter,
+)
 
 Parameters = dict[str, str | int | float | bool]
 
 
 class TensorDescription(Documented):
-    """A tensor of a model; sizes that are free are -1."""
+    """A tensor of a model; free sizes are -1."""
 
     name: str
     datatype: str
     shape: list[int]
 
 
-class InferInput(Documented):
-    """A tensor of a request: its data here, or as bytes behind the JSON."""
+class InferInput(TensorDescription):
+    """A tensor of a request, with its data in JSON or in the bytes behind the JSON."""
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str
-    datatype: str
-    shape: list[int]
     parameters: Parameters = Field({})
     data: list[Any] = Field([], description="Flat or nested; absent beside the parameter binary_data_size.")
 
 
-class InferOutputRequest(Documented):
-    """An output that is asked for."""
-
-    model_config = ConfigDict(extra="forbid")
+class InferOutputRequest(RequestBody):
+    """A requested output."""
 
     name: str
     parameters: Parameters = Field({})
 
 
-class InferRequest(Documented):
-    """Tensors by name, as the Open Inference Protocol has them."""
+class InferRequest(RequestBody):
+    """Tensors and parameters of a request."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    id: str | None = Field(None, description="Comes back with the answer.")
+    id: str | None = Field(None, description="The answer repeats it.")
     model_name: str | None = Field(None, description="Not used; the path names the model.")
     parameters: Parameters = Field({})
     inputs: list[InferInput]
     outputs: list[InferOutputRequest] | None = Field(None, description="Default is the first output.")
 
 
-class InferOutput(Documented):
-    """A tensor of an answer: its data here, or as bytes behind the JSON."""
+class InferOutput(TensorDescription):
+    """A tensor of an answer, with its data in JSON or in the bytes behind the JSON."""
 
-    name: str
-    datatype: str
-    shape: list[int]
     parameters: Parameters | None = None
     data: list[float] | None = None
 
 
 class InferAnswer(Documented):
-    """The outputs that were asked for."""
+    """The requested outputs."""
 
     model_name: str
     model_version: str
@@ -72,7 +71,7 @@ class InferAnswer(Documented):
 
 
 class ServerMetadata(BaseModel):
-    """What the server is."""
+    """Name, version and extensions of the server."""
 
     name: str
     version: str
@@ -118,13 +117,13 @@ class ModelState(BaseModel):
 
 
 class ModelStatisticsEntry(BaseModel):
-    """What happened to one version of a model."""
+    """Statistics of one version of a model."""
 
     name: str
     version: str
-    last_inference: int = Field(description="Milliseconds since 1970; 0 for never.")
+    last_inference: int = Field(description="Milliseconds since 1970; 0 before the first inference.")
     inference_count: int = Field(description="Rows answered.")
-    execution_count: int = Field(description="Requests that ran.")
+    execution_count: int = Field(description="Executed requests.")
     inference_stats: dict[str, dict[str, int]]
     response_stats: dict[str, Any]
     batch_stats: list[dict[str, Any]]
@@ -132,57 +131,49 @@ class ModelStatisticsEntry(BaseModel):
 
 
 class ModelStatisticsList(BaseModel):
-    """What happened to models."""
+    """Statistics of models."""
 
     model_stats: list[ModelStatisticsEntry]
 
 
 class OpenInferenceError(Documented):
-    """An error, as the Open Inference Protocol has it."""
+    """An error of the Open Inference Protocol."""
 
     error: str
 
 
-def open_inference_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return OpenAPI's entries of errors of the Open Inference Protocol."""
-    return errors(OpenInferenceError, JSON, *statuses)
+def open_inference_errors(*statuses: int) -> dict[int | str, OpenAPI]:
+    """Return OpenAPI entries of errors of the Open Inference Protocol."""
+    return describe_errors(OpenInferenceError, JSON, *statuses)
 
 
-def _fields(**kinds: str) -> dict[str, Any]:
-    """Return OpenAPI's entry of an optional body with fields of these types."""
+def _optional_body(**kinds: str) -> OpenAPI:
+    """Return the OpenAPI entry of an optional body with fields of these types."""
     properties = {name: {"type": kind} for name, kind in kinds.items()}
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
     return {"requestBody": {"content": {JSON: {"schema": schema}}}}
 
 
-OF_BODIES = (400, 401, 403, 413, 415, 422, 500, 503)
-INFER: dict[str, Any] = {
-    "responses": {
-        200: {"description": ANSWER, "content": {**described(InferAnswer), BYTES: BINARY}},
-        **open_inference_errors(404, 409, 429, *OF_BODIES),
-    },
-    "openapi_extra": {
-        "parameters": [
-            {
-                "name": "Inference-Header-Content-Length",
-                "in": "header",
-                "description": "Bytes of the JSON, where the bytes of tensors follow it; 0 for nothing but bytes.",
-                "schema": {"type": "string"},
-            }
-        ],
-        "requestBody": {
-            "required": True,
-            "content": {**described(InferRequest), BYTES: BINARY},
-        },
-    },
-}
-INDEX: dict[str, Any] = {
+BODY_ERRORS = (400, 401, 403, 413, 415, 422, 500, 503)
+INFER = describe_operation(
+    {**describe_body(InferRequest), BYTES: BINARY},
+    {**describe_body(InferAnswer), BYTES: BINARY},
+    open_inference_errors(404, 409, 429, *BODY_ERRORS),
+    [
+        describe_parameter(
+            "Inference-Header-Content-Length",
+            "header",
+            "Bytes of the JSON, where the bytes of tensors follow it; 0 for nothing but bytes.",
+        )
+    ],
+)
+INDEX: OpenAPI = {
     "response_model": list[ModelState],
-    "responses": open_inference_errors(*OF_BODIES),
-    "openapi_extra": _fields(ready="boolean"),
+    "responses": open_inference_errors(*BODY_ERRORS),
+    "openapi_extra": _optional_body(ready="boolean"),
 }
-CHANGE: dict[str, Any] = {
+MODEL_CONTROL: OpenAPI = {
     "response_class": Response,
-    "responses": open_inference_errors(404, *OF_BODIES),
-    "openapi_extra": _fields(parameters="object"),
+    "responses": open_inference_errors(404, *BODY_ERRORS),
+    "openapi_extra": _optional_body(parameters="object"),
 }

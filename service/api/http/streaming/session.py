@@ -91,7 +91,7 @@ class DecodeSession:
 
         """
         engine, stream = self.engine, self.stream
-        version, number = decode_frames.header_of(frame)
+        version, number = decode_frames.read_header(frame)
         try:
             with engine.admission.request("decode") as record, stream.attempt():
                 record.model = stream.model.name
@@ -115,12 +115,12 @@ class DecodeSession:
         Return None for any other message.
         """
         began, stream, answers = perf_counter(), self.stream, self._fast_path
-        step = None if answers is None else decode_frames.read_plain(frame)
+        step = None if answers is None else decode_frames.read_simple_step(frame)
         if (
             answers is None
             or step is None
             or step.shape.rows != len(stream.offset)
-            or (step.stated and step.stated != stream.offset.tobytes())
+            or (step.offset and step.offset != stream.offset.tobytes())
             or step.ids.size > self.engine.max_tokens
             or step.shape.rows > self.engine.limits.max_rows
             or step.ids.size * answers.width > answers.shared
@@ -139,12 +139,12 @@ class DecodeSession:
         assert self._fast_path is not None
         stream, answers, (frame, step) = self.stream, self._fast_path, self._begun
         vectors = run.finish()
-        after = stream.offset + step.shape.ahead
+        after = stream.offset + step.shape.advance
         # In version 1 the number does not detect repeated messages.
         number = step.number if step.shape.version == 2 else 0
         stream.advance(after, number, decode_json.digest(frame) if number else b"")
         self.opened = True
-        return decode_frames.head_of_plain(step, after, answers.width), vectors
+        return decode_frames.write_simple_step_header(step, after, answers.width), vectors
 
     def end(self, run: FastRun, size: int, send: float) -> None:
         """Record the started step, with the bytes and seconds of its answer; `size` is 0 if it was not sent."""

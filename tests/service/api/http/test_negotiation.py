@@ -15,7 +15,7 @@ import torch
 from transformers import AutoTokenizer, BertModel
 
 from preblock.service.api.http.response import ChunkedResponse
-from preblock.service.codecs.chunks import PACKET, Base64Chunks
+from preblock.service.codecs.chunks import MAX_CHUNK_BYTES, Base64Chunks
 from tests.support.protocols import Clients, native_raw, native_safetensors
 
 JSON, BYTES, NPY = "application/json", "application/octet-stream", "application/x-npy"
@@ -236,7 +236,7 @@ def test_several_prompts_are_a_list(http: httpx.Client, bert: Any) -> None:
             {},
             JSON,
             422,
-            "encoding: got prompt_embeds, allowed base64, float, since it is not known what",
+            "encoding: got prompt_embeds, allowed base64, float, since it is unknown whether",
         ),
         (
             "minilm",
@@ -264,7 +264,7 @@ def test_large_answers_are_whole_in_every_format(http: httpx.Client) -> None:
     rows = np.random.default_rng(0).integers(0, 30522, (7, 300)).tolist()
     fields: dict[str, Any] = {"input_ids": rows, "output": "token_embeddings"}
     raw = ask(http, "minilm", BYTES, **fields)
-    assert len(raw.content) == 7 * 300 * 384 * 4 > 3 * PACKET
+    assert len(raw.content) == 7 * 300 * 384 * 4 > 3 * MAX_CHUNK_BYTES
     npy, tensors = ask(http, "minilm", NPY, **fields), ask(http, "minilm", SAFETENSORS, **fields)
     encoded, prompts = ask(http, "minilm", **fields), ask(http, "minilm", encoding="prompt_embeds", **fields)
     floats = ask(http, "minilm", encoding="float", **fields)
@@ -293,7 +293,7 @@ def test_a_client_that_leaves_stops_its_answer() -> None:
             left.set()
         await asyncio.sleep(0)
 
-    response = ChunkedResponse([b"x", Base64Chunks((bytes(100 * PACKET),))], JSON)
+    response = ChunkedResponse([b"x", Base64Chunks((bytes(100 * MAX_CHUNK_BYTES),))], JSON)
     scope = {"type": "http", "asgi": {"spec_version": "2.3"}}
     asyncio.run(response(scope, receive, take))
-    assert 0 < sum(sent) < 10 * PACKET
+    assert 0 < sum(sent) < 10 * MAX_CHUNK_BYTES

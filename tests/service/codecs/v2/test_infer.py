@@ -7,8 +7,8 @@ import numpy as np
 import orjson
 import pytest
 
-from preblock.service.codecs.chunks import joined, size_of
-from preblock.service.codecs.v2.infer import InferMessage, places, read_infer
+from preblock.service.codecs.chunks import body_size, join
+from preblock.service.codecs.v2.infer import InferMessage, find_tensor_offsets, read_infer
 from preblock.service.codecs.v2.infer_response import write_infer
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import EmbedResult
@@ -17,7 +17,7 @@ from tests.support.manifests import tiny_manifest
 
 
 def body(padding: int = 0) -> tuple[bytes, str]:
-    """Return a request of six ids, whose bytes follow `padding` spaces, and the length of its JSON."""
+    """Return a request of six ids, with the bytes behind `padding` spaces, and the length of its JSON."""
     tensor = {"name": "input_ids", "datatype": "INT64", "shape": [2, 3], "parameters": {"binary_data_size": 48}}
     header = json.dumps({"inputs": [tensor]}).encode() + b" " * padding
     return header + np.arange(6, dtype="<i8").tobytes(), str(len(header))
@@ -52,15 +52,15 @@ def test_ids_are_aligned_wherever_their_bytes_begin(padding: int) -> None:
 def test_what_a_long_header_says_is_not_remembered(padding: int, found: set[str] | None) -> None:
     content, length = body(padding)
     assert length is not None
-    at = places(content, length, tiny_manifest())
+    at = find_tensor_offsets(content, length, tiny_manifest())
     assert (None if at is None else set(at)) == found
 
 
 def test_a_binary_answer_is_the_array_itself() -> None:
     written = answer()
     (header, data), length = write_infer(written, infer(binary=True))
-    assert length == size_of([header])
-    assert json.loads(joined([header])) == {
+    assert length == body_size([header])
+    assert json.loads(join([header])) == {
         "model_name": "m",
         "model_version": "2",
         "outputs": [
@@ -76,7 +76,7 @@ def test_json_refuses_what_it_cannot_hold_and_bytes_do_not(value: float) -> None
     with pytest.raises(Invalid, match="outputs embeddings: got JSON, allowed binary_data"):
         write_infer(answer(value), infer(binary=False))
     (_, data), _ = write_infer(answer(value), infer(binary=True))
-    assert joined([data]) == np.array([value, 1], np.float32).tobytes()
+    assert join([data]) == np.array([value, 1], np.float32).tobytes()
 
 
 def sequence_of(**parameters: Any) -> SequenceRef | None:

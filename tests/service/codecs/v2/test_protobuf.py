@@ -1,6 +1,6 @@
 """The generated messages. Oracles: tritonclient's own messages, and protoc.
 
-Ours and theirs register the same names, which one process can hold only once: each describes itself in its own.
+Our messages and theirs register the same names, and a process can hold a name only once. So each runs in its own.
 """
 
 import json
@@ -46,7 +46,7 @@ print(json.dumps({{
 
 
 def describe(module: str) -> Any:
-    """Return what a process of its own finds in the descriptor of `module`."""
+    """Return the descriptor of `module`, read in a process of its own."""
     run = subprocess.run([sys.executable, "-c", DESCRIBE.format(module=module)], capture_output=True, check=True)
     return json.loads(run.stdout)
 
@@ -77,7 +77,7 @@ def test_every_message_has_fields_of_the_names_numbers_and_types_of_tritonclient
 
 def test_fields_that_we_leave_out_are_known(ours: Any, theirs: Any) -> None:
     missing = {name for name, fields in ours["messages"].items() if theirs["messages"][name].keys() - fields.keys()}
-    # Of a configuration, what means nothing here.
+    # Their missing fields have no meaning for this server.
     assert missing == {"ModelConfig", "ModelInput", "ModelOutput", "ModelVersionPolicy", "ModelInstanceGroup"}
 
 

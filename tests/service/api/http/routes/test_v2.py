@@ -277,13 +277,13 @@ def test_a_header_length_that_cuts_the_json_is_refused(tiny: httpx.Client, lengt
 def test_a_binary_size_that_is_none_is_refused(tiny: httpx.Client, size: Any) -> None:
     error = error_of(infer_binary(tiny, {"inputs": [declared(IDS, binary_data_size=size)]}, raw(IDS)))
     assert error.startswith("inputs[0].binary_data_size: got ")
-    assert error.endswith(", allowed 0 to 48, the bytes that are left")
+    assert error.endswith(", allowed 0 to 48, the remaining bytes")
 
 
 def test_binary_sizes_that_do_not_sum_up_are_refused(tiny: httpx.Client) -> None:
     inputs = [declared(IDS), declared([0], "offset", binary_data_size=16)]
     error = error_of(infer_binary(tiny, {"inputs": inputs}, raw(IDS) + bytes(8)))
-    assert error == "inputs[1].binary_data_size: got 16, allowed 0 to 8, the bytes that are left"
+    assert error == "inputs[1].binary_data_size: got 16, allowed 0 to 8, the remaining bytes"
 
 
 @pytest.mark.parametrize("extra", [1, 8])

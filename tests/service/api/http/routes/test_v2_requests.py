@@ -134,7 +134,7 @@ PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"offset": True}, "parameters.offset: got True, allowed a 64-bit integer"),
     ({"offset": "1"}, "parameters.offset: got '1', allowed a 64-bit integer"),
     ({"binary_data_output": 1}, "parameters.binary_data_output: got 1, allowed true or false"),
-    ({"content_type": "str"}, "parameters.content_type: got str, allowed np, a tensor as it is"),
+    ({"content_type": "str"}, "parameters.content_type: got str, allowed np, an unchanged tensor"),
     ({"priority": -1}, f"parameters.priority: got -1, allowed {INTEGER}"),
     ({"timeout": "1"}, f"parameters.timeout: got 1, allowed {INTEGER}"),
 ]
@@ -149,7 +149,7 @@ OUTPUTS: list[tuple[dict[str, Any], str]] = [
 ]
 INPUTS: list[tuple[dict[str, Any], str]] = [
     ({"scale": 2.5}, "inputs[0].parameters: got scale, allowed binary_data_size, content_type"),
-    ({"content_type": "base64"}, "inputs[0].parameters.content_type: got base64, allowed np, a tensor as it is"),
+    ({"content_type": "base64"}, "inputs[0].parameters.content_type: got base64, allowed np, an unchanged tensor"),
 ]
 
 

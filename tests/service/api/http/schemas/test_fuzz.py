@@ -1,4 +1,4 @@
-"""The OpenAPI document against the server: requests that follow it, and requests that break it. Oracle: schemathesis.
+"""Requests within and outside of the OpenAPI document against the server. Oracle: schemathesis.
 
 `make fuzz` sends more of them, others in every run.
 """
@@ -34,7 +34,7 @@ CHECKS = [
 
 
 THERE = {"name": "bert", "version": "1", "model": "bert"}
-"""Half of the requests are for what there is, wherever the document says "a string"."""
+"""Half of the requests name existing models, where the document says "a string"."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The documentation that the server serves of itself."""
+"""The documentation served by the server."""
 
 import re
 from collections.abc import Iterator
@@ -99,7 +99,7 @@ def test_embed_describes_every_field_that_is_read(tiny: httpx.Client, document: 
 def test_decode_describes_every_field_that_is_read(tiny: httpx.Client, document: Any) -> None:
     content = document["paths"]["/models/{name}/decode"]["post"]["requestBody"]["content"]
     fields = set(document["components"]["schemas"]["DecodeRequest"]["properties"])
-    known = {"step"}  # of a message, which a list of ids is not
+    known = {"step"}  # a field of stream messages only
     for values in ({"nope": 1}, {"open": {"nope": 1}}):
         line = tiny.post("/models/gpt/decode", json=values, headers={"Content-Type": "application/x-ndjson"})
         known |= set(line.json()["error"]["allowed"].split(", "))

@@ -1,0 +1,12 @@
+"""Checks of the fields of a request."""
+
+import pytest
+
+from preblock.service.codecs.fields import refuse_unknown
+from preblock.service.core.errors import Invalid
+
+
+def test_the_first_unknown_name_is_refused() -> None:
+    refuse_unknown(["a", "b"], ("a", "b", "c"))
+    with pytest.raises(Invalid, match="field: got x, allowed a, b"):
+        refuse_unknown(["a", "x", "y"], ("a", "b"))
