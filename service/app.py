@@ -27,9 +27,9 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.engine.sequences import Sequences
 from preblock.service.observability.metrics import Metrics
-from preblock.service.runtime.collectors import Memory
+from preblock.service.runtime.collectors import ModelCollector
 from preblock.service.runtime.fused_embedding import BUILT
-from preblock.service.runtime.model_control import Control
+from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.providers import choose_provider
 from preblock.service.runtime.repository import Repository
 
@@ -62,8 +62,8 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
         settings.gpu_mem_limit_bytes,
     )
     scheduler = Scheduler(usable_cores(), live)
-    control = Control(repository, settings.model_control, settings.model_poll_interval_seconds, shared)
-    metrics = Metrics(Memory(repository))
+    control = ModelControl(repository, settings.model_control, settings.model_poll_interval_seconds, shared)
+    metrics = Metrics(ModelCollector(repository))
     metrics.provider(choice.requested, choice.active, choice.probed)
     return Engine(repository, scheduler, metrics, live, control)
 

@@ -20,7 +20,7 @@ KINDS = {"RssAnon": "anonymous", "RssFile": "file", "RssShmem": "shared"}
 STATES = ("ready", "loading", "unavailable")
 
 
-class Memory(Collector):
+class ModelCollector(Collector):
     """Collects the gauges of models and memory when Prometheus asks."""
 
     def __init__(self, repository: Repository) -> None:

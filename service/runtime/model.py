@@ -7,7 +7,7 @@ from functools import partial
 from preblock.service.artifacts.manifest import EMBEDDINGS, GRAPH, POSITIONED_GRAPH, Manifest, StemManifest
 from preblock.service.artifacts.parity import ParityReport
 from preblock.service.core.types import Int64
-from preblock.service.runtime.chunks import pieces
+from preblock.service.runtime.chunks import split_feeds
 from preblock.service.runtime.fused_embedding import FusedLookup, KernelTables
 from preblock.service.runtime.position_table import PositionedRunner
 from preblock.service.runtime.runner import Feeds, Float32, Runner
@@ -77,12 +77,12 @@ class TokenModel(LoadedModel):
             found |= runner.run(feeds, names)
         return found
 
-    def run_in_pieces(self, feeds: dict[str, Int64], output: str, most: int) -> Iterator[Float32]:
+    def run_in_chunks(self, feeds: dict[str, Int64], output: str, most: int) -> Iterator[Float32]:
         """Yield one output of tokens in chunks of at most `most` tokens."""
         # All are cut first: a run leaves nothing of the feeds in the caches of the processor.
-        return map(partial(self._run_piece, output), list(pieces(feeds, most)))
+        return map(partial(self._run_chunk, output), list(split_feeds(feeds, most)))
 
-    def _run_piece(self, output: str, feeds: dict[str, Int64]) -> Float32:
+    def _run_chunk(self, output: str, feeds: dict[str, Int64]) -> Float32:
         return self.run(feeds, (output,))[output]
 
     def _choose(self, outputs: tuple[str, ...]) -> list[tuple[Runner, list[str]]]:

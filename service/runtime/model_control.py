@@ -18,25 +18,25 @@ from pydantic import BaseModel
 
 from preblock.service.core.auth import NOBODY, Principal
 from preblock.service.core.errors import ArtifactError, Forbidden, NotFound, Unavailable
-from preblock.service.runtime.repository import UNLOADED, Repository, State, find_artifacts
+from preblock.service.runtime.repository import UNLOADED, Repository, VersionState, find_artifacts
 
 LOG = logging.getLogger(__name__)
-LOOK_SECONDS = 0.05
+POLL_INTERVAL_SECONDS = 0.05
 """How often a worker looks whether another one was asked for a change."""
-FOLLOW_SECONDS = 60.0
+FOLLOW_TIMEOUT_SECONDS = 60.0
 """How long a request for a change waits until all workers have followed."""
 
 Mode = Literal["none", "poll", "explicit"]
 
 
-class Desired(BaseModel):
+class DesiredState(BaseModel):
     """The desired state of all workers: every model of the folder except `unloaded`."""
 
     number: int = 0
     unloaded: frozenset[str] = frozenset()
 
 
-class Control:
+class ModelControl:
     """Loads and unloads models while they are served.
 
     Args:
@@ -48,22 +48,22 @@ class Control:
     """
 
     def __init__(self, repository: Repository, mode: Mode, seconds: float, shared: Path | None = None) -> None:
-        self._repository, self._mode, self._seconds, self._shared = repository, mode, seconds, shared
-        self._desired = Desired()
-        self._one_at_a_time = asyncio.Lock()
+        self._repository, self._mode, self._poll_interval_seconds, self._shared = repository, mode, seconds, shared
+        self._desired = DesiredState()
+        self._refresh_lock = asyncio.Lock()
 
     async def run(self) -> None:
         """Follow until cancelled."""
         if self._mode == "poll":
             while True:
-                await asyncio.sleep(self._seconds)
-                with _going_on():
+                await asyncio.sleep(self._poll_interval_seconds)
+                with _log_failed_poll():
                     await self._refresh()
         if self._mode == "explicit" and self._shared is not None:
             while True:
-                with _going_on():
-                    await self._follow()
-                await asyncio.sleep(LOOK_SECONDS)
+                with _log_failed_poll():
+                    await self._reconcile()
+                await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
     async def load(self, name: str, caller: Principal = NOBODY) -> None:
         """Load the new versions of a model, also of an unloaded one; return when all workers have done so.
@@ -76,7 +76,7 @@ class Control:
 
         """
         self._check_allowed(name, caller)
-        with _without_its_path():
+        with _hide_repository_path():
             names = {found for found, _, _ in await asyncio.to_thread(find_artifacts, self._repository.root)}
         if name not in names:
             raise NotFound(
@@ -112,7 +112,7 @@ class Control:
     async def _change(self, name: str, unloaded: bool) -> None:
         if self._shared is None:
             others = self._desired.unloaded - {name}
-            self._desired = Desired(unloaded=others | {name} if unloaded else others)
+            self._desired = DesiredState(unloaded=others | {name} if unloaded else others)
             await self._refresh()
             return
         try:
@@ -120,14 +120,14 @@ class Control:
         except OSError as error:
             got = f"what cannot be written ({error.strerror})"
             raise Unavailable("change", got, "one that the workers can be told; try again later") from error
-        await self._follow()
-        deadline = asyncio.get_running_loop().time() + FOLLOW_SECONDS
+        await self._reconcile()
+        deadline = asyncio.get_running_loop().time() + FOLLOW_TIMEOUT_SECONDS
         while behind := _behind(self._shared, number):
             if asyncio.get_running_loop().time() > deadline:
                 raise Unavailable("workers", f"{len(behind)} that did not follow", "a change that all have followed")
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
-    async def _follow(self) -> None:
+    async def _reconcile(self) -> None:
         """Apply a changed desired state, and record its number."""
         assert self._shared is not None
         desired, own = _read(self._shared), self._shared / f"{os.getpid()}.followed"
@@ -139,9 +139,9 @@ class Control:
         finally:
             own.write_text(str(desired.number))
 
-    async def _refresh(self) -> list[State]:
-        async with self._one_at_a_time:
-            with _without_its_path():
+    async def _refresh(self) -> list[VersionState]:
+        async with self._refresh_lock:
+            with _hide_repository_path():
                 changes = await asyncio.to_thread(self._repository.refresh, self._desired.unloaded)
             for change in changes:
                 level = logging.WARNING if change.reason else logging.INFO
@@ -150,7 +150,7 @@ class Control:
 
 
 @contextmanager
-def _going_on() -> Iterator[None]:
+def _log_failed_poll() -> Iterator[None]:
     """Look again later, where nothing could be read or said now: for want of descriptors, or of room on a disk."""
     try:
         yield
@@ -161,7 +161,7 @@ def _going_on() -> Iterator[None]:
 
 
 @contextmanager
-def _without_its_path() -> Iterator[None]:
+def _hide_repository_path() -> Iterator[None]:
     """Log the path of a folder that cannot be followed; the caller's error does not name it."""
     try:
         yield
@@ -170,11 +170,11 @@ def _without_its_path() -> Iterator[None]:
         raise ArtifactError("repository", "what cannot be read; the log says why", "a folder with models") from error
 
 
-def _read(shared: Path) -> Desired:
+def _read(shared: Path) -> DesiredState:
     try:
-        return Desired.model_validate_json((shared / "desired.json").read_bytes())
+        return DesiredState.model_validate_json((shared / "desired.json").read_bytes())
     except FileNotFoundError:
-        return Desired()
+        return DesiredState()
 
 
 def _write_change(shared: Path, name: str, unloaded: bool) -> int:

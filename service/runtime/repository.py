@@ -28,7 +28,7 @@ UNLOADED = "unloaded"
 
 
 @dataclass(frozen=True)
-class State:
+class VersionState:
     """The state of a version folder: "READY" to answer, "LOADING", or "UNAVAILABLE" for a reason."""
 
     name: str
@@ -74,16 +74,16 @@ class Repository:
         self._cache = cache
         # A request keeps the model that it found: these are replaced as a whole, never changed.
         self._models: Models = {}
-        self._states: dict[tuple[str, int], State] = {}
+        self._states: dict[tuple[str, int], VersionState] = {}
         self._seen: dict[tuple[str, int], Fingerprint] = {}
         self._opened: dict[tuple[str, int], Fingerprint] = {}
-        self._one_at_a_time = Lock()
+        self._refresh_lock = Lock()
         self.listeners: list[Callable[[], None]] = []
         for state in self.refresh():
             if state.state == "UNAVAILABLE":
                 raise self._broken[state.name, state.version]
 
-    def refresh(self, unloaded: Collection[str] = ()) -> list[State]:
+    def refresh(self, unloaded: Collection[str] = ()) -> list[VersionState]:
         """Open what is new or has changed in the folder, let go of what is gone or `unloaded`, and return the changes.
 
         A version that cannot be opened leaves the others as they were, and, where it was ready before, itself, unless
@@ -95,25 +95,25 @@ class Repository:
             ArtifactError: the folder cannot be read or has no model; nothing changes.
 
         """
-        with self._one_at_a_time:
+        with self._refresh_lock:
             models: Models = {}
-            states: dict[tuple[str, int], State] = {}
+            states: dict[tuple[str, int], VersionState] = {}
             self._broken: dict[tuple[str, int], ArtifactError] = {}
             checksums = Checksums(self._cache)
             try:
                 for name, version, folder in find_artifacts(self.root):
                     if name in unloaded:
-                        states[name, version] = State(name, version, "UNAVAILABLE", UNLOADED)
+                        states[name, version] = VersionState(name, version, "UNAVAILABLE", UNLOADED)
                         self._seen.pop((name, version), None)
                         continue
-                    model, states[name, version] = self._follow(name, version, folder, checksums)
+                    model, states[name, version] = self._load_if_changed(name, version, folder, checksums)
                     if model is not None:
                         models.setdefault(name, {})[version] = model
             finally:
                 checksums.save()
             replaced = {id(model) for model in _all(self._models)} - {id(model) for model in _all(models)}
             before, self._models, self._states = self._states, models, states
-            gone = [State(*key, "UNAVAILABLE", "gone") for key in before if key not in states]
+            gone = [VersionState(*key, "UNAVAILABLE", "gone") for key in before if key not in states]
             self._seen = {key: seen for key, seen in self._seen.items() if key in states}
             self._opened = {key: seen for key, seen in self._opened.items() if key in states}
             if replaced:
@@ -121,16 +121,16 @@ class Repository:
                     listener()
             return [*gone, *(state for key, state in states.items() if before.get(key) != state)]
 
-    def _follow(
+    def _load_if_changed(
         self, name: str, version: int, folder: Path, checksums: Checksums
-    ) -> tuple[TokenModel | EncoderStem | None, State]:
+    ) -> tuple[TokenModel | EncoderStem | None, VersionState]:
         """Return the model of a folder, and its state; the same as before if no file has changed."""
         key, seen = (name, version), _fingerprint(folder)
         model, state = self._models.get(name, {}).get(version), self._states.get((name, version))
         if state is not None and self._seen.get(key) == seen:
             return model, state
         self._seen[key] = seen
-        self._states = self._states | {key: State(name, version, "LOADING")}
+        self._states = self._states | {key: VersionState(name, version, "LOADING")}
         try:
             opened = self._opener(name, version, folder, checksums)
         except OSError:  # such as too many open files: it is opened again at the next look
@@ -143,11 +143,13 @@ class Repository:
             self._broken[key] = ArtifactError(f"{name}/{version}/{error.field}", error.got, error.allowed)
             if _changed_in_place(self._opened.get(key, ()), seen):
                 model = None
-            return model, State(name, version, "UNAVAILABLE" if model is None else "READY", str(self._broken[key]))
+            return model, VersionState(
+                name, version, "UNAVAILABLE" if model is None else "READY", str(self._broken[key])
+            )
         self._opened[key] = seen
-        return opened, State(name, version, "READY")
+        return opened, VersionState(name, version, "READY")
 
-    def index(self, caller: Principal = NOBODY) -> list[State]:
+    def index(self, caller: Principal = NOBODY) -> list[VersionState]:
         """Return the state of every version folder in the scope of `caller`, by name and version."""
         return [state for _, state in sorted(self._states.items()) if self.access.shows(state.name, caller)]
 

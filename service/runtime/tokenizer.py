@@ -17,7 +17,7 @@ from preblock.service.core.types import Encoding, TokenRows
 if TYPE_CHECKING:
     import tokenizers
 
-CHARACTERS = 16
+MAX_CHARACTERS_PER_TOKEN = 16
 """Of text that are read for each token that a request may have; a tokenizer needs hundreds of bytes for each token."""
 
 
@@ -49,7 +49,7 @@ class Tokenizer:
         """
         if len(text) > max_tokens:
             raise TooLarge("text", f"{len(text)} texts", f"at most {max_tokens} tokens in a request")
-        characters, most = sum(map(len, text)), CHARACTERS * max_tokens
+        characters, most = sum(map(len, text)), MAX_CHARACTERS_PER_TOKEN * max_tokens
         if characters > most:
             raise TooLarge("text", f"{characters} characters", f"at most {most} characters in a request")
         # Unlike `encode`, this releases the interpreter.

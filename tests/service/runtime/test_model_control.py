@@ -15,7 +15,7 @@ import pytest
 
 from preblock.service.artifacts.manifest import GRAPH
 from preblock.service.core.errors import ArtifactError, Forbidden, NotFound
-from preblock.service.runtime.model_control import Control
+from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.support.artifacts import copy_artifact
@@ -99,7 +99,7 @@ def test_a_folder_that_cannot_be_read_changes_nothing(root: Path, empty: bool) -
 
 @pytest.mark.parametrize("mode", ["none", "poll"])
 def test_a_request_for_a_change_needs_the_mode_for_it(root: Path, mode: str) -> None:
-    control = Control(Repository(root, CPU, 1), mode, 1)  # type: ignore[arg-type]
+    control = ModelControl(Repository(root, CPU, 1), mode, 1)  # type: ignore[arg-type]
     with pytest.raises(Forbidden, match=f"model: got gpt, allowed changes by request .* it is {mode}"):
         asyncio.run(control.unload("gpt"))
 
@@ -110,7 +110,7 @@ def test_models_are_unloaded_and_loaded_by_request(root: Path, tmp_path: Path, s
     (tmp_path / "shared").mkdir()
 
     async def change() -> None:
-        control = Control(repository, "explicit", 1, tmp_path / "shared" if shared else None)
+        control = ModelControl(repository, "explicit", 1, tmp_path / "shared" if shared else None)
         following = asyncio.create_task(control.run())
         await control.unload("gpt")
         with pytest.raises(NotFound, match="model: got gpt, allowed bert"):
@@ -182,7 +182,7 @@ def test_a_server_follows_its_folder_without_a_failed_request(root: Path, worker
 
 def test_a_load_that_an_unload_overtakes_is_no_fault(root: Path) -> None:
     async def change() -> None:
-        control = Control(Repository(root, CPU, 1), "explicit", 1)
+        control = ModelControl(Repository(root, CPU, 1), "explicit", 1)
 
         async def unload_later() -> None:
             await asyncio.sleep(0.002)
