@@ -80,7 +80,7 @@ def load_model(
     else:
         _check_inputs(manifest)
         for graph in filter(sessions.__contains__, TOKEN_GRAPHS):
-            _probe(graph, manifest, sessions[graph] if provider == CPU else Session(folder, CPU, 1, graph))
+            _check_table_rows(graph, manifest, sessions[graph] if provider == CPU else Session(folder, CPU, 1, graph))
     positions = tables = None
     if isinstance(manifest, Manifest) and POSITIONED_GRAPH in sessions:
         positions = map_positions(folder, manifest)
@@ -92,7 +92,7 @@ def load_model(
         else:
             tables = None
     for session in sessions.values():
-        session.warm_up({tensor.name: _least(tensor, manifest) for tensor in session.inputs})
+        session.warm_up({tensor.name: _smallest_input(tensor, manifest) for tensor in session.inputs})
     for file, stamp in stamps.items():
         if stamp_of(os.lstat(folder / file)) != stamp:
             raise ArtifactError(file, "a change while it was opened", "the file that was checked")
@@ -110,7 +110,7 @@ def load_model(
     return TokenModel(manifest=manifest, tokenizer=tokenizer, positions=positions, tables=tables, **served)
 
 
-def _least(tensor: Tensor, manifest: Manifest | StemManifest) -> NDArray[Any]:
+def _smallest_input(tensor: Tensor, manifest: Manifest | StemManifest) -> NDArray[Any]:
     """Return the smallest legal input: one of everything, and of an image one patch."""
     one = manifest.patch_size or 1 if isinstance(manifest, StemManifest) else 1
     shape = [size if isinstance(size, int) else one if axis > 1 else 1 for axis, size in enumerate(tensor.shape)]
@@ -182,7 +182,7 @@ def _same_vectors(manifest: Manifest, runner: Runner, plain: Session) -> bool:
     return True
 
 
-def _probe(graph: str, manifest: Manifest, session: Session) -> None:
+def _check_table_rows(graph: str, manifest: Manifest, session: Session) -> None:
     """Look up the last legal index of each input: a table that is too short fails here."""
     # Padding has no position.
     feeds = dict.fromkeys(manifest.indices, 0) | {"input_ids": int(manifest.padding_id == 0), "attention_mask": 1}

@@ -12,7 +12,7 @@ LOG = logging.getLogger(__name__)
 Work = Coroutine[Any, Any, None]
 
 
-def drive(work: Work, context: Context, tasks: set[asyncio.Task[None]]) -> None:
+def run_eagerly(work: Work, context: Context, tasks: set[asyncio.Task[None]]) -> None:
     """Run `work` in `context` until it ends or awaits something; then it goes on by itself.
 
     A turn of the event loop (`asyncio.sleep(0)`) takes no task: a task costs as much as a small answer. Any other await
@@ -26,7 +26,7 @@ def drive(work: Work, context: Context, tasks: set[asyncio.Task[None]]) -> None:
         LOG.exception("what runs without a task failed in an unforeseen way")
         return
     if awaited is None:
-        asyncio.get_running_loop().call_soon(drive, work, context, tasks)
+        asyncio.get_running_loop().call_soon(run_eagerly, work, context, tasks)
         return
     task = asyncio.get_running_loop().create_task(_rest(work, awaited), context=context)
     tasks.add(task)

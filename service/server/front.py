@@ -14,13 +14,13 @@ import httptools
 
 from preblock.service.api.http.response import Headers
 from preblock.service.observability.context import PER_REQUEST_HEADERS
-from preblock.service.server.coroutines import drive
+from preblock.service.server.coroutines import run_eagerly
 from preblock.service.server.deadline import Deadline
 from preblock.service.server.handover import Handover
 from preblock.service.server.incoming_request import IncomingRequest
 from preblock.service.server.read_scheduler import CHUNK_BYTES, ReadScheduler
 from preblock.service.server.tensor_path import TensorPath
-from preblock.service.server.tensor_responder import refusal
+from preblock.service.server.tensor_responder import error_response
 from preblock.service.server.uvicorn_adapter import Config, ServerState, connections_of
 from preblock.service.server.websocket import WebSocket
 
@@ -55,11 +55,11 @@ class Front(asyncio.Protocol):
         self.scheme = "http"
         self.keep_alive = True
         self.write_paused = False
-        self.between = True  # two requests, without a byte of the second
-        self.unfinished = 0  # bytes since a head, a part of a body or a whole request
+        self.between_requests = True  # two requests, without a byte of the second
+        self.incomplete_bytes = 0  # bytes since a head, a part of a body or a whole request
         self.active: IncomingRequest | None = None
         self._incoming = IncomingRequest(0.0)
-        self._came = b""  # the first input of the incoming request, unless it is long
+        self._first_input = b""  # the first input of the incoming request, unless it is long
         self._queue: deque[IncomingRequest] = deque()
         self._parser = httptools.HttpRequestParser(self)
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -114,7 +114,7 @@ class Front(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """End the streams, and close the connection; a request with a complete head is still answered."""
-        self._read(self._tensors.take_held_head())
+        self._read(self._tensors.held_head())
         if self.active is None:
             self.transport.close()
         else:
@@ -128,20 +128,20 @@ class Front(asyncio.Protocol):
     def _refuse_late(self) -> None:
         self.refuse(408, "the request did not come")
 
-    def has_come(self) -> None:
+    def clear_deadline(self) -> None:
         """Forget the deadline: a head is complete."""
         self._deadline.clear()
 
     def data_received(self, data: bytes) -> None:
         """Read input, unless it is a request with the same head as the last."""
-        rest = self._tensors.take(data)
+        rest = self._tensors.answer_repeated(data)
         if rest:
             self.scheduler.feed(rest)
 
     def _read(self, data: bytes) -> None:
-        if self.between:
-            self._came = data if len(data) <= CHUNK_BYTES else b""
-        self.unfinished += len(data)
+        if self.between_requests:
+            self._first_input = data if len(data) <= CHUNK_BYTES else b""
+        self.incomplete_bytes += len(data)
         while data:
             try:
                 self._parser.feed_data(data)
@@ -156,15 +156,15 @@ class Front(asyncio.Protocol):
                 self.refuse(400, "Invalid HTTP request received.")
                 return
             break
-        if self.unfinished > MAX_HEAD_BYTES:
+        if self.incomplete_bytes > MAX_HEAD_BYTES:
             self.refuse(431, TOO_LONG)
-        elif self.unfinished and not self._deadline.is_set(self._refuse_late):
+        elif self.incomplete_bytes and not self._deadline.is_set(self._refuse_late):
             self._wait_for_head()
 
     def on_message_begin(self) -> None:
         """Begin a request."""
-        self.between = False
-        self._incoming = IncomingRequest(self._tensors.take_time())
+        self.between_requests = False
+        self._incoming = IncomingRequest(self._tensors.pop_start_time())
 
     def on_url(self, url: bytes) -> None:
         """Read a part of the address."""
@@ -174,18 +174,18 @@ class Front(asyncio.Protocol):
         """Read a header. Headers that only identify the request are kept apart."""
         lower = name.lower()
         if lower in PER_REQUEST_HEADERS:
-            self._incoming.passing.append((lower, value))
+            self._incoming.identifying.append((lower, value))
         else:
             self._incoming.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Begin to answer the request, or let it wait for its turn."""
         incoming = self._incoming
-        self.has_come()
-        if self.unfinished > MAX_HEAD_BYTES and incoming.head_size > MAX_HEAD_BYTES:
+        self.clear_deadline()
+        if self.incomplete_bytes > MAX_HEAD_BYTES and incoming.head_size > MAX_HEAD_BYTES:
             self.refuse(431, TOO_LONG)
             raise httptools.HttpParserError(TOO_LONG)
-        self.unfinished = 0
+        self.incomplete_bytes = 0
         incoming.method = self._parser.get_method()
         incoming.version = self._parser.get_http_version()
         incoming.keep_alive = self._parser.should_keep_alive()
@@ -200,26 +200,26 @@ class Front(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Read a part of the body."""
-        self.unfinished = 0
+        self.incomplete_bytes = 0
         incoming = self._incoming
-        if incoming is self.active and incoming.target is None:
+        if incoming is self.active and incoming.route is None:
             if incoming.answered:
                 self._deadline.clear()  # a client still sends a refused body: it would not see the answer
             self._handover.send_body(incoming, body)
         else:
-            incoming.parts.append(body)
+            incoming.chunks.append(body)
 
     def on_message_complete(self) -> None:
         """Answer a request for tensors: its body is complete."""
-        self.unfinished, self.between = 0, True
-        incoming, came, self._came = self._incoming, self._came, b""
+        self.incomplete_bytes, self.between_requests = 0, True
+        incoming, first_input, self._first_input = self._incoming, self._first_input, b""
         incoming.complete = True
-        if incoming is self.active and incoming.target is None:
+        if incoming is self.active and incoming.route is None:
             self._handover.send_end(incoming)
             if incoming.answered:
                 self.finish()
         elif incoming is self.active:
-            self._tensors.answer(incoming, came)
+            self._tensors.answer(incoming, first_input)
 
     def _start(self, incoming: IncomingRequest) -> None:
         self.active = incoming
@@ -240,7 +240,7 @@ class Front(asyncio.Protocol):
             self._deadline.set(self.config.timeout_keep_alive, self.transport.close)
             return
         if self.write_paused:  # hold back a client that does not read
-            drive(self._finish_when_read(), self._context.copy(), self.tasks)
+            run_eagerly(self._finish_when_read(), self._context.copy(), self.tasks)
             return
         self.server_state.total_requests += 1
         self.active = None
@@ -249,7 +249,7 @@ class Front(asyncio.Protocol):
         elif self._queue:
             self.loop.call_soon(self._start_next, context=self._context)
         else:
-            if self.between:
+            if self.between_requests:
                 self._deadline.set(self.config.timeout_keep_alive, self.transport.close)
             else:  # the next head has begun to come
                 self._wait_for_head()
@@ -281,7 +281,7 @@ class Front(asyncio.Protocol):
             if active.answer_begun and not active.complete:
                 self.transport.close()
         else:
-            self.transport.write(refusal(status, text, self.default_headers))
+            self.transport.write(error_response(status, text, self.default_headers))
             self.transport.close()
 
     def _upgrade(self, rest: bytes) -> None:

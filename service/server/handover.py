@@ -58,12 +58,12 @@ class Handover:
         incoming = self._connection.active
         self._scope = scope
 
-        async def send_and_note(message: Message) -> None:
+        async def send_and_record(message: Message) -> None:
             if incoming is not None:
                 incoming.answer_begun = True
             await send(message)
 
-        await self._connection.config.loaded_app(scope, receive, send_and_note)
+        await self._connection.config.loaded_app(scope, receive, send_and_record)
         self._connection.loop.call_soon(self._finish, incoming)
 
     def _finish(self, incoming: IncomingRequest | None) -> None:
@@ -76,14 +76,14 @@ class Handover:
         inner, self._answering = self._protocol(), incoming
         incoming.chunked = any(name.lower() == TRANSFER_ENCODING for name, _ in incoming.headers)
         inner.data_received(incoming.head())
-        parts, incoming.parts = incoming.parts, []
-        for part in parts:
-            self.send_body(incoming, part)
+        chunks, incoming.chunks = incoming.chunks, []
+        for chunk in chunks:
+            self.send_body(incoming, chunk)
         if incoming.complete:
             self.send_end(incoming)
 
     def send_body(self, incoming: IncomingRequest, body: bytes) -> None:
-        """Hand on a part of the body of the request."""
+        """Hand on a chunk of the body of the request."""
         self._protocol().data_received(b"%x\r\n%b\r\n" % (len(body), body) if incoming.chunked else body)
 
     def send_end(self, incoming: IncomingRequest) -> None:

@@ -15,16 +15,16 @@ class IncomingRequest:
 
     Args:
         began: arrival of its head, a timestamp of `perf_counter`.
-        headers: in their order, without those of `passing`.
-        passing: the headers that only identify the request, with lower-case names.
-        parts: the body, until it is handed on.
+        headers: in their order, without those of `identifying`.
+        identifying: the headers that only identify the request, with lower-case names.
+        chunks: the body, until it is handed on.
         chunked: whether the contained protocol reads the body in chunks.
         complete: whether the body is complete.
         answer_begun: whether the contained protocol has begun the answer.
         answered: whether the answer is written, although the body is not complete.
-        target: route of a request for tensors. The fields after it are set for such a request.
+        route: route of a request for tensors. The fields after it are set for such a request.
         key: of its template in the cache.
-        changes: of the keys, as `Dispatcher.changes` counts them.
+        key_changes: of the keys, as `Dispatcher.changes` counts them.
 
     """
 
@@ -33,26 +33,26 @@ class IncomingRequest:
     method: bytes = b""
     version: str = "1.1"
     headers: list[Header] = field(default_factory=list)
-    passing: list[Header] = field(default_factory=list)
-    parts: list[bytes] = field(default_factory=list)
+    identifying: list[Header] = field(default_factory=list)
+    chunks: list[bytes] = field(default_factory=list)
     keep_alive: bool = True
     upgrades: bool = False
     chunked: bool = False
     complete: bool = False
     answer_begun: bool = False
     answered: bool = False
-    target: Route | None = None
+    route: Route | None = None
     template: RequestTemplate | None = None
-    context: Context | None = None
+    caller: Context | None = None
     key: tuple[object, ...] = ()
-    changes: int = 0
+    key_changes: int = 0
     client: tuple[str, int] | None = None
     scheme: str | None = None
 
     @property
     def head_size(self) -> int:
         """Bytes of the address and the headers."""
-        return len(self.url) + sum(len(name) + len(value) for name, value in (*self.headers, *self.passing))
+        return len(self.url) + sum(len(name) + len(value) for name, value in (*self.headers, *self.identifying))
 
     @property
     def is_websocket(self) -> bool:
@@ -64,5 +64,5 @@ class IncomingRequest:
     def head(self) -> bytes:
         """Return the head, written anew from the parsed parts."""
         lines = [b"%b %b HTTP/%b\r\n" % (self.method, self.url, self.version.encode())]
-        lines += [b"%b: %b\r\n" % header for header in (*self.headers, *self.passing)]
+        lines += [b"%b: %b\r\n" % header for header in (*self.headers, *self.identifying)]
         return b"".join((*lines, b"\r\n"))

@@ -47,9 +47,9 @@ class ReadScheduler:
             self._read(chunk)
             if time.perf_counter() - begin > MAX_ITERATION_SECONDS:
                 break
-        self._settle()
+        self._update_transport()
 
-    def _settle(self) -> None:
+    def _update_transport(self) -> None:
         """Schedule the rest, and let the transport read only while nothing waits."""
         if self._read is None or self._transport.is_closing():
             return
@@ -67,13 +67,13 @@ class ReadScheduler:
     def pause(self) -> None:
         """Pass nothing on until `resume`."""
         self.paused = True
-        self._settle()
+        self._update_transport()
 
     def resume(self) -> None:
         """Pass input on again, the waiting input first."""
         if self.paused:
             self.paused = False
-            self._settle()
+            self._update_transport()
 
     def end(self) -> bytes:
         """Pass on nothing more; return the waiting input."""

@@ -30,12 +30,12 @@ from preblock.service.server.supervisor import Supervisor, start_forkserver
 from preblock.service.server.uvicorn_adapter import Config, Server
 
 LOG = logging.getLogger(__name__)
-PRELOADED, PRELOADED_GRPC = ["preblock.service.server.preload"], ["preblock.service.api.grpc.server"]
+PRELOADED_MODULES, PRELOADED_GRPC = ["preblock.service.server.preload"], ["preblock.service.api.grpc.server"]
 PRELOADED_TRACING = ["preblock.service.observability.tracing", "requests"]
 """Modules for workers with tracing; the exporter imports the second one late."""
 BACKLOG = 2048
 POLL_INTERVAL_SECONDS = 0.01
-OPENED = "opened"
+READY_FILE = "opened"
 """A worker touches this file of the folder `control` when its models are open."""
 
 Models = list[TokenModel | EncoderStem]
@@ -61,11 +61,11 @@ def serve(settings: Settings, announce: Announce) -> None:
         # Only a check: gRPC itself would share the port of another server without an error.
         bind("grpc-port", settings.host, settings.grpc_port).close()
     address = _url("https" if settings.tls_cert_file else "http", settings.host, listener.getsockname()[1])
-    serve_ = _serve_alone if settings.workers == 1 else _serve_several
-    serve_(settings, listener, partial(announce, address))
+    run = _serve_in_process if settings.workers == 1 else _serve_with_workers
+    run(settings, listener, partial(announce, address))
 
 
-def _serve_alone(settings: Settings, listener: socket.socket, announce: Callable[[Models], None]) -> None:
+def _serve_in_process(settings: Settings, listener: socket.socket, announce: Callable[[Models], None]) -> None:
     engine = create_engine(settings)
     app = create_app(settings, engine)
     models = engine.repository.newest(SERVICE)
@@ -73,11 +73,11 @@ def _serve_alone(settings: Settings, listener: socket.socket, announce: Callable
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     server = _Server(configure(settings, app), partial(announce, models))
-    _collect_garbage_from_now_on()
+    _enable_garbage_collection()
     server.run(sockets=[listener])
 
 
-def _serve_several(settings: Settings, listener: socket.socket, announce: Callable[[Models], None]) -> None:
+def _serve_with_workers(settings: Settings, listener: socket.socket, announce: Callable[[Models], None]) -> None:
     # Open everything here first: a broken artifact is reported once, before any worker starts.
     if (tracing := create_tracing(settings)) is not None:
         tracing.close()
@@ -90,16 +90,16 @@ def _serve_several(settings: Settings, listener: socket.socket, announce: Callab
         supervisor = Supervisor(settings, partial(serve_as_worker, listener, counters, control))
         grpc = PRELOADED_GRPC if settings.grpc_port is not None else []
         tracing_modules = PRELOADED_TRACING if settings.tracing != "none" else []
-        start_forkserver([*grpc, *tracing_modules, *PRELOADED])
-        Thread(target=_listen, args=(listener, control / OPENED, announce, models), daemon=True).start()
+        start_forkserver([*grpc, *tracing_modules, *PRELOADED_MODULES])
+        Thread(target=_listen, args=(listener, control / READY_FILE, announce, models), daemon=True).start()
         del models  # each worker opens its own; this process would keep replaced versions open
-        _collect_garbage_from_now_on()
+        _enable_garbage_collection()
         supervisor.run()
     if supervisor.killed_by:
         sys.exit(128 + supervisor.killed_by)
 
 
-def _collect_garbage_from_now_on() -> None:
+def _enable_garbage_collection() -> None:
     """Turn collection on, except for the objects of the start: a search through them would delay a request."""
     gc.freeze()
     gc.enable()
@@ -116,7 +116,7 @@ def _create_worker_app(counters: Path, control: Path, settings: Settings) -> Dis
     try:
         metric_files.reserve(counters)
         app = create_app(settings, create_engine(settings, control))
-        (control / OPENED).touch()
+        (control / READY_FILE).touch()
     except (PreblockError, OSError) as error:
         LOG.error("a worker cannot start, and is tried again: %s", error)
         raise SystemExit(1) from None

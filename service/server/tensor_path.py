@@ -14,7 +14,7 @@ from preblock.service.api.http.dispatcher import Dispatcher
 from preblock.service.api.http.request import RawRequest, Route
 from preblock.service.observability.context import RequestContext, wanted
 from preblock.service.server.incoming_request import Header, IncomingRequest
-from preblock.service.server.tensor_responder import TensorResponder, receive_nothing
+from preblock.service.server.tensor_responder import TensorResponder, refuse_receive
 from preblock.service.server.uvicorn_adapter import ProxyHeadersMiddleware
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES = 2**18
 """A longer body is read by the application, because its answer takes long anyway."""
-ELSEWHERE = {b"expect", b"transfer-encoding", b"content-encoding", b"upgrade", b"origin"}
+APPLICATION_HEADERS = {b"expect", b"transfer-encoding", b"content-encoding", b"upgrade", b"origin"}
 """The application answers requests with these headers."""
 CREDENTIAL = b"authorization"
 """The cache of templates outlives the connection, so its keys leave out this header."""
@@ -34,27 +34,27 @@ class KnownHead(NamedTuple):
     """The head of the last request with a template; the next may begin with the same bytes.
 
     Args:
-        head: its bytes.
-        size: bytes of the request, with its body.
-        target: of the request.
+        data: its bytes.
+        request_size: bytes of the request, with its body.
+        route: of the request.
         key: of its template.
-        passing: the identifying headers of the request.
-        wanted: the request id in them.
+        identifying: the identifying headers of the request.
+        request_id: the request id in them.
         scheme: of the URL.
-        context: names its caller.
-        changes: of the keys, as `Dispatcher.changes` counts them.
+        caller: names its caller.
+        key_changes: of the keys, as `Dispatcher.changes` counts them.
 
     """
 
-    head: bytes
-    size: int
-    target: Route
+    data: bytes
+    request_size: int
+    route: Route
     key: Hashable
-    passing: list[Header]
-    wanted: bytes | None
+    identifying: list[Header]
+    request_id: bytes | None
     scheme: str | None
-    context: Context
-    changes: int
+    caller: Context
+    key_changes: int
 
 
 class TensorPath:
@@ -71,58 +71,58 @@ class TensorPath:
         self._proxies: ProxyHeadersMiddleware | None = None
         if isinstance(app, ProxyHeadersMiddleware):
             self._proxies, app = copy(app), app.app
-            self._proxies.app = _answer_nothing
+            self._proxies.app = _null_app
         self._dispatcher = app if isinstance(app, Dispatcher) else None
         self._responder = None if self._dispatcher is None else TensorResponder(connection, self._dispatcher)
         self._known: KnownHead | None = None
-        self._held = 0.0  # when the known head came without its body; 0: it did not
+        self._held_since = 0.0  # when the known head came without its body; 0: it did not
 
-    def take(self, data: bytes) -> bytes:
+    def answer_repeated(self, data: bytes) -> bytes:
         """Answer a request with a known head, or hold the head; return the rest of the input."""
         known = self._known
         if known is None:
             return data
-        if self._held:
-            data = known.head + data
-        if data.startswith(known.head) and self._answer_known(known, data):
+        if self._held_since:
+            data = known.data + data
+        if data.startswith(known.data) and self._answer_known(known, data):
             return b""
         return data
 
-    def take_time(self) -> float:
+    def pop_start_time(self) -> float:
         """Return the arrival time of the next request."""
-        began, self._held = self._held or perf_counter(), 0.0
+        began, self._held_since = self._held_since or perf_counter(), 0.0
         return began
 
-    def take_held_head(self) -> bytes:
+    def held_head(self) -> bytes:
         """Return the held head."""
-        return self._known.head if self._held and self._known is not None else b""
+        return self._known.data if self._held_since and self._known is not None else b""
 
     def _answer_known(self, known: KnownHead, data: bytes) -> bool:
         connection, size = self._connection, len(data)
-        began = self._held or perf_counter()
-        if not connection.between or connection.unfinished or connection.active is not None:
+        began = self._held_since or perf_counter()
+        if not connection.between_requests or connection.incomplete_bytes or connection.active is not None:
             return False
-        if connection.scheduler.rest or (size != known.size and size != len(known.head)):
+        if connection.scheduler.rest or (size != known.request_size and size != len(known.data)):
             return False
-        connection.has_come()
-        if size != known.size:
-            self._held = began
+        connection.clear_deadline()
+        if size != known.request_size:
+            self._held_since = began
             return True
         assert self._dispatcher is not None
         assert self._dispatcher.templates is not None
         assert self._responder is not None
-        if self._dispatcher.changes() != known.changes:
+        if self._dispatcher.changes() != known.key_changes:
             return False
-        template = known.context.run(self._dispatcher.templates.find, known.key)
+        template = known.caller.run(self._dispatcher.templates.find, known.key)
         if template is None:
             return False
-        body = data[len(known.head) :]
-        visit = RequestContext(known.wanted, began)
-        visit.received, visit.read = len(body), perf_counter() - began
-        connection.active = ANSWERED_AT_ONCE
+        body = data[len(known.data) :]
+        context = RequestContext(known.request_id, began)
+        context.received, context.read = len(body), perf_counter() - began
+        connection.active = REPEATED_REQUEST
         answer = self._responder.answer_by_template
-        if known.context.run(answer, template, known.target, body, visit, known.scheme, known.passing):
-            self._held = 0.0
+        if known.caller.run(answer, template, known.route, body, context, known.scheme, known.identifying):
+            self._held_since = 0.0
             return True
         connection.active = None
         return False
@@ -132,8 +132,8 @@ class TensorPath:
         dispatcher = self._dispatcher
         if dispatcher is None or incoming.method != b"POST" or incoming.version != "1.1":
             return False
-        target = dispatcher.target(incoming.url)
-        if target is None:
+        route = dispatcher.target(incoming.url)
+        if route is None:
             return False
         connection = self._connection
         incoming.client, incoming.scheme = connection.client, connection.scheme
@@ -141,76 +141,80 @@ class TensorPath:
             self._forward(incoming, self._proxies)
         if dispatcher.templates is not None:
             incoming.key = (incoming.url, *(header for header in incoming.headers if header[0].lower() != CREDENTIAL))
-            incoming.changes = dispatcher.changes()
-            context = dispatcher.admitted(incoming.headers, incoming.client)
-            if context is not None and (template := context.run(dispatcher.templates.find, incoming.key)) is not None:
-                incoming.target, incoming.template, incoming.context = target, template, context
+            incoming.key_changes = dispatcher.changes()
+            caller = dispatcher.admitted(incoming.headers, incoming.client)
+            if caller is not None and (template := caller.run(dispatcher.templates.find, incoming.key)) is not None:
+                incoming.route, incoming.template, incoming.caller = route, template, caller
                 return True
         length = None
         for name, value in incoming.headers:
             lower = name.lower()
             if lower == b"content-length":
                 length = value
-            elif lower in ELSEWHERE:
+            elif lower in APPLICATION_HEADERS:
                 return False
         if length is None or len(length) > 6 or int(length) > MAX_BODY_BYTES:
             return False
-        incoming.target = target
+        incoming.route = route
         return True
 
     @staticmethod
     def _forward(incoming: IncomingRequest, proxies: ProxyHeadersMiddleware) -> None:
         """Take the client and the scheme from the headers of a trusted proxy."""
         scope: dict[str, Any] = {"type": "http", "client": incoming.client, "scheme": incoming.scheme}
-        scope["headers"] = incoming.passing
+        scope["headers"] = incoming.identifying
         with suppress(StopIteration):  # the middleware waits for nothing
-            proxies(scope, receive_nothing, _send_nothing).send(None)  # type: ignore[arg-type]
+            proxies(scope, refuse_receive, _discard).send(None)  # type: ignore[arg-type]
         incoming.client, incoming.scheme = scope["client"], scope["scheme"]
 
-    def answer(self, incoming: IncomingRequest, came: bytes) -> None:
-        """Answer an accepted request: its body is complete. `came` is its first input."""
-        target, responder = incoming.target, self._responder
-        assert target is not None
+    def answer(self, incoming: IncomingRequest, first_input: bytes) -> None:
+        """Answer an accepted request: its body is complete. `first_input` is its first input."""
+        route, responder = incoming.route, self._responder
+        assert route is not None
         assert responder is not None
-        body = incoming.parts[0] if len(incoming.parts) == 1 else b"".join(incoming.parts)
-        visit = RequestContext(wanted(incoming.passing), incoming.began)
-        visit.received, visit.read = len(body), perf_counter() - incoming.began
-        scheme, passing = incoming.scheme, incoming.passing
-        if incoming.template is not None and incoming.context is not None:
+        body = incoming.chunks[0] if len(incoming.chunks) == 1 else b"".join(incoming.chunks)
+        context = RequestContext(wanted(incoming.identifying), incoming.began)
+        context.received, context.read = len(body), perf_counter() - incoming.began
+        scheme, identifying = incoming.scheme, incoming.identifying
+        if incoming.template is not None and incoming.caller is not None:
             answer = responder.answer_by_template
-            if incoming.context.run(answer, incoming.template, target, body, visit, scheme, passing):
-                self._remember(incoming, target, incoming.context, came, len(body))
+            if incoming.caller.run(answer, incoming.template, route, body, context, scheme, identifying):
+                self._remember(incoming, route, incoming.caller, first_input, len(body))
                 return
         headers = [(name.lower(), value) for name, value in incoming.headers]
         scope = {
             "type": "http",
             "http_version": "1.1",
             "method": "POST",
-            "path": target.path,
-            "query_string": target.query,
-            "headers": [*headers, *passing],
+            "path": route.path,
+            "query_string": route.query,
+            "headers": [*headers, *identifying],
             "client": incoming.client,
             "scheme": scheme,
         }
-        responder.answer(RawRequest(scope, receive_nothing, body), target, visit, incoming.key, scheme, passing)
+        responder.answer(RawRequest(scope, refuse_receive, body), route, context, incoming.key, scheme, identifying)
 
-    def _remember(self, incoming: IncomingRequest, target: Route, context: Context, came: bytes, length: int) -> None:
+    def _remember(
+        self, incoming: IncomingRequest, route: Route, caller: Context, first_input: bytes, length: int
+    ) -> None:
         """Remember the head of a request with such a body, if it came alone, and the head or all of it at once."""
-        head, end, rest = came.partition(HEAD_END)
+        head, end, rest = first_input.partition(HEAD_END)
         # An empty line may stand before a request; it ends no head.
         if end and head.startswith(BEGIN) and len(rest) in (0, length) and incoming.keep_alive:
             head += end
-            passing = incoming.passing, wanted(incoming.passing), incoming.scheme
-            self._known = KnownHead(head, len(head) + length, target, incoming.key, *passing, context, incoming.changes)
+            identifying = incoming.identifying, wanted(incoming.identifying), incoming.scheme
+            self._known = KnownHead(
+                head, len(head) + length, route, incoming.key, *identifying, caller, incoming.key_changes
+            )
 
 
-ANSWERED_AT_ONCE = IncomingRequest(0.0, complete=True)
+REPEATED_REQUEST = IncomingRequest(0.0, complete=True)
 """Stands for each request with a known head."""
 
 
-async def _send_nothing(_: object) -> None:
+async def _discard(_: object) -> None:
     """Send nothing."""
 
 
-async def _answer_nothing(*_: object) -> None:
+async def _null_app(*_: object) -> None:
     """Answer nothing: the middleware is asked for the client only."""

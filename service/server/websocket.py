@@ -10,7 +10,7 @@ from preblock.service.api.http.routes.decode import CONNECTION
 from preblock.service.server.inner_transport import InnerTransport
 from preblock.service.server.read_scheduler import ReadScheduler
 from preblock.service.server.step_lane import StepLane
-from preblock.service.server.tensor_responder import refusal
+from preblock.service.server.tensor_responder import error_response
 from preblock.service.server.uvicorn_adapter import Config, ServerState, WebSocketsSansIOProtocol, connections_of
 from preblock.service.server.websocket_frames import FrameTracker
 
@@ -46,7 +46,7 @@ class WebSocket(asyncio.Protocol):
         self._app, self._streams = config.loaded_app, app_state["streams"]
         self._tasks, self._connections = server_state.tasks, connections_of(server_state)
         self._scheduler = ReadScheduler(transport, loop, self._read)
-        self._steps = StepLane(transport, loop, self._settle)
+        self._steps = StepLane(transport, loop, self._update_reading)
         self._frames = FrameTracker()
         self._accepted = self._ended = False
         self._inner_paused = self._write_paused = False
@@ -63,7 +63,7 @@ class WebSocket(asyncio.Protocol):
         tasks = len(self._tasks)
         self._inner.data_received(head)
         if len(self._tasks) == tasks and not self.transport.is_closing():
-            self.transport.write(refusal(400, "the request opens no WebSocket", ()))
+            self.transport.write(error_response(400, "the request opens no WebSocket", ()))
             self.transport.close()
         elif rest:
             self.data_received(rest)
@@ -76,12 +76,12 @@ class WebSocket(asyncio.Protocol):
     ) -> None:
         """Run the application, and note whether it accepts the WebSocket."""
 
-        async def send_and_note(message: Message) -> None:
+        async def send_and_record(message: Message) -> None:
             self._accepted = self._accepted or message["type"] == "websocket.accept"
             await send(message)
 
         try:
-            await self._app(scope, receive, send_and_note)
+            await self._app(scope, receive, send_and_record)
         finally:
             self._ended = True
 
@@ -119,15 +119,15 @@ class WebSocket(asyncio.Protocol):
         """Read nothing from a client that does not read: each ping would be answered."""
         self._write_paused = True
         self._inner.pause_writing()
-        self._settle()
+        self._update_reading()
 
     def resume_writing(self) -> None:
         """Read again."""
         self._write_paused = False
         self._inner.resume_writing()
-        self._settle()
+        self._update_reading()
 
-    def _settle(self) -> None:
+    def _update_reading(self) -> None:
         """Read while the client reads, the application waits, and no step is being answered."""
         if self._inner_paused or self._write_paused or self._steps.busy:
             self._scheduler.pause()
@@ -143,9 +143,9 @@ class WebSocket(asyncio.Protocol):
     def pause_reading(self) -> None:
         """Read nothing more, because the application has not taken the last message."""
         self._inner_paused = True
-        self._settle()
+        self._update_reading()
 
     def resume_reading(self) -> None:
         """Read on."""
         self._inner_paused = False
-        self._settle()
+        self._update_reading()
