@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 from preblock.service.core.types import Int64
 
 CHUNK_VALUES = 3 * 2**16
-"""Values of a chunk of a large answer. No other request is answered meanwhile, and the chunk is sent from the cache."""
+"""Values of a chunk of a large response. A chunk blocks other requests, and is sent from the processor's cache."""
 
 
 def split_feeds(feeds: Mapping[str, Int64], most: int) -> Iterator[dict[str, Int64]]:
-    """Yield feeds of at most `most` tokens; their vectors in order are those of `feeds`.
+    """Split `feeds` (B, L) into the fewest feeds of at most `most` tokens, all about equally large.
 
-    No more of them than it takes, each about as large as the others. Rows that are longer are cut too: for a graph that
-    counts slots alone.
+    Their vectors, in order, equal the vectors of `feeds`. Rows over `most` tokens are cut too; this requires a model
+    with `counts` of "slots".
     """
     batch, length = feeds["input_ids"].shape
     offset = feeds["offset"]
@@ -35,5 +35,5 @@ def split_feeds(feeds: Mapping[str, Int64], most: int) -> Iterator[dict[str, Int
 
 
 def _even(whole: int, most: int) -> int:
-    """Return how many of a `whole` are in a part, where as few parts as there can be have at most so many."""
+    """Return the size of equal parts of `whole`: as few parts as possible, of at most `most` each."""
     return -(-whole // -(-whole // most))
