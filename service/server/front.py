@@ -34,7 +34,7 @@ class Front(asyncio.Protocol):
     Args:
         config: of the server, loaded.
         server_state: of the server.
-        app_state: of the application: `settings`, and `streams` if it has decode streams.
+        app_state: of the application: `settings`, and `streams` if it has any.
 
     """
 

@@ -3,9 +3,10 @@
 The first such request creates the contained protocol; most connections for tensors need none.
 """
 
-from collections.abc import Awaitable, Callable, MutableMapping
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from starlette.types import Message, Receive, Scope, Send
 
 from preblock.service.api.streams import LIFETIME
 from preblock.service.server.incoming_request import IncomingRequest
@@ -15,8 +16,6 @@ from preblock.service.server.uvicorn_adapter import HttpToolsProtocol
 if TYPE_CHECKING:
     from preblock.service.server.front import Front
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
 TRANSFER_ENCODING = b"transfer-encoding"
 
 
@@ -50,12 +49,7 @@ class Handover:
         if self._answering is not None:
             self._connection.transport.close()
 
-    async def _serve(
-        self,
-        scope: Scope,
-        receive: Callable[[], Awaitable[Message]],
-        send: Callable[[Message], Awaitable[None]],
-    ) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application, and notify the connection when the response is complete.
 
         After an exception the contained protocol closes the connection itself.

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from preblock.service.api.http.request import Route
 from preblock.service.api.request_cache import RequestTemplate
 
-Header = tuple[bytes, bytes]
-
 
 @dataclass(eq=False, slots=True)
 class IncomingRequest:
@@ -17,15 +15,15 @@ class IncomingRequest:
     Args:
         began: arrival of its head, a timestamp of `perf_counter`.
         headers: in their order, without the headers in `identifying`.
-        identifying: headers that only identify the request, with lower-case names.
+        identifying: request id and trace headers, with lower-case names.
         chunks: the body received so far, until another protocol or the response takes it.
         chunked: whether the contained protocol reads the body in chunks.
         complete: whether the body is complete.
         answer_begun: whether the contained protocol has begun the response.
         answered: whether the response was written before the body was complete.
-        route: of a tensor request that the connection answers itself. The fields after it are set with it.
+        route: of a tensor request; None if the application answers. The fields below belong to it.
         template: of the request, if the cache has one.
-        caller: context variables that name the caller.
+        caller: context variables with the authenticated caller.
         key: of its template in the cache.
         key_changes: version of the API keys, from `Dispatcher.changes`.
         request_id: from the headers, if the client sent one.
@@ -38,8 +36,8 @@ class IncomingRequest:
     url: bytes = b""
     method: bytes = b""
     version: str = "1.1"
-    headers: list[Header] = field(default_factory=list)
-    identifying: list[Header] = field(default_factory=list)
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    identifying: list[tuple[bytes, bytes]] = field(default_factory=list)
     chunks: list[bytes] = field(default_factory=list)
     keep_alive: bool = True
     upgrades: bool = False

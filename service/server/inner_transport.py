@@ -1,4 +1,4 @@
-"""Transport of a contained protocol: it writes to the connection; closing and pausing are left to callbacks."""
+"""The transport of a contained protocol writes to the connection, and leaves closing and pausing to callbacks."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class InnerTransport(asyncio.Transport):
-    """A transport that forwards to the transport of the connection.
+    """Forwards to the transport of the connection.
 
     Args:
         transport: of the connection.

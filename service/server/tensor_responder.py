@@ -106,7 +106,7 @@ class TensorResponder:
                 transport.write(b"".join((head, template.prefix, vectors.data)))
             else:
                 transport.writelines((head + template.prefix, raw_bytes(vectors)))
-        _end(template, run, context, size, began)
+        _end(template, run, context, size, began, None)
         self._connection.finish()
 
     async def _answer_in_chunks(self, template: RequestTemplate, run: FastRun, context: RequestContext) -> None:
@@ -220,7 +220,7 @@ def _end(
     context: RequestContext,
     size: int,
     began: float,
-    error: BaseException | None = None,
+    error: BaseException | None,
 ) -> None:
     """Record the end of a request: `size` bytes of its body were written since `began`."""
     run.end(error)

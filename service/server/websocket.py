@@ -2,9 +2,10 @@
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable, MutableMapping
 from copy import copy
 from typing import Any
+
+from starlette.types import Message, Receive, Scope, Send
 
 from preblock.service.api.http.routes.decode import CONNECTION
 from preblock.service.server.inner_transport import InnerTransport
@@ -19,7 +20,6 @@ MAX_FRAGMENTS = 2**14
 CLOSE_FRAME = 0x88
 TOO_BIG = 1009
 """Close code for a message too large to process (RFC 6455, section 7.4.1)."""
-Message = MutableMapping[str, Any]
 
 
 class WebSocket(asyncio.Protocol):
@@ -69,12 +69,7 @@ class WebSocket(asyncio.Protocol):
         elif rest:
             self.data_received(rest)
 
-    async def _serve(
-        self,
-        scope: Message,
-        receive: Callable[[], Awaitable[Message]],
-        send: Callable[[Message], Awaitable[None]],
-    ) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application, and record whether it accepts the WebSocket."""
 
         async def send_and_record(message: Message) -> None:
