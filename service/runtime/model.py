@@ -76,10 +76,10 @@ class TokenModel(LoadedModel):
             found |= runner.run(feeds, names)
         return found
 
-    def run_in_chunks(self, feeds: dict[str, Int64], output: str, most: int) -> Iterator[Float32]:
-        """Yield one output of tokens in chunks of at most `most` tokens."""
+    def run_in_chunks(self, feeds: dict[str, Int64], output: str, max_tokens: int) -> Iterator[Float32]:
+        """Yield one output of tokens in chunks of at most `max_tokens` tokens."""
         # All feeds are cut first, because a run evicts them from the processor's caches.
-        return (self.run(chunk, (output,))[output] for chunk in list(split_feeds(feeds, most)))
+        return (self.run(chunk, (output,))[output] for chunk in list(split_feeds(feeds, max_tokens)))
 
     def _choose(self, outputs: tuple[str, ...]) -> list[tuple[Runner, list[str]]]:
         """Choose the runners of `outputs`, and cache them."""

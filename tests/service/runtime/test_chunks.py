@@ -67,7 +67,7 @@ def test_a_call_of_any_shape_has_the_bits_of_the_plain_graph(
         ((1, 11), [(1, 11)]),
     ],
 )
-def test_pieces_are_as_few_and_as_equal_as_can_be(shape: tuple[int, int], expected: list[tuple[int, int]]) -> None:
+def test_feeds_are_split_into_few_and_equal_chunks(shape: tuple[int, int], expected: list[tuple[int, int]]) -> None:
     ids = np.arange(shape[0] * shape[1]).reshape(shape)
     found = list(split_feeds({"input_ids": ids, "offset": np.array([3])}, 11))
     assert [piece["input_ids"].shape for piece in found] == expected
