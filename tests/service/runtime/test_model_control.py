@@ -1,6 +1,7 @@
 """Models that come, change and go while others are served."""
 
 import asyncio
+import errno
 import gc
 import shutil
 import threading
@@ -9,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -94,6 +96,26 @@ def test_a_folder_that_cannot_be_read_changes_nothing(root: Path, empty: bool) -
     with pytest.raises(ArtifactError):
         repository.refresh()
     assert repository.get("gpt").version == 1
+    assert set(states(repository).values()) == {"READY"}
+
+
+def test_refresh_after_a_system_error_opens_all_new_versions(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = Repository(root, CPU, 1)
+    for name in ("gpt/2", "gpt/3"):
+        shutil.copytree(root / "gpt/1", root / name)
+    load = repository._load
+
+    def fail_for_the_last(name: str, version: int, *rest: Any) -> Any:
+        if version == 3:
+            raise OSError(errno.EMFILE, "too many open files")
+        return load(name, version, *rest)
+
+    monkeypatch.setattr(repository, "_load", fail_for_the_last)
+    with pytest.raises(OSError, match="too many"):
+        repository.refresh()
+    monkeypatch.undo()
+    repository.refresh()
+    assert repository.versions("gpt") == [1, 2, 3]
     assert set(states(repository).values()) == {"READY"}
 
 
