@@ -30,7 +30,7 @@ from preblock.models.frontend import FrontEnd
 from preblock.models.modules.initialisers import seeded_
 from preblock.service.artifacts.manifest import EMBEDDINGS, GRAPH
 from preblock.service.artifacts.records import Source
-from preblock.service.runtime.chunks import PIECE
+from preblock.service.runtime.chunks import CHUNK_VALUES
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
@@ -127,10 +127,10 @@ def measure(model: TokenModel, folder: Path, threads: int, rounds: int) -> list[
 
 def serve(model: TokenModel, feeds: Feeds) -> None:
     """Compute the vectors like the engine, large outputs in chunks."""
-    if feeds["input_ids"].size * WIDTH <= PIECE:
+    if feeds["input_ids"].size * WIDTH <= CHUNK_VALUES:
         model.run(feeds, (EMBEDDINGS,))
         return
-    for _ in model.run_in_pieces(feeds, EMBEDDINGS, PIECE // WIDTH):
+    for _ in model.run_in_chunks(feeds, EMBEDDINGS, CHUNK_VALUES // WIDTH):
         pass
 
 

@@ -1,4 +1,4 @@
-"""Wiring: settings become an engine, and the engine an application."""
+"""Composition: creates the engine from the settings, and the application from the engine."""
 
 import asyncio
 import logging
@@ -27,9 +27,9 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.engine.sequences import Sequences
 from preblock.service.observability.metrics import Metrics
-from preblock.service.runtime.collectors import Memory
+from preblock.service.runtime.collectors import ModelCollector
 from preblock.service.runtime.fused_embedding import BUILT
-from preblock.service.runtime.model_control import Control
+from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.providers import choose_provider
 from preblock.service.runtime.repository import Repository
 
@@ -41,38 +41,30 @@ VERSION = version("preblock")
 
 
 def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
-    """Open every model, and run each once. Several workers agree through the folder `shared`.
+    """Open every model, and run each once. Several workers agree on changes through the folder `shared`.
 
     Raises:
-        Invalid: the file of keys cannot be read, or is not understood.
+        Invalid: the key file cannot be read or parsed.
         ServerFault: the provider cannot be used, or an artifact is broken.
 
     """
     if not BUILT:
-        LOG.warning("installed without a C compiler: onnxruntime adds positions, which takes longer")
+        LOG.warning("installed without a C compiler; positions are added by onnxruntime, which is slower")
     choice = choose_provider(settings.provider)
     access, live = Authenticator(settings.api_keys_file), LiveSettings(settings)
-    repository = Repository(
-        settings.repository,
-        choice.active,
-        settings.intra_op_threads,
-        settings.cache_dir,
-        access,
-        choice,
-        settings.gpu_mem_limit_bytes,
-    )
-    scheduler = Scheduler(usable_cores(), live)
-    control = Control(repository, settings.model_control, settings.model_poll_interval_seconds, shared)
-    metrics = Metrics(Memory(repository))
+    threads, limit = settings.intra_op_threads, settings.gpu_mem_limit_bytes
+    repository = Repository(settings.repository, choice.active, threads, settings.cache_dir, access, choice, limit)
+    control = ModelControl(repository, settings.model_control, settings.model_poll_interval_seconds, shared)
+    metrics = Metrics(ModelCollector(repository))
     metrics.provider(choice.requested, choice.active, choice.probed)
-    return Engine(repository, scheduler, metrics, live, control)
+    return Engine(repository, Scheduler(usable_cores(), live), metrics, live, control)
 
 
 def create_tracing(settings: Settings) -> "Tracing | None":
-    """Return the tracing of requests, if the settings ask for it.
+    """Return the tracing of requests, or None if the settings disable it.
 
     Raises:
-        Invalid: its packages are missing, or the environment's variables cannot be used.
+        Invalid: its packages are missing, or its environment variables are invalid.
 
     """
     if settings.tracing == "none":
@@ -87,7 +79,7 @@ def create_tracing(settings: Settings) -> "Tracing | None":
 
 
 def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
-    """Build the application of an engine with the same settings; default: a new engine.
+    """Create the application of `engine`, which has the same settings; default: a new engine.
 
     Raises:
         Invalid, ServerFault: as `create_engine` and `create_tracing`.
@@ -101,11 +93,8 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
-        following = [
-            asyncio.create_task(engine.control.run()),
-            asyncio.create_task(streams.watch_keys(engine.repository.access)),
-            asyncio.create_task(engine.settings.watch()),
-        ]
+        background = engine.control.run(), streams.watch_keys(engine.repository.access), engine.settings.watch()
+        tasks = [asyncio.create_task(work) for work in background]
         # Objects of the application for the server's connections.
         state = {"streams": streams, "settings": engine.settings}
         if settings.grpc_port is None:
@@ -117,7 +106,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
             async with running(engine, streams, sequences, templates, VERSION, settings, trace):
                 yield state
         engine.metrics.flush()
-        for task in following:
+        for task in tasks:
             task.cancel()
         engine.scheduler.close()
         if tracing is not None:
@@ -133,14 +122,15 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
     )
     app.openapi = partial(document, app.openapi)  # type: ignore[method-assign]
     errors.install(app)
-    embedding = embed.handler(engine, settings.max_body_bytes)
-    inference = v2.handler(engine, sequences.loose, settings.max_body_bytes)
+    limit = settings.max_body_bytes
+    embedding = embed.handler(engine, limit)
+    inference = v2.handler(engine, sequences.loose, limit)
     app.include_router(embed.router(embedding))
-    app.include_router(bias.router(engine, settings.max_body_bytes))
+    app.include_router(bias.router(engine, limit))
     app.include_router(models.router(engine))
-    app.include_router(decode.router(engine, streams, settings.max_body_bytes))
-    app.include_router(v2.router(engine, inference, VERSION, settings.max_body_bytes))
-    app.include_router(openai.router(engine, settings.max_body_bytes))
+    app.include_router(decode.router(engine, streams, limit))
+    app.include_router(v2.router(engine, inference, VERSION, limit))
+    app.include_router(openai.router(engine, limit))
     app.include_router(health.router(engine))
     return Dispatcher(
         app,

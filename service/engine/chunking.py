@@ -19,7 +19,7 @@ from preblock.service.engine.planning import BatchItem, rows_of_one, run_members
 from preblock.service.engine.pooling import pool, pool_row
 from preblock.service.engine.positions import real_tokens
 from preblock.service.observability.record import RequestRecord
-from preblock.service.runtime.chunks import PIECE
+from preblock.service.runtime.chunks import CHUNK_VALUES
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
@@ -115,12 +115,12 @@ def _computed(model: TokenModel, name: str, member: BatchItem, end: _End) -> Ite
 
 def _vectors(model: TokenModel, name: str, member: BatchItem) -> Iterator[NDArray[np.float32]]:
     """Yield the vectors of one output, float32."""
-    return model.run_in_pieces(member.feeds, name, _most(model, name))
+    return model.run_in_chunks(member.feeds, name, _most(model, name))
 
 
 def _most(model: TokenModel, name: str) -> int:
     """Return how many tokens a piece of an output has at most."""
-    return max(1, PIECE // model.manifest.widths[name])
+    return max(1, CHUNK_VALUES // model.manifest.widths[name])
 
 
 def whole(model: TokenModel, names: tuple[str, ...], member: BatchItem) -> dict[str, NDArray[np.float32]]:
@@ -171,7 +171,7 @@ def _pooled(model: TokenModel, name: str, member: BatchItem, request: TokenReque
         if len(feeds["offset"]) == 1:
             part["offset"] = feeds["offset"]
         kept = None if real is None else real[begin:end]
-        pieces = (vectors.reshape(-1, vectors.shape[-1]) for vectors in model.run_in_pieces(part, name, most))
+        pieces = (vectors.reshape(-1, vectors.shape[-1]) for vectors in model.run_in_chunks(part, name, most))
         if end - begin <= most:
             (vectors,) = pieces
             found.append(

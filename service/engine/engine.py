@@ -35,7 +35,7 @@ from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import EncoderStem, TokenModel
-from preblock.service.runtime.model_control import Control
+from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
@@ -58,10 +58,10 @@ class Engine:
         scheduler: Scheduler,
         metrics: Metrics,
         settings: LiveSettings,
-        control: Control | None = None,
+        control: ModelControl | None = None,
     ) -> None:
         self.repository = repository
-        self.control = control or Control(repository, "none", 1)
+        self.control = control or ModelControl(repository, "none", 1)
         self.scheduler = scheduler
         self.metrics = metrics
         self.settings = settings

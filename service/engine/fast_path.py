@@ -20,7 +20,7 @@ from preblock.service.engine.planning import BatchItem, run_members, shared, sou
 from preblock.service.engine.scheduler import MicroBatch
 from preblock.service.observability.context import RequestContext
 from preblock.service.observability.record import RequestRecord
-from preblock.service.runtime.chunks import PIECE
+from preblock.service.runtime.chunks import CHUNK_VALUES
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
@@ -167,7 +167,7 @@ class FastRun:
         """Yield the vectors, a few of the B * L after another."""
         fast_path, record = self._fast_path, self.record
         record.dequeued = perf_counter()
-        yield from fast_path.model.run_in_pieces(self._member.feeds, fast_path.name, PIECE // fast_path.width)
+        yield from fast_path.model.run_in_chunks(self._member.feeds, fast_path.name, CHUNK_VALUES // fast_path.width)
         record.ran, record.batch = perf_counter(), record.rows
 
     def end(self, error: BaseException | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Memory for vectors, used again when no array holds it any more: a fresh page costs more than a small call."""
+"""Reusable memory for vectors: a fresh page costs more than a small call."""
 
 from math import prod
 
@@ -10,22 +10,22 @@ from preblock.service.runtime.runner import Float32
 MIN_BYTES, MAX_BYTES = 2**12, 2**21
 """Bytes of the smallest and the largest buffer in the pool."""
 MAX_FREE = 4
-"""Most free buffers of one size: with all sizes, 16 MiB."""
+"""Free buffers of one size; all sizes together hold 16 MiB."""
 CACHE_LINE = 64
-"""Bytes. Vectors that cross a line cost a sixth more."""
+"""Bytes. A vector across two lines costs a sixth more."""
 
 _Buffers = list[tuple[int, NDArray[np.uint8]]]
 """Aligned address, and the array with the memory."""
 
 
 class BufferPool:
-    """Buffers by size, each a power of two."""
+    """Free buffers by size; sizes are powers of two."""
 
     def __init__(self) -> None:
         self._free: dict[int, _Buffers] = {}
 
     def take(self, shape: tuple[int, ...]) -> Float32:
-        """Return an array of `shape` with any content; its memory returns to the pool with the last view of it."""
+        """Return an uninitialized array of `shape`; its memory returns to the pool with its last view."""
         size = max(MIN_BYTES, 1 << (4 * prod(shape) - 1).bit_length())
         free = self._free.setdefault(size, [])
         try:
@@ -37,7 +37,7 @@ class BufferPool:
 
 
 class _Lease:
-    """Owns a buffer for as long as NumPy has an array of it."""
+    """Owns a buffer as long as a NumPy array uses it."""
 
     __slots__ = ("__array_interface__", "_address", "_buffer", "_free")
 

@@ -7,33 +7,33 @@ from collections.abc import Iterator, Mapping
 
 from preblock.service.core.types import Int64
 
-PIECE = 3 * 2**16
-"""Values of a piece of a large answer. No other request is answered meanwhile, and the piece is sent from the cache."""
+CHUNK_VALUES = 3 * 2**16
+"""Values of a chunk of a large response. A chunk blocks other requests, and is sent from the processor's cache."""
 
 
-def pieces(feeds: Mapping[str, Int64], most: int) -> Iterator[dict[str, Int64]]:
-    """Yield feeds of at most `most` tokens; their vectors in order are those of `feeds`.
+def split_feeds(feeds: Mapping[str, Int64], max_tokens: int) -> Iterator[dict[str, Int64]]:
+    """Split `feeds` (B, L) into the fewest feeds of at most `max_tokens` tokens, all about equally large.
 
-    No more of them than it takes, each about as large as the others. Rows that are longer are cut too: for a graph that
-    counts slots alone.
+    Their vectors, in order, equal the vectors of `feeds`. Rows over `max_tokens` tokens are cut too; this requires a
+    model with `counts` of "slots".
     """
     batch, length = feeds["input_ids"].shape
     offset = feeds["offset"]
-    if length <= most:
-        rows = _even(batch, most // length)
+    if length <= max_tokens:
+        rows = _part_size(batch, max_tokens // length)
         for row in range(0, batch, rows):
-            piece = {name: values[row : row + rows] for name, values in feeds.items()}
-            yield piece if len(offset) > 1 else piece | {"offset": offset}
+            chunk = {name: values[row : row + rows] for name, values in feeds.items()}
+            yield chunk if len(offset) > 1 else chunk | {"offset": offset}
         return
-    most = _even(length, most)
+    max_tokens = _part_size(length, max_tokens)
     tokens = {name: values for name, values in feeds.items() if name != "offset"}
     for row in range(batch):
         start = offset[row : row + 1] if len(offset) > 1 else offset
-        for begin in range(0, length, most):
-            piece = {name: values[row : row + 1, begin : begin + most] for name, values in tokens.items()}
-            yield piece | {"offset": start + begin}
+        for begin in range(0, length, max_tokens):
+            chunk = {name: values[row : row + 1, begin : begin + max_tokens] for name, values in tokens.items()}
+            yield chunk | {"offset": start + begin}
 
 
-def _even(whole: int, most: int) -> int:
-    """Return how many of a `whole` are in a part, where as few parts as there can be have at most so many."""
+def _part_size(whole: int, most: int) -> int:
+    """Return the size of equal parts of `whole`: as few parts as possible, of at most `most` each."""
     return -(-whole // -(-whole // most))

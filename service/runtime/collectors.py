@@ -15,13 +15,11 @@ from preblock.service.observability.metric_files import FOLDER
 from preblock.service.runtime.repository import Repository
 
 KINDS = {"RssAnon": "anonymous", "RssFile": "file", "RssShmem": "shared"}
-
-
 STATES = ("ready", "loading", "unavailable")
 
 
-class Memory(Collector):
-    """Collects the gauges of models and memory when Prometheus asks."""
+class ModelCollector(Collector):
+    """Collects the gauges of models and memory for each scrape."""
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
@@ -33,13 +31,12 @@ class Memory(Collector):
             "Size of the data file that the sessions of a model map; all processes share its pages.",
             labels=["model", "version"],
         )
-        models, states = self._repository.all(SERVICE), self._repository.index(SERVICE)
-        counts = Counter(state.state.lower() for state in states)
+        counts = Counter(state.state.lower() for state in self._repository.index(SERVICE))
         versions = GaugeMetricFamily("preblock_models", "Versions of models in the folder, by state.", labels=["state"])
         for state in STATES:
             versions.add_metric([state], counts[state])
         yield versions
-        for model in models:
+        for model in self._repository.all(SERVICE):
             if DATA in model.manifest.files:
                 tables.add_metric([model.name, str(model.version)], model.manifest.files[DATA].bytes)
         yield tables
@@ -54,7 +51,7 @@ class Memory(Collector):
 
 
 def _workers() -> set[int]:
-    """Return the processes of the service."""
+    """Return the process ids of the service."""
     folder = os.environ.get(FOLDER)
     if folder is None:
         return {os.getpid()}
@@ -62,7 +59,7 @@ def _workers() -> set[int]:
 
 
 def _resident(pid: int, field: str) -> int:
-    """Return the resident bytes of one kind of a process (proc(5)); 0 where unknown."""
+    """Return the resident bytes of one kind of a process (proc(5)); 0 if unknown."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except (FileNotFoundError, PermissionError, ProcessLookupError):

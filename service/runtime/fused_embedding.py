@@ -1,6 +1,6 @@
-"""Token rows plus position rows in one pass, by `_fused_embedding.c`: the bits of the graph.
+"""Sum of token rows and position rows in one pass, by `_fused_embedding.c`, bit-identical to the graph.
 
-onnxruntime takes two operators: the second reads the output of the first again.
+onnxruntime needs two operators, and the second reads the output of the first again.
 
 Letters: V vocabulary, M max_len, P width, B batch, L length.
 """
@@ -20,7 +20,7 @@ from preblock.service.runtime.runner import Feeds, Float32, Runner
 
 try:
     from preblock.service.runtime._fused_embedding import add_rows
-except ImportError:  # installed where there was no compiler
+except ImportError:  # installed without a C compiler
     BUILT = False
 else:
     BUILT = True

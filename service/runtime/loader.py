@@ -29,7 +29,7 @@ from preblock.service.artifacts.records import Tensor
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import signature_of
 from preblock.service.runtime.fused_embedding import BUILT, FusedLookup, KernelTables, map_tables
-from preblock.service.runtime.model import EncoderStem, TokenModel
+from preblock.service.runtime.model import EncoderStem, ServedModel, TokenModel
 from preblock.service.runtime.position_table import PositionedRunner, map_positions
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.runner import Float32, Runner
@@ -45,7 +45,7 @@ def load_model(
     provider: str,
     threads: int,
     gpu_mem_limit_bytes: int | None,
-) -> TokenModel | EncoderStem:
+) -> ServedModel:
     """Check the artifact in `folder`, open its graphs, and run each once.
 
     Args:
@@ -58,7 +58,7 @@ def load_model(
         gpu_mem_limit_bytes: GPU memory limit of one graph; None: no limit.
 
     Raises:
-        ArtifactError: the artifact is broken, or its files do not agree with each other.
+        ArtifactError: the artifact is broken, or its files contradict each other.
 
     """
     manifest, identity = read_with_identity(folder)
@@ -67,7 +67,7 @@ def load_model(
         raise ArtifactError(f"{MANIFEST} graphs", ", ".join(manifest.graphs), f"at least {GRAPH}")
     stamps = check_files(folder, manifest, checksums.sha256)
     check_graphs(folder, manifest)
-    # A GPU has the position vectors in its own memory.
+    # A GPU has the position vectors in its own memory and needs no such graph.
     opened = [graph for graph in manifest.graphs if provider == CPU or graph != POSITIONED_GRAPH]
     sessions = {graph: open_session(folder, provider, threads, graph, gpu_mem_limit_bytes) for graph in opened}
     for graph, session in sessions.items():
@@ -80,7 +80,7 @@ def load_model(
     else:
         _check_inputs(manifest)
         for graph in filter(sessions.__contains__, TOKEN_GRAPHS):
-            _probe(graph, manifest, sessions[graph] if provider == CPU else Session(folder, CPU, 1, graph))
+            _check_table_rows(graph, manifest, sessions[graph] if provider == CPU else Session(folder, CPU, 1, graph))
     positions = tables = None
     if isinstance(manifest, Manifest) and POSITIONED_GRAPH in sessions:
         positions = map_positions(folder, manifest)
@@ -89,13 +89,11 @@ def load_model(
         tables = map_tables(folder, manifest, manifest.kernel)
         if BUILT:
             _check_kernel(manifest, sessions, tables)
-        else:
-            tables = None
     for session in sessions.values():
-        session.warm_up({tensor.name: _least(tensor, manifest) for tensor in session.inputs})
+        session.warm_up({tensor.name: _smallest_input(tensor, manifest) for tensor in session.inputs})
     for file, stamp in stamps.items():
         if signature_of(os.lstat(folder / file)) != stamp:
-            raise ArtifactError(file, "a change while it was opened", "the file that was checked")
+            raise ArtifactError(file, "a change while it was opened", "the checked file")
     served: dict[str, Any] = {
         "name": name,
         "version": version,
@@ -107,11 +105,12 @@ def load_model(
     if isinstance(manifest, StemManifest):
         return EncoderStem(manifest=manifest, **served)
     tokenizer = Tokenizer(folder / TOKENIZER, manifest.files[TOKENIZER]) if TOKENIZER in manifest.files else None
+    tables = tables if BUILT else None
     return TokenModel(manifest=manifest, tokenizer=tokenizer, positions=positions, tables=tables, **served)
 
 
-def _least(tensor: Tensor, manifest: Manifest | StemManifest) -> NDArray[Any]:
-    """Return the smallest legal input: one of everything, and of an image one patch."""
+def _smallest_input(tensor: Tensor, manifest: Manifest | StemManifest) -> NDArray[Any]:
+    """Return the smallest legal input: every free dimension is 1, or one patch of an image."""
     one = manifest.patch_size or 1 if isinstance(manifest, StemManifest) else 1
     shape = [size if isinstance(size, int) else one if axis > 1 else 1 for axis, size in enumerate(tensor.shape)]
     return np.zeros(shape, tensor.dtype)
@@ -119,19 +118,18 @@ def _least(tensor: Tensor, manifest: Manifest | StemManifest) -> NDArray[Any]:
 
 def _check_widths(manifest: Manifest | StemManifest) -> None:
     """Compare the widths of outputs with the manifest."""
-    graphs = filter(manifest.graphs.__contains__, TOKEN_GRAPHS)
-    outputs = [tensor for graph in graphs for tensor in manifest.graphs[graph].outputs]
-    widths = {tensor.name: (None, *tensor.shape)[-1] for tensor in outputs}
+    graphs = [manifest.graphs[graph] for graph in TOKEN_GRAPHS if graph in manifest.graphs]
+    widths = {tensor.name: (None, *tensor.shape)[-1] for graph in graphs for tensor in graph.outputs}
     for name, width in widths.items():
         if not isinstance(width, int):
-            raise ArtifactError(f"{MANIFEST} graphs {name}", width, "an output whose last dimension is a number")
-    promised = {"width": (manifest.width, EMBEDDINGS)}
+            raise ArtifactError(f"{MANIFEST} graphs {name}", width, "an output with a number as its last dimension")
+    declared = {"width": (manifest.width, EMBEDDINGS)}
     if isinstance(manifest, Manifest) and manifest.token_embeddings:
         lookup = manifest.token_embeddings
-        promised[f"{TOKEN_EMBEDDINGS}.width"] = (lookup.width, lookup.output)
-    for field, (told, output) in promised.items():
-        if told != widths.get(output):
-            raise ArtifactError(f"{MANIFEST} {field}", told, f"{widths.get(output)}, that of {output}")
+        declared[f"{TOKEN_EMBEDDINGS}.width"] = (lookup.width, lookup.output)
+    for field, (width, output) in declared.items():
+        if width != widths.get(output):
+            raise ArtifactError(f"{MANIFEST} {field}", width, f"{widths.get(output)}, the width of {output}")
 
 
 def _check_inputs(manifest: Manifest) -> None:
@@ -151,7 +149,7 @@ def _check_positioned(manifest: Manifest, sessions: Mapping[str, Session], posit
     others = tuple(tensor for tensor in plain.inputs if tensor.name != "offset")
     _compare(POSITIONED_GRAPH, "inputs", positioned.inputs, (*others, *given))
     embeddings = tuple(tensor for tensor in plain.outputs if tensor.name == EMBEDDINGS)
-    # Earlier exports have a second output; nothing reads it.
+    # Earlier exports have a second output, which nothing reads.
     _compare(POSITIONED_GRAPH, "outputs", positioned.outputs[:1], embeddings)
     session = sessions[manifest.plain]
     runner = PositionedRunner(sessions[POSITIONED_GRAPH], positions, session)
@@ -174,16 +172,17 @@ def _same_vectors(manifest: Manifest, runner: Runner, plain: Session) -> bool:
     for offset, id_ in ((0, 0), (manifest.limit - 1, manifest.vocab_size - 1)):
         feeds = {tensor.name: np.zeros((1, 1), np.int64) for tensor in plain.inputs}
         feeds |= {"input_ids": np.array([[id_]]), "offset": np.array([offset])}
-        twice = {name: values.repeat(2, 0) for name, values in feeds.items()}  # as in shared runs
+        twice = {name: values.repeat(2, 0) for name, values in feeds.items()}  # as in a micro-batch
         expected = plain.run(feeds, [EMBEDDINGS])[EMBEDDINGS].tobytes()
-        found = [runner.run(feeds, [EMBEDDINGS])[EMBEDDINGS].tobytes() for _ in range(2)]  # the second may be bound
-        if found != [expected] * 2 or runner.run(twice, [EMBEDDINGS])[EMBEDDINGS].tobytes() != 2 * expected:
+        # A repeated call may reuse a buffer.
+        found = [runner.run(call, [EMBEDDINGS])[EMBEDDINGS].tobytes() for call in (feeds, feeds, twice)]
+        if found != [expected, expected, 2 * expected]:
             return False
     return True
 
 
-def _probe(graph: str, manifest: Manifest, session: Session) -> None:
-    """Look up the last legal index of each input: a table that is too short fails here."""
+def _check_table_rows(graph: str, manifest: Manifest, session: Session) -> None:
+    """Look up the last legal index of each input: a table with too few rows fails here."""
     # Padding has no position.
     feeds = dict.fromkeys(manifest.indices, 0) | {"input_ids": int(manifest.padding_id == 0), "attention_mask": 1}
     last = {"input_ids": manifest.vocab_size, **manifest.indices, "offset": manifest.max_len or 1}
@@ -194,12 +193,10 @@ def _probe(graph: str, manifest: Manifest, session: Session) -> None:
         given = {input_: np.full(shape, values[input_], np.int64) for input_, shape in shapes.items()}
         if why := session.refusal(given):
             field = f"{MANIFEST} {names.get(name, f'indices.{name}')}"
-            raise ArtifactError(field, last[name], f"what {graph} has rows for ({why})")
+            raise ArtifactError(field, last[name], f"at most the rows of {graph} ({why})")
 
 
 def _compare(graph: str, side: str, declared: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> None:
     if declared != found:
-        told, true = (
-            ", ".join(f"{t.name} {t.dtype} {list(t.shape)}" for t in tensors) for tensors in (declared, found)
-        )
-        raise ArtifactError(f"{MANIFEST} graphs.{graph}.{side}", told, f"those of the graph: {true}")
+        got, allowed = (", ".join(f"{t.name} {t.dtype} {list(t.shape)}" for t in given) for given in (declared, found))
+        raise ArtifactError(f"{MANIFEST} graphs.{graph}.{side}", got, f"the {side} of the graph: {allowed}")

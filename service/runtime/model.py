@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, GRAPH, POSITIONED_GRAPH, Manifest, StemManifest
 from preblock.service.artifacts.parity import ParityReport
 from preblock.service.core.types import Int64
-from preblock.service.runtime.chunks import pieces
+from preblock.service.runtime.chunks import split_feeds
 from preblock.service.runtime.fused_embedding import FusedLookup, KernelTables
 from preblock.service.runtime.position_table import PositionedRunner
 from preblock.service.runtime.runner import Feeds, Float32, Runner
@@ -25,7 +24,7 @@ class LoadedModel:
         identity: of the artifact.
         parity: the comparison with its source.
         sessions: by graph.
-        created: when the artifact was written, in seconds since 1970.
+        created: time of export, in seconds since 1970.
 
     """
 
@@ -51,25 +50,25 @@ class EncoderStem(LoadedModel):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenModel(LoadedModel):
-    """A model of token ids, and the tokenizer of its artifact, if there is one."""
+    """A model of token ids, and the tokenizer of its artifact, if it has one."""
 
     manifest: Manifest
     tokenizer: Tokenizer | None
     positions: Float32 | None = field(repr=False, compare=False)
     """Vectors of all positions (1, max_len, P) for `positioned.onnx`; None without that graph."""
     tables: KernelTables | None = field(repr=False, compare=False)
-    """Tables of the fused kernel; None where onnxruntime runs all calls."""
+    """Tables of the fused kernel; None if onnxruntime runs all calls."""
     _runners: dict[tuple[str, ...], list[tuple[Runner, list[str]]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def run(self, feeds: Feeds, outputs: tuple[str, ...]) -> dict[str, Float32]:
-        """Return outputs of tokens by name, each (B, L, width), or (1, L, width) where all rows have the same.
+        """Return outputs of tokens by name, each (B, L, width), or (1, L, width) if it is the same for all rows.
 
-        `feeds` hold every input of the model, and were validated.
+        `feeds` hold every input of the model, validated.
         """
         runners = self._runners.get(outputs) or self._choose(outputs)
-        if len(runners) == 1:  # a call of one token takes five microseconds: this saves a dictionary
+        if len(runners) == 1:  # saves a dictionary: a call of one token takes only five microseconds
             runner, names = runners[0]
             return runner.run(feeds, names)
         found: dict[str, Float32] = {}
@@ -77,25 +76,23 @@ class TokenModel(LoadedModel):
             found |= runner.run(feeds, names)
         return found
 
-    def run_in_pieces(self, feeds: dict[str, Int64], output: str, most: int) -> Iterator[Float32]:
-        """Yield one output of tokens in chunks of at most `most` tokens."""
-        # All are cut first: a run leaves nothing of the feeds in the caches of the processor.
-        return map(partial(self._run_piece, output), list(pieces(feeds, most)))
-
-    def _run_piece(self, output: str, feeds: dict[str, Int64]) -> Float32:
-        return self.run(feeds, (output,))[output]
+    def run_in_chunks(self, feeds: dict[str, Int64], output: str, max_tokens: int) -> Iterator[Float32]:
+        """Yield one output of tokens in chunks of at most `max_tokens` tokens."""
+        # All feeds are cut first, because a run evicts them from the processor's caches.
+        return (self.run(chunk, (output,))[output] for chunk in list(split_feeds(feeds, max_tokens)))
 
     def _choose(self, outputs: tuple[str, ...]) -> list[tuple[Runner, list[str]]]:
-        """Choose the runner of `outputs`, and remember it."""
-        graphs = self.manifest.graphs_for(outputs)
-        runners = [(self._runner(graph, outputs), names) for graph, names in graphs.items()]
+        """Choose the runners of `outputs`, and cache them."""
+        runners: list[tuple[Runner, list[str]]] = []
+        for graph, names in self.manifest.graphs_for(outputs).items():
+            runner: Runner = self.sessions[graph]
+            if outputs == (EMBEDDINGS,) and self.positions is not None:
+                runner = PositionedRunner(self.sessions[POSITIONED_GRAPH], self.positions, runner)
+            if outputs == (EMBEDDINGS,) and self.tables is not None:
+                runner = FusedLookup(self.tables, runner)
+            runners.append((runner, names))
         self._runners[outputs] = runners
         return runners
 
-    def _runner(self, graph: str, outputs: tuple[str, ...]) -> Runner:
-        runner: Runner = self.sessions[graph]
-        if outputs == (EMBEDDINGS,) and self.positions is not None:
-            runner = PositionedRunner(self.sessions[POSITIONED_GRAPH], self.positions, runner)
-        if outputs == (EMBEDDINGS,) and self.tables is not None:
-            runner = FusedLookup(self.tables, runner)
-        return runner
+
+ServedModel = TokenModel | EncoderStem

@@ -1,107 +1,117 @@
-"""Follows the repository: new versions, and requests to load and unload models.
+"""Reloads models: new versions in the folder, and requests to load and unload models.
 
-Several workers agree through a folder: `desired.json` names the unloaded models and has a number that grows with every
-change; `<pid>.followed` holds the last number that a worker applied.
+Several workers agree through a folder. `desired.json` lists the unloaded models, with a number that grows with every
+change; `<pid>.followed` holds the number of the last change applied by a worker.
 """
 
 import asyncio
 import fcntl
-import json
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel
 
 from preblock.service.core.auth import NOBODY, Principal
 from preblock.service.core.errors import ArtifactError, Forbidden, NotFound, Unavailable
-from preblock.service.runtime.repository import UNLOADED, Repository, State, find_artifacts
+from preblock.service.runtime.repository import UNLOADED, Repository, find_artifacts
 
 LOG = logging.getLogger(__name__)
-LOOK_SECONDS = 0.05
-"""How often a worker looks whether another one was asked for a change."""
-FOLLOW_SECONDS = 60.0
-"""How long a request for a change waits until all workers have followed."""
+POLL_INTERVAL_SECONDS = 0.05
+"""Time between two checks for a change requested from another worker."""
+FOLLOW_TIMEOUT_SECONDS = 60.0
+"""Time until all workers must have applied a requested change."""
 
 Mode = Literal["none", "poll", "explicit"]
+Result = TypeVar("Result")
 
 
-class Desired(BaseModel):
-    """The desired state of all workers: every model of the folder except `unloaded`."""
+class DesiredState(BaseModel):
+    """The desired state of all workers: every model of the folder, except `unloaded`."""
 
     number: int = 0
     unloaded: frozenset[str] = frozenset()
 
+    def change(self, name: str, unloaded: bool) -> "DesiredState":
+        """Return the next state, in which the model `name` is loaded or unloaded."""
+        others = self.unloaded - {name}
+        return DesiredState(number=self.number + 1, unloaded=others | {name} if unloaded else others)
 
-class Control:
-    """Loads and unloads models while they are served.
+
+class ModelControl:
+    """Loads and unloads models while the service runs.
 
     Args:
         repository: the models.
-        mode: "none" for no change, "poll" to follow the folder, "explicit" to follow it when asked.
-        seconds: between two looks at the folder.
-        shared: folder through which several workers agree; None for one worker.
+        mode: "none" for no changes, "poll" to reload on changes of the folder, "explicit" to reload on request.
+        poll_interval_seconds: time between two checks of the folder.
+        shared: folder through which several workers agree; default None: one worker.
 
     """
 
-    def __init__(self, repository: Repository, mode: Mode, seconds: float, shared: Path | None = None) -> None:
-        self._repository, self._mode, self._seconds, self._shared = repository, mode, seconds, shared
-        self._desired = Desired()
-        self._one_at_a_time = asyncio.Lock()
+    def __init__(
+        self, repository: Repository, mode: Mode, poll_interval_seconds: float, shared: Path | None = None
+    ) -> None:
+        self._repository, self._mode, self._shared = repository, mode, shared
+        self._poll_interval_seconds = poll_interval_seconds
+        self._desired = DesiredState()
+        self._refresh_lock = asyncio.Lock()
 
     async def run(self) -> None:
-        """Follow until cancelled."""
+        """Apply changes until cancelled. A failed check is logged and repeated later."""
         if self._mode == "poll":
-            while True:
-                await asyncio.sleep(self._seconds)
-                with _going_on():
-                    await self._refresh()
-        if self._mode == "explicit" and self._shared is not None:
-            while True:
-                with _going_on():
-                    await self._follow()
-                await asyncio.sleep(LOOK_SECONDS)
+            check, seconds = self._refresh, self._poll_interval_seconds
+        elif self._mode == "explicit" and self._shared is not None:
+            check, seconds = self._reconcile, POLL_INTERVAL_SECONDS
+        else:
+            return
+        while True:
+            try:
+                await check()
+            except ArtifactError:
+                pass  # it is logged, and nothing has changed
+            except OSError as error:  # such as too many open files, or a full disk
+                LOG.warning("the repository cannot be checked for changes now, and is tried again: %s", error)
+            await asyncio.sleep(seconds)
 
     async def load(self, name: str, caller: Principal = NOBODY) -> None:
-        """Load the new versions of a model, also of an unloaded one; return when all workers have done so.
+        """Load the new versions of a model, or all versions of an unloaded one, in all workers.
 
         Raises:
-            Forbidden: the mode, or the key of the caller, does not allow it.
+            Forbidden: the mode or the caller's key does not allow it.
             NotFound: the folder has no such model.
-            ArtifactError: a version of it cannot be opened; the others are as they were.
-            Unavailable: a worker did not follow in time.
+            ArtifactError: a version cannot be opened; other versions are unchanged.
+            Unavailable: a worker did not apply the change in time.
 
         """
         self._check_allowed(name, caller)
-        with _without_its_path():
-            names = {found for found, _, _ in await asyncio.to_thread(find_artifacts, self._repository.root)}
+        found_artifacts = await _read_repository(partial(find_artifacts, self._repository.root))
+        names = {found for found, _, _ in found_artifacts}
         if name not in names:
-            raise NotFound(
-                "model",
-                name,
-                ", ".join(sorted(found for found in names if self._repository.access.shows(found, caller))),
-            )
+            shown = sorted(found for found in names if self._repository.access.shows(found, caller))
+            raise NotFound("model", name, ", ".join(shown))
         await self._change(name, unloaded=False)
         for state in self._repository.index(caller):
-            # Another request may have unloaded it since.
+            # Another request may have unloaded it again.
             if state.name == name and state.reason not in ("", UNLOADED):
                 raise ArtifactError(f"{name}/{state.version}", state.reason, "an artifact that can be opened")
 
     async def unload(self, name: str, caller: Principal = NOBODY) -> None:
-        """Let go of every version of a model, each after its last request; return when all workers have.
+        """Drop every version of a model in all workers, each after its last request.
 
         Raises:
-            Forbidden: the mode, or the key of the caller, does not allow it.
+            Forbidden: the mode or the caller's key does not allow it.
             NotFound: there is no such model.
-            Unavailable: a worker did not follow in time.
+            Unavailable: a worker did not apply the change in time.
 
         """
         self._check_allowed(name, caller)
-        if name not in {state.name for state in self._repository.index(caller)}:
-            raise NotFound("model", name, ", ".join(sorted({state.name for state in self._repository.index(caller)})))
+        names = {state.name for state in self._repository.index(caller)}
+        if name not in names:
+            raise NotFound("model", name, ", ".join(sorted(names)))
         await self._change(name, unloaded=True)
 
     def _check_allowed(self, name: str, caller: Principal) -> None:
@@ -111,23 +121,22 @@ class Control:
 
     async def _change(self, name: str, unloaded: bool) -> None:
         if self._shared is None:
-            others = self._desired.unloaded - {name}
-            self._desired = Desired(unloaded=others | {name} if unloaded else others)
+            self._desired = self._desired.change(name, unloaded)
             await self._refresh()
             return
         try:
             number = await asyncio.to_thread(_write_change, self._shared, name, unloaded)
         except OSError as error:
-            got = f"what cannot be written ({error.strerror})"
-            raise Unavailable("change", got, "one that the workers can be told; try again later") from error
-        await self._follow()
-        deadline = asyncio.get_running_loop().time() + FOLLOW_SECONDS
+            got = f"an error while writing it for the workers ({error.strerror})"
+            raise Unavailable("change", got, "a writable temporary folder; try again later") from error
+        await self._reconcile()
+        deadline = asyncio.get_running_loop().time() + FOLLOW_TIMEOUT_SECONDS
         while behind := _behind(self._shared, number):
             if asyncio.get_running_loop().time() > deadline:
-                raise Unavailable("workers", f"{len(behind)} that did not follow", "a change that all have followed")
-            await asyncio.sleep(LOOK_SECONDS)
+                raise Unavailable("workers", f"{len(behind)} without the change", "the change in all workers")
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
-    async def _follow(self) -> None:
+    async def _reconcile(self) -> None:
         """Apply a changed desired state, and record its number."""
         assert self._shared is not None
         desired, own = _read(self._shared), self._shared / f"{os.getpid()}.followed"
@@ -139,58 +148,43 @@ class Control:
         finally:
             own.write_text(str(desired.number))
 
-    async def _refresh(self) -> list[State]:
-        async with self._one_at_a_time:
-            with _without_its_path():
-                changes = await asyncio.to_thread(self._repository.refresh, self._desired.unloaded)
+    async def _refresh(self) -> None:
+        async with self._refresh_lock:
+            changes = await _read_repository(partial(self._repository.refresh, self._desired.unloaded))
             for change in changes:
                 level = logging.WARNING if change.reason else logging.INFO
                 LOG.log(level, "model %s version %d: %s %s", change.name, change.version, change.state, change.reason)
-            return changes
 
 
-@contextmanager
-def _going_on() -> Iterator[None]:
-    """Look again later, where nothing could be read or said now: for want of descriptors, or of room on a disk."""
+async def _read_repository(read: Callable[[], Result]) -> Result:
+    """Call `read` in a thread. An error of the folder is logged, and raised without its path."""
     try:
-        yield
-    except ArtifactError:
-        pass  # it is logged, and nothing has changed
-    except OSError as error:
-        LOG.warning("the repository cannot be followed now: %s", error)
-
-
-@contextmanager
-def _without_its_path() -> Iterator[None]:
-    """Log the path of a folder that cannot be followed; the caller's error does not name it."""
-    try:
-        yield
+        return await asyncio.to_thread(read)
     except ArtifactError as error:
-        LOG.warning("the repository cannot be followed: %s", error)
-        raise ArtifactError("repository", "what cannot be read; the log says why", "a folder with models") from error
+        LOG.warning("the repository cannot be read; the loaded models keep serving: %s", error)
+        raise ArtifactError("repository", "an unreadable folder; see the log", "a folder with models") from error
 
 
-def _read(shared: Path) -> Desired:
+def _read(shared: Path) -> DesiredState:
     try:
-        return Desired.model_validate_json((shared / "desired.json").read_bytes())
+        return DesiredState.model_validate_json((shared / "desired.json").read_bytes())
     except FileNotFoundError:
-        return Desired()
+        return DesiredState()
 
 
 def _write_change(shared: Path, name: str, unloaded: bool) -> int:
-    """Write that a model shall be loaded or unloaded, and return the number of the change."""
+    """Record that a model shall be loaded or unloaded, and return the number of the change."""
     with (shared / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        before = _read(shared)
-        names = before.unloaded - {name} | ({name} if unloaded else set())
+        desired = _read(shared).change(name, unloaded)
         draft = shared / "desired.json.tmp"
-        draft.write_text(json.dumps({"number": before.number + 1, "unloaded": sorted(names)}))
+        draft.write_text(desired.model_dump_json())
         draft.replace(shared / "desired.json")
-        return before.number + 1
+        return desired.number
 
 
 def _behind(shared: Path, number: int) -> list[int]:
-    """Return the living workers that have not applied the change of a number."""
+    """Return the ids of running workers without the change of a number."""
     workers = {int(file.stem): file for file in shared.glob("*.followed")}
     return [
         pid for pid, file in workers.items() if Path(f"/proc/{pid}").exists() and int(file.read_text() or 0) < number

@@ -19,7 +19,7 @@ from preblock.service.runtime.runner import Feeds, Float32, Runner
 class PositionedRunner:
     """Runs calls with one offset on `positioned.onnx`, and all others on another runner.
 
-    The plain graph copies the rows of the table; this one reads them where they lie.
+    The plain graph copies the rows of the table; `positioned.onnx` reads them in place.
 
     Args:
         positioned: runs `positioned.onnx`.

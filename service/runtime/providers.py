@@ -22,13 +22,13 @@ PROBE = (
 
 
 class ProviderChoice(NamedTuple):
-    """Where models run, and why.
+    """The provider of all models, and the reason.
 
     Args:
         requested: auto, cpu or cuda.
         active: onnxruntime name of the sessions' provider.
-        probed: name of the provider on which a probe of CUDA ran; None if CUDA was not tried.
-        reason: why CUDA is not used although it was tried.
+        probed: name of the provider after a successful probe of CUDA; else None.
+        reason: why the probe of CUDA failed; None if it was not tried or ran.
 
     """
 
@@ -39,10 +39,10 @@ class ProviderChoice(NamedTuple):
 
 
 def choose_provider(requested: Literal["auto", "cpu", "cuda"]) -> ProviderChoice:
-    """Return where to run.
+    """Return the provider to use: CUDA if it works, unless the CPU was requested.
 
     Raises:
-        ProviderError: CUDA was requested and cannot be used; the error says why.
+        ProviderError: CUDA was requested and cannot be used; the error gives the reason.
 
     """
     if requested == "cpu":

@@ -1,14 +1,13 @@
-"""The models that are served: every version folder `<repository>/<name>/<version>/`, opened."""
+"""The model repository: every version folder `<repository>/<name>/<version>/`, opened."""
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from threading import Lock
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from preblock.service.artifacts.checksums import Checksums
 from preblock.service.artifacts.manifest import DATA, MANIFEST, NAME
@@ -16,11 +15,10 @@ from preblock.service.core.auth import EVERYBODY, NOBODY, Authenticator, Princip
 from preblock.service.core.errors import ArtifactError, Invalid, NotFound
 from preblock.service.core.files import FileSignature, signature_of
 from preblock.service.runtime.loader import load_model
-from preblock.service.runtime.model import EncoderStem, TokenModel
+from preblock.service.runtime.model import EncoderStem, ServedModel, TokenModel
 from preblock.service.runtime.providers import ProviderChoice
 
 LOG = logging.getLogger(__name__)
-Models = dict[str, dict[int, TokenModel | EncoderStem]]
 Fingerprint = tuple[tuple[str, FileSignature], ...]
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
 UNLOADED = "unloaded"
@@ -28,8 +26,8 @@ UNLOADED = "unloaded"
 
 
 @dataclass(frozen=True)
-class State:
-    """The state of a version folder: "READY" to answer, "LOADING", or "UNAVAILABLE" for a reason."""
+class VersionState:
+    """The state of a version folder: "READY", "LOADING", or "UNAVAILABLE" for a reason."""
 
     name: str
     version: int
@@ -37,23 +35,42 @@ class State:
     reason: str = ""
 
 
+class _Entry(NamedTuple):
+    """One version folder.
+
+    Args:
+        state: reported to callers.
+        model: serves requests; None if the version is unavailable.
+        seen: fingerprint of the last load attempt; None: load again at the next refresh.
+        opened: fingerprint of `model`.
+        error: of the last load attempt, if it failed.
+
+    """
+
+    state: VersionState
+    model: ServedModel | None = None
+    seen: Fingerprint | None = None
+    opened: Fingerprint = ()
+    error: ArtifactError | None = None
+
+
 class Repository:
-    """The models of a folder, which can follow it as it changes.
+    """The models of a folder, reloaded by `refresh` as the folder changes.
 
     Args:
         root: the folder.
         provider: onnxruntime name of the sessions' provider.
         threads: of one session call.
-        cache: folder of the hash cache; default None: each file is read and hashed.
-        access: says which models a caller may use; every model that a protocol asks for is found here. Default: all.
+        cache: folder of the hash cache; default None: every file is read and hashed.
+        access: authorizes each lookup of a model; default: every caller may use every model.
         choice: how the provider was chosen; default: by name.
-        gpu_mem_limit_bytes: most memory of a GPU that one graph takes; default None: all that there is.
+        gpu_mem_limit_bytes: GPU memory limit of one graph; default None: no limit.
 
     Attributes:
-        listeners: functions that a refresh calls in its thread, after a model is replaced or gone.
+        listeners: functions without arguments. A refresh calls them in its thread after a model is replaced or removed.
 
     Raises:
-        ArtifactError: an artifact is broken or was tampered with, or there is none at all.
+        ArtifactError: an artifact is broken or was tampered with, or the folder has none.
 
     """
 
@@ -70,94 +87,86 @@ class Repository:
         self.root = root
         self.choice = choice or ProviderChoice(provider, provider, None, None)
         self.access = access
-        self._opener = partial(load_model, provider=provider, threads=threads, gpu_mem_limit_bytes=gpu_mem_limit_bytes)
+        self._load = partial(load_model, provider=provider, threads=threads, gpu_mem_limit_bytes=gpu_mem_limit_bytes)
         self._cache = cache
-        # A request keeps the model that it found: these are replaced as a whole, never changed.
-        self._models: Models = {}
-        self._states: dict[tuple[str, int], State] = {}
-        self._seen: dict[tuple[str, int], Fingerprint] = {}
-        self._opened: dict[tuple[str, int], Fingerprint] = {}
-        self._one_at_a_time = Lock()
+        # Both are replaced as a whole, never changed: a request keeps the model that it found.
+        self._models: dict[str, dict[int, ServedModel]] = {}
+        self._entries: dict[tuple[str, int], _Entry] = {}
+        self._refresh_lock = Lock()
         self.listeners: list[Callable[[], None]] = []
-        for state in self.refresh():
-            if state.state == "UNAVAILABLE":
-                raise self._broken[state.name, state.version]
+        self.refresh()
+        for entry in self._entries.values():
+            if entry.error is not None:
+                raise entry.error
 
-    def refresh(self, unloaded: Collection[str] = ()) -> list[State]:
-        """Open what is new or has changed in the folder, let go of what is gone or `unloaded`, and return the changes.
+    def refresh(self, unloaded: Collection[str] = ()) -> list[VersionState]:
+        """Open new and changed versions, drop removed and `unloaded` ones, and return the changed states.
 
-        A version that cannot be opened leaves the others as they were, and, where it was ready before, itself, unless
-        its data file was changed in place: then what is mapped is no longer what was checked. One that
-        is gone still answers the requests that have found it; its memory is returned after the last. This may take
-        long, and may run beside requests.
+        A version with an error does not affect others. If it was ready before, the old model keeps serving, unless the
+        data file was changed in place: the mapped memory then differs from the checked file. Requests in flight keep
+        a dropped model; its memory is released after the last one. A refresh may take minutes, and may run beside
+        requests.
 
         Raises:
             ArtifactError: the folder cannot be read or has no model; nothing changes.
 
         """
-        with self._one_at_a_time:
-            models: Models = {}
-            states: dict[tuple[str, int], State] = {}
-            self._broken: dict[tuple[str, int], ArtifactError] = {}
+        with self._refresh_lock:
+            models: dict[str, dict[int, ServedModel]] = {}
+            entries: dict[tuple[str, int], _Entry] = {}
             checksums = Checksums(self._cache)
             try:
                 for name, version, folder in find_artifacts(self.root):
                     if name in unloaded:
-                        states[name, version] = State(name, version, "UNAVAILABLE", UNLOADED)
-                        self._seen.pop((name, version), None)
-                        continue
-                    model, states[name, version] = self._follow(name, version, folder, checksums)
-                    if model is not None:
-                        models.setdefault(name, {})[version] = model
+                        entry = _Entry(VersionState(name, version, "UNAVAILABLE", UNLOADED))
+                    else:
+                        entry = self._load_if_changed(name, version, folder, checksums)
+                    entries[name, version] = entry
+                    if entry.model is not None:
+                        models.setdefault(name, {})[version] = entry.model
             finally:
                 checksums.save()
-            replaced = {id(model) for model in _all(self._models)} - {id(model) for model in _all(models)}
-            before, self._models, self._states = self._states, models, states
-            gone = [State(*key, "UNAVAILABLE", "gone") for key in before if key not in states]
-            self._seen = {key: seen for key, seen in self._seen.items() if key in states}
-            self._opened = {key: seen for key, seen in self._opened.items() if key in states}
-            if replaced:
+            before, self._entries, self._models = self._entries, entries, models
+            kept = {id(entry.model) for entry in entries.values()}
+            if any(entry.model is not None and id(entry.model) not in kept for entry in before.values()):
                 for listener in self.listeners:
                     listener()
-            return [*gone, *(state for key, state in states.items() if before.get(key) != state)]
+            gone = [VersionState(*key, "UNAVAILABLE", "gone") for key in before if key not in entries]
+            known = {entry.state for entry in before.values()}
+            return [*gone, *(entry.state for entry in entries.values() if entry.state not in known)]
 
-    def _follow(
-        self, name: str, version: int, folder: Path, checksums: Checksums
-    ) -> tuple[TokenModel | EncoderStem | None, State]:
-        """Return the model of a folder, and its state; the same as before if no file has changed."""
-        key, seen = (name, version), _fingerprint(folder)
-        model, state = self._models.get(name, {}).get(version), self._states.get((name, version))
-        if state is not None and self._seen.get(key) == seen:
-            return model, state
-        self._seen[key] = seen
-        self._states = self._states | {key: State(name, version, "LOADING")}
+    def _load_if_changed(self, name: str, version: int, folder: Path, checksums: Checksums) -> _Entry:
+        """Return the entry of a folder: a new one if a file has changed, else the current one."""
+        loading, seen = VersionState(name, version, "LOADING"), _fingerprint(folder)
+        before = self._entries.get((name, version), _Entry(loading))
+        if before.seen == seen:
+            return before
+        self._entries = self._entries | {(name, version): before._replace(state=loading, seen=None)}
         try:
-            opened = self._opener(name, version, folder, checksums)
-        except OSError:  # such as too many open files: it is opened again at the next look
-            del self._seen[key]
+            model = self._load(name, version, folder, checksums)
+        except OSError:  # such as too many open files: the next refresh tries again
             raise
-        except Exception as error:  # onnxruntime's own share no narrower parent
+        except Exception as error:  # onnxruntime's exceptions share no narrower parent
             if not isinstance(error, ArtifactError):
-                LOG.exception("%s/%d cannot be opened", name, version)
-                error = ArtifactError(MANIFEST, "an artifact that fails; the log says how", "one that can be run")
-            self._broken[key] = ArtifactError(f"{name}/{version}/{error.field}", error.got, error.allowed)
-            if _changed_in_place(self._opened.get(key, ()), seen):
-                model = None
-            return model, State(name, version, "UNAVAILABLE" if model is None else "READY", str(self._broken[key]))
-        self._opened[key] = seen
-        return opened, State(name, version, "READY")
+                LOG.exception("%s/%d cannot be opened: internal error", name, version)
+                error = ArtifactError(MANIFEST, "an internal error; see the log", "an artifact to run")
+            error = ArtifactError(f"{name}/{version}/{error.field}", error.got, error.allowed)
+            kept = None if _changed_in_place(before.opened, seen) else before.model
+            state = VersionState(name, version, "UNAVAILABLE" if kept is None else "READY", str(error))
+            return _Entry(state, kept, seen, before.opened, error)
+        return _Entry(VersionState(name, version, "READY"), model, seen, seen)
 
-    def index(self, caller: Principal = NOBODY) -> list[State]:
+    def index(self, caller: Principal = NOBODY) -> list[VersionState]:
         """Return the state of every version folder in the scope of `caller`, by name and version."""
-        return [state for _, state in sorted(self._states.items()) if self.access.shows(state.name, caller)]
+        return [entry.state for (name, _), entry in sorted(self._entries.items()) if self.access.shows(name, caller)]
 
     def get(self, name: str, version: str | None = None, caller: Principal = NOBODY) -> TokenModel:
-        """Return a model of token ids: the version named, or its highest.
+        """Return a model of token ids: the named version, or the highest.
 
         Raises:
             Forbidden: `caller` may not use it.
             NotFound: no such model or version.
-            Invalid: it takes something else.
+            Invalid: the model takes other inputs.
 
         """
         found = self.find(name, version, caller)
@@ -166,8 +175,8 @@ class Repository:
             raise Invalid("model", name, allowed)
         return found
 
-    def find(self, name: str, version: str | None = None, caller: Principal = NOBODY) -> TokenModel | EncoderStem:
-        """Return a model of any kind: the version named, or its highest.
+    def find(self, name: str, version: str | None = None, caller: Principal = NOBODY) -> ServedModel:
+        """Return a model of any kind: the named version, or the highest.
 
         Raises:
             Forbidden: `caller` may not use it.
@@ -184,10 +193,8 @@ class Repository:
             raise NotFound("version", version, ", ".join(map(str, sorted(versions))))
         return versions[int(version)]
 
-    def select(
-        self, name: str | None, version: str | None, caller: Principal = NOBODY
-    ) -> list[TokenModel | EncoderStem]:
-        """Return the version named of a model, all its versions where none is, or all models where no name is given.
+    def select(self, name: str | None, version: str | None, caller: Principal = NOBODY) -> list[ServedModel]:
+        """Return one version of a model; all its versions without `version`; all models without `name` too.
 
         Raises:
             Forbidden: `caller` may not use it.
@@ -200,26 +207,21 @@ class Repository:
         return [found] if version else [model for model in self.all(caller) if model.name == name]
 
     def versions(self, name: str) -> list[int]:
-        """Return the versions of the model `name`, ascending; none where it is being unloaded."""
+        """Return the served versions of the model `name`, ascending; empty if it was unloaded."""
         return sorted(self._models.get(name, ()))
 
-    def newest(self, caller: Principal = NOBODY) -> list[TokenModel | EncoderStem]:
+    def newest(self, caller: Principal = NOBODY) -> list[ServedModel]:
         """Return the highest version of each model in the scope of `caller`, by name."""
-        models = sorted(self._models.items())
-        return [versions[max(versions)] for name, versions in models if self.access.shows(name, caller)]
+        return list({model.name: model for model in self.all(caller)}.values())
 
-    def all(self, caller: Principal = NOBODY) -> list[TokenModel | EncoderStem]:
+    def all(self, caller: Principal = NOBODY) -> list[ServedModel]:
         """Return every version of every model in the scope of `caller`, by name and version."""
         models = [versions for name, versions in sorted(self._models.items()) if self.access.shows(name, caller)]
         return [model for versions in models for _, model in sorted(versions.items())]
 
 
-def _all(models: Models) -> Iterator[TokenModel | EncoderStem]:
-    return chain.from_iterable(versions.values() for versions in models.values())
-
-
 def _fingerprint(folder: Path) -> Fingerprint:
-    """Return the stamps of the files of an artifact; they change when a file does."""
+    """Return the signatures of an artifact's files; they change when a file does."""
     try:
         return tuple(sorted((file.name, signature_of(file.lstat())) for file in folder.iterdir()))
     except OSError:
@@ -227,8 +229,8 @@ def _fingerprint(folder: Path) -> Fingerprint:
 
 
 def _changed_in_place(before: Fingerprint, now: Fingerprint) -> bool:
-    """Return whether the data file, which is mapped, is the same as before, but of another size or time of change."""
-    # Another file may have got the inode of a file without a mapping.
+    """Return whether the mapped data file is the same file as before, but with another size or time of change."""
+    # Another file may have received the inode of a file without a mapping.
     then, found = (dict(files).get(DATA) for files in (before, now))
     return then is not None and found is not None and then[:2] == found[:2] and then[2:4] != found[2:4]
 
@@ -237,7 +239,7 @@ def find_artifacts(root: Path) -> list[tuple[str, int, Path]]:
     """Return name, version and folder of every artifact in `root`, by name and version.
 
     Raises:
-        ArtifactError: there is no such folder, or none in it.
+        ArtifactError: the folder does not exist, or has no artifact.
 
     """
     if not root.is_dir():

@@ -42,7 +42,7 @@ class Session:
     """
 
     batches_freely: ClassVar[bool] = False
-    """Whether a call takes hardly longer for more tokens, as on a GPU."""
+    """Whether more tokens hardly lengthen a call, as on a GPU."""
 
     def __init__(
         self,
@@ -65,9 +65,7 @@ class Session:
         if gpu_mem_limit_bytes is not None and provider != CPU:
             # onnxruntime does not count tables, and ignores a limit below their size.
             if (size := (folder / DATA).stat().st_size) > gpu_mem_limit_bytes:
-                raise ArtifactError(
-                    DATA, f"{size} bytes", f"at most {gpu_mem_limit_bytes}, which is gpu_mem_limit_bytes"
-                )
+                raise ArtifactError(DATA, f"{size} bytes", f"at most {gpu_mem_limit_bytes}, by gpu_mem_limit_bytes")
             limit["gpu_mem_limit"] = str(gpu_mem_limit_bytes)
         try:
             self._session = ort.InferenceSession(
@@ -79,7 +77,7 @@ class Session:
         except Exception as error:  # onnxruntime's exceptions share no narrower parent
             # The text names paths, and the error may reach a client.
             LOG.warning("%s cannot be loaded: %s", graph, error)
-            raise ArtifactError(graph, "what cannot be loaded; the log says why", "a graph that can be run") from error
+            raise ArtifactError(graph, "a graph that cannot be loaded; see the log", "a valid graph") from error
         self.provider: str = self._session.get_providers()[0]
         if self.provider != provider:
             raise ProviderError("provider", self.provider, f"{provider}, which onnxruntime could not start")
@@ -94,19 +92,19 @@ class Session:
         Feeds without an input are ignored, so that several graphs can run on the same feeds.
         """
         names = self._outputs if outputs is None else outputs
-        # Another dictionary or a zip adds a microsecond to the five of a call of one token.
+        # Another dictionary or zip adds a microsecond; a call of one token takes only five.
         given = feeds if len(feeds) == len(self._inputs) else {name: feeds[name] for name in self._inputs}
         found = self._session.run(names, given)
         return {names[0]: found[0]} if len(names) == 1 else dict(zip(names, found, strict=True))
 
     def warm_up(self, feeds: Feeds) -> None:
-        """Run once, so that the first request does not pay for the first run."""
+        """Run once, because the first run is slow."""
         self.run(feeds)
 
     def refusal(self, feeds: Feeds) -> str | None:
-        """Run once, and return why onnxruntime cannot, or None. On the CPU it refuses an index beyond the table."""
+        """Run once, and return the error of onnxruntime, or None. The CPU rejects an index beyond the table."""
         options = ort.RunOptions()
-        options.log_severity_level = 4  # the caller has the message
+        options.log_severity_level = 4  # the caller reports the error
         try:
             self._session.run(None, dict(feeds), options)
         except Exception as error:  # onnxruntime's exceptions share no narrower parent
@@ -120,7 +118,7 @@ class CudaSession(Session):
     batches_freely = True
 
     def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, Float32]:
-        """Return the named outputs, or all, as `Session.run` does; each is copied from the GPU once."""
+        """Return the named outputs, or all, for validated `feeds`; each is copied from the GPU once."""
         names = self._outputs if outputs is None else outputs
         binding = self._session.io_binding()
         for name in self._inputs:
@@ -131,7 +129,7 @@ class CudaSession(Session):
         return dict(zip(names, binding.copy_outputs_to_cpu(), strict=True))
 
     def warm_up(self, feeds: Feeds) -> None:
-        """Run for one token, and for as many as share a run: the memory for those is taken now, and kept."""
+        """Run for one token and for micro-batches of several sizes, so that their memory is allocated now."""
         super().warm_up(feeds)
         if "input_ids" not in self._inputs:
             return

@@ -1,4 +1,4 @@
-"""Text to token ids, by the tokenizer of an artifact: the only room that knows `tokenizers`."""
+"""Text to token ids, by the tokenizer of an artifact. Only this module imports `tokenizers`."""
 
 import hashlib
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ from preblock.service.core.types import Encoding, TokenRows
 if TYPE_CHECKING:
     import tokenizers
 
-CHARACTERS = 16
-"""Of text that are read for each token that a request may have; a tokenizer needs hundreds of bytes for each token."""
+MAX_CHARACTERS_PER_TOKEN = 16
+"""Bounds the work for long text: a tokenizer needs hundreds of bytes of memory per token."""
 
 
 class Tokenizer:
-    """A tokenizer file, opened when it is first used: start-up does not wait for it.
+    """A tokenizer file, opened on first use so that start-up does not wait for it.
 
     Args:
         file: in the format of the package `tokenizers`.
-        expected: what the manifest says of it, with which what is opened is compared once more.
+        expected: its entry in the manifest; the content is compared with it again.
 
     """
 
@@ -35,24 +35,24 @@ class Tokenizer:
 
     @property
     def opened(self) -> bool:
-        """Whether it was used before."""
+        """Whether the file is open."""
         return "_tokenizer" in vars(self)
 
     def encode(self, text: Sequence[str], max_tokens: int, spans: bool) -> Encoding:
-        """Return the tokens of each text, whole, with the special tokens that the tokenizer puts around it.
+        """Return the tokens of each text, untruncated, with the tokenizer's special tokens.
 
         Raises:
-            Invalid: a text without a token, or `tokenizers` is not installed.
+            Invalid: a text has no token, or `tokenizers` is not installed.
             TooLarge: too many characters, or more than `max_tokens` tokens.
-            ArtifactError: the file is no tokenizer, or not the one of the manifest.
+            ArtifactError: the file is no tokenizer, or differs from the manifest.
 
         """
         if len(text) > max_tokens:
             raise TooLarge("text", f"{len(text)} texts", f"at most {max_tokens} tokens in a request")
-        characters, most = sum(map(len, text)), CHARACTERS * max_tokens
+        characters, most = sum(map(len, text)), MAX_CHARACTERS_PER_TOKEN * max_tokens
         if characters > most:
             raise TooLarge("text", f"{characters} characters", f"at most {most} characters in a request")
-        # Unlike `encode`, this releases the interpreter.
+        # Unlike `encode`, this releases the interpreter lock.
         found = self._tokenizer.encode_batch(list(text))
         lengths = np.fromiter(map(len, found), np.int64, len(found))
         if lengths.sum() > max_tokens:
@@ -64,12 +64,12 @@ class Tokenizer:
             np.fromiter(chain.from_iterable(getattr(encoding, name) for encoding in found), np.int64)
             for name in ("ids", "type_ids", "special_tokens_mask")
         )
-        places = [encoding.offsets for encoding in found] if spans else []
+        places = chain.from_iterable(encoding.offsets for encoding in found)
         return Encoding(
             TokenRows(ids, lengths),
             TokenRows(types, lengths),
             special.astype(np.bool_),
-            np.array(list(chain.from_iterable(places)), np.int64) if spans else None,
+            np.array(list(places), np.int64) if spans else None,
         )
 
     @cached_property
@@ -83,9 +83,9 @@ class Tokenizer:
             raise ArtifactError(self._file.name, f"sha256 {found}", f"sha256 {self._expected.sha256}")
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer(content)
-        except Exception as error:  # the package has no kind of its own for a file that it cannot read
+        except Exception as error:  # the package has no exception of its own
             raise ArtifactError(self._file.name, str(error), "a file of the package tokenizers") from error
-        # The file may state both; a text is embedded whole, or cut where the caller says so.
+        # The file may configure both; the service truncates on request only.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer

@@ -1,4 +1,7 @@
-"""Coroutines that run at once in the caller, in the event loop but without a task."""
+"""Runs a coroutine eagerly: in the caller, without a task until it has to wait.
+
+Python 3.12 has `asyncio.eager_task_factory`; the service also supports Python 3.11.
+"""
 
 import asyncio
 import logging
@@ -12,21 +15,21 @@ LOG = logging.getLogger(__name__)
 Work = Coroutine[Any, Any, None]
 
 
-def drive(work: Work, context: Context, tasks: set[asyncio.Task[None]]) -> None:
-    """Run `work` in `context` until it ends or awaits something; then it goes on by itself.
+def run_eagerly(work: Work, context: Context, tasks: set[asyncio.Task[None]]) -> None:
+    """Run `work` in `context` up to its first await, and resume it later from the event loop.
 
-    A turn of the event loop (`asyncio.sleep(0)`) takes no task: a task costs as much as a small answer. Any other await
-    takes one, and `tasks` holds it until it ends.
+    `asyncio.sleep(0)` creates no task, because a task costs as much as a small response. Any other await creates one;
+    `tasks` holds it until it ends.
     """
     try:
         awaited = context.run(work.send, None)
     except StopIteration:
         return
     except Exception:
-        LOG.exception("what runs without a task failed in an unforeseen way")
+        LOG.exception("internal error in a coroutine of a connection")
         return
     if awaited is None:
-        asyncio.get_running_loop().call_soon(drive, work, context, tasks)
+        asyncio.get_running_loop().call_soon(run_eagerly, work, context, tasks)
         return
     task = asyncio.get_running_loop().create_task(_rest(work, awaited), context=context)
     tasks.add(task)
@@ -35,12 +38,12 @@ def drive(work: Work, context: Context, tasks: set[asyncio.Task[None]]) -> None:
 
 @coroutine
 def _rest(work: Work, awaited: Any) -> Generator[Any, Any, None]:
-    """Go on with a coroutine that awaits `awaited`."""
+    """Resume a coroutine suspended on `awaited`."""
     try:
         while True:
             try:
                 value = yield awaited
-            except BaseException as error:  # a task is cancelled so
+            except BaseException as error:  # a cancelled task throws
                 awaited = work.throw(error)
             else:
                 awaited = work.send(value)

@@ -1,4 +1,4 @@
-"""The deadline of a connection that waits for its client."""
+"""The deadline of a connection: it acts when the client is late."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,7 +7,7 @@ NEVER = float("inf")
 
 
 class Deadline:
-    """One timer for many deadlines. It is seldom moved, since nearly all deadlines are cleared before they pass.
+    """One timer for many deadlines. The timer seldom moves, because nearly all deadlines are cleared in time.
 
     Args:
         loop: of the connection.
@@ -21,7 +21,7 @@ class Deadline:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, seconds: float, action: Callable[[], None]) -> None:
-        """Do something after a time, unless this is called or cleared before."""
+        """Call `action` after `seconds`, unless the deadline is set again or cleared before."""
         self._time, self._action = self._loop.time() + seconds, action
         if self._timer is not None and self._timer.when() > self._time:
             self._timer.cancel()
@@ -30,15 +30,15 @@ class Deadline:
             self._timer = self._loop.call_at(self._time, self._check)
 
     def is_set(self, action: Callable[[], None]) -> bool:
-        """Return whether this action has the deadline."""
+        """Return whether the deadline is set, with this action."""
         return self._time != NEVER and self._action == action
 
     def clear(self) -> None:
-        """Do nothing, until it is set again."""
+        """Do nothing until the deadline is set again."""
         self._time = NEVER
 
     def cancel(self) -> None:
-        """Forget the timer."""
+        """Clear the deadline, and release the timer."""
         self._time = NEVER
         if self._timer is not None:
             self._timer.cancel()

@@ -1,7 +1,7 @@
-"""The HTTP/1.1 connection of a client: it frames requests, answers those for tensors, and hands on all others.
+"""The HTTP/1.1 connection of a client: it frames requests, answers tensor requests, and forwards all others.
 
-A contained protocol of uvicorn answers the others. It reads requests written anew from the parsed ones, so that both
-always agree where a request ends.
+A contained protocol of uvicorn answers the others. It reads requests serialized from the parsed ones, so both parsers
+always agree on the end of a request.
 """
 
 import asyncio
@@ -12,30 +12,29 @@ from typing import Any, cast
 
 import httptools
 
-from preblock.service.api.http.response import Headers
 from preblock.service.observability.context import PER_REQUEST_HEADERS
-from preblock.service.server.coroutines import drive
+from preblock.service.server.coroutines import run_eagerly
 from preblock.service.server.deadline import Deadline
 from preblock.service.server.handover import Handover
 from preblock.service.server.incoming_request import IncomingRequest
 from preblock.service.server.read_scheduler import CHUNK_BYTES, ReadScheduler
 from preblock.service.server.tensor_path import TensorPath
-from preblock.service.server.tensor_responder import refusal
+from preblock.service.server.tensor_responder import error_response
 from preblock.service.server.uvicorn_adapter import Config, ServerState, connections_of
 from preblock.service.server.websocket import WebSocket
 
 LOG = logging.getLogger(__name__)
-MAX_HEAD_BYTES = 2**16  # of the first line and the headers, and of the trailers of a chunked body
+MAX_HEAD_BYTES = 2**16  # of first line and headers, and of the trailers of a chunked body
 TOO_LONG = f"headers: got more than {MAX_HEAD_BYTES} bytes, allowed at most {MAX_HEAD_BYTES} bytes"
 
 
 class Front(asyncio.Protocol):
-    """One connection of HTTP/1.1, with limits for the size and the time of heads.
+    """One HTTP/1.1 connection, with limits for the size and the time of request heads.
 
     Args:
         config: of the server, loaded.
         server_state: of the server.
-        app_state: of the application: its `settings`, and its `streams` where it has any.
+        app_state: of the application: `settings`, and `streams` if it has any.
 
     """
 
@@ -55,29 +54,24 @@ class Front(asyncio.Protocol):
         self.scheme = "http"
         self.keep_alive = True
         self.write_paused = False
-        self.between = True  # two requests, without a byte of the second
-        self.unfinished = 0  # bytes since a head, a part of a body or a whole request
+        self.between_requests = True  # no byte of the next request has arrived
+        self.incomplete_bytes = 0  # bytes since the last complete head, body chunk or request
         self.active: IncomingRequest | None = None
         self._incoming = IncomingRequest(0.0)
-        self._came = b""  # the first input of the incoming request, unless it is long
+        self._first_input = b""  # first bytes received for the incoming request, if at most CHUNK_BYTES
         self._queue: deque[IncomingRequest] = deque()
         self._parser = httptools.HttpRequestParser(self)
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self._writable = asyncio.Event()
-        self._writable.set()
+        self.writable = asyncio.Event()
+        self.writable.set()
         self._context = Context()
-        self._deadline = Deadline(self.loop)
+        self.deadline = Deadline(self.loop)
         self._tensors = TensorPath(self, config.loaded_app)
         self._handover = Handover(self)
 
-    @property
-    def default_headers(self) -> Headers:
-        """The headers of every answer."""
-        return self.server_state.default_headers
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the first request."""
-        transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass
         self.transport = transport
         self._context = copy_context()
         peer = transport.get_extra_info("peername")
@@ -90,31 +84,26 @@ class Front(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End all requests of the connection."""
         self._connections.discard(self)
-        self._deadline.cancel()
-        self.write_paused = False
-        self._writable.set()
+        self.deadline.cancel()
+        self.resume_writing()
         self._handover.connection_lost(exc)
         self.scheduler.end()
 
     def pause_writing(self) -> None:
-        """Let answers wait, because the client does not read."""
+        """Pause responses, because the client does not read."""
         self.write_paused = True
-        self._writable.clear()
+        self.writable.clear()
         self._handover.pause_writing()
 
     def resume_writing(self) -> None:
-        """Let answers go on."""
+        """Resume responses."""
         self.write_paused = False
-        self._writable.set()
+        self.writable.set()
         self._handover.resume_writing()
 
-    async def drain(self) -> None:
-        """Wait until the client has taken enough to write more."""
-        await self._writable.wait()
-
     def shutdown(self) -> None:
-        """End the streams, and close the connection; a request with a complete head is still answered."""
-        self._read(self._tensors.take_held_head())
+        """End the streams, and close the connection. A request with a complete head is still answered."""
+        self._read(self._tensors.held_head())
         if self.active is None:
             self.transport.close()
         else:
@@ -123,69 +112,64 @@ class Front(asyncio.Protocol):
             streams.drain()
 
     def _wait_for_head(self) -> None:
-        self._deadline.set(self.app_state["settings"].current.header_timeout_seconds, self._refuse_late)
+        self.deadline.set(self.app_state["settings"].current.header_timeout_seconds, self._refuse_late)
 
     def _refuse_late(self) -> None:
-        self.refuse(408, "the request did not come")
-
-    def has_come(self) -> None:
-        """Forget the deadline: a head is complete."""
-        self._deadline.clear()
+        self.refuse(408, "the request did not arrive in time")
 
     def data_received(self, data: bytes) -> None:
-        """Read input, unless it is a request with the same head as the last."""
-        rest = self._tensors.take(data)
+        """Read input, unless it is a request with the known head."""
+        rest = self._tensors.answer_repeated(data)
         if rest:
             self.scheduler.feed(rest)
 
     def _read(self, data: bytes) -> None:
-        if self.between:
-            self._came = data if len(data) <= CHUNK_BYTES else b""
-        self.unfinished += len(data)
+        if self.between_requests:
+            self._first_input = data if len(data) <= CHUNK_BYTES else b""
+        self.incomplete_bytes += len(data)
         while data:
             try:
                 self._parser.feed_data(data)
+                break
             except httptools.HttpParserUpgrade as upgrade:
                 data = data[upgrade.args[0] :]
                 if self._incoming.is_websocket:
                     self._upgrade(data)
                     return
-                continue
             except httptools.HttpParserError:
                 LOG.warning("Invalid HTTP request received.")
                 self.refuse(400, "Invalid HTTP request received.")
                 return
-            break
-        if self.unfinished > MAX_HEAD_BYTES:
+        if self.incomplete_bytes > MAX_HEAD_BYTES:
             self.refuse(431, TOO_LONG)
-        elif self.unfinished and not self._deadline.is_set(self._refuse_late):
+        elif self.incomplete_bytes and not self.deadline.is_set(self._refuse_late):
             self._wait_for_head()
 
     def on_message_begin(self) -> None:
         """Begin a request."""
-        self.between = False
-        self._incoming = IncomingRequest(self._tensors.take_time())
+        self.between_requests = False
+        self._incoming = IncomingRequest(self._tensors.pop_start_time())
 
     def on_url(self, url: bytes) -> None:
-        """Read a part of the address."""
+        """Read a part of the URL."""
         self._incoming.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Read a header. Headers that only identify the request are kept apart."""
+        """Read a header. Headers for the request's identity are kept apart."""
         lower = name.lower()
         if lower in PER_REQUEST_HEADERS:
-            self._incoming.passing.append((lower, value))
+            self._incoming.identifying.append((lower, value))
         else:
             self._incoming.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Begin to answer the request, or let it wait for its turn."""
+        """Start the response, or queue the request behind earlier ones."""
         incoming = self._incoming
-        self.has_come()
-        if self.unfinished > MAX_HEAD_BYTES and incoming.head_size > MAX_HEAD_BYTES:
+        self.deadline.clear()
+        if self.incomplete_bytes > MAX_HEAD_BYTES and incoming.head_size > MAX_HEAD_BYTES:
             self.refuse(431, TOO_LONG)
             raise httptools.HttpParserError(TOO_LONG)
-        self.unfinished = 0
+        self.incomplete_bytes = 0
         incoming.method = self._parser.get_method()
         incoming.version = self._parser.get_http_version()
         incoming.keep_alive = self._parser.should_keep_alive()
@@ -199,27 +183,27 @@ class Front(asyncio.Protocol):
             self.scheduler.pause()
 
     def on_body(self, body: bytes) -> None:
-        """Read a part of the body."""
-        self.unfinished = 0
+        """Read a chunk of the body."""
+        self.incomplete_bytes = 0
         incoming = self._incoming
-        if incoming is self.active and incoming.target is None:
+        if incoming is self.active and incoming.route is None:
             if incoming.answered:
-                self._deadline.clear()  # a client still sends a refused body: it would not see the answer
+                self.deadline.clear()  # the client still sends the body, and would miss the response
             self._handover.send_body(incoming, body)
         else:
-            incoming.parts.append(body)
+            incoming.chunks.append(body)
 
     def on_message_complete(self) -> None:
-        """Answer a request for tensors: its body is complete."""
-        self.unfinished, self.between = 0, True
-        incoming, came, self._came = self._incoming, self._came, b""
+        """Answer a tensor request, or forward the end of its body."""
+        self.incomplete_bytes, self.between_requests = 0, True
+        incoming, first_input, self._first_input = self._incoming, self._first_input, b""
         incoming.complete = True
-        if incoming is self.active and incoming.target is None:
+        if incoming is self.active and incoming.route is None:
             self._handover.send_end(incoming)
             if incoming.answered:
                 self.finish()
         elif incoming is self.active:
-            self._tensors.answer(incoming, came)
+            self._tensors.answer(incoming, first_input)
 
     def _start(self, incoming: IncomingRequest) -> None:
         self.active = incoming
@@ -231,16 +215,16 @@ class Front(asyncio.Protocol):
             self._handover.begin(incoming)
 
     def finish(self) -> None:
-        """Go on to the next request, the answer being written."""
+        """End the active request after its response, and start the next one."""
         if self.transport.is_closing():
             return
         active = self.active
-        if active is not None and not active.complete:  # the rest of its body is still to be read
+        if active is not None and not active.complete:  # the rest of its body is still unread
             active.answered = True
-            self._deadline.set(self.config.timeout_keep_alive, self.transport.close)
+            self.deadline.set(self.config.timeout_keep_alive, self.transport.close)
             return
         if self.write_paused:  # hold back a client that does not read
-            drive(self._finish_when_read(), self._context.copy(), self.tasks)
+            run_eagerly(self._finish_when_read(), self._context.copy(), self.tasks)
             return
         self.server_state.total_requests += 1
         self.active = None
@@ -249,14 +233,14 @@ class Front(asyncio.Protocol):
         elif self._queue:
             self.loop.call_soon(self._start_next, context=self._context)
         else:
-            if self.between:
-                self._deadline.set(self.config.timeout_keep_alive, self.transport.close)
-            else:  # the next head has begun to come
+            if self.between_requests:
+                self.deadline.set(self.config.timeout_keep_alive, self.transport.close)
+            else:  # a part of the next head has arrived
                 self._wait_for_head()
             self.resume_reading()
 
     async def _finish_when_read(self) -> None:
-        await self.drain()
+        await self.writable.wait()
         self.finish()
 
     def _start_next(self) -> None:
@@ -265,12 +249,12 @@ class Front(asyncio.Protocol):
             self.resume_reading()
 
     def resume_reading(self) -> None:
-        """Read on, unless requests wait for their turn."""
+        """Resume reading, unless requests are queued."""
         if not self._queue:
             self.scheduler.resume()
 
     def refuse(self, status: int, text: str) -> None:
-        """Answer broken input and close; write nothing within another answer or before it."""
+        """Answer malformed input and close the connection, but never within or before another response."""
         active = self.active
         if self.transport.is_closing():
             return
@@ -281,14 +265,14 @@ class Front(asyncio.Protocol):
             if active.answer_begun and not active.complete:
                 self.transport.close()
         else:
-            self.transport.write(refusal(status, text, self.default_headers))
+            self.transport.write(error_response(status, text, self.server_state.default_headers))
             self.transport.close()
 
     def _upgrade(self, rest: bytes) -> None:
-        """Become a WebSocket, unless the answer to another request has still to be sent."""
+        """Switch to WebSocket, unless the response to another request is pending."""
         incoming = self._incoming
         if self.active is not None or self._queue or not incoming.url.isascii():
-            self.refuse(400, "an upgrade before the answer to another request, or with another path than ASCII")
+            self.refuse(400, "WebSocket upgrade rejected: another request is pending, or the path is not ASCII")
             return
         rest += self.scheduler.end()
         self.connection_lost(None)

@@ -1,50 +1,43 @@
-"""The transport of a contained protocol: it writes to the real one, and leaves closing and pauses to its owner."""
+"""The transport of a contained protocol writes to the connection, and leaves closing and pausing to callbacks."""
 
 import asyncio
-from typing import Any, Protocol
-
-
-class TransportOwner(Protocol):
-    """The connection around a contained protocol."""
-
-    @property
-    def transport(self) -> asyncio.Transport:
-        """The transport of the connection."""
-
-    def close(self) -> None:
-        """Close the connection, or ignore the contained protocol's request."""
-
-    def pause_reading(self) -> None:
-        """Give the contained protocol no input until `resume_reading`."""
-
-    def resume_reading(self) -> None:
-        """Give the contained protocol input again."""
+from collections.abc import Callable
+from typing import Any
 
 
 class InnerTransport(asyncio.Transport):
-    """A transport that forwards to the connection.
+    """Forwards to the transport of the connection.
 
     Args:
-        owner: the connection.
+        transport: of the connection.
+        close: called in place of closing the connection.
+        pause_reading: called in place of pausing the connection.
+        resume_reading: called in place of resuming the connection.
 
     """
 
-    def __init__(self, owner: TransportOwner) -> None:
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        close: Callable[[], None],
+        pause_reading: Callable[[], None],
+        resume_reading: Callable[[], None],
+    ) -> None:
         super().__init__()
-        self._owner = owner
-        self.close = owner.close  # type: ignore[method-assign]
-        self.pause_reading = owner.pause_reading  # type: ignore[method-assign]
-        self.resume_reading = owner.resume_reading  # type: ignore[method-assign]
+        self._transport = transport
+        self.close = close  # type: ignore[method-assign]
+        self.pause_reading = pause_reading  # type: ignore[method-assign]
+        self.resume_reading = resume_reading  # type: ignore[method-assign]
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Write, unless the connection is closing."""
         if not self.is_closing():
-            self._owner.transport.write(data)
+            self._transport.write(data)
 
     def is_closing(self) -> bool:
-        """Return whether the connection is closed, or about to be."""
-        return self._owner.transport.is_closing()
+        """Return whether the connection is closed or closing."""
+        return self._transport.is_closing()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return information of the real transport."""
-        return self._owner.transport.get_extra_info(name, default)
+        """Return information of the connection's transport."""
+        return self._transport.get_extra_info(name, default)

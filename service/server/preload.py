@@ -1,8 +1,8 @@
-"""Imports of the process from which workers are forked; workers share its memory pages.
+"""Imports of the forkserver. Workers are forked from it, and share its memory pages.
 
-It does nothing else. None of this has a thread that outlives a fork, opens a model, or draws by chance for all of them:
-`service/observability/context.py` draws again. gRPC and what traces have threads only once there is a server or an
-exporter, and are imported before this where they are wanted.
+No import may start a thread, open a model, or draw a random value for all workers;
+`service/observability/context.py` draws its prefix again after a fork. gRPC and tracing start no thread on import. If
+enabled, they are imported before this module.
 """
 
 import gc
@@ -14,8 +14,8 @@ from fastapi import FastAPI
 import preblock.service.server.run  # noqa: F401
 
 FastAPI().get("/")(lambda: None)  # the first route imports more
-# The parent obeys a signal to the whole group and tells the workers; this process ends after them.
+# The parent handles signals to the process group and stops the workers; this process ends after them.
 for number in (signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
 gc.collect()
-gc.freeze()  # a garbage collection writes into every object
+gc.freeze()  # a garbage collection would write to the shared pages

@@ -1,22 +1,22 @@
-"""Reads large input in chunks, so that other connections get their turn."""
+"""Reads large input in chunks, so that other connections are served in between."""
 
 import asyncio
 import time
 from collections.abc import Callable
 
 CHUNK_BYTES = 2**14
-"""One chunk holds thousands of requests or frames at most."""
+"""A chunk holds at most thousands of requests or frames."""
 MAX_ITERATION_SECONDS = 0.0005
-"""After this time the other connections get an event-loop iteration."""
+"""After this time, other connections get an event-loop iteration."""
 
 
 class ReadScheduler:
-    """Passes input on, and pauses the transport while input waits or somebody asks for a pause.
+    """Forwards input, and pauses the transport while input waits or reading is paused.
 
     Args:
         transport: of the connection.
         loop: of the connection.
-        read: takes one chunk.
+        read: receives one chunk.
 
     """
 
@@ -31,7 +31,7 @@ class ReadScheduler:
         self._scheduled = False
 
     def feed(self, data: bytes) -> None:
-        """Pass on input, at once if it is short and nothing waits."""
+        """Forward input, at once if it is short and no input waits."""
         if self.rest or self.paused or len(data) > CHUNK_BYTES:
             self.rest = memoryview(bytes(self.rest) + data)
             if not self._scheduled:
@@ -47,10 +47,10 @@ class ReadScheduler:
             self._read(chunk)
             if time.perf_counter() - begin > MAX_ITERATION_SECONDS:
                 break
-        self._settle()
+        self._update_transport()
 
-    def _settle(self) -> None:
-        """Schedule the rest, and let the transport read only while nothing waits."""
+    def _update_transport(self) -> None:
+        """Schedule waiting input, and let the transport read only while no input waits."""
         if self._read is None or self._transport.is_closing():
             return
         if self.rest and not self.paused and not self._scheduled:
@@ -65,18 +65,18 @@ class ReadScheduler:
                 self._transport.resume_reading()
 
     def pause(self) -> None:
-        """Pass nothing on until `resume`."""
+        """Forward nothing until `resume`."""
         self.paused = True
-        self._settle()
+        self._update_transport()
 
     def resume(self) -> None:
-        """Pass input on again, the waiting input first."""
+        """Forward input again, starting with the waiting input."""
         if self.paused:
             self.paused = False
-            self._settle()
+            self._update_transport()
 
     def end(self) -> bytes:
-        """Pass on nothing more; return the waiting input."""
+        """Stop forwarding; return the waiting input."""
         rest, self.rest = bytes(self.rest), memoryview(b"")
         self._read = None
         if self._transport_paused and not self._transport.is_closing():

@@ -1,4 +1,4 @@
-"""Serve: one process, or several that share one listening socket and, through the page cache, the tables."""
+"""Serve in one process, or in several that share a listening socket and, through the page cache, the tables."""
 
 import gc
 import logging
@@ -24,31 +24,31 @@ from preblock.service.core.settings import Settings, split_list
 from preblock.service.core.tls import load_certificates, reloading_context
 from preblock.service.observability import metric_files
 from preblock.service.observability.logs import configuration
-from preblock.service.runtime.model import EncoderStem, TokenModel
+from preblock.service.runtime.model import ServedModel
 from preblock.service.server.front import Front
 from preblock.service.server.supervisor import Supervisor, start_forkserver
 from preblock.service.server.uvicorn_adapter import Config, Server
 
 LOG = logging.getLogger(__name__)
-PRELOADED, PRELOADED_GRPC = ["preblock.service.server.preload"], ["preblock.service.api.grpc.server"]
+PRELOADED_MODULES, PRELOADED_GRPC = ["preblock.service.server.preload"], ["preblock.service.api.grpc.server"]
 PRELOADED_TRACING = ["preblock.service.observability.tracing", "requests"]
-"""Modules for workers with tracing; the exporter imports the second one late."""
+"""Modules for workers with tracing; the exporter imports `requests` late."""
 BACKLOG = 2048
 POLL_INTERVAL_SECONDS = 0.01
-OPENED = "opened"
-"""A worker touches this file of the folder `control` when its models are open."""
+READY_FILE = "opened"
+"""A worker creates this file in the folder `control` when its models are open."""
 
-Models = list[TokenModel | EncoderStem]
+Models = list[ServedModel]
 Announce = Callable[[str, Models], None]
 
 
 def serve(settings: Settings, announce: Announce) -> None:
     """Serve until SIGTERM or SIGINT, and finish requests in flight.
 
-    Connections are refused until the models are open; `announce` then receives the address and the models.
+    Connections are refused until the models are open; `announce` then receives the URL and the models.
 
     Raises:
-        Invalid: an address, a file of keys or of TLS cannot be used, or tracing cannot be set up.
+        Invalid: an address, the key file or a TLS file cannot be used, or tracing cannot be set up.
         ServerFault: the provider cannot be used, or an artifact is broken.
 
     """
@@ -60,12 +60,13 @@ def serve(settings: Settings, announce: Announce) -> None:
     if settings.grpc_port is not None:
         # Only a check: gRPC itself would share the port of another server without an error.
         bind("grpc-port", settings.host, settings.grpc_port).close()
-    address = _url("https" if settings.tls_cert_file else "http", settings.host, listener.getsockname()[1])
-    serve_ = _serve_alone if settings.workers == 1 else _serve_several
-    serve_(settings, listener, partial(announce, address))
+    scheme = "https" if settings.tls_cert_file else "http"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    run = _serve_in_process if settings.workers == 1 else _serve_with_workers
+    run(settings, listener, partial(announce, f"{scheme}://{host}:{listener.getsockname()[1]}"))
 
 
-def _serve_alone(settings: Settings, listener: socket.socket, announce: Callable[[Models], None]) -> None:
+def _serve_in_process(settings: Settings, listener: socket.socket, announce: Callable[[Models], None]) -> None:
     engine = create_engine(settings)
     app = create_app(settings, engine)
     models = engine.repository.newest(SERVICE)
@@ -73,11 +74,11 @@ def _serve_alone(settings: Settings, listener: socket.socket, announce: Callable
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     server = _Server(configure(settings, app), partial(announce, models))
-    _collect_garbage_from_now_on()
+    _enable_garbage_collection()
     server.run(sockets=[listener])
 
 
-def _serve_several(settings: Settings, listener: socket.socket, announce: Callable[[Models], None]) -> None:
+def _serve_with_workers(settings: Settings, listener: socket.socket, announce: Callable[[Models], None]) -> None:
     # Open everything here first: a broken artifact is reported once, before any worker starts.
     if (tracing := create_tracing(settings)) is not None:
         tracing.close()
@@ -90,17 +91,17 @@ def _serve_several(settings: Settings, listener: socket.socket, announce: Callab
         supervisor = Supervisor(settings, partial(serve_as_worker, listener, counters, control))
         grpc = PRELOADED_GRPC if settings.grpc_port is not None else []
         tracing_modules = PRELOADED_TRACING if settings.tracing != "none" else []
-        start_forkserver([*grpc, *tracing_modules, *PRELOADED])
-        Thread(target=_listen, args=(listener, control / OPENED, announce, models), daemon=True).start()
+        start_forkserver([*grpc, *tracing_modules, *PRELOADED_MODULES])
+        Thread(target=_listen, args=(listener, control / READY_FILE, announce, models), daemon=True).start()
         del models  # each worker opens its own; this process would keep replaced versions open
-        _collect_garbage_from_now_on()
+        _enable_garbage_collection()
         supervisor.run()
     if supervisor.killed_by:
         sys.exit(128 + supervisor.killed_by)
 
 
-def _collect_garbage_from_now_on() -> None:
-    """Turn collection on, except for the objects of the start: a search through them would delay a request."""
+def _enable_garbage_collection() -> None:
+    """Enable garbage collection, but exclude the objects of the start: scanning them would delay a request."""
     gc.freeze()
     gc.enable()
 
@@ -112,19 +113,19 @@ def serve_as_worker(listener: socket.socket, counters: Path, control: Path, sett
 
 
 def _create_worker_app(counters: Path, control: Path, settings: Settings) -> Dispatcher:
-    """Build the application of a worker. A failed worker logs one line, and is started again."""
+    """Create the application of a worker. After an error the worker logs one line and exits; another replaces it."""
     try:
         metric_files.reserve(counters)
         app = create_app(settings, create_engine(settings, control))
-        (control / OPENED).touch()
+        (control / READY_FILE).touch()
     except (PreblockError, OSError) as error:
-        LOG.error("a worker cannot start, and is tried again: %s", error)
+        LOG.error("a worker cannot start; another start follows: %s", error)
         raise SystemExit(1) from None
     return app
 
 
 def _listen(listener: socket.socket, opened: Path, announce: Callable[[Models], None], models: Models) -> None:
-    """Accept connections as soon as the first worker has open models."""
+    """Accept connections when the first worker has opened its models."""
     while not opened.exists():
         time.sleep(POLL_INTERVAL_SECONDS)
     listener.listen(BACKLOG)
@@ -132,7 +133,7 @@ def _listen(listener: socket.socket, opened: Path, announce: Callable[[Models], 
 
 
 class _Server(Server):
-    """Announces its start, gRPC included."""
+    """Announces when it accepts connections, gRPC included."""
 
     def __init__(self, config: Config, announce: Callable[[], None]) -> None:
         super().__init__(config)
@@ -148,7 +149,7 @@ class _Server(Server):
         """Begin to accept connections."""
         for listener in sockets or ():
             try:
-                listener.listen(BACKLOG)  # uvloop would not report an address that another server took meanwhile
+                listener.listen(BACKLOG)  # uvloop would not report an address in use
             except OSError as error:
                 host, port, *_ = listener.getsockname()
                 raise Invalid("port", f"{host}:{port}", f"an address to listen on ({error.strerror})") from error
@@ -157,7 +158,7 @@ class _Server(Server):
 
 
 def bind(field: str, host: str, port: int) -> socket.socket:
-    """Return a socket with this address. It refuses connections until a server listens.
+    """Return a socket bound to an address. It refuses connections until a server listens.
 
     Raises:
         Invalid: the address cannot be used.
@@ -176,7 +177,7 @@ def bind(field: str, host: str, port: int) -> socket.socket:
 
 
 def configure(settings: Settings, app: Callable[..., object], factory: bool = False) -> Config:
-    """Return the server's configuration for `app`; with `factory`, `app` makes the application."""
+    """Return the server's configuration for `app`, or for the result of `app` if `factory` is true."""
     certificates = load_certificates(settings)
     return Config(
         app,
@@ -186,7 +187,7 @@ def configure(settings: Settings, app: Callable[..., object], factory: bool = Fa
         access_log=False,
         server_header=False,
         http=Front,
-        ws="none",  # `Front` speaks it
+        ws="none",  # `Front` handles WebSockets
         ws_max_size=settings.max_body_bytes,
         ws_per_message_deflate=False,
         timeout_graceful_shutdown=settings.shutdown_timeout_seconds,
@@ -198,7 +199,3 @@ def configure(settings: Settings, app: Callable[..., object], factory: bool = Fa
         proxy_headers=settings.trusted_proxies is not None,
         forwarded_allow_ips=split_list(settings.trusted_proxies),
     )
-
-
-def _url(scheme: str, host: str, port: int) -> str:
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -1,4 +1,4 @@
-"""The fast lane of a decode WebSocket: plain steps are answered without an ASGI message for each."""
+"""Fast path of a decode WebSocket: it answers simple steps without ASGI messages."""
 
 import asyncio
 import logging
@@ -16,12 +16,15 @@ LOG = logging.getLogger(__name__)
 
 
 class StepLane:
-    """Answers plain steps of one session, each in the event-loop iteration after it came.
+    """Answers simple steps of one session, each in the event-loop iteration after its arrival.
 
     Args:
         transport: of the WebSocket.
         loop: of the WebSocket.
-        resume: reads on, the answer being written.
+        resume: called after a response, to resume reading.
+
+    Attributes:
+        busy: whether a step is being answered; no message may overtake it.
 
     """
 
@@ -32,21 +35,15 @@ class StepLane:
         self._session: DecodeSession | None = None
         self._lifetime: StreamLifetime | None = None
         self._context = Context()
-        self._run: FastRun | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether a step is being answered; no message may overtake it."""
-        return self._run is not None
+        self.busy = False
 
     def listen(self, session: DecodeSession | None, lifetime: StreamLifetime) -> None:
-        """Answer plain steps of the session, as the present caller; with None, leave them to the application."""
+        """Answer simple steps of `session` for the current caller; with None, leave them to the application."""
         self._session, self._lifetime = session, lifetime
-        if session is not None:
-            self._context = copy_context()
+        self._context = copy_context()
 
     def begin(self, data: bytes) -> bool:
-        """Begin to answer, if the data are exactly one plain step and nothing else is waited for."""
+        """Start to answer `data` if it is exactly one simple step; return whether it is."""
         session, lifetime = self._session, self._lifetime
         if session is None or lifetime is None:
             return False
@@ -54,19 +51,18 @@ class StepLane:
         if payload is None or not lifetime.touch():
             return False
         run = self._context.run(session.begin, payload)
-        if run is None:
-            return False
-        self._run = run
-        self._loop.call_soon(self._finish, session, run)
-        return True
+        if run is not None:
+            self.busy = True
+            self._loop.call_soon(self._finish, session, run)
+        return run is not None
 
     def _finish(self, session: DecodeSession, run: FastRun) -> None:
-        """Write the answer, unless the stream has ended meanwhile."""
-        self._run = None
+        """Write the response, unless the stream has ended."""
+        self.busy = False
         try:
             head, vectors = session.finish(run)
         except Exception as error:
-            LOG.exception("a step failed in an unforeseen way")
+            LOG.exception("internal error while answering a step; the connection is closed")
             run.end(error)
             self._transport.abort()
             return

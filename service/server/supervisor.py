@@ -1,4 +1,4 @@
-"""Several worker processes on one listening socket: they are started, checked, replaced and stopped together."""
+"""The supervisor of worker processes on one listening socket: it starts, checks, replaces and stops them."""
 
 import logging
 import multiprocessing
@@ -24,7 +24,7 @@ LOG = logging.getLogger(__name__)
 FORKSERVER = multiprocessing.get_context("forkserver")
 CHECK_INTERVAL_SECONDS = 0.5
 HEALTH_TIMEOUT_SECONDS = 30
-"""A worker without an answer for so long is replaced. A start on a busy machine may take some of it."""
+"""A worker is replaced if it does not answer a check in this time, which includes its start on a busy machine."""
 MAX_SOCKET_FOLDER_BYTES = 75
 """The address of a Unix socket has at most 108 bytes (unix(7)), its file name included."""
 SHORT_FOLDER = "/tmp"
@@ -32,7 +32,7 @@ IGNORED = (signal.SIGHUP, signal.SIGQUIT, signal.SIGTTIN, signal.SIGTTOU, signal
 
 
 def start_forkserver(preloaded: Sequence[str]) -> None:
-    """Start the process from which workers are forked. Workers share the memory pages of its modules.
+    """Start the forkserver, from which workers are forked. Workers share the memory pages of its modules.
 
     Raises:
         Invalid: no folder for its socket can be used.
@@ -46,7 +46,7 @@ def start_forkserver(preloaded: Sequence[str]) -> None:
     try:
         ensure_running()
     except OSError as error:
-        allowed = f"a folder for the socket by which workers are started ({error})"
+        allowed = f"a folder for the socket of the forkserver ({error})"
         raise Invalid("TMPDIR", tempfile.gettempdir(), allowed) from error
     finally:
         tempfile.tempdir = folder
@@ -65,17 +65,16 @@ class Worker:
 
     def __init__(self, serve: Callable[[], None]) -> None:
         self._pipe, remote = FORKSERVER.Pipe()
-        try:
-            self.process = FORKSERVER.Process(target=run_worker, args=(serve, remote))
-            self.process.start()
-        except BaseException:
-            self._pipe.close()
-            raise
-        finally:
-            remote.close()  # else the parent would wait for a worker that ended during a check
+        self.process = FORKSERVER.Process(target=run_worker, args=(serve, remote))
+        with remote:  # closed at the end, or a check would wait for a worker after its end
+            try:
+                self.process.start()
+            except BaseException:
+                self._pipe.close()
+                raise
 
     def is_healthy(self) -> bool:
-        """Return whether the process runs and answers in time."""
+        """Return whether the process is alive and answers in time."""
         if not self.process.is_alive():
             return False
         try:
@@ -87,7 +86,7 @@ class Worker:
     def kill(self) -> int | None:
         """End the process now, and return its exit code."""
         self.process.kill()
-        self._pipe.close()  # ends the process by its own hand where the forkserver is gone
+        self._pipe.close()  # the process then ends itself, even without the forkserver
         self.process.join()
         return self.process.exitcode
 
@@ -96,12 +95,12 @@ def run_worker(serve: Callable[[], None], pipe: Connection) -> None:
     """Serve in this process, and answer the checks of the parent from a thread."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the forkserver ignores it
     Thread(target=_answer_checks, args=(pipe,), daemon=True).start()
-    with suppress(KeyboardInterrupt):  # uvicorn raises it again after it has obeyed SIGINT
+    with suppress(KeyboardInterrupt):  # uvicorn raises it again after a SIGINT
         serve()
 
 
 def _answer_checks(pipe: Connection) -> None:
-    """Answer until the parent is gone or gives this worker up, then stop: an orphan would keep the port."""
+    """Answer checks until the parent is gone or replaces this worker, then stop: an orphan would keep the port."""
     with suppress(EOFError, OSError):
         while True:
             pipe.send(pipe.recv())
@@ -109,12 +108,12 @@ def _answer_checks(pipe: Connection) -> None:
 
 
 class Supervisor:
-    """Keeps as many workers as the settings say, until SIGTERM or SIGINT. A second signal kills them.
+    """Keeps the configured number of workers running until SIGTERM or SIGINT. A second signal kills them.
 
     Workers reload files by themselves, so SIGHUP changes nothing.
 
     Args:
-        settings: of the service; a later worker reads the file again.
+        settings: of the service; the settings file is read again for each later worker.
         serve: runs in each worker.
 
     """
@@ -140,7 +139,7 @@ class Supervisor:
         self._stopping = True
 
     def run(self) -> None:
-        """Start workers and replace them, until a signal; return when all have ended."""
+        """Start and replace workers until a signal; return when all have ended."""
         while not self._stopping:
             self._settings.reload()
             self._replace_unhealthy()
@@ -157,11 +156,11 @@ class Supervisor:
                 continue
             exit_code = worker.kill()
             self._workers.remove(worker)
-            if exit_code == STARTUP_FAILURE:  # of the server, not of a model: the next worker would fail as well
-                LOG.error("a worker cannot serve, and the service ends")
+            if exit_code == STARTUP_FAILURE:  # of the server, not of a model: each worker would fail
+                LOG.error("a worker cannot serve; the service stops")
                 self._stopping = True
             else:
-                LOG.info("worker %s has ended, and is replaced", worker.process.pid)
+                LOG.info("worker %s has ended; a new worker replaces it", worker.process.pid)
                 self._start_missing()
 
     def _start_missing(self) -> None:
@@ -169,5 +168,5 @@ class Supervisor:
             try:
                 self._workers.append(Worker(partial(self._serve, self._settings.current)))
             except (OSError, EOFError) as error:  # such as too many processes
-                LOG.error("a worker cannot be started, and is tried again: %s", error)
+                LOG.error("a worker cannot be started; another attempt follows: %s", error)
                 break

@@ -1,68 +1,54 @@
-"""The connection's own answers to requests for tensors, and the memory of the last head.
+"""Code path for tensor requests: the connection answers them itself, and remembers the last request head.
 
-Many clients send the same head again and again. Reading it takes a third of the time of a small answer.
+Clients often repeat a head byte for byte. Parsing it takes a third of the time of a small response.
 """
 
-from collections.abc import Hashable
 from contextlib import suppress
-from contextvars import Context
 from copy import copy
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preblock.service.api.http.dispatcher import Dispatcher
-from preblock.service.api.http.request import RawRequest, Route
+from preblock.service.api.http.request import RawRequest
 from preblock.service.observability.context import RequestContext, find_request_id
-from preblock.service.server.incoming_request import Header, IncomingRequest
-from preblock.service.server.tensor_responder import TensorResponder, receive_nothing
+from preblock.service.server.incoming_request import IncomingRequest
+from preblock.service.server.tensor_responder import TensorResponder
 from preblock.service.server.uvicorn_adapter import ProxyHeadersMiddleware
 
 if TYPE_CHECKING:
     from preblock.service.server.front import Front
 
 MAX_BODY_BYTES = 2**18
-"""A longer body is read by the application, because its answer takes long anyway."""
-ELSEWHERE = {b"expect", b"transfer-encoding", b"content-encoding", b"upgrade", b"origin"}
+"""The application reads longer bodies: their responses take long anyway."""
+APPLICATION_HEADERS = {b"expect", b"transfer-encoding", b"content-encoding", b"upgrade", b"origin"}
 """The application answers requests with these headers."""
 CREDENTIAL = b"authorization"
-"""The cache of templates outlives the connection, so its keys leave out this header."""
+"""Template keys leave out this header, because the cache outlives the connection."""
 BEGIN = b"POST "
 HEAD_END = b"\r\n\r\n"
 
 
 class KnownHead(NamedTuple):
-    """The head of the last request with a template; the next may begin with the same bytes.
+    """Head of the last request with a template; the next request may begin with the same bytes.
 
     Args:
-        head: its bytes.
-        size: bytes of the request, with its body.
-        target: of the request.
-        key: of its template.
-        passing: the identifying headers of the request.
-        wanted: the request id in them.
-        scheme: of the URL.
-        context: names its caller.
-        changes: of the keys, as `Dispatcher.changes` counts them.
+        data: bytes of the head.
+        request_size: bytes of the head and the body.
+        request: the request, without its body.
 
     """
 
-    head: bytes
-    size: int
-    target: Route
-    key: Hashable
-    passing: list[Header]
-    wanted: bytes | None
-    scheme: str | None
-    context: Context
-    changes: int
+    data: bytes
+    request_size: int
+    request: IncomingRequest
 
 
 class TensorPath:
-    """Chooses the requests that the connection answers itself, and has them answered.
+    """Selects tensor requests, and passes them to the responder of the connection.
 
     Args:
         connection: of the client.
-        app: the application of the server; only ours has requests for tensors.
+        app: the application of the server. Only a `Dispatcher` has routes for tensors.
 
     """
 
@@ -71,146 +57,141 @@ class TensorPath:
         self._proxies: ProxyHeadersMiddleware | None = None
         if isinstance(app, ProxyHeadersMiddleware):
             self._proxies, app = copy(app), app.app
-            self._proxies.app = _answer_nothing
-        self._dispatcher = app if isinstance(app, Dispatcher) else None
-        self._responder = None if self._dispatcher is None else TensorResponder(connection, self._dispatcher)
+            self._proxies.app = _null_app
+        self._dispatcher = app if isinstance(app, Dispatcher) else Dispatcher(app, {})
+        self._responder = TensorResponder(connection, self._dispatcher)
         self._known: KnownHead | None = None
-        self._held = 0.0  # when the known head came without its body; 0: it did not
+        self._held_since = 0.0  # arrival of a known head without its body; 0 if none is held
 
-    def take(self, data: bytes) -> bytes:
-        """Answer a request with a known head, or hold the head; return the rest of the input."""
+    def answer_repeated(self, data: bytes) -> bytes:
+        """Answer a request with the known head, or hold the head until its body arrives; return the remaining input."""
         known = self._known
         if known is None:
             return data
-        if self._held:
-            data = known.head + data
-        if data.startswith(known.head) and self._answer_known(known, data):
+        if self._held_since:
+            data = known.data + data
+        if data.startswith(known.data) and self._answer_known(known, data):
             return b""
         return data
 
-    def take_time(self) -> float:
-        """Return the arrival time of the next request."""
-        began, self._held = self._held or perf_counter(), 0.0
+    def pop_start_time(self) -> float:
+        """Return the arrival time of the next request, and release a held head."""
+        began, self._held_since = self._held_since or perf_counter(), 0.0
         return began
 
-    def take_held_head(self) -> bytes:
-        """Return the held head."""
-        return self._known.head if self._held and self._known is not None else b""
+    def held_head(self) -> bytes:
+        """Return the held head; empty if none is held."""
+        return self._known.data if self._held_since and self._known is not None else b""
 
     def _answer_known(self, known: KnownHead, data: bytes) -> bool:
-        connection, size = self._connection, len(data)
-        began = self._held or perf_counter()
-        if not connection.between or connection.unfinished or connection.active is not None:
+        connection, request, size = self._connection, known.request, len(data)
+        began = self._held_since or perf_counter()
+        if not connection.between_requests or connection.incomplete_bytes or connection.active is not None:
             return False
-        if connection.scheduler.rest or (size != known.size and size != len(known.head)):
+        if connection.scheduler.rest or (size != known.request_size and size != len(known.data)):
             return False
-        connection.has_come()
-        if size != known.size:
-            self._held = began
+        connection.deadline.clear()
+        if size != known.request_size:
+            self._held_since = began
             return True
-        assert self._dispatcher is not None
-        assert self._dispatcher.templates is not None
-        assert self._responder is not None
-        if self._dispatcher.changes() != known.changes:
+        templates, caller = self._dispatcher.templates, request.caller
+        assert templates is not None
+        assert caller is not None
+        if self._dispatcher.changes() != request.key_changes:
             return False
-        template = known.context.run(self._dispatcher.templates.find, known.key)
+        template = caller.run(templates.find, request.key)
         if template is None:
             return False
-        body = data[len(known.head) :]
-        visit = RequestContext(known.wanted, began)
-        visit.received, visit.read = len(body), perf_counter() - began
-        connection.active = ANSWERED_AT_ONCE
-        answer = self._responder.answer_by_template
-        if known.context.run(answer, template, known.target, body, visit, known.scheme, known.passing):
-            self._held = 0.0
+        body = data[len(known.data) :]
+        context = RequestContext(request.request_id, began)
+        context.received, context.read = len(body), perf_counter() - began
+        connection.active = request
+        if caller.run(self._responder.answer_by_template, template, request, body, context):
+            self._held_since = 0.0
             return True
         connection.active = None
         return False
 
-    def accepts(self, incoming: IncomingRequest) -> bool:
-        """Return whether the connection answers a request itself, and set its fields for that."""
-        dispatcher = self._dispatcher
-        if dispatcher is None or incoming.method != b"POST" or incoming.version != "1.1":
+    def accepts(self, request: IncomingRequest) -> bool:
+        """Return whether the connection answers a request itself; set the request's fields for that."""
+        dispatcher, connection = self._dispatcher, self._connection
+        route = dispatcher.route(request.url) if request.method == b"POST" and request.version == "1.1" else None
+        if route is None:
             return False
-        target = dispatcher.route(incoming.url)
-        if target is None:
-            return False
-        connection = self._connection
-        incoming.client, incoming.scheme = connection.client, connection.scheme
+        request.client, request.scheme = connection.client, connection.scheme
         if self._proxies is not None:
-            self._forward(incoming, self._proxies)
+            _apply_proxy_headers(self._proxies, request)
         if dispatcher.templates is not None:
-            incoming.key = (incoming.url, *(header for header in incoming.headers if header[0].lower() != CREDENTIAL))
-            incoming.changes = dispatcher.changes()
-            context = dispatcher.caller_context(incoming.headers, incoming.client)
-            if context is not None and (template := context.run(dispatcher.templates.find, incoming.key)) is not None:
-                incoming.target, incoming.template, incoming.context = target, template, context
-                return True
-        length = None
-        for name, value in incoming.headers:
-            lower = name.lower()
-            if lower == b"content-length":
-                length = value
-            elif lower in ELSEWHERE:
-                return False
-        if length is None or len(length) > 6 or int(length) > MAX_BODY_BYTES:
+            request.key = (request.url, *(header for header in request.headers if header[0].lower() != CREDENTIAL))
+            request.key_changes = dispatcher.changes()
+            request.caller = dispatcher.caller_context(request.headers, request.client)
+            if request.caller is not None:
+                request.template = request.caller.run(dispatcher.templates.find, request.key)
+        if request.template is None and not _is_short(request):
             return False
-        incoming.target = target
+        request.route = route
         return True
 
-    @staticmethod
-    def _forward(incoming: IncomingRequest, proxies: ProxyHeadersMiddleware) -> None:
-        """Take the client and the scheme from the headers of a trusted proxy."""
-        scope: dict[str, Any] = {"type": "http", "client": incoming.client, "scheme": incoming.scheme}
-        scope["headers"] = incoming.passing
-        with suppress(StopIteration):  # the middleware waits for nothing
-            proxies(scope, receive_nothing, _send_nothing).send(None)  # type: ignore[arg-type]
-        incoming.client, incoming.scheme = scope["client"], scope["scheme"]
+    def answer(self, request: IncomingRequest, first_input: bytes) -> None:
+        """Answer an accepted request with a complete body.
 
-    def answer(self, incoming: IncomingRequest, came: bytes) -> None:
-        """Answer an accepted request: its body is complete. `came` is its first input."""
-        target, responder = incoming.target, self._responder
-        assert target is not None
-        assert responder is not None
-        body = incoming.parts[0] if len(incoming.parts) == 1 else b"".join(incoming.parts)
-        visit = RequestContext(find_request_id(incoming.passing), incoming.began)
-        visit.received, visit.read = len(body), perf_counter() - incoming.began
-        scheme, passing = incoming.scheme, incoming.passing
-        if incoming.template is not None and incoming.context is not None:
-            answer = responder.answer_by_template
-            if incoming.context.run(answer, incoming.template, target, body, visit, scheme, passing):
-                self._remember(incoming, target, incoming.context, came, len(body))
-                return
-        headers = [(name.lower(), value) for name, value in incoming.headers]
+        Args:
+            request: the request.
+            first_input: the first bytes received for it; empty if they are not kept.
+
+        """
+        body = b"".join(request.chunks)
+        request.chunks = []
+        request.request_id = find_request_id(request.identifying)
+        context = RequestContext(request.request_id, request.began)
+        context.received, context.read = len(body), perf_counter() - request.began
+        template, request.template = request.template, None  # a kept template would keep a replaced model open
+        caller, respond = request.caller, self._responder.answer_by_template
+        if template is not None and caller is not None and caller.run(respond, template, request, body, context):
+            self._remember(request, first_input, len(body))
+            return
+        assert request.route is not None
         scope = {
             "type": "http",
             "http_version": "1.1",
             "method": "POST",
-            "path": target.path,
-            "query_string": target.query,
-            "headers": [*headers, *passing],
-            "client": incoming.client,
-            "scheme": scheme,
+            "path": request.route.path,
+            "query_string": request.route.query,
+            "headers": [*((name.lower(), value) for name, value in request.headers), *request.identifying],
+            "client": request.client,
+            "scheme": request.scheme,
         }
-        responder.answer(RawRequest(scope, receive_nothing, body), target, visit, incoming.key, scheme, passing)
+        self._responder.answer(RawRequest(scope, refuse_receive, body), request, context)
 
-    def _remember(self, incoming: IncomingRequest, target: Route, context: Context, came: bytes, length: int) -> None:
-        """Remember the head of a request with such a body, if it came alone, and the head or all of it at once."""
-        head, end, rest = came.partition(HEAD_END)
-        # An empty line may stand before a request; it ends no head.
-        if end and head.startswith(BEGIN) and len(rest) in (0, length) and incoming.keep_alive:
+    def _remember(self, request: IncomingRequest, first_input: bytes, body_size: int) -> None:
+        """Remember the head of a request that arrived alone, with its whole body or before it."""
+        head, end, rest = first_input.partition(HEAD_END)
+        # An empty line may precede a request; it ends no head.
+        if end and head.startswith(BEGIN) and len(rest) in (0, body_size) and request.keep_alive:
             head += end
-            passing = incoming.passing, find_request_id(incoming.passing), incoming.scheme
-            self._known = KnownHead(head, len(head) + length, target, incoming.key, *passing, context, incoming.changes)
+            self._known = KnownHead(head, len(head) + body_size, request)
 
 
-ANSWERED_AT_ONCE = IncomingRequest(0.0, complete=True)
-"""Stands for each request with a known head."""
+def _is_short(request: IncomingRequest) -> bool:
+    """Return whether the headers declare a short body, and none belongs to the application."""
+    headers = {name.lower(): value for name, value in request.headers}
+    length = headers.get(b"content-length", b"")
+    return 0 < len(length) <= 6 and int(length) <= MAX_BODY_BYTES and headers.keys().isdisjoint(APPLICATION_HEADERS)
 
 
-async def _send_nothing(_: object) -> None:
-    """Send nothing."""
+def _apply_proxy_headers(proxies: ProxyHeadersMiddleware, request: IncomingRequest) -> None:
+    """Set client and scheme from the headers of a trusted proxy."""
+    scope: dict[str, Any] = {"type": "http", "client": request.client, "scheme": request.scheme}
+    scope["headers"] = request.identifying
+    with suppress(StopIteration):  # the middleware awaits nothing
+        proxies(scope, refuse_receive, _null_app).send(None)  # type: ignore[arg-type]
+    request.client, request.scheme = scope["client"], scope["scheme"]
 
 
-async def _answer_nothing(*_: object) -> None:
-    """Answer nothing: the middleware is asked for the client only."""
+async def refuse_receive() -> Any:
+    """Stand in for the ASGI `receive` of a request with a complete body."""
+    raise RuntimeError("the body was received already")
+
+
+async def _null_app(*_: object) -> None:
+    """Do nothing, as an application or as the ASGI `send`."""

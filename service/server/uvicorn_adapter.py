@@ -1,4 +1,4 @@
-"""Every name of uvicorn that the service uses; pyproject.toml bounds its version."""
+"""All names of uvicorn in the service; pyproject.toml bounds its version."""
 
 from typing import Any, cast
 
@@ -21,5 +21,5 @@ __all__ = [
 
 
 def connections_of(state: ServerState) -> set[Any]:
-    """Return the open connections: the server shuts them down. Its own type knows only classes of uvicorn."""
+    """Return the open connections for the server to shut down. uvicorn's type lists only its own classes."""
     return cast(set[Any], state.connections)

@@ -1,35 +1,35 @@
-"""A WebSocket: an unmodified protocol of uvicorn speaks it, and a step lane answers simple steps before it."""
+"""A WebSocket connection: a step lane answers simple steps, and an unmodified protocol of uvicorn all other frames."""
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable, MutableMapping
 from copy import copy
 from typing import Any
+
+from starlette.types import Message, Receive, Scope, Send
 
 from preblock.service.api.http.routes.decode import CONNECTION
 from preblock.service.server.inner_transport import InnerTransport
 from preblock.service.server.read_scheduler import ReadScheduler
 from preblock.service.server.step_lane import StepLane
-from preblock.service.server.tensor_responder import refusal
+from preblock.service.server.tensor_responder import error_response
 from preblock.service.server.uvicorn_adapter import Config, ServerState, WebSocketsSansIOProtocol, connections_of
 from preblock.service.server.websocket_frames import FrameTracker
 
 MAX_FRAGMENTS = 2**14
-"""Frames of one message; a list of empty ones would take many times their bytes."""
+"""Frames of one message: a list of empty frames takes many times their bytes."""
 CLOSE_FRAME = 0x88
 TOO_BIG = 1009
-"""Close code of a message that is too large to process (RFC 6455, section 7.4.1)."""
-Message = MutableMapping[str, Any]
+"""Close code for a message too large to process (RFC 6455, section 7.4.1)."""
 
 
 class WebSocket(asyncio.Protocol):
-    """Reads no faster than the client reads, and keeps no more than one chunk of input beside one message.
+    """Reads at the pace of the client, and buffers at most one chunk of input beside one message.
 
     Args:
         transport: of the connection.
         config: of the server, loaded.
         server_state: of the server.
-        app_state: of the application; its `streams` close the connection at the end of the service.
+        app_state: of the application; its `streams` close the connection at shutdown.
         loop: of the connection.
 
     """
@@ -46,60 +46,56 @@ class WebSocket(asyncio.Protocol):
         self._app, self._streams = config.loaded_app, app_state["streams"]
         self._tasks, self._connections = server_state.tasks, connections_of(server_state)
         self._scheduler = ReadScheduler(transport, loop, self._read)
-        self._steps = StepLane(transport, loop, self._settle)
+        self._steps = StepLane(transport, loop, self._update_reading)
         self._frames = FrameTracker()
         self._accepted = self._ended = False
         self._inner_paused = self._write_paused = False
         config, own_state = copy(config), copy(server_state)
         config.loaded_app = self._serve
-        own_state.connections = set()  # the server would shut a listed protocol down without its offsets
+        own_state.connections = set()  # else the server would shut it down before the close message
         self._inner = WebSocketsSansIOProtocol(config, own_state, {**app_state, CONNECTION: self._steps}, loop)
 
     def open(self, head: bytes, rest: bytes) -> None:
-        """Answer the request for a WebSocket; `rest` is the input after its head."""
+        """Answer the upgrade request; `rest` is the input after its head."""
         self._connections.add(self)
         self.transport.set_protocol(self)
-        self._inner.connection_made(InnerTransport(self))
+        callbacks = self.transport.close, self._pause_reading, self._resume_reading
+        self._inner.connection_made(InnerTransport(self.transport, *callbacks))
         tasks = len(self._tasks)
         self._inner.data_received(head)
         if len(self._tasks) == tasks and not self.transport.is_closing():
-            self.transport.write(refusal(400, "the request opens no WebSocket", ()))
+            self.transport.write(error_response(400, "the request opens no WebSocket", ()))
             self.transport.close()
         elif rest:
             self.data_received(rest)
 
-    async def _serve(
-        self,
-        scope: Message,
-        receive: Callable[[], Awaitable[Message]],
-        send: Callable[[Message], Awaitable[None]],
-    ) -> None:
-        """Run the application, and note whether it accepts the WebSocket."""
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application, and record whether it accepts the WebSocket."""
 
-        async def send_and_note(message: Message) -> None:
+        async def send_and_record(message: Message) -> None:
             self._accepted = self._accepted or message["type"] == "websocket.accept"
             await send(message)
 
         try:
-            await self._app(scope, receive, send_and_note)
+            await self._app(scope, receive, send_and_record)
         finally:
             self._ended = True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the application that the client has left."""
+        """Notify the application of the disconnect."""
         self._connections.discard(self)
         self._scheduler.end()
         self._inner.connection_lost(exc)
 
     def shutdown(self) -> None:
-        """Let an open stream send its offsets and close; close any other WebSocket."""
+        """Let an open stream send its close message; close any other WebSocket."""
         if self._accepted and not self._ended:
             self._streams.drain()
         else:
             self._inner.shutdown()
 
     def data_received(self, data: bytes) -> None:
-        """Read frames; none overtakes a step that is being answered."""
+        """Read frames, after the response to a step in progress."""
         if self._steps.busy:
             self._scheduler.pause()
         self._scheduler.feed(data)
@@ -116,36 +112,29 @@ class WebSocket(asyncio.Protocol):
             self._inner.data_received(data)
 
     def pause_writing(self) -> None:
-        """Read nothing from a client that does not read: each ping would be answered."""
+        """Stop reading from a client that does not read: each ping would add a response."""
         self._write_paused = True
         self._inner.pause_writing()
-        self._settle()
+        self._update_reading()
 
     def resume_writing(self) -> None:
-        """Read again."""
+        """Resume reading."""
         self._write_paused = False
         self._inner.resume_writing()
-        self._settle()
+        self._update_reading()
 
-    def _settle(self) -> None:
-        """Read while the client reads, the application waits, and no step is being answered."""
+    def _update_reading(self) -> None:
+        """Read only while the client reads, the application waits, and no step is in progress."""
         if self._inner_paused or self._write_paused or self._steps.busy:
             self._scheduler.pause()
         else:
             self._scheduler.resume()
 
-    # The owner of the contained protocol's transport.
-
-    def close(self) -> None:
-        """Close the connection."""
-        self.transport.close()
-
-    def pause_reading(self) -> None:
-        """Read nothing more, because the application has not taken the last message."""
+    def _pause_reading(self) -> None:
+        """Stop reading, because the application has not taken the last message."""
         self._inner_paused = True
-        self._settle()
+        self._update_reading()
 
-    def resume_reading(self) -> None:
-        """Read on."""
+    def _resume_reading(self) -> None:
         self._inner_paused = False
-        self._settle()
+        self._update_reading()

@@ -8,7 +8,7 @@ LENGTH_BYTES = {126: 2, 127: 8}
 
 
 def binary_payload(data: bytes) -> bytes | None:
-    """Return the payload of input that is exactly one binary message of at most 65,535 bytes; None for other input."""
+    """Return the payload if `data` is exactly one binary message of at most 65,535 bytes, else None."""
     if len(data) < 2 + MASK_BYTES or data[0] != BINARY or not MASKED <= data[1] < MASKED + 127:
         return None
     start = 6 if data[1] < MASKED + 126 else 8
@@ -19,14 +19,14 @@ def binary_payload(data: bytes) -> bytes | None:
 
 
 def unmask(payload: bytes, mask: bytes) -> bytes:
-    """Return the payload of a client's frame without its mask (section 5.3)."""
+    """Remove the mask from a client's payload (section 5.3)."""
     size = len(payload)
     repeated = (mask * (size // MASK_BYTES + 1))[:size]
     return (int.from_bytes(payload, "little") ^ int.from_bytes(repeated, "little")).to_bytes(size, "little")
 
 
 class FrameTracker:
-    """Follows the frames in a client's input.
+    """Tracks frame boundaries in a client's input.
 
     Attributes:
         fragments: frames of the incomplete message; 0 between two messages.
@@ -36,11 +36,11 @@ class FrameTracker:
     def __init__(self) -> None:
         self.fragments = 0
         self._head = b""
-        self._payload = 0  # bytes of the frame's payload that are still to come
+        self._payload = 0  # remaining payload bytes of the current frame
 
     @property
     def between_messages(self) -> bool:
-        """Whether the input so far ends with a whole message or with a whole control frame after one."""
+        """Whether the input ends with a complete message, or with a complete control frame after one."""
         return not self.fragments and not self._head and not self._payload
 
     def feed(self, data: bytes) -> None:
@@ -57,7 +57,7 @@ class FrameTracker:
                 self._read_head()
 
     def _read_head(self) -> None:
-        """Begin the payload of a frame if its head is whole."""
+        """Start the payload of a frame if its head is complete."""
         head = self._head
         code = head[1] % MASKED if len(head) > 1 else 0
         extended = LENGTH_BYTES.get(code, 0)

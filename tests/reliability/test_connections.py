@@ -217,7 +217,7 @@ def test_a_head_that_does_not_come_is_waited_for_no_longer_than_for_a_stream(ser
         for stream in (silent, half, second):
             answer = received(stream)
             assert status(answer) == 408
-            assert answer.endswith(b"\r\n\r\nthe request did not come")
+            assert answer.endswith(b"\r\n\r\nthe request did not arrive in time")
         assert 1.5 < time.monotonic() - begin < 10
 
 

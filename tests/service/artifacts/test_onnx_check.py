@@ -154,7 +154,7 @@ def test_a_file_that_changes_while_it_is_opened_is_refused(folder: Path, monkeyp
         return opened
 
     monkeypatch.setattr(loader, "open_session", slow)
-    assert refusal(folder) == f"{DATA}: got a change while it was opened, allowed the file that was checked"
+    assert refusal(folder) == f"{DATA}: got a change while it was opened, allowed the checked file"
 
 
 LOCATIONS = [
@@ -284,7 +284,7 @@ def test_a_graph_that_fails_is_refused_and_the_log_says_how(
 
     repository = Repository(shutil.copytree(tiny_repository, folder.parents[2] / "repository"), CPU, 1)
     edit(folder, change, POSITIONED_GRAPH)
-    assert refusal(folder) == "manifest.json: got an artifact that fails; the log says how, allowed one that can be run"
+    assert refusal(folder) == "manifest.json: got an internal error; see the log, allowed an artifact to run"
     assert "gpt/1 cannot be opened" in caplog.text
     assert "indices element out of data bounds" in caplog.text
     shutil.copytree(folder, repository.root / "other" / "1")
@@ -454,13 +454,13 @@ def test_a_name_that_is_no_text_harms_no_message(folder: Path, name: bytes) -> N
     [
         ({"vocab_size": 101}, f"{MANIFEST} vocab_size: got 101, allowed 100, the rows of {TOKENS}"),
         ({"vocab_size": 99}, f"{MANIFEST} vocab_size: got 99, allowed 100, the rows of {TOKENS}"),
-        ({"max_len": 51}, f"{MANIFEST} max_len: got 51, allowed what {GRAPH} has rows for (["),
-        ({"max_len": 2**40}, f"{MANIFEST} max_len: got {2**40}, allowed what {GRAPH} has rows for (["),
-        ({"width": 33}, f"{MANIFEST} width: got 33, allowed 32, that of embeddings"),
+        ({"max_len": 51}, f"{MANIFEST} max_len: got 51, allowed at most the rows of {GRAPH} (["),
+        ({"max_len": 2**40}, f"{MANIFEST} max_len: got {2**40}, allowed at most the rows of {GRAPH} (["),
+        ({"width": 33}, f"{MANIFEST} width: got 33, allowed 32, the width of embeddings"),
         ({"indices": {"token_type_ids": 2}}, f"{MANIFEST} indices: got token_type_ids, allowed inputs of {GRAPH}"),
         (
             {"token_embeddings": {"output": "token_embeddings", "width": 16, "consumer_scales": None}},
-            f"{MANIFEST} token_embeddings.width: got 16, allowed 32, that of token_embeddings",
+            f"{MANIFEST} token_embeddings.width: got 16, allowed 32, the width of token_embeddings",
         ),
         (
             {"files": {}},

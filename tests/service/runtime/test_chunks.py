@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import EMBEDDINGS
-from preblock.service.runtime.chunks import pieces
+from preblock.service.runtime.chunks import split_feeds
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
@@ -67,9 +67,9 @@ def test_a_call_of_any_shape_has_the_bits_of_the_plain_graph(
         ((1, 11), [(1, 11)]),
     ],
 )
-def test_pieces_are_as_few_and_as_equal_as_can_be(shape: tuple[int, int], expected: list[tuple[int, int]]) -> None:
+def test_feeds_are_split_into_few_and_equal_chunks(shape: tuple[int, int], expected: list[tuple[int, int]]) -> None:
     ids = np.arange(shape[0] * shape[1]).reshape(shape)
-    found = list(pieces({"input_ids": ids, "offset": np.array([3])}, 11))
+    found = list(split_feeds({"input_ids": ids, "offset": np.array([3])}, 11))
     assert [piece["input_ids"].shape for piece in found] == expected
     assert np.concatenate([piece["input_ids"].ravel() for piece in found]).tolist() == ids.ravel().tolist()
     begins = (piece["input_ids"][0, 0] % shape[1] if shape[1] > 11 else 0 for piece in found)

@@ -1,6 +1,7 @@
 """Models that come, change and go while others are served."""
 
 import asyncio
+import errno
 import gc
 import shutil
 import threading
@@ -9,13 +10,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from preblock.service.artifacts.manifest import GRAPH
 from preblock.service.core.errors import ArtifactError, Forbidden, NotFound
-from preblock.service.runtime.model_control import Control
+from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.support.artifacts import copy_artifact
@@ -97,9 +99,29 @@ def test_a_folder_that_cannot_be_read_changes_nothing(root: Path, empty: bool) -
     assert set(states(repository).values()) == {"READY"}
 
 
+def test_refresh_after_a_system_error_opens_all_new_versions(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = Repository(root, CPU, 1)
+    for name in ("gpt/2", "gpt/3"):
+        shutil.copytree(root / "gpt/1", root / name)
+    load = repository._load
+
+    def fail_for_the_last(name: str, version: int, *rest: Any) -> Any:
+        if version == 3:
+            raise OSError(errno.EMFILE, "too many open files")
+        return load(name, version, *rest)
+
+    monkeypatch.setattr(repository, "_load", fail_for_the_last)
+    with pytest.raises(OSError, match="too many"):
+        repository.refresh()
+    monkeypatch.undo()
+    repository.refresh()
+    assert repository.versions("gpt") == [1, 2, 3]
+    assert set(states(repository).values()) == {"READY"}
+
+
 @pytest.mark.parametrize("mode", ["none", "poll"])
 def test_a_request_for_a_change_needs_the_mode_for_it(root: Path, mode: str) -> None:
-    control = Control(Repository(root, CPU, 1), mode, 1)  # type: ignore[arg-type]
+    control = ModelControl(Repository(root, CPU, 1), mode, 1)  # type: ignore[arg-type]
     with pytest.raises(Forbidden, match=f"model: got gpt, allowed changes by request .* it is {mode}"):
         asyncio.run(control.unload("gpt"))
 
@@ -110,7 +132,7 @@ def test_models_are_unloaded_and_loaded_by_request(root: Path, tmp_path: Path, s
     (tmp_path / "shared").mkdir()
 
     async def change() -> None:
-        control = Control(repository, "explicit", 1, tmp_path / "shared" if shared else None)
+        control = ModelControl(repository, "explicit", 1, tmp_path / "shared" if shared else None)
         following = asyncio.create_task(control.run())
         await control.unload("gpt")
         with pytest.raises(NotFound, match="model: got gpt, allowed bert"):
@@ -182,7 +204,7 @@ def test_a_server_follows_its_folder_without_a_failed_request(root: Path, worker
 
 def test_a_load_that_an_unload_overtakes_is_no_fault(root: Path) -> None:
     async def change() -> None:
-        control = Control(Repository(root, CPU, 1), "explicit", 1)
+        control = ModelControl(Repository(root, CPU, 1), "explicit", 1)
 
         async def unload_later() -> None:
             await asyncio.sleep(0.002)

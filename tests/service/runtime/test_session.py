@@ -71,9 +71,7 @@ def test_a_graph_that_is_none_is_refused_and_the_log_says_why(
     with pytest.raises(ArtifactError) as refused:
         Session(folder)
     assert refused.value.field == GRAPH
-    assert (
-        str(refused.value) == f"{GRAPH}: got what cannot be loaded; the log says why, allowed a graph that can be run"
-    )
+    assert str(refused.value) == f"{GRAPH}: got a graph that cannot be loaded; see the log, allowed a valid graph"
     assert str(folder) in caplog.text
 
 
@@ -174,6 +172,6 @@ def test_tables_larger_than_the_gpu_memory_limit_are_refused(repository: Path) -
     with pytest.raises(ArtifactError) as refused:
         CudaSession(folder, CUDA, gpu_mem_limit_bytes=size - 1)
     assert str(refused.value) == (
-        f"model.onnx.data: got {size} bytes, allowed at most {size - 1}, which is gpu_mem_limit_bytes"
+        f"model.onnx.data: got {size} bytes, allowed at most {size - 1}, by gpu_mem_limit_bytes"
     )
     Session(folder, gpu_mem_limit_bytes=1)  # the limit is not for the CPU

@@ -18,7 +18,7 @@ from preblock.service.artifacts.io import describe
 from preblock.service.core.errors import ArtifactError, Invalid, TooLarge
 from preblock.service.core.types import TextRequest, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
-from preblock.service.runtime.tokenizer import CHARACTERS, Tokenizer
+from preblock.service.runtime.tokenizer import MAX_CHARACTERS_PER_TOKEN, Tokenizer
 from tests.support.engines import ask_engine, open_engine
 from tests.support.tokenizers import write_tokenizer
 
@@ -55,7 +55,7 @@ def test_what_the_file_states_of_truncation_and_padding_is_switched_off(tiny: To
 def test_too_much_text_is_refused_with_the_numbers(tiny: Tokenizer) -> None:
     with pytest.raises(TooLarge, match="text: got 9 tokens, allowed at most 8 tokens in a request"):
         tiny.encode(["a b c d", "a"], 8, spans=False)
-    with pytest.raises(TooLarge, match=f"text: got 65 characters, allowed at most {4 * CHARACTERS} characters"):
+    with pytest.raises(TooLarge, match=f"text: got 65 characters, allowed at most {4 * MAX_CHARACTERS_PER_TOKEN} "):
         tiny.encode(["a" * 64, "b"], 4, spans=False)
     with pytest.raises(TooLarge, match="text: got 5 texts, allowed at most 4 tokens in a request"):
         tiny.encode(["a"] * 5, 4, spans=False)
