@@ -51,6 +51,13 @@ def copy_artifact(stored: str, repository: Path, name: str | None = None) -> Pat
     return draft.rename(folder)
 
 
+def make_repository(root: Path, **models: str) -> Path:
+    """Add a stored artifact for each keyword, as a version of the model of that name, and return `root`."""
+    for name, stored in models.items():
+        copy_artifact(stored, root, name)
+    return root
+
+
 def read_tables(folder: Path) -> dict[str, Floats]:
     """Return the tables of two dimensions of an artifact by the name of their step, as onnx reads them."""
     initializers = onnx.load(folder / GRAPH).graph.initializer

@@ -3,7 +3,8 @@
 import re
 import socket
 import time
-from types import TracebackType
+from collections.abc import Mapping
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 import httpx
@@ -14,6 +15,16 @@ def dial(address: str | httpx.URL, timeout: float = 20) -> socket.socket:
     url = httpx.URL(address)
     assert url.port is not None
     return socket.create_connection((url.host, url.port), timeout)
+
+
+def http_request(
+    path: str, body: bytes = b"", headers: Mapping[str, str] = MappingProxyType({}), method: str = "POST"
+) -> bytes:
+    """Return a request of HTTP/1.1; it states the length of its body, unless that comes in chunks."""
+    length = {} if "Transfer-Encoding" in headers else {"Content-Length": str(len(body))}
+    lines = {"Host": "x", **length, **headers}
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body
 
 
 class RawConnection:

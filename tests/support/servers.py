@@ -5,6 +5,7 @@ import re
 import secrets
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,9 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
+import httpx
 import uvicorn
 
-from tests.support.paths import PREBLOCK
+from tests.support.paths import PREBLOCK, ROOT
+from tests.support.waiting import wait_until
+
+_APPLICATION = "tests.support.asgi_app:create"
+ASGI_SERVERS = {
+    "uvicorn": ["uvicorn", "--factory", "--http", "httptools", "--ws", "websockets-sansio", _APPLICATION],
+    "uvicorn-h11": ["uvicorn", "--factory", "--http", "h11", "--ws", "wsproto", _APPLICATION],
+    "hypercorn": ["hypercorn", f"{_APPLICATION}()"],
+}
+"""Modules that run the application, with their arguments."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +92,38 @@ def serve(repository: Path, *options: str, **environment: str) -> Iterator[Serve
         written = errors.read()
         assert address, f"no address; standard error: {written}"
         assert process.returncode == 0, written
+        assert "Traceback" not in written, written
+
+
+@contextmanager
+def serve_asgi(name: str, repository: Path, **environment: str) -> Iterator[Server]:
+    """Serve `repository` with one of ASGI_SERVERS, without gRPC, and check that no error is logged."""
+    port = str(free_port())
+    bind = ["--bind", f"127.0.0.1:{port}"] if name == "hypercorn" else ["--port", port]
+    command = [sys.executable, "-m", *ASGI_SERVERS[name], *bind]
+    environment = {**os.environ, **environment, "PREBLOCK_REPOSITORY": str(repository)}
+    address = f"http://127.0.0.1:{port}"
+
+    def is_ready() -> bool:
+        assert process.poll() is None
+        with suppress(httpx.TransportError):
+            return httpx.get(f"{address}/readyz").status_code == 200
+        return False
+
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=errors, text=True
+        ) as process,
+    ):
+        try:
+            wait_until(is_ready, 60)
+            yield Server(address, "", process, "")
+        finally:
+            process.terminate()
+            process.wait(60)
+        errors.seek(0)
+        written = errors.read()
         assert "Traceback" not in written, written
 
 
