@@ -255,15 +255,6 @@ def test_an_unknown_model_is_not_found(tiny_client: openai.OpenAI) -> None:
         assert raised.value.code == "NotFound"
 
 
-def test_requests_are_counted(tiny_client: openai.OpenAI, tiny: httpx.Client) -> None:
-    tiny_client.embeddings.create(model="gpt", input=[1])
-    with pytest.raises(openai.UnprocessableEntityError):
-        tiny_client.embeddings.create(model="gpt", input=[1], dimensions=1)
-    metrics = tiny.get("/metrics").text
-    assert 'preblock_requests_total{model="gpt",outcome="ok",protocol="openai"}' in metrics
-    assert 'preblock_requests_total{model="gpt",outcome="Invalid",protocol="openai"}' in metrics
-
-
 def test_a_broken_tokenizer_is_the_servers_fault(tmp_path: Path) -> None:
     copy_artifact("bert-broken-tokenizer", tmp_path / "repository", "broken")
     with serve(tmp_path / "repository") as running, connected(running) as client:

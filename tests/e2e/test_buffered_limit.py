@@ -1,7 +1,6 @@
 """Answers that are made whole have a limit; those that are sent in pieces have none. Oracle: NumPy over the tables."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import grpc
 import httpx
@@ -18,8 +17,9 @@ from preblock.client.errors import RequestError
 from preblock.service.core.limits import FLOAT32_BYTES
 from preblock.service.core.settings import Settings
 from preblock.service.engine.chunking import WRITTEN_WHOLE
-from tests.support.artifacts import copy_artifact, draw_tables
-from tests.support.connections import dial
+from tests.support.artifacts import draw_tables, make_repository
+from tests.support.connections import dial, http_request
+from tests.support.open_inference import infer_message
 from tests.support.protocols import (
     Clients,
     Protocol,
@@ -59,10 +59,8 @@ TOKENS, POSITIONS = draw_tables(0, [V * D, LONGEST * D])
 
 @pytest.fixture(scope="module")
 def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
-    root: Path = tmp_path_factory.mktemp("whole")
-    for name in ("gpt", "rotary", "alibi"):
-        copy_artifact(f"{name}-7x256x9000", root, name)
-    copy_artifact("vit-2048", root, "vit")
+    models = {name: f"{name}-7x256x9000" for name in ("gpt", "rotary", "alibi")}
+    root = make_repository(tmp_path_factory.mktemp("whole"), vit="vit-2048", **models)
     with serve(root, PREBLOCK_MAX_BUFFERED_RESPONSE_BYTES=str(MOST)) as server, connect(server) as connected:
         yield connected
 
@@ -114,10 +112,9 @@ def test_what_has_no_size_yet_is_made_whole_for_an_old_client(clients: Clients, 
     coding = {} if fields else {"Accept-Encoding": "gzip"}
     for tokens, status in ((LONGEST, 413), (10, 200)):
         body = orjson.dumps({"input_ids": [IDS[:tokens]]} | fields)
-        lines = {"Content-Type": "application/json", "Content-Length": str(len(body))} | coding
-        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        sent = http_request("/models/gpt/embed", body, {"Content-Type": "application/json"} | coding)
         with dial(url) as stream:
-            stream.sendall(f"POST /models/gpt/embed HTTP/1.0\r\n{head}\r\n".encode() + body)
+            stream.sendall(sent.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
             answer = b"".join(iter(lambda: stream.recv(2**16), b""))
         assert answer.startswith(b"HTTP/1.1 %d " % status)
         if status == 413:
@@ -137,9 +134,7 @@ def test_a_stream_goes_on_where_it_was(clients: Clients) -> None:
 @pytest.mark.parametrize("of_stream", [False, True])
 def test_a_sequence_goes_on_where_it_was(clients: Clients, of_stream: bool) -> None:
     def ask(begin: int, end: int, start: bool = False) -> service_pb2.ModelInferRequest:
-        ids = np.array([IDS[begin:end]])
-        request = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[ids.tobytes()])
-        request.inputs.add(name="input_ids", datatype="INT64", shape=ids.shape)
+        request = infer_message([IDS[begin:end]])
         request.parameters["sequence_id"].int64_param = 9
         request.parameters["sequence_start"].bool_param = start
         return request

@@ -21,9 +21,12 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from tests.clients.test_tritonclient import TritonClient, client
-from tests.service.api.http.routes.test_decode import wait_for_streams
+from tests.support.open_inference import infer_message
+from tests.support.processes import status_bytes
 from tests.support.protocols import Clients, RequestRefused, call_grpc, connect, native_bytes
+from tests.support.scrapes import read_metrics, wait_for_streams
 from tests.support.servers import Server, serve
+from tests.support.waiting import wait_until
 
 __all__ = ["client"]
 
@@ -57,15 +60,12 @@ def check(answers: list[bytes | str], id_: int | str, clients: Clients) -> None:
             assert found == native_bytes(clients, "gpt", {"input_ids": ids, "offset": expected}).tobytes()
 
 
-def sequences_open(http: httpx.Client) -> int:
-    return int(float(http.get("/metrics").text.partition("\npreblock_sequences_open ")[2].partition("\n")[0]))
+def sequences_open(http: httpx.Client) -> float:
+    return read_metrics(http)["preblock_sequences_open",]
 
 
-def wait_for_sequences(http: httpx.Client, count: int, seconds: float = 5) -> None:
-    end = time.monotonic() + seconds
-    while (found := sequences_open(http)) != count:
-        assert time.monotonic() < end, f"{found} sequences are open, not {count}"
-        time.sleep(0.01)
+def wait_for_sequences(http: httpx.Client, count: int) -> None:
+    wait_until(lambda: sequences_open(http) == count)
 
 
 @pytest.mark.parametrize("id_", [5, "a sequence"])
@@ -190,10 +190,8 @@ def test_a_model_of_other_tensors_has_no_sequences_in_its_configuration(tiny_cli
 
 
 def request(ids: Any, id_: int, **told: bool) -> Any:
-    """Return a request of `gpt` or `gpt2-small` as a message."""
-    array = np.array(ids, np.int64)
-    message = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[array.tobytes()])
-    message.inputs.add(name="input_ids", datatype="INT64", shape=array.shape)
+    """Return a request of a sequence, or of none with the id 0."""
+    message = infer_message(ids)
     if id_:
         message.parameters["sequence_id"].int64_param = id_
     for name, value in told.items():
@@ -287,18 +285,13 @@ def test_a_client_that_does_not_read_is_held_back_and_its_sequences_end(reposito
         time.sleep(2)
 
     with serve(repository, PREBLOCK_SEQUENCE_IDLE_TIMEOUT_SECONDS="1") as server, connect(server) as clients:
-        status = Path(f"/proc/{server.process.pid}/status")
-
-        def memory() -> int:
-            return 1024 * int(status.read_text().partition("VmRSS:")[2].split()[0])
-
         with grpc.insecure_channel(server.grpc, options=[("grpc.max_receive_message_length", -1)]) as channel:
-            before = memory()
+            before = status_bytes(server.process.pid, "VmRSS")
             answers: Any = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(flood())
             next(answers)
             wait_for_sequences(clients.http, 1)
             wait_for_sequences(clients.http, 0)
-            assert memory() - before < 64 * 2**20
+            assert status_bytes(server.process.pid, "VmRSS") - before < 64 * 2**20
             answers.cancel()
         wait_for_streams(clients.http, 0)
 

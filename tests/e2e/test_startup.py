@@ -12,14 +12,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect as connect_socket
 
 from preblock.service.artifacts.manifest import MANIFEST
 from preblock.service.core.auth import new_key
 from tests.support.paths import PREBLOCK
+from tests.support.scrapes import read_metrics
 from tests.support.servers import free_port
+from tests.support.waiting import wait_until
 
 MODELS = 150
 """Each takes some milliseconds to open."""
@@ -64,8 +65,8 @@ def test_health_says_how_far_a_start_is(many: Path, workers: str) -> None:
         embedding = client.post("/models/gpt000/embed", json={"input_ids": [1]})
         inference = client.get("/v2/models/gpt000")
         health = [client.get(f"/v2/health/{asked}").status_code for asked in ("live", "ready")]
-        families = text_string_to_metric_families(client.get("/metrics").text)
-        counted = {s.labels["state"]: s.value for f in families if f.name == "preblock_models" for s in f.samples}
+        metrics = read_metrics(client)
+        counted = {state: metrics["preblock_models", state] for state in ("ready", "loading")}
         with pytest.raises(InvalidStatus) as refused:
             connect_socket(str(client.base_url.copy_with(scheme="ws", path="/models/gpt000/decode")))
         while (answer := client.get("/readyz")).status_code == 503:
@@ -157,14 +158,14 @@ def test_who_does_not_read_the_address_ends_nothing(tiny_repository: Path, outpu
         ) as process,
     ):
         try:
-            deadline = time.monotonic() + 60
-            while True:
-                with suppress(httpx.ConnectError):
-                    if httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=60).status_code == 200:
-                        break
+
+            def is_ready() -> bool:
                 assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+                with suppress(httpx.ConnectError):
+                    return httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=60).status_code == 200
+                return False
+
+            wait_until(is_ready, 60)
             time.sleep(0.2)  # it is announced now
             httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=60).raise_for_status()
         finally:

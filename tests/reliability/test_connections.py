@@ -4,6 +4,7 @@ import json
 import re
 import resource
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -30,8 +31,8 @@ from tests.reliability.wires import (
     still_right,
     web_socket,
 )
-from tests.service.api.http.routes.test_decode import wait_for_streams
 from tests.support.paths import ROOT
+from tests.support.scrapes import wait_for_streams
 from tests.support.servers import Server, serve
 
 MOST = 24 * 2**20
@@ -50,12 +51,6 @@ def http(server: Server) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.address, timeout=60) as client:
         assert client.get("/readyz").status_code == 200
         yield client
-
-
-@pytest.fixture(scope="module")
-def expected(tables: dict[str, NDArray[np.float32]]) -> bytes:
-    """The answer to a good request, from the raw tables."""
-    return (tables["tokens"][[1, 6, 0]] + tables["positions"][[2, 3, 4]]).tobytes()
 
 
 @contextmanager
@@ -137,6 +132,16 @@ def test_the_length_of_a_head_counts_however_it_comes(
             stream.sendall(whole[part * len(whole) // parts : (part + 1) * len(whole) // parts])
             time.sleep(0.02)
         assert status(received(stream)) == expected_status
+
+
+@pytest.mark.parametrize("sent", [b"", request()[:40], request(), UPGRADE])
+def test_resets_leave_the_server_healthy(server: Server, http: httpx.Client, expected: bytes, sent: bytes) -> None:
+    with unharmed(server, http, expected):
+        for _ in range(200):
+            with connection(server) as stream:
+                stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close sends a reset
+                stream.sendall(sent)
+    wait_for_streams(http, 0)
 
 
 DEAF = {

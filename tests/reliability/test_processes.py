@@ -7,17 +7,14 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
-from numpy.typing import NDArray
-from prometheus_client.parser import text_string_to_metric_families
 from websockets.sync.client import connect as connect_socket
 
 from preblock.service.artifacts.manifest import DATA
@@ -25,15 +22,11 @@ from preblock.service.observability.metric_files import RESERVED
 from tests.reliability.wires import IDS, connection, still_right
 from tests.support.paths import PREBLOCK
 from tests.support.processes import alive, children, fork_servers, workers
+from tests.support.scrapes import samples_of
 from tests.support.servers import Server, free_port, read_banner, serve
+from tests.support.waiting import wait_until
 
 BYTES = {"Accept": "application/octet-stream"}
-
-
-@pytest.fixture(scope="module")
-def expected(tables: dict[str, NDArray[np.float32]]) -> bytes:
-    """The answer to a good request, from the raw tables."""
-    return (tables["tokens"][IDS] + tables["positions"][[2, 3, 4]]).tobytes()
 
 
 def listening(port: str) -> int:
@@ -47,11 +40,7 @@ def descriptors(pid: int) -> list[Path]:
     return list(Path(f"/proc/{pid}/fd").iterdir())
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+wait_for = partial(wait_until, seconds=120, pause=0.05)
 
 
 def answers(server: Server) -> bool:
@@ -309,8 +298,7 @@ def test_metrics_are_true_or_unavailable_without_descriptors(tiny_repository: Pa
             if answer.status_code == 503:
                 assert answer.headers["Retry-After"] == "1"
                 return False
-            families = text_string_to_metric_families(answer.text)
-            found = {(s.name, *s.labels.values()): s.value for f in families for s in f.samples}
+            found = samples_of(answer.text)
             assert found["preblock_requests_total", "gpt", "ok", "native"] == len(clients)
             assert found["preblock_resident_memory_bytes", "anonymous"] > 2**20
             return True

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.artifacts import Floats, make_repository, read_tables
 from tests.support.protocols import Clients, connect
-from tests.support.servers import Server
+from tests.support.servers import Server, serve
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +45,13 @@ def weighty_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wide_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One `gpt` with wide vectors (V 50, D 768, M 700), so that answers are soon large."""
     return make_repository(tmp_path_factory.mktemp("wide"), gpt="gpt-50x768x700")
+
+
+@pytest.fixture(scope="session")
+def wide_server(wide_repository: Path) -> Iterator[Server]:
+    """Serve that repository, with limits that no test reaches."""
+    with serve(wide_repository, PREBLOCK_MAX_REQUEST_TOKENS="120000") as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

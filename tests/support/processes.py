@@ -26,6 +26,11 @@ def workers(parent: int) -> list[int]:
     return [worker for server in fork_servers(parent) for worker in children(server)]
 
 
+def status_bytes(pid: int, field: str) -> int:
+    """Return a field of `/proc/PID/status` that is a size, such as VmRSS."""
+    return 1024 * int(Path(f"/proc/{pid}/status").read_text().partition(f"\n{field}:")[2].split()[0])
+
+
 def alive(pid: int) -> bool:
     """Return whether a process runs, or waits."""
     with suppress(FileNotFoundError, ProcessLookupError):

@@ -34,11 +34,18 @@ STEP, VECTORS, ERROR = 1, 2, 3
 
 
 class RequestRefused(Exception):
-    """A protocol's answer to a bad request, as status and message."""
+    """A protocol's answer to a bad request.
 
-    def __init__(self, status: int | str, message: str) -> None:
-        super().__init__(status, message)
-        self.status, self.message = status, message
+    Args:
+        status: of HTTP, or the name of a gRPC code.
+        message: of the error.
+        kind: name of the error's class; "" where the protocol has none.
+
+    """
+
+    def __init__(self, status: int | str, message: str, kind: str = "") -> None:
+        super().__init__(status, message, kind)
+        self.status, self.message, self.kind = status, message, kind
 
 
 @dataclass(frozen=True)
@@ -317,18 +324,25 @@ def _tensors(fields: Fields) -> Fields:
 
 
 def _accepted(response: httpx.Response) -> httpx.Response:
-    """Return an answer of status 200, and raise RequestRefused for an error in the form of its protocol."""
+    """Return an answer of status 200, and raise RequestRefused for another."""
     if response.status_code == 200:
         return response
-    document = response.json()
-    if response.request.url.path.startswith("/v2"):
+    raise refusal_of(response)
+
+
+def refusal_of(response: httpx.Response) -> RequestRefused:
+    """Return the error of an HTTP answer, and check that it has the form of its protocol."""
+    document, path, status = response.json(), response.request.url.path, response.status_code
+    if path.startswith(("/v1", "/v2")):
         assert response.headers["Content-Type"] == "application/json"
         assert set(document) == {"error"}
-        raise RequestRefused(response.status_code, document["error"])
-    if response.request.url.path.startswith("/v1"):
-        assert response.headers["Content-Type"] == "application/json"
-        assert set(document["error"]) == {"message", "type", "param", "code"}
-        raise RequestRefused(response.status_code, document["error"]["message"])
+        error = document["error"]
+        if path.startswith("/v2"):
+            return RequestRefused(status, error)
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
+        return RequestRefused(status, error["message"], error["code"])
     assert response.headers["Content-Type"] == "application/problem+json"
-    assert document["status"] == response.status_code
-    raise RequestRefused(response.status_code, document["detail"])
+    assert (document["status"], document["type"]) == (status, f"urn:preblock:error:{document['title']}")
+    assert document["detail"] == f"{document['field']}: got {document['got']}, allowed {document['allowed']}"
+    return RequestRefused(status, document["detail"], document["title"])

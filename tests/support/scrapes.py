@@ -3,6 +3,8 @@
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.waiting import wait_until
+
 Samples = dict[tuple[str, ...], float]
 """Values by name and label values; labels stand in alphabetical order."""
 
@@ -21,3 +23,8 @@ def read_metrics(server: httpx.Client | str) -> Samples:
     if isinstance(server, str):
         return samples_of(httpx.get(f"{server}/metrics", timeout=60).text)
     return samples_of(server.get("/metrics").text)
+
+
+def wait_for_streams(http: httpx.Client, count: int) -> None:
+    """Wait until the server counts so many open streams."""
+    wait_until(lambda: read_metrics(http)["preblock_streams_open",] == count)

@@ -11,7 +11,7 @@ from tests.service.matrix.bodies import Ids
 from tests.service.matrix.callers import Caller
 from tests.service.matrix.code_paths import PATHS, PREBLOCK, UVICORN, CodePath, Servers
 from tests.support.artifacts import read_tables
-from tests.support.servers import serve, serve_asgi
+from tests.support.servers import Server, serve, serve_asgi
 
 
 @contextmanager
@@ -29,10 +29,10 @@ def path(request: pytest.FixtureRequest) -> CodePath:
 
 
 @pytest.fixture(scope="package")
-def plain_servers(wide_repository: Path) -> Iterator[Servers]:
+def plain_servers(wide_server: Server, wide_repository: Path) -> Iterator[Servers]:
     """Serve without keys, and with limits that no test reaches."""
-    with serve_both(wide_repository, PREBLOCK_MAX_REQUEST_TOKENS="120000") as servers:
-        yield servers
+    with serve_asgi("uvicorn", wide_repository, PREBLOCK_MAX_REQUEST_TOKENS="120000") as plain:
+        yield {PREBLOCK: wide_server, UVICORN: plain}
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Answers and errors of every code path. Oracle: NumPy over the raw tables."""
 
 import re
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -102,7 +103,8 @@ def test_disconnects_leave_the_server_working(path: CodePath, caller: Caller, ex
 
 def test_request_id_is_returned_or_made(path: CodePath, caller: Caller) -> None:
     path.prepare(caller, GOOD)
-    assert caller.ask(GOOD, headers={"x-request-id": "mine"}).headers["x-request-id"] == "mine"
+    for ids in (GOOD, -GOOD):
+        assert caller.ask(ids, headers={"x-request-id": "mine"}).headers["x-request-id"] == "mine"
     made = {
         caller.ask(GOOD, headers=headers).headers["x-request-id"] for headers in ({}, {}, {"x-request-id": "x" * 200})
     }
@@ -114,5 +116,9 @@ def test_header_tells_where_time_went(path: CodePath, caller: Caller) -> None:
     if path.protocol == "decode" or path.name == "grpc-streamed":
         pytest.skip("the headers leave before the first step")
     path.prepare(caller, GOOD)
+    began = time.perf_counter()
     found = caller.ask(GOOD).headers["server-timing"]
+    milliseconds = 1000 * (time.perf_counter() - began)
     assert TIMING.fullmatch(found), found
+    assert 0 < sum(float(part.partition("=")[2]) for part in found.split(", ")) <= milliseconds
+    assert "server-timing" not in caller.ask(GOOD, model="none").headers

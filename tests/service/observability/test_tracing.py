@@ -4,6 +4,8 @@ Oracles: what the clients sent, what they were answered, and their clocks.
 """
 
 import json
+import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,7 +25,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect as connect_socket
 
@@ -31,9 +33,11 @@ from preblock.service.core.auth import new_key
 from tests.service.observability.test_logs import said
 from tests.service.server.test_repeated_heads import request as same_head
 from tests.service.server.test_websocket import step
-from tests.support import commands
 from tests.support.connections import RawConnection
+from tests.support.open_inference import infer_message, open_stub
+from tests.support.paths import PREBLOCK
 from tests.support.servers import free_port, serve
+from tests.support.waiting import wait_until
 
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
 EMBED = "/models/gpt/embed"
@@ -115,12 +119,10 @@ def parent(span: int, sampled: str = "01", **more: str) -> dict[str, str]:
     return {"traceparent": f"00-{TRACE:032x}-{span:016x}-{sampled}", **more}
 
 
-def call(stub: service_pb2_grpc.GRPCInferenceServiceStub, model: str, **metadata: str) -> str:
+def call(stub: Any, model: str, **metadata: str) -> str:
     """Ask for one token, and return the name of the status."""
-    request = service_pb2.ModelInferRequest(model_name=model, raw_input_contents=[bytes(8)])
-    request.inputs.add(name="input_ids", datatype="INT64", shape=[1, 1])
     try:
-        stub.ModelInfer(request, metadata=list(metadata.items()), wait_for_ready=True)
+        stub.ModelInfer(infer_message([[0]], model), metadata=list(metadata.items()), wait_for_ready=True)
     except grpc.RpcError as error:
         return str(error.code().name)
     return "OK"
@@ -160,13 +162,13 @@ def ask_everything(left_open: ExitStack, address: str, calls: str) -> None:
             stream.recv()
         with pytest.raises(InvalidStatus):  # there may be one
             connect_socket(decode, additional_headers=parent(14))
-    with grpc.insecure_channel(calls) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    with open_stub(calls) as stub:
         assert call(stub, "gpt", **parent(15, tracestate="vendor=told")) == "OK"
         assert call(stub, "nope", **parent(16)) == "NOT_FOUND"
-        request = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(16)])
-        request.inputs.add(name="input_ids", datatype="INT64", shape=[2, 1])
-        assert len(list(stub.ModelStreamInfer(iter([request] * 3), metadata=list(parent(17).items())))) == 3
+        assert (
+            len(list(stub.ModelStreamInfer(iter([infer_message([[0], [0]])] * 3), metadata=list(parent(17).items()))))
+            == 3
+        )
         stub.ServerLive(service_pb2.ServerLiveRequest(), metadata=list(parent(18).items()))
     stream = left_open.enter_context(connect_socket(decode, additional_headers=parent(19)))
     stream.send(step([[1]]))
@@ -285,18 +287,19 @@ def test_each_worker_sends_its_own_and_whoever_is_refused_has_a_span(tiny_reposi
     asked: list[str] = []
 
     def ask(address: str, calls: str) -> None:
-        with grpc.insecure_channel(calls) as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with open_stub(calls) as stub:
             assert call(stub, "gpt", **parent(1)) == "UNAUTHENTICATED"
             assert call(stub, "gpt", **parent(2), authorization=f"Bearer {key}") == "OK"
         assert httpx.post(f"{address}{EMBED}", headers=parent(3)).status_code == 401
         body, authorized = {"input_ids": [[1]]}, {"Authorization": f"Bearer {key}"}
-        deadline = time.monotonic() + 60
-        while len({name.partition("-")[0] for name in asked}) < 2:  # ids of a worker begin alike
+
+        def is_seen_from_both_workers() -> bool:
             answer = httpx.post(f"{address}{EMBED}", json=body, headers=authorized, timeout=30)  # a connection each
             assert answer.is_success
             asked.append(answer.headers["X-Request-Id"])
-            assert time.monotonic() < deadline
+            return len({name.partition("-")[0] for name in asked}) == 2  # ids of a worker have the same start
+
+        wait_until(is_seen_from_both_workers, 60)
 
     told = told_by(
         tiny_repository,
@@ -326,11 +329,13 @@ def test_a_proxy_that_is_trusted_says_by_which_scheme_a_client_came(tiny_reposit
     assert schemes == ["https", "https", "https", "http", "https"]
 
 
-@pytest.mark.parametrize(("head", "parents"), [("", 0), (f"traceparent: {parent(1)['traceparent']}\r\n", 20)])
-def test_each_has_its_span_where_heads_are_the_same(tiny_repository: Path, head: str, parents: int) -> None:
+@pytest.mark.parametrize(("headers", "parents"), [({}, 0), (parent(1), 20)])
+def test_each_has_its_span_where_heads_are_the_same(
+    tiny_repository: Path, headers: dict[str, str], parents: int
+) -> None:
     def ask(address: str, _: str) -> None:
         with RawConnection(address) as connection:
-            assert [connection.ask(same_head(1, 2, more=head))[0] for _ in range(20)] == [200] * 20
+            assert [connection.ask(same_head(1, 2, **headers))[0] for _ in range(20)] == [200] * 20
 
     told = told_by(tiny_repository, ask, "--access-log-sample-rate", "1", "--log-format", "json")
     spans = [span for _, span in told.spans]
@@ -380,5 +385,6 @@ def test_a_collector_that_is_gone_delays_the_end_by_a_few_seconds(tiny_repositor
 )
 def test_what_cannot_be_asked_for(tiny_repository: Path, workers: str, name: str, value: str, message: str) -> None:
     options = "--repository", str(tiny_repository), "--port", "0", "--tracing", "otlp", "--workers", workers
-    done = commands.run(commands.preblock, "serve", *options, environment={name: value})
+    command = [PREBLOCK, "serve", *options]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {name: value}, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"preblock: {name}: {message}\n")

@@ -11,8 +11,9 @@ import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2_grpc
 
+from tests.support.open_inference import infer_message
 from tests.support.servers import Server, serve
 
 NOTHING_WAITS_SECONDS = 8
@@ -20,10 +21,7 @@ NOTHING_WAITS_SECONDS = 8
 
 
 def request(rows: int) -> Any:
-    ids = np.zeros((rows, 1), np.int64)
-    message = service_pb2.ModelInferRequest(model_name="gpt", id=str(rows), raw_input_contents=[ids.tobytes()])
-    message.inputs.add(name="input_ids", datatype="INT64", shape=ids.shape)
-    return message
+    return infer_message(np.zeros((rows, 1)), id=str(rows))
 
 
 @contextmanager

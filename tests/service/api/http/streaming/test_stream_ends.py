@@ -17,9 +17,10 @@ import pytest
 from websockets import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from tests.service.api.http.routes.test_decode import wait_for_streams
 from tests.support.connections import dial
+from tests.support.processes import status_bytes
 from tests.support.protocols import FRAME, step_frame
+from tests.support.scrapes import wait_for_streams
 from tests.support.servers import Server, serve
 
 PING = FRAME.pack(b"PRBK", 2, 8, 0, 0, 0, 0, 0, bytes(3))
@@ -102,8 +103,7 @@ def test_lines_end_with_where_they_are(impatient: Server) -> None:
 
 def memory_of(server: Server) -> int:
     """Return the resident bytes of the server."""
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
-    return 1024 * int(status.partition("VmRSS:")[2].split()[0])
+    return status_bytes(server.process.pid, "VmRSS")
 
 
 def floods() -> dict[str, tuple[bytes, bytes]]:
