@@ -1,4 +1,4 @@
-"""The table of errors in `docs/http.md`, row by row: each kind is provoked at each protocol that it names."""
+"""The table of errors in `docs/http.md`, row by row: each kind is provoked at each protocol of its row."""
 
 import json
 import re
@@ -39,10 +39,10 @@ from tests.support.servers import Server, serve
 
 KEY = "a key of the test"
 SECONDS = 60
-"""For which something is tried that is all but sure to happen at once."""
+"""Limit of the attempts to fill the queue."""
 PROTOCOLS = ("native", "/v2", "/v1", "gRPC")
 INSIDE = re.compile(r"onnxruntime|onnx\.|Traceback|preblock\.|\.py\b|Error\b|Exception|/tmp|/home|0x[0-9a-f]{6}")
-"""What no message may say."""
+"""Internals without a place in messages."""
 
 
 def table() -> dict[str, dict[str, str]]:
@@ -58,7 +58,7 @@ def table() -> dict[str, dict[str, str]]:
 
 @dataclass(frozen=True)
 class Place:
-    """A server whose limits are near, one where `KEY` is the only key, for `bert`, and one that answers seldom."""
+    """Servers with low limits, with `KEY` as the only key, for `bert`, and with a low rate."""
 
     clients: Clients
     server: Server
@@ -81,7 +81,7 @@ def place(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         serve(tiny_repository, PREBLOCK_RATE_LIMIT_PER_SECOND="0.01") as seldom,
         connect(seldom) as sparing,
     ):
-        # A version that comes later, and cannot be opened.
+        # A later version, impossible to open.
         shutil.copytree(root / "gpt/1", root / "gpt/2")
         (root / "gpt/2" / GRAPH).unlink()
         (root / "gpt/2" / GRAPH).write_bytes(b"no graph")
@@ -144,7 +144,7 @@ def bytes_over_grpc(place: Place) -> RequestRefused:
 
 
 def step_of_a_stream(place: Place) -> RequestRefused:
-    """Send a step whose offset is not that of its stream."""
+    """Send a step with another offset than its stream."""
     lines = b'{"input_ids": [1]}\n{"input_ids": [2], "offset": 5}\n'
     answer = place.clients.http.post(
         "/models/gpt/decode", content=lines, headers={"Content-Type": "application/x-ndjson"}
@@ -194,8 +194,8 @@ def too_many(protocol: Protocol) -> Provoke:
 
 
 def too_busy(protocol: Protocol, rows: int = 5000) -> Provoke:
-    """Ask while others ask for more than may wait; what is small does not wait."""
-    # Read for long, and refused at the end: a client that reads a large answer asks for nothing meanwhile.
+    """Send a large request while others fill the queue; small ones would not wait."""
+    # Slow to read, and refused at the end: a client busy with a large answer would send nothing.
     body = json.dumps({"input_ids": [*([[1] * 6] * 10000), [7]]}).encode()
 
     def provoke(place: Place) -> RequestRefused:

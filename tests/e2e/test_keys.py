@@ -1,4 +1,4 @@
-"""Keys at every protocol, by real clients: who has none, who has one for some models, who may change them."""
+"""Keys at every protocol, by real clients: none, a key for some models, a key of an administrator."""
 
 import shlex
 import subprocess
@@ -65,7 +65,7 @@ def add_key(file: Path, name: str, *models: str, admin: bool = False) -> str:
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A key for `bert`, one for all models, and one that may change them; `file` holds their entries."""
+    """Return keys for `bert`, for all models, and of administrators; `file` holds their entries."""
     file = tmp_path_factory.mktemp("keys") / "keys.toml"
     scopes = {"bert": (("b*",), False), "all": ((), False), "admin": ((), True), "bert-admin": (("bert",), True)}
     made = {name: add_key(file, name, *models, admin=admin) for name, (models, admin) in scopes.items()}
@@ -155,7 +155,7 @@ def test_only_an_administrator_changes_models(guarded: Server, keys: dict[str, s
 
 @pytest.mark.parametrize("rows", [1, 8000])
 def test_the_client_of_openai_sends_a_key(guarded: Server, keys: dict[str, str], rows: int) -> None:
-    """A body that is large is read, and its model found, in a thread."""
+    """A thread reads a large body, and finds its model."""
 
     def client(key: str) -> openai.OpenAI:
         return openai.OpenAI(api_key=key, base_url=f"{guarded.address}/v1", max_retries=0)

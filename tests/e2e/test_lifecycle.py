@@ -1,4 +1,4 @@
-"""The life of a server: what it follows while it serves, and how it ends. Real servers, real clients, real signals."""
+"""Reloads and shutdown of a server. Real servers, real clients, real signals."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ from tests.support.waiting import wait_until
 
 SECONDS = 30
 LARGE, WIDTH = (64, 500), 256
-"""Rows and tokens of a request whose answer is of 32 MB: more than waits in any buffer."""
+"""Rows and tokens of a request with an answer of 32 MB: more than any buffer holds."""
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
 
 
@@ -105,7 +105,7 @@ def test_a_second_signal_ends_it_now(models: Path, tmp_path: Path, workers: str)
         httpx.get(address.join("/readyz"), timeout=SECONDS)
         family = [*children(process.pid), *workers_of(process.pid)]
         with dial(address) as stream:
-            stream.sendall(request())  # whose answer nobody reads
+            stream.sendall(request())  # without a reader of the answer
             stream.recv(10, socket.MSG_PEEK)
             process.send_signal(signal.SIGTERM)
             time.sleep(1.5)
@@ -136,7 +136,7 @@ def test_sighup_changes_nothing(models: Path, workers: str) -> None:
         assert client.get("/readyz").status_code == 200
         before = workers_of(server.process.pid)
         server.process.send_signal(signal.SIGHUP)
-        for child in before:  # as of a terminal that is closed
+        for child in before:  # as a closed terminal sends it
             os.kill(child, signal.SIGHUP)
         time.sleep(1)
         assert client.get("/readyz").status_code == 200
@@ -145,7 +145,7 @@ def test_sighup_changes_nothing(models: Path, workers: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_all_processes_lets_them_finish(models: Path, number: signal.Signals) -> None:
-    """As a terminal sends it, or who stops a whole control group."""
+    """As a terminal sends it, or a stop of a whole control group."""
     command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--workers", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
@@ -170,7 +170,7 @@ def test_a_certificate_is_renewed_without_a_restart(models: Path, tmp_path: Path
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
 
     def issue() -> bytes:
-        """Write a new certificate, its key a while later, and return what clients will see."""
+        """Write a new certificate, its key a while later, and return it in DER."""
         made = ca.issue_cert("127.0.0.1")
         made.cert_chain_pems[0].write_to_path(str(certificate))
         if key.exists():
@@ -180,7 +180,7 @@ def test_a_certificate_is_renewed_without_a_restart(models: Path, tmp_path: Path
         return ssl.PEM_cert_to_DER_cert(made.cert_chain_pems[0].bytes().decode())
 
     def get() -> bytes | None:
-        """Return the certificate that a new connection sees."""
+        """Return the certificate of a new connection."""
         url = httpx.URL(server.address)
         context = ssl.create_default_context()
         ca.configure_trust(context)
@@ -218,7 +218,7 @@ def test_a_certificate_is_renewed_without_a_restart(models: Path, tmp_path: Path
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_who_signs_clients_is_followed(models: Path, tmp_path: Path, version: ssl.TLSVersion) -> None:
-    """The server knows the new ones only, whichever way a client comes, also with what it was given before."""
+    """The server accepts the new authority only, also for resumed sessions."""
     ca, others = trustme.CA(), trustme.CA()
     files = {name: tmp_path / f"{name}.pem" for name in ("certificate", "key", "signers", "draft")}
     made = ca.issue_cert("127.0.0.1", "localhost")
@@ -233,7 +233,7 @@ def test_who_signs_clients_is_followed(models: Path, tmp_path: Path, version: ss
         contexts[signer].maximum_version = version
 
     def let_in(signer: trustme.CA, session: ssl.SSLSession | None = None) -> ssl.SSLSession | None:
-        """Return the session of a client that was answered, or None for one that was not."""
+        """Return the session of an accepted client, or None."""
         with dial(url, SECONDS) as plain:
             try:
                 stream = contexts[signer].wrap_socket(plain, server_hostname="localhost", session=session)

@@ -43,7 +43,7 @@ LINES, JSON = ({"Content-Type": f"application/{kind}"} for kind in ("x-ndjson", 
 
 @pytest.fixture(scope="module")
 def strict(tiny_repository: Path) -> Iterator[Server]:
-    """A server whose limits are near."""
+    """Serve with low limits."""
     limits = {
         "PREBLOCK_MAX_REQUEST_ROWS": "3",
         "PREBLOCK_MAX_CONCURRENT_REQUESTS": "1",
@@ -164,7 +164,7 @@ def test_a_step_has_the_limits_of_any_request(tiny_repository: Path) -> None:
         assert json.loads(stream.recv())["next_offset"] == [0, 0]
         stream.send('{"append": [0]}')
         assert json.loads(stream.recv())["error"]["allowed"] == "at most 2 rows in a request"
-        stream.send(step_frame([1, 2, 3, 4]))  # of one row, which there are two of
+        stream.send(step_frame([1, 2, 3, 4]))  # one row for a stream of two
         answer = stream.recv()
         assert isinstance(answer, bytes)
         assert b"2 rows" in answer
@@ -183,7 +183,7 @@ def test_who_is_refused_for_others_has_not_asked() -> None:
 
 
 def times(per_second: float, moments: list[float]) -> list[int | None]:
-    """Return what a caller who asks at these moments is told: None, or when to come again."""
+    """Return `retry_after` for requests at these moments, None for an accepted one."""
     limits, found = Limits(live_settings()), list[int | None]()
     for moment in moments:
         try:
@@ -253,7 +253,7 @@ def test_work_that_has_waited_too_long_is_dropped_and_never_runs() -> None:
         left.cancel()
         with pytest.raises(asyncio.CancelledError):
             await left
-        await asyncio.sleep(0.2)  # what runs may take as long as it needs
+        await asyncio.sleep(0.2)  # running work has no limit
         gate.set()
         assert await first is True
         result: Any = await scheduler.run(INLINE_MAX_VALUES + 1, lambda: 3)

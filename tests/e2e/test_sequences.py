@@ -1,4 +1,4 @@
-"""Sequences at every protocol that has them, asked by tritonclient, unmodified. Oracle: the native API with offsets."""
+"""Sequences over HTTP and gRPC, by an unmodified tritonclient. Oracle: the native API with offsets."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ STEPS: list[tuple[list[list[int]], dict[str, Any], int | str]] = [
         "parameters.sequence_id: got ID, allowed a sequence that runs on gpt version 1: its first request has ",
     ),
 ]
-"""Ids, what is said of the sequence, and where the row is, or why it is refused."""
+"""Ids, parameters of the sequence, and the offset of the row or the error."""
 
 
 def check(answers: list[bytes | str], id_: int | str, clients: Clients) -> None:

@@ -39,11 +39,11 @@ SECONDS = 30.0
 ONE = {"input_ids": [[1]]}
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
 LARGE = {"input_ids": [[1] * 8] * 2000, "encoding": "float"}
-"""A request whose answer is written by a thread."""
+"""A request with an answer written by a thread."""
 
 
 class Served:
-    """A server, its file of settings, and what it logs."""
+    """A server, its file of settings, and its log."""
 
     def __init__(self, address: str, calls: str, pid: int, file: Path, log: Path) -> None:
         self.address, self.calls, self.pid, self._file, self._log = address, calls, pid, file, log
@@ -130,7 +130,7 @@ def too_many_requests(server: Served) -> bool:
 
 
 def crowd(server: Served) -> list[str]:
-    """Return what many answers say that are written by threads at a time."""
+    """Return the begin of many concurrent answers, written by threads."""
     with ThreadPoolExecutor(24) as pool:
         url = f"{server.address}/models/gpt/embed"
         return list(pool.map(lambda _: httpx.post(url, json=LARGE, timeout=SECONDS).text[:300], range(24)))
@@ -234,7 +234,7 @@ SEEN: dict[str, tuple[str, Callable[[Served], bool]]] = {
     "access_log_max_token_ids": ("1", a_line_with_ids),
     "log_level": ('"info"', says_more),
 }
-"""A value for each setting that is followed, and what shows that it holds."""
+"""A value for each reloadable setting, and a function to see its effect."""
 TOGETHER = (
     ("max_request_tokens", "max_request_rows", "max_stream_sequence_rows", "cors_origins"),
     ("access_log_sample_rate", "access_log_max_token_ids"),
@@ -244,7 +244,7 @@ TOGETHER = (
     ("header_timeout_seconds", "sequence_idle_timeout_seconds"),
     ("rate_limit_per_second",),
 )
-"""Those that can be seen beside one another."""
+"""Settings with effects independent of each other."""
 
 
 def test_those_are_all_that_are_followed() -> None:
@@ -265,12 +265,12 @@ def test_a_setting_holds_soon_after_it_is_written(server: Served, names: tuple[s
         wait_until(lambda: SEEN[name][1](server))  # noqa: B023 - it is called at once
     server.set("")  # the defaults again
     for name in names:
-        if "log_" not in name:  # lines that were logged stay
+        if "log_" not in name:  # logged lines stay
             wait_until(lambda: not SEEN[name][1](server))  # noqa: B023
 
 
 def test_a_request_like_one_that_was_answered_is_refused(server: Served) -> None:
-    """Those are answered by what was kept of the first, limits included. No connection is dropped."""
+    """Requests with a template follow new limits. No connection is dropped."""
 
     def ask() -> int:
         connection.request("POST", "/models/gpt/embed?shape=1,3", np.array([1, 2, 3]).tobytes(), BYTES)
@@ -340,7 +340,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(server: Served) -> None:
 
 
 def test_what_needs_a_restart_says_so(server: Served) -> None:
-    server.set("port = 1\nmax_request_tokens = 2\nworkers = 3\nintra_op_threads = 3\n")  # the port is that of an option
+    server.set("port = 1\nmax_request_tokens = 2\nworkers = 3\nintra_op_threads = 3\n")  # an option states the port
     wait_until(lambda: too_many_tokens(server))
     assert " workers, intra_op_threads: another value in " in server.said()
     server.set("")
@@ -361,7 +361,7 @@ def test_each_worker_follows_and_so_does_one_that_starts_later(tiny_repository: 
         time.sleep(2)  # the parent and the other worker have looked by now
 
         def statuses() -> set[int]:
-            """Ask often enough that every worker was asked."""
+            """Ask often enough for every worker."""
             return {server.ask({"input_ids": [[1, 2, 3]]})[0] for _ in range(20)}
 
         assert statuses() == {413}

@@ -1,4 +1,4 @@
-"""What a service answers while it opens its models. Real processes, with so many models that it takes a while."""
+"""Answers of a service during its start. Real processes, with many models for a slow start."""
 
 import json
 import os
@@ -28,7 +28,7 @@ MODELS = 150
 
 @pytest.fixture(scope="module")
 def many(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository of many models, whose files are all the same."""
+    """Return a repository of many models with the same files."""
     root = tmp_path_factory.mktemp("many")
     for number in range(MODELS):
         (root / f"gpt{number:03}").mkdir()
@@ -91,7 +91,7 @@ def test_health_says_how_far_a_start_is(many: Path, workers: str) -> None:
         assert {document["of"] for document in told} <= {0, MODELS}
         while_opening = [document for document in told if document["ready"] < document["of"]]
         assert {document["model"] for document in while_opening} <= {f"gpt{n:03}" for n in range(MODELS)}
-        # Ready is ready: whoever asks from now on is answered.
+        # Ready is ready: every later request is answered.
         assert answer.content == b""
         for _ in range(10):
             with httpx.Client(base_url=client.base_url, timeout=60) as another:

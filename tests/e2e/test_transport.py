@@ -1,4 +1,4 @@
-"""TLS at every protocol, which pages may ask, and whose word for an address is taken: real servers, real clients."""
+"""TLS at every protocol, CORS and trusted proxies: real servers, real clients."""
 
 import json
 import ssl
@@ -25,7 +25,7 @@ BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octe
 
 @dataclass(frozen=True)
 class Files:
-    """A certificate of the server, its key, who signed both it and that of a client, and that of the client."""
+    """Certificate and key of the server, the authority of all certificates, and the client's certificate."""
 
     certificate: Path
     key: Path
@@ -88,7 +88,7 @@ def test_no_protocol_answers_without_it(secure: tuple[Server, bool], files: File
         httpx.get(server.address.replace("https", "http") + "/livez", timeout=60)
     with grpc.insecure_channel(server.grpc) as channel, pytest.raises(grpc.RpcError):
         service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(service_pb2.ServerLiveRequest(), timeout=5)
-    with pytest.raises(httpx.ConnectError):  # who does not trust who signed it
+    with pytest.raises(httpx.ConnectError):  # the authority is not trusted
         httpx.get(f"{server.address}/livez", timeout=60)
     old = context(files, certificate=asked)
     old.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -219,7 +219,7 @@ def test_a_proxy_that_is_trusted_says_who_asks(open_to_a_page: Server) -> None:
 
 
 def test_and_so_it_does_of_requests_that_are_alike(open_to_a_page: Server) -> None:
-    """Those are answered in their connection, without the application that knows proxies."""
+    """The connection answers them, without the application."""
     ids, found = np.array([1, 2, 3]).tobytes(), []
     with httpx.Client(base_url=open_to_a_page.address, timeout=60) as client:
         for address in ("198.51.100.10", "198.51.100.11", "198.51.100.12", "198.51.100.10", "198.51.100.13"):

@@ -1,4 +1,4 @@
-"""The serving path in an environment of its own, installed from a wheel, that has no torch."""
+"""The serving path in an environment of its own, installed from a wheel, without torch."""
 
 import importlib.metadata
 import json
@@ -22,9 +22,9 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with `preblock[cpu]` and what that requires, and nothing else.
+    """Return the interpreter of an environment with `preblock[cpu]`, its requirements, and nothing else.
 
-    The wheel is built and installed; what it requires is linked from the environment of the tests, without a network.
+    The wheel is built and installed. Its requirements are linked from the environment of the tests, without a network.
     """
     wheels, folder = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", wheels], check=True, cwd=ROOT)
@@ -56,7 +56,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def required(distribution: importlib.metadata.Distribution, extras: set[str]) -> list[importlib.metadata.Distribution]:
-    """Return what a distribution with `extras` requires, and what that requires, from this environment."""
+    """Return the direct and indirect requirements of a distribution with `extras`, from this environment."""
     found: dict[str, importlib.metadata.Distribution] = {}
     seen: set[tuple[str, str]] = set()
 
@@ -80,7 +80,7 @@ def required(distribution: importlib.metadata.Distribution, extras: set[str]) ->
 
 @pytest.fixture(scope="module")
 def address(python: Path, repository: Path) -> Iterator[str]:
-    """The address of a server that runs there."""
+    """Serve from that environment, and return the address."""
     options = ["--repository", str(repository), "--port", "0", "--grpc-port", str(free_port())]
     arguments = [str(python.parent / "preblock"), "serve", *options]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, cwd=python.parent, env=ENVIRONMENT) as process:

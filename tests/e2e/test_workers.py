@@ -30,7 +30,7 @@ from tests.support.waiting import wait_until
 
 @pytest.fixture(scope="module")
 def limited(tiny_repository: Path) -> Iterator[Clients]:
-    """A server whose limits are set by the environment."""
+    """Serve with limits set by the environment."""
     with (
         serve(tiny_repository, PREBLOCK_MAX_REQUEST_TOKENS="4", PREBLOCK_MAX_BODY_BYTES="200") as server,
         connect(server) as clients,
@@ -118,12 +118,12 @@ def test_workers_share_what_is_imported(two: Server) -> None:
     for worker in both:
         httpx.get(f"{two.address}/readyz", timeout=60)
         assert kilobytes(worker, "Shared_Dirty") > 20_000  # of spawned processes, nothing is
-    # What is forked has no thread but its first.
+    # The fork server has one thread.
     assert "Threads:\t1\n" in Path(f"/proc/{server}/status").read_text()
 
 
 def test_the_parent_lets_go_of_the_models_that_its_workers_serve(repository: Path) -> None:
-    """It would keep open what is replaced, and on a GPU take the memory of a worker."""
+    """It would keep replaced versions open, and on a GPU take the memory of a worker."""
     with serve(repository, "--workers", "2") as server:
 
         def mapped(pid: int) -> bool:
@@ -157,7 +157,7 @@ def test_a_change_is_answered_when_all_workers_have_followed_it(tiny_repository:
             time.sleep(0.05)
         deadline = time.monotonic() + 150
         clients: list[httpx.Client] = []
-        while True:  # until each worker has some of the connections, which stay
+        while True:  # until each worker has some of the open connections
             for _ in range(4):
                 clients.append(stack.enter_context(httpx.Client(base_url=server.address, timeout=60)))
                 assert clients[-1].get("/readyz").status_code == 200
@@ -175,7 +175,7 @@ def test_a_change_is_answered_when_all_workers_have_followed_it(tiny_repository:
             clients[0].post(f"/v2/repository/models/bert/{verb}").raise_for_status()
 
         def index() -> set[tuple[tuple[str, str, str], ...]]:
-            """Return what the workers say of the repository."""
+            """Return the repository index of every worker."""
             answers = [client.post("/v2/repository/index").json() for client in clients]
             return {tuple((m["name"], m["version"], m["state"]) for m in answer) for answer in answers}
 

@@ -21,12 +21,12 @@ from tests.support.artifacts import copy_artifact
 from tests.support.servers import Server, serve
 
 GROWTH = 16 * 2**20
-"""Bytes by which the server's own memory may grow in the second half."""
+"""Limit of the server's memory growth in the second half, in bytes."""
 
 
 @pytest.fixture(scope="module")
 def server(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One that also has a stem, a model with a bias, and one that nobody needs: it is loaded and unloaded."""
+    """Serve also a stem, a model with a bias, and a spare one to load and unload."""
     repository = shutil.copytree(tiny_repository, tmp_path_factory.mktemp("every") / "repository")
     shutil.copytree(repository / "gpt", repository / "spare")
     copy_artifact("alibi-7x4x9", repository, "alibi")

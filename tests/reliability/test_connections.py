@@ -1,4 +1,4 @@
-"""Connections of clients that are slow, deaf, broken, or want everything: real sockets, a real server."""
+"""Connections of slow, deaf, broken and greedy clients: real sockets, a real server."""
 
 import json
 import re
@@ -36,12 +36,12 @@ from tests.support.scrapes import wait_for_streams
 from tests.support.servers import Server, serve
 
 MOST = 24 * 2**20
-"""Bytes by which the server may grow for a client that sends ten times as many."""
+"""Limit of the server's memory growth for a client with ten times as many bytes, in bytes."""
 
 
 @pytest.fixture(scope="module")
 def server(tiny_repository: Path) -> Iterator[Server]:
-    """A server of its own, whose memory nobody else moves, and which waits two seconds for a client."""
+    """Serve with memory of its own and a header timeout of two seconds."""
     with serve(tiny_repository, PREBLOCK_HEADER_TIMEOUT_SECONDS="2") as running:
         yield running
 
@@ -55,7 +55,7 @@ def http(server: Server) -> Iterator[httpx.Client]:
 
 @contextmanager
 def unharmed(server: Server, http: httpx.Client, expected: bytes) -> Iterator[None]:
-    """Check that others get the right bits during a block and after it, and that the server stays small."""
+    """Check the answers to others during and after a block, and the growth of the server."""
     still_right(http, expected)
     before = memory(server.process.pid)
     over = threading.Event()
@@ -184,7 +184,7 @@ def test_a_message_of_many_fragments_is_read(server: Server) -> None:
 def test_heads_and_bodies_that_come_byte_by_byte_keep_nobody_waiting(
     server: Server, http: httpx.Client, expected: bytes, long: bool
 ) -> None:
-    """Oracle: the last of them, which come whole in the end, get the right bits too."""
+    """Oracle: all of them are complete in the end, and get the right bits."""
     whole = request("/models/gpt/embed", None, "Accept: application/octet-stream", "Connection: close")
     count = 500 if long else 100
     with unharmed(server, http, expected), ExitStack() as stack:
@@ -337,7 +337,7 @@ def test_nothing_is_said_within_the_answer_to_another_request(
 
 @contextmanager
 def held(server: Server, count: int) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds connections; a line ends that, and is answered with how many were served then."""
+    """Hold connections in a process; a line ends it, and it prints the number of served ones."""
     url = httpx.URL(server.address)
     command = [sys.executable, "-m", "tests.reliability.held", url.host, str(url.port), str(count)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as holder:

@@ -1,4 +1,4 @@
-"""Processes that are killed, disks that are full, descriptors that run out, folders that break, clocks that jump."""
+"""Killed processes, full disks, a lack of descriptors, broken folders, jumps of the clock."""
 
 import os
 import resource
@@ -50,7 +50,7 @@ def answers(server: Server) -> bool:
 
 
 def ready(server: Server) -> bool:
-    """Whether both workers are there, and have started: one that has not yet may still fail to."""
+    """Return whether both workers have started; before that, a start may fail."""
     own = server.grpc.rpartition(":")[2]
     return len(workers(server.process.pid)) == listening(own) == 2 and answers(server)
 
@@ -65,7 +65,7 @@ def replaced(server: Server, before: list[int]) -> bool:
 
 @dataclass
 class Load:
-    """What clients that ask all the time were answered: right, wrong or broken off."""
+    """Answers to clients under load: right, wrong or broken off."""
 
     right: int = 0
     broken: int = 0
@@ -77,9 +77,9 @@ class Load:
 
 @contextmanager
 def load(server: Server, expected: bytes, clients: int = 8, pause: float = 0) -> Iterator[Load]:
-    """Ask over several connections, each opened again when it is broken, while a block runs.
+    """Ask over several connections during a block, and open each again after an error.
 
-    Each asks again at once, or after a pause in seconds, which leaves processors to workers that start.
+    Each asks again at once, or after a pause in seconds, to leave processors to starting workers.
     """
     seen, over = Load(), threading.Event()
 
@@ -147,7 +147,7 @@ def test_a_worker_is_started_again_where_what_starts_it_is_killed_meanwhile(
 
 @contextmanager
 def parent(repository: Path, port: int, grpc_port: int) -> Iterator[subprocess.Popen[str]]:
-    """Serve with two workers on these ports, and end all that is left of it."""
+    """Serve with two workers on these ports, and kill all remaining processes."""
     ports = ["--port", str(port), "--grpc-port", str(grpc_port)]
     command = [PREBLOCK, "serve", "--repository", str(repository), *ports, "--workers", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
@@ -161,7 +161,7 @@ def parent(repository: Path, port: int, grpc_port: int) -> Iterator[subprocess.P
 def test_a_service_that_is_killed_leaves_its_port_to_the_next(
     tiny_repository: Path, expected: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # what is killed tidies nothing up
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # a killed process tidies nothing up
     with ExitStack() as stack:
         port, grpc_port = 0, free_port()
         for _ in range(2):
@@ -181,7 +181,7 @@ def test_a_service_that_is_killed_leaves_its_port_to_the_next(
 def test_workers_are_replaced_where_what_they_were_forked_from_is_killed(
     tiny_repository: Path, expected: bytes
 ) -> None:
-    """Nobody is left who tells of their ends, so all of them are replaced, and finish what they have begun."""
+    """Nobody can report their ends any more, so all are replaced, after their requests in flight."""
     with serve(tiny_repository, "--workers", "2") as server:
         wait_for(partial(ready, server))
         before, (first,) = workers(server.process.pid), fork_servers(server.process.pid)
@@ -200,7 +200,7 @@ def test_workers_are_replaced_where_what_they_were_forked_from_is_killed(
             right = seen.right
             wait_for(partial(seen.answered, right + 50))
         assert not seen.wrong
-        assert seen.broken <= 4 * clients  # each may lose its connection to a worker that ends, and ask one that will
+        assert seen.broken <= 4 * clients  # each may lose its connection to an ending worker, and reach another one
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def fill(disk: Path) -> Path:
 
 
 def test_a_full_disk_takes_nothing_from_clients(tiny_repository: Path, expected: bytes, small_disk: Path) -> None:
-    """A page of a mapped file that the disk has no room for would end its process."""
+    """A page of a mapped file without room on the disk would end its process."""
     folders = {"TMPDIR": str(small_disk), "PREBLOCK_CACHE_DIR": str(small_disk / "cache")}
     with serve(tiny_repository, "--workers", "2", "--model-control", "explicit", **folders) as server:
         wait_for(partial(ready, server))
@@ -275,10 +275,10 @@ def test_descriptors_that_run_out_are_used_again_when_they_are_free(
                 with suppress(ConnectionError):
                     stream.sendall(b"GET /livez HTTP/1.1\r\n")
             time.sleep(1)
-            still_right(client, expected)  # whoever is connected
+            still_right(client, expected)  # old connections
             later.rename(root / "bert/2")
             time.sleep(0.5)
-        wait_for(partial(answers, server))  # whoever comes
+        wait_for(partial(answers, server))  # new connections
         still_right(client, expected)
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limits)
         wait_for(lambda: client.post("/models/bert/embed", json={"input_ids": [1]}).json().get("version") == 2)
@@ -393,7 +393,7 @@ FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None
 
 @pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed")
 def test_a_clock_that_jumps_changes_nothing(tiny_repository: Path, tmp_path: Path, expected: bytes) -> None:
-    """Time stands still for nobody who measures it by the monotonic clock; the date of an answer shows the jumps."""
+    """The service measures time by the monotonic clock; only the date of an answer shows the jumps."""
     clock = tmp_path / "clock"
     clock.write_text("+0")
     fake = {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1"}

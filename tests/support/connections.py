@@ -1,4 +1,4 @@
-"""Connections on which a test sends any bytes, as no client library would."""
+"""Connections for any bytes, as no client library sends them."""
 
 import re
 import socket
@@ -20,7 +20,7 @@ def dial(address: str | httpx.URL, timeout: float = 20) -> socket.socket:
 def http_request(
     path: str, body: bytes = b"", headers: Mapping[str, str] = MappingProxyType({}), method: str = "POST"
 ) -> bytes:
-    """Return a request of HTTP/1.1; it states the length of its body, unless that comes in chunks."""
+    """Return a request of HTTP/1.1 with the length of its body, or without one for chunks."""
     length = {} if "Transfer-Encoding" in headers else {"Content-Length": str(len(body))}
     lines = {"Host": "x", **length, **headers}
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
@@ -28,7 +28,7 @@ def http_request(
 
 
 class RawConnection:
-    """An HTTP/1.1 connection that sends given bytes and reads answers of known length.
+    """An HTTP/1.1 connection for given bytes and answers of known length.
 
     Args:
         address: of the server, a URL.
@@ -50,7 +50,7 @@ class RawConnection:
         self.stream.close()
 
     def send(self, *parts: bytes) -> None:
-        """Send parts that the server reads one by one."""
+        """Send parts, each read by the server before the next."""
         for part in parts:
             self.stream.sendall(part)
             if part is not parts[-1]:

@@ -151,12 +151,12 @@ def native_safetensors(clients: Clients, model: str, fields: Fields) -> Vectors:
 
 
 def own_client(clients: Clients, model: str, fields: Fields) -> Vectors:
-    """Ask with our own client that waits."""
+    """Ask with our own blocking client."""
     return _vectors_of(lambda: clients.own.embed(**_arguments(model, fields)))
 
 
 def own_async_client(clients: Clients, model: str, fields: Fields) -> Vectors:
-    """Ask with our own client that awaits."""
+    """Ask with our own asynchronous client."""
     return _vectors_of(lambda: clients.runner.run(clients.own_async.embed(**_arguments(model, fields))))
 
 
@@ -244,7 +244,7 @@ def grpc_raw(clients: Clients, model: str, fields: Fields) -> Vectors:
 
 
 def grpc_typed(clients: Clients, model: str, fields: Fields) -> Vectors:
-    """Send typed contents, which tritonclient knows only as messages."""
+    """Send typed contents, as messages of tritonclient."""
     model_name, model_version = named(model)
     request = service_pb2.ModelInferRequest(model_name=model_name, model_version=model_version)
     for name, value in _tensors(fields).items():
@@ -309,13 +309,13 @@ def shape_of(name: str, value: Any) -> list[int]:
 
 
 TENSORS: tuple[Protocol, ...] = (open_inference_json, open_inference_binary, grpc_raw, grpc_typed)
-"""Protocols whose tensors are rectangular."""
+"""Protocols of rectangular tensors."""
 
 OWN: tuple[Protocol, ...] = (own_client, own_async_client)
-"""Our own clients, which express every request."""
+"""Our own clients, for every request."""
 
 NATIVE: tuple[Protocol, ...] = (native_json, native_float, native_bytes, native_raw, native_safetensors)
-"""Protocols that express every request."""
+"""Protocols for every request."""
 
 
 def _tensors(fields: Fields) -> Fields:
@@ -331,7 +331,7 @@ def _accepted(response: httpx.Response) -> httpx.Response:
 
 
 def refusal_of(response: httpx.Response) -> RequestRefused:
-    """Return the error of an HTTP answer, and check that it has the form of its protocol."""
+    """Return the error of an HTTP answer, and check the form of its protocol."""
     document, path, status = response.json(), response.request.url.path, response.status_code
     if path.startswith(("/v1", "/v2")):
         assert response.headers["Content-Type"] == "application/json"

@@ -25,7 +25,7 @@ ASGI_SERVERS = {
     "uvicorn-h11": ["uvicorn", "--factory", "--http", "h11", "--ws", "wsproto", _APPLICATION],
     "hypercorn": ["hypercorn", f"{_APPLICATION}()"],
 }
-"""Modules that run the application, with their arguments."""
+"""Modules to run the application, with their arguments."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Server:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on, below the range that the kernel assigns from."""
+    """Return an unused port below the kernel's range of ephemeral ports."""
     while True:
         port = 10_000 + secrets.randbelow(20_000)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
@@ -65,7 +65,7 @@ def read_banner(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 @contextmanager
 def serve(repository: Path, *options: str, **environment: str) -> Iterator[Server]:
-    """Serve `repository` from a process on free ports, and check that the process ends without an error."""
+    """Serve `repository` from a process on free ports, and check its end for errors."""
     grpc_port = free_port()
     arguments = ["--repository", str(repository), "--port", "0", "--grpc-port", str(grpc_port), *options]
     with (
@@ -97,7 +97,7 @@ def serve(repository: Path, *options: str, **environment: str) -> Iterator[Serve
 
 @contextmanager
 def serve_asgi(name: str, repository: Path, **environment: str) -> Iterator[Server]:
-    """Serve `repository` with one of ASGI_SERVERS, without gRPC, and check that no error is logged."""
+    """Serve `repository` with one of ASGI_SERVERS, without gRPC, and check its log for errors."""
     port = str(free_port())
     bind = ["--bind", f"127.0.0.1:{port}"] if name == "hypercorn" else ["--port", port]
     command = [sys.executable, "-m", *ASGI_SERVERS[name], *bind]
@@ -129,7 +129,7 @@ def serve_asgi(name: str, repository: Path, **environment: str) -> Iterator[Serv
 
 @contextmanager
 def live_server(config: uvicorn.Config) -> Iterator[int]:
-    """Run uvicorn in a thread, so that a test can watch the objects of the server, and return its port."""
+    """Run uvicorn in a thread, for access to the objects of the server, and return its port."""
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = Thread(target=server.run, args=([listener],))

@@ -1,4 +1,4 @@
-"""Artifacts that break a rule of `docs/artifact.md`, one rule at a time. Oracles: the onnx package, hashlib."""
+"""Artifacts with one broken rule of `docs/artifact.md` each. Oracles: the onnx package, hashlib."""
 
 import hashlib
 import json
@@ -131,7 +131,7 @@ def test_what_is_no_file_is_refused_and_keeps_nobody_waiting(
 def test_a_device_is_refused(folder: Path, name: str) -> None:
     (folder / name).unlink()
     try:
-        os.mknod(folder / name, 0o020666, os.makedev(1, 5))  # /dev/zero, which never ends
+        os.mknod(folder / name, 0o020666, os.makedev(1, 5))  # /dev/zero has no end
     except PermissionError:
         pytest.skip("this user makes no devices")
     assert refusal(folder) == f"{name}: got a folder or device, allowed a regular file"
@@ -142,7 +142,7 @@ def test_a_device_is_refused(folder: Path, name: str) -> None:
 )
 def test_a_file_of_a_gigabyte_is_not_read(folder: Path, name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     os.truncate(folder / name, 2**30)
-    # The hash, which reads in small pieces, has agreed.
+    # The hash, read in small chunks, agrees.
     monkeypatch.setattr(loader, "check_files", lambda *_: {})
     assert refusal(folder) == f"{name}: got more than {most} bytes, allowed at most {most} bytes"
 
@@ -274,7 +274,7 @@ def entries(*pairs: tuple[str, str]) -> Callable[[TensorProto], None]:
 def test_a_graph_that_fails_is_refused_and_the_log_says_how(
     folder: Path, tiny_repository: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One that onnxruntime opens: it fails as it is run for the first time. Others are served, now and later."""
+    """onnxruntime opens the graph, and its first run fails. Other models are served before and after."""
 
     def change(model: onnx.ModelProto) -> None:
         gather = next(node for node in model.graph.node if node.op_type == "Gather" and node.input[1] == "input_ids")
@@ -344,7 +344,7 @@ def test_values_in_the_graph_that_do_not_fit_their_shape_are_refused(
 
 
 def node_with(field: str, value: Any) -> onnx.NodeProto:
-    """A node with an attribute that holds `value`."""
+    """Return a node with `value` as an attribute."""
     node = onnx.NodeProto(op_type="Constant", output=["c"])
     attribute = node.attribute.add(name="value")
     held = getattr(attribute, field)
@@ -497,7 +497,7 @@ def test_a_module_of_ones_own_is_held_to_its_tables(tmp_path: Path, values: dict
             vectors: Tensor = self.tokens(input_ids + 0) + self.positions(positions)
             return vectors
 
-    folder = export_module(Both(), "gpt", tmp_path, vocab_size=6, max_len=6).folder  # a row that has no meaning
+    folder = export_module(Both(), "gpt", tmp_path, vocab_size=6, max_len=6).folder  # an unused row
     Repository(tmp_path, CPU, 1)
     seal(folder, **values)
     assert refusal(folder).startswith(f"{MANIFEST} {field}: got {values[field]}, allowed ")
@@ -515,7 +515,7 @@ def test_an_input_that_no_request_has_is_refused(folder: Path) -> None:
 
 
 def paths(ours: Any, theirs: Any, seen: set[str]) -> Iterator[str]:
-    """Yield what leads to a tensor in `theirs` and is missing or different in `ours`."""
+    """Yield fields on a path to a tensor in `theirs` without an equal in `ours`."""
     if theirs.full_name in seen:
         return
     seen.add(theirs.full_name)

@@ -260,7 +260,7 @@ def test_several_outputs_are_counted_once(engine: Engine, left: int) -> None:
 @pytest.mark.parametrize("pooling", ["none", "mean", "first", "last"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_rows_whose_padding_counts_for_nothing_are_cut_too(engine: Engine, pooling: str, masked: bool) -> None:
-    """Oracle: each row alone, in one run of the graph that counts them."""
+    """Oracle: each row alone, in one run of the graph with position counts."""
     rows = rows_of([4100, 4100, 4100])
     random = np.random.default_rng(5)
     rows.values[random.integers(0, 2, len(rows.values)) == 0] = PADDING
@@ -290,7 +290,7 @@ def test_rows_whose_padding_counts_for_nothing_are_cut_too(engine: Engine, pooli
 
 
 class Watched(Session):
-    """Notes the most values that a run gave."""
+    """Notes the largest number of values of a run."""
 
     most = 0
 

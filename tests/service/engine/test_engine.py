@@ -118,7 +118,7 @@ def test_a_graph_without_segments_gets_none(gpt: Manifest) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_cast_rounds_every_kind_of_value_as_torch_does(dtype: str) -> None:
-    # Random bits: every exponent, subnormals, and ties, whose lower half is 0x8000 or 0x1000.
+    # Random bits: every exponent, subnormals, and ties, with a lower half of 0x8000 or 0x1000.
     bits = np.random.default_rng(0).integers(0, 2**32, 200_000, np.uint32)
     ties = np.concatenate([bits, bits & 0xFFFF8000 | 0x8000, bits & 0xFFFFE000 | 0x1000])
     vectors = ties.view(np.float32)

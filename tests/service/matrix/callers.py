@@ -75,7 +75,7 @@ class PathAnswer:
     """An answer by any protocol.
 
     Args:
-        status: HTTP status, or the one that corresponds to the gRPC status.
+        status: HTTP status, or the HTTP equivalent of the gRPC status.
         content: vectors, float32 (B, L, D), or the message of the error.
         headers: headers of HTTP, or metadata of gRPC.
         sizes: bytes of the request and of the answer, without their headers.
@@ -110,7 +110,7 @@ class Caller(ABC):
 
 
 Connect = Callable[[Server, Headers], AbstractContextManager[Caller]]
-"""Opens a caller with headers that all of its requests carry."""
+"""Opens a caller with headers for all of its requests."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def by_grpc(**options: bool) -> Connect:
 
 @dataclass(frozen=True)
 class SocketCaller(Caller):
-    """Opens a WebSocket for each step, which is a binary frame or JSON."""
+    """Opens a WebSocket for each step, a binary frame or JSON."""
 
     address: str
     headers: Headers

@@ -25,7 +25,7 @@ class CodePath:
     Args:
         name: of the row.
         protocol: label of its metrics.
-        connect: opens a caller with headers that all of its requests carry.
+        connect: opens a caller with headers for all of its requests.
         repeat: how often a request holds its rows, so that the answer is large.
         known: whether a similar request was answered before on the connection, so that its template fits.
         offsets: whether a request can state an offset.
@@ -57,7 +57,7 @@ class CodePath:
 
 @dataclass(frozen=True)
 class Repeating(Caller):
-    """Repeats the rows of each request, and checks that all repetitions have equal vectors."""
+    """Repeats the rows of each request, and expects equal vectors of all repetitions."""
 
     caller: Caller
     repeat: int

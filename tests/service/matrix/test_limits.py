@@ -1,4 +1,4 @@
-"""Keys and limits of every code path, on servers that all rows share: each row has keys of its own."""
+"""Keys and limits of every code path, on servers for all rows. Each row has keys of its own."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""Lines of the log: which requests have one, and what is in it. A real server; oracles: what was asked, and `json`."""
+"""Access log of a real server: its lines and their fields. Oracles: the requests, and `json`."""
 
 import json
 import logging
@@ -29,7 +29,7 @@ from tests.support.servers import free_port, read_banner
 EMBED = "/models/gpt/embed"
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
 SECRET = 31337
-"""A token id that no line may hold."""
+"""A token id without a place in the log."""
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +38,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def said(models: Path, ask: Callable[[str, str], None], *options: str) -> list[str]:
-    """Return the lines that a server logs while it is asked."""
+    """Return the log lines of a server during `ask`."""
     port = free_port()
     command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--grpc-port", str(port), *options]
     with (
-        tempfile.TemporaryFile("w+") as errors,  # a pipe that nobody reads would stop a server that says much
+        tempfile.TemporaryFile("w+") as errors,  # a full pipe would stop the server
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ) as process,
     ):
         ask(read_banner(process)[1], f"127.0.0.1:{port}")
@@ -112,7 +112,7 @@ def test_ids_of_a_request_are_noted_by_rows_and_once(caplog: pytest.LogCaptureFi
         record = RequestRecord("decode", context)
         log.note_ids(record, TokenRows(np.arange(sum(lengths)), np.array(lengths, np.int64)))
         log.write(record)
-        log.write(RequestRecord("decode", context))  # another step, whose ids were not read
+        log.write(RequestRecord("decode", context))  # another step, without its ids
     told = [getattr(line, "fields", {}).get("input_ids") for line in caplog.records]
     assert told == [[[0, 1], [], [2]], None, [[0, 1, 2]], None, [[0]], None, [], None]
     assert [vars(line)["asked"] for line in caplog.records[:2]] == [" [[0, 1], [], [2]]", ""]
@@ -154,11 +154,11 @@ def test_a_line_of_json_holds_what_went_wrong_and_for_whom() -> None:
 
 
 def test_calls_whose_clients_leave_have_no_line(models: Path) -> None:
-    """A client could fill a disk: gRPC would write a traceback for each whose answer finds nobody."""
+    """gRPC would write a traceback for each lost answer, and clients could fill a disk."""
 
     def leave(_: str, calls: str) -> None:
         request = infer_message(np.ones((109, 600)))
-        for number in range(23):  # each by a connection of its own, whose window is small
+        for number in range(23):  # each has a connection of its own, with a small window
             with open_stub(calls, NO_LIMIT, OWN_CONNECTION) as stub:
                 began = time.monotonic()
                 call = stub.ModelInfer.future(request, wait_for_ready=True, timeout=60)

@@ -1,6 +1,6 @@
-"""Traces: real servers, whose spans a collector takes that is written here with the messages of OpenTelemetry itself.
+"""Traces of real servers, sent to a collector in this process with the messages of OpenTelemetry.
 
-Oracles: what the clients sent, what they were answered, and their clocks.
+Oracles: the requests, the answers and the clocks of the clients.
 """
 
 import json
@@ -44,20 +44,20 @@ EMBED = "/models/gpt/embed"
 INFER, STREAM = (f"inference.GRPCInferenceService/Model{method}" for method in ("Infer", "StreamInfer"))
 TRACE = 0x0AF7651916CD43DD8448EB211C80319C
 ONE, MANY = np.ones((1, 3), np.int64), np.ones((2000, 3), np.int64)
-"""Ids whose vectors are not computed together with those of others."""
+"""Ids of a micro-batch, and ids of a run of their own."""
 
 
 @dataclass
 class Told:
-    """What a server told the collector, and its log."""
+    """Spans, resources and log lines of a server."""
 
     spans: list[tuple[str, Span]] = field(default_factory=list)
-    """Each with the instance of the service that sent it."""
+    """Each with the sending instance of the service."""
     resources: list[dict[str, Any]] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
     def of(self, parent: int) -> Span:
-        """Return the one span whose parent has this id."""
+        """Return the only span with this parent."""
         (span,) = [span for _, span in self.spans if span.parent_span_id == parent.to_bytes(8, "big")]
         return span
 
@@ -68,7 +68,7 @@ def attributes(told: Any) -> dict[str, Any]:
 
 @contextmanager
 def collecting() -> Iterator[tuple[str, Told]]:
-    """Take spans by OTLP over HTTP, and yield the address, and what comes."""
+    """Take spans by OTLP over HTTP, and yield the address and the received data."""
     told = Told()
 
     class Collector(BaseHTTPRequestHandler):
@@ -101,7 +101,7 @@ def collecting() -> Iterator[tuple[str, Told]]:
 
 
 def told_by(repository: Path, ask: Callable[[str, str], None], *options: str, **environment: str) -> Told:
-    """Return what a server tells of what `ask` asks: all of it at its end, since it would wait for a minute."""
+    """Return spans and log of the requests of `ask`; the server sends its spans at its end."""
     with collecting() as (collector, told), pytest.MonkeyPatch.context() as patch:
 
         def ask_first(address: str, calls: str) -> None:
@@ -177,7 +177,7 @@ def ask_everything(left_open: ExitStack, address: str, calls: str) -> None:
 
 @pytest.fixture(scope="module")
 def told(tiny_repository: Path) -> Told:
-    """What a server tells of requests by every protocol."""
+    """Return spans and log of requests by every protocol."""
     options = "--max-concurrent-streams", "1", "--log-format", "json", "--access-log-sample-rate", "1"
     with ExitStack() as left_open:
         return told_by(tiny_repository, partial(ask_everything, left_open), *options)
@@ -275,7 +275,7 @@ def test_spans_have_the_time_of_the_wall(told: Told) -> None:
 
 def test_lines_of_the_log_name_the_trace(told: Told) -> None:
     lines = [json.loads(line) for line in told.lines]
-    assert {line["logger"] for line in lines} == {"preblock.requests"}  # nothing of headers that cannot be read
+    assert {line["logger"] for line in lines} == {"preblock.requests"}  # and no warning of a malformed header
     traces = {attributes(span)["preblock.request_id"]: span.trace_id.hex() for _, span in told.spans}
     assert {line["request_id"] for line in lines} >= {"native-1", "native-2", "alone"}
     assert [line["trace_id"] for line in lines] == [traces[line["request_id"]] for line in lines]

@@ -42,7 +42,7 @@ Ids = NDArray[np.int64]
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a repository with a model whose answers to the longest requests are large."""
+    """Return a repository with a model of large answers to the longest requests."""
     return make_repository(tmp_path_factory.mktemp("connections"), gpt="gpt-500x96x900")
 
 
@@ -139,7 +139,7 @@ def test_connection_is_closed_on_request(running: Server) -> None:
 def test_small_answer_is_one_segment(
     running: Server, path: str, document: dict[str, object], origin: dict[str, str]
 ) -> None:
-    """So that none is left half by a server that is killed: whoever reads at all reads all of it."""
+    """A killed server then leaves no half answer: a client reads all of it or nothing."""
     url, body = httpx.URL(running.address), orjson.dumps(document)
     with dial(url) as stream:
         for _ in range(20):
@@ -237,7 +237,7 @@ def test_large_compressed_answer_states_its_end(running: Server, client: httpx.C
     path, body, headers = raw(ids, 0)
     url = httpx.URL(running.address)
     with closing(http.client.HTTPConnection(url.host, url.port)) as connection:
-        for _ in range(2):  # the second by the same connection, which is still open
+        for _ in range(2):  # the second by the same open connection
             connection.request("POST", path, body, headers | {"Accept-Encoding": "gzip"})
             answer = connection.getresponse()
             assert answer.headers["Transfer-Encoding"] == "chunked"
@@ -319,7 +319,7 @@ def test_other_method_uses_no_template(client: httpx.Client, method: str) -> Non
 
 
 def chunks_of(answer: BinaryIO) -> Iterator[bytes]:
-    """Yield the chunks of an answer, which RFC 9112 has in section 7.1."""
+    """Yield the chunks of an answer (RFC 9112, section 7.1)."""
     while answer.readline() != b"\r\n":
         pass
     while size := int(answer.readline(), 16):
@@ -341,7 +341,7 @@ def test_disconnect_after_the_last_chunk_is_not_logged(root: Path, capfd: pytest
         thread = Thread(target=server.run, args=([listener],))
         thread.start()
         stream.connect(listener.getsockname())
-        with stream.makefile("rb", buffering=1) as answer:  # which reads no more than it is asked for
+        with stream.makefile("rb", buffering=1) as answer:  # reads no further than requested
             stream.sendall(request)
             sizes = [len(chunk) for chunk in chunks_of(answer)]
             connection = cast(Front, next(iter(server.server_state.connections)))

@@ -1,4 +1,4 @@
-"""Small writes of one event-loop iteration go by one call. Oracle: a socket that reads them."""
+"""Small writes of one event-loop iteration go by one call. Oracle: the other end of the socket."""
 
 import asyncio
 import socket
@@ -15,7 +15,7 @@ LARGE = bytes(MIN_WRITE_BYTES + 1)
 
 
 class Owner:
-    """A connection that closes whenever the contained protocol asks for it."""
+    """A connection with the methods of `InnerTransport`'s owner."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self.transport, self.loop = transport, loop
@@ -29,7 +29,7 @@ class Owner:
 
 
 def sent(work: Callable[[InnerTransport, asyncio.Transport], object]) -> tuple[bytes, bytes, list[dict[str, Any]]]:
-    """Return what a client has read when `work` is done, and when the turn is over, and what went wrong in the loop."""
+    """Return the bytes read right after `work`, the bytes read after the iteration, and the errors of the loop."""
     ours, theirs = socket.socketpair()
     wrong: list[dict[str, Any]] = []
 
@@ -95,7 +95,7 @@ def test_what_is_large_comes_behind_what_is_kept() -> None:
 
 
 def test_a_client_that_has_left_is_written_nothing() -> None:
-    """uvloop raises where something is written to a connection that is closed."""
+    """uvloop raises on a write to a closed connection."""
 
     def work(inner: InnerTransport, transport: asyncio.Transport) -> None:
         transport.abort()

@@ -1,4 +1,4 @@
-"""Requests whose header block equals the one before on the connection, and bytes that only look like such requests.
+"""Requests with the header block of the request before, and other bytes of the same look.
 
 Oracle: the answers to the same requests on connections of their own.
 """
@@ -97,7 +97,7 @@ def test_other_requests_may_come_between(address: str, ids: Iterable[int]) -> No
             for _ in range(3):
                 client.send(b"".join([*between, sent]))
                 assert [client.answer()[2] for _ in [*between, sent]] == [expected[each] for each in [*between, sent]]
-            client.send(b"\r\n", sent)  # which may stand before a request (RFC 9112, section 2.2)
+            client.send(b"\r\n", sent)  # allowed before a request (RFC 9112, section 2.2)
             assert client.answer()[2] == expected[sent]
 
 
@@ -119,7 +119,7 @@ def chunked(*ids: int) -> bytes:
 
 
 def around(begin: bytes, ids: tuple[int, int] = (1, 2)) -> bytes:
-    """Return a request within which all of another stands: in a header that `begin` begins, or in its body."""
+    """Return a request that contains another: in a header after `begin`, or in its body."""
     inner = request(*ids)
     length = b"" if begin else b"Content-Length: %d\r\n\r\n" % len(inner)
     return b"POST /v2/nowhere HTTP/1.1\r\nHost: x\r\n" + begin + length + inner
@@ -161,11 +161,11 @@ NOWHERE = b"POST /nowhere HTTP/1.1\r\nHost: x\r\n"
     ("begin", "end", "status"),
     [
         (b"G", b"", 400),  # of another method
-        (b"POST /livez HTTP/1.1\r\nHost: x\r\nX-Other: ", b"", 405),  # whose value is the first line
+        (b"POST /livez HTTP/1.1\r\nHost: x\r\nX-Other: ", b"", 405),  # with the first line as its value
         (NOWHERE + b"Content-Length: %d\r\n\r\n" % len(INNER), b"", 404),
         (NOWHERE + b"Content-Length: %d\r\n\r\n." % (len(INNER) + 2), b".", 404),
         (NOWHERE + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(INNER), b"\r\n0\r\n\r\n", 404),
-        (INNER[:-1], b"", 422),  # whose last id is large by its first byte, and what follows is no request
+        (INNER[:-1], b"", 422),  # with a large last id by its first byte, and no request behind
     ],
 )
 def test_request_within_another_is_a_part_of_it(address: str, begin: bytes, end: bytes, status: int) -> None:

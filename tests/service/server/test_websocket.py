@@ -1,6 +1,6 @@
-"""Plain steps are answered in the connection of a WebSocket: however their bytes come, and whatever comes between.
+"""Plain steps, answered in the connection of a WebSocket, in any parts and between any other messages.
 
-Oracle: the rows that the native API gives, and `websockets`, which reads the answers.
+Oracles: the rows of the native API; `websockets` reads the answers.
 """
 
 import base64
@@ -40,7 +40,7 @@ def masked(payload: bytes, mask: bytes, first: int = 0x82) -> bytes:
 
 
 class RawWebSocket:
-    """A WebSocket whose bytes a test writes, and whose answers `websockets` reads."""
+    """A WebSocket with bytes written by a test and answers read by `websockets`."""
 
     def __init__(self, stream: socket.socket, address: str) -> None:
         self.stream = stream
@@ -65,7 +65,7 @@ class RawWebSocket:
         return self._events.pop(0)
 
     def recv(self) -> Frame:
-        """Return the next frame that is no pong, which may overtake others (RFC 6455, section 5.4)."""
+        """Return the next frame except pongs; these may overtake others (RFC 6455, section 5.4)."""
         while True:
             event = self._next()
             assert isinstance(event, Frame)
@@ -193,7 +193,7 @@ def test_a_step_beyond_the_last_position_is_refused_and_the_stream_stays(server:
     "frame",
     [
         b"\x82\x24" + step([[5]]),  # not masked
-        b"\xc2" + masked(step([[5]]), bytes(4))[1:],  # a bit that stands for nothing
+        b"\xc2" + masked(step([[5]]), bytes(4))[1:],  # a bit without a meaning
         b"\x82\xff" + (2**62).to_bytes(8, "big") + bytes(4),  # too long
     ],
 )

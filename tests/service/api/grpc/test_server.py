@@ -1,7 +1,7 @@
 """The Open Inference Protocol over gRPC. Oracles: tritonclient, and the native API.
 
 Both our generated messages and tritonclient's register the same names, and one process can hold only one of them: tests
-hold tritonclient's, and what needs ours runs in a process of its own.
+hold tritonclient's, and tests of ours run in a process of their own.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the server does for a client that does not read, or has left: nothing. Oracle: the counter of tokens."""
+"""The server computes nothing for a deaf or disconnected client. Oracle: the counter of tokens."""
 
 import time
 from collections.abc import Iterator
@@ -25,14 +25,14 @@ def tokens_of(http: httpx.Client, model: str) -> float:
 
 @pytest.fixture(scope="module")
 def calm(repository: Path) -> Iterator[Server]:
-    """A server of its own, whose memory and counters nobody else moves."""
+    """Serve with memory and counters of its own."""
     with serve(repository) as running, httpx.Client(base_url=running.address) as http:
         assert http.get("/readyz").status_code == 200
         yield running
 
 
 def wait_until_nothing_is_computed(http: httpx.Client, begin: float = -1) -> float:
-    """Return the tokens that were embedded once they are more than `begin`, and their number stands still."""
+    """Return the number of embedded tokens once it exceeds `begin` and stays the same."""
     seen = [-1.0]
 
     def stands_still() -> bool:
@@ -57,10 +57,10 @@ def test_nothing_is_computed_for_who_does_not_read_or_has_left(calm: Server, pro
             with suppress(TimeoutError):
                 deaf.sendall(again * 60)
             held_back = wait_until_nothing_is_computed(http, begin)
-            assert 1000 <= held_back - begin < 30_000  # of 60,000 that were asked for, 184 MB
+            assert 1000 <= held_back - begin < 30_000  # of 60,000 requested tokens, 184 MB
             assert memory_of(calm) - memory < 64 * 2**20
         time.sleep(0.3)
-        # What had been begun may end; what is in flight between the two is read by nobody.
+        # Work in flight may end.
         assert wait_until_nothing_is_computed(http) - held_back <= 2000
 
 

@@ -66,7 +66,7 @@ def bert(checkpoint: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def preset() -> FrontEnd:
-    """The module that `gpt2-small` was exported from, built again."""
+    """Build the source module of `gpt2-small` again."""
     return build_preset("gpt2-small")
 
 

@@ -21,7 +21,7 @@ VECTORS, ERROR, STATE, CLOSING = 2, 3, 10, 11
 
 @dataclass
 class Answer:
-    """What came back, whatever the format."""
+    """An answer of either format."""
 
     kind: str
     offset: list[int] = field(default_factory=list)

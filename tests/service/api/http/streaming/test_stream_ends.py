@@ -1,4 +1,4 @@
-"""What ends a stream that is not its client: limits of time, the end of the server; and clients that do not read."""
+"""Ends of streams by time limits and by shutdown, and clients without a reader."""
 
 import json
 import signal
@@ -29,7 +29,7 @@ CLOSING = 11
 
 @pytest.fixture(scope="module")
 def impatient(repository: Path) -> Iterator[Server]:
-    """A server that waits one second for a client, and serves a stream for two."""
+    """Serve with an idle timeout of one second and a stream lifetime of two."""
     limits = {"PREBLOCK_STREAM_IDLE_TIMEOUT_SECONDS": "1", "PREBLOCK_STREAM_MAX_LIFETIME_SECONDS": "2"}
     with serve(repository, **limits) as running, httpx.Client(base_url=running.address) as http:
         assert http.get("/readyz").status_code == 200
@@ -107,7 +107,7 @@ def memory_of(server: Server) -> int:
 
 
 def floods() -> dict[str, tuple[bytes, bytes]]:
-    """Return how each protocol is asked for what nobody reads: what is sent once, and again and again."""
+    """Return, for each protocol, bytes to send once and bytes to repeat, for answers without a reader."""
     ids = [1] * 1000
     host = b"Host: x\r\n"
     upgrade = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
@@ -149,7 +149,7 @@ def test_who_does_not_read_is_held_back_and_then_dropped(impatient: Server, prot
                     sent += 1
             except TimeoutError:
                 assert sent > 0
-            except ConnectionError:  # it took so long that it was dropped already
+            except ConnectionError:  # it was dropped before
                 pass
             assert http.get("/livez").status_code == 200
             assert memory_of(impatient) - before < 64 * 2**20
@@ -203,10 +203,10 @@ def test_a_server_that_stops_tells_every_stream_where_to_go_on(tiny_repository: 
 
 
 def test_an_answer_that_was_not_sent_was_not_fed_when_the_server_stops(repository: Path) -> None:
-    """Each client reads nothing until the server is told to stop, so that an answer waits to be sent."""
+    """Each client reads nothing until the shutdown begins, so that an answer waits."""
 
     def read(connection: socket.socket) -> list[Any]:
-        """Return what was answered as documents, without the heads of HTTP and of its chunks."""
+        """Return the answers as documents, without the headers of HTTP and of its chunks."""
         with connection.makefile("rb") as answer:
             lines = [line.removeprefix(b"data: ") for line in answer]
         return [json.loads(line) for line in lines if line.startswith(b"{")]
@@ -226,7 +226,7 @@ def test_an_answer_that_was_not_sent_was_not_fed_when_the_server_stops(repositor
         address = (http.base_url.host, http.base_url.port)
 
         def narrow() -> socket.socket:
-            """Return a connection that holds little, so that what waits is read quickly."""
+            """Return a connection with a small buffer."""
             connection = stack.enter_context(socket.socket())
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
             connection.settimeout(20)
