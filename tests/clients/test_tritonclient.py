@@ -173,7 +173,7 @@ def test_the_index_of_the_repository_names_every_version(client: TritonClient) -
 
 
 @pytest.mark.parametrize("method", ["load_model", "unload_model"])
-def test_models_cannot_be_changed_where_the_settings_do_not_allow_it(client: TritonClient, method: str) -> None:
+def test_model_change_is_forbidden_by_default(client: TritonClient, method: str) -> None:
     with pytest.raises(InferenceServerException) as raised:
         getattr(client, method)("bert")
     allowed = "changes by request with model_control explicit; it is none"
@@ -181,7 +181,7 @@ def test_models_cannot_be_changed_where_the_settings_do_not_allow_it(client: Tri
     assert raised.value.status() == ("403" if client.http else "StatusCode.PERMISSION_DENIED")
 
 
-def test_models_are_unloaded_and_loaded_where_the_settings_allow_it(tiny_repository: Path) -> None:
+def test_models_are_unloaded_and_loaded_with_explicit_control(tiny_repository: Path) -> None:
     with serve(tiny_repository, "--model-control", "explicit") as server, connect(server):
         for module, address in (
             (tritonclient.http, server.address.removeprefix("http://")),

@@ -79,7 +79,7 @@ def message(tokens: int, width: int = D) -> str:
 
 
 @pytest.mark.parametrize("protocol", WHOLE)
-def test_one_token_more_than_fits_is_refused_and_the_next_is_answered(clients: Clients, protocol: Protocol) -> None:
+def test_one_token_over_the_limit_is_refused(clients: Clients, protocol: Protocol) -> None:
     for _ in range(2):
         with pytest.raises(RequestRefused) as refused:
             protocol(clients, "gpt", {"input_ids": [IDS[: FITS + 1]]})
@@ -89,7 +89,7 @@ def test_one_token_more_than_fits_is_refused_and_the_next_is_answered(clients: C
 
 
 @pytest.mark.parametrize("protocol", IN_PIECES)
-def test_what_is_sent_in_pieces_has_no_such_limit(clients: Clients, protocol: Protocol) -> None:
+def test_streamed_answer_has_no_limit(clients: Clients, protocol: Protocol) -> None:
     found = protocol(clients, "gpt", {"input_ids": [IDS]})
     if protocol is openai_mean:
         assert found.shape == (1, D)
@@ -107,7 +107,7 @@ def test_vectors_of_pooled_rows_are_limited(clients: Clients) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"encoding": "float"}, {}])
-def test_what_has_no_size_yet_is_made_whole_for_an_old_client(clients: Clients, fields: dict[str, str]) -> None:
+def test_http_1_0_answer_is_buffered_within_the_limit(clients: Clients, fields: dict[str, str]) -> None:
     url = clients.http.base_url
     coding = {} if fields else {"Accept-Encoding": "gzip"}
     for tokens, status in ((LONGEST, 413), (10, 200)):
@@ -122,7 +122,7 @@ def test_what_has_no_size_yet_is_made_whole_for_an_old_client(clients: Clients, 
             assert problem["got"] == f"more than {MOST} bytes for HTTP/1.0"
 
 
-def test_a_stream_goes_on_where_it_was(clients: Clients) -> None:
+def test_stream_continues_after_a_refused_step(clients: Clients) -> None:
     with clients.own.decode("gpt") as stream:
         begun = stream.step([IDS[:1]])
         with pytest.raises(RequestError, match="in an answer that is made whole"):
@@ -132,7 +132,7 @@ def test_a_stream_goes_on_where_it_was(clients: Clients) -> None:
 
 
 @pytest.mark.parametrize("of_stream", [False, True])
-def test_a_sequence_goes_on_where_it_was(clients: Clients, of_stream: bool) -> None:
+def test_sequence_continues_after_a_refused_step(clients: Clients, of_stream: bool) -> None:
     def ask(begin: int, end: int, start: bool = False) -> service_pb2.ModelInferRequest:
         request = infer_message([IDS[begin:end]])
         request.parameters["sequence_id"].int64_param = 9
@@ -208,6 +208,6 @@ def test_vectors_of_images_are_limited(clients: Clients) -> None:
         ask(most + 1)
 
 
-def test_what_is_computed_at_once_fits_in_any_case() -> None:
+def test_least_limit_holds_one_computed_part() -> None:
     (least,) = [bound.ge for bound in Settings.model_fields["max_buffered_response_bytes"].metadata]
     assert least >= FLOAT32_BYTES * WRITTEN_WHOLE

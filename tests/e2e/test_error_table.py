@@ -298,7 +298,7 @@ def test_each_kind_has_the_code_of_the_table_at_each_protocol(
     assert not INSIDE.search(error.message)
 
 
-def test_the_index_says_why_a_version_is_not_served_and_nothing_of_the_inside(place: Place) -> None:
+def test_index_gives_a_reason_without_internals(place: Place) -> None:
     place.clients.http.post(LOAD)
     (reason,) = (state["reason"] for state in place.clients.http.post("/v2/repository/index").json() if state["reason"])
     assert reason.startswith("gpt/2/")

@@ -347,7 +347,7 @@ def drafts_of(expected: list[list[int]], right: int) -> Any:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.__name__)
 @pytest.mark.parametrize("kind", [Decoder, Embedder])
-def test_a_batch_with_drafts_and_a_break_generates_what_the_library_does(
+def test_batch_with_drafts_and_a_break_equals_the_library(
     decoders: Clients, family: str, model: Any, expected: list[list[int]], protocol: Protocol, kind: type[Decoder]
 ) -> None:
     """The batch is padded on the left, drafts are taken back, and the connection breaks in the middle."""
@@ -389,7 +389,7 @@ class Forgetful:
 
 
 @pytest.mark.parametrize("forgotten", ["rewind", "reorder"])
-def test_what_is_left_out_shows(decoders: Clients, forgotten: str) -> None:
+def test_forgotten_rewind_or_reorder_is_noticed(decoders: Clients, forgotten: str) -> None:
     """The proofs above can fail."""
     model = tiny("gpt2")
     prompts = prompts_of("gpt2")

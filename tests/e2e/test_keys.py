@@ -99,9 +99,7 @@ def test_nothing_is_answered_without_a_key(guarded: Server, method: str, path: s
 
 
 @pytest.mark.parametrize(("method", "path"), PATHS)
-def test_a_model_outside_the_scope_is_forbidden_whether_or_not_it_exists(
-    guarded: Server, keys: dict[str, str], method: str, path: str
-) -> None:
+def test_model_outside_the_scope_is_forbidden(guarded: Server, keys: dict[str, str], method: str, path: str) -> None:
     response = ask(guarded, method, path, keys["bert"])
     assert response.status_code == 403, response.text
     assert "model: got gpt" in response.text.replace("gpt:1", "gpt")
@@ -110,7 +108,7 @@ def test_a_model_outside_the_scope_is_forbidden_whether_or_not_it_exists(
     assert unknown.status_code == 403
 
 
-def test_a_name_that_is_not_found_is_answered_with_those_of_the_scope(guarded: Server, keys: dict[str, str]) -> None:
+def test_unknown_model_lists_the_models_of_the_scope(guarded: Server, keys: dict[str, str]) -> None:
     response = ask(guarded, "GET", "/models/bort", keys["bert"])
     assert response.status_code == 404
     assert response.json()["allowed"] == "bert"

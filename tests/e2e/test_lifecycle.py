@@ -217,7 +217,7 @@ def test_a_certificate_is_renewed_without_a_restart(models: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_who_signs_clients_is_followed(models: Path, tmp_path: Path, version: ssl.TLSVersion) -> None:
+def test_client_ca_is_reloaded(models: Path, tmp_path: Path, version: ssl.TLSVersion) -> None:
     """The server accepts the new authority only, also for resumed sessions."""
     ca, others = trustme.CA(), trustme.CA()
     files = {name: tmp_path / f"{name}.pem" for name in ("certificate", "key", "signers", "draft")}

@@ -102,9 +102,7 @@ def test_streams_are_limited_at_every_protocol(strict: Server, clients: Clients)
 
 
 @pytest.mark.parametrize("keys", [False, True], ids=["addresses", "keys"])
-def test_the_rate_of_a_caller_is_limited_at_every_protocol_together(
-    tiny_repository: Path, tmp_path: Path, keys: bool
-) -> None:
+def test_rate_of_a_caller_counts_every_protocol(tiny_repository: Path, tmp_path: Path, keys: bool) -> None:
     environment, headers = {"PREBLOCK_RATE_LIMIT_PER_SECOND": "0.05"}, {}
     if keys:
         (tmp_path / "keys.toml").write_text(ENTRY)
@@ -170,7 +168,7 @@ def test_a_step_has_the_limits_of_any_request(tiny_repository: Path) -> None:
         assert b"2 rows" in answer
 
 
-def test_who_is_refused_for_others_has_not_asked() -> None:
+def test_refused_request_does_not_count_for_the_rate() -> None:
     limits = Limits(live_settings(max_concurrent_requests=1, rate_limit_per_second=10))
     limits.enter()
     for _ in range(50):

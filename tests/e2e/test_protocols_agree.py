@@ -115,7 +115,7 @@ def test_a_batch_of_random_rows_is_bit_equal_to_each_row_alone(clients: Clients,
 
 
 @pytest.mark.parametrize("model", ["minilm", "gpt2-small", "transformer-base"])
-def test_equal_rows_as_one_rectangle_are_bit_equal_to_each_row_alone(clients: Clients, model: str) -> None:
+def test_equal_rows_have_the_bits_of_each_row_alone(clients: Clients, model: str) -> None:
     rows = random_rows(np.random.default_rng(4), [48] * 6, 30000)
     alone = [native_bytes(clients, model, {"input_ids": [row], "offset": 9}) for row in rows]
     assert native_bytes(clients, model, {"input_ids": rows, "offset": 9}).tobytes() == np.concatenate(alone).tobytes()

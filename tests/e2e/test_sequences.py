@@ -185,7 +185,7 @@ def test_statistics_count_the_requests_of_sequences(tiny_server: Server, tiny_cl
     assert tuple(np.subtract(counts(), before)) == (4, 2, 1)
 
 
-def test_a_model_of_other_tensors_has_no_sequences_in_its_configuration(tiny_clients: Clients) -> None:
+def test_configuration_has_no_sequence_batching(tiny_clients: Clients) -> None:
     assert "sequence_batching" not in tiny_clients.http.get("/v2/models/gpt/config").json()
 
 
@@ -275,7 +275,7 @@ def test_sequences_that_wait_too_long_are_forgotten(strict: tuple[Server, Client
     wait_for_streams(clients.http, 0)
 
 
-def test_a_client_that_does_not_read_is_held_back_and_its_sequences_end(repository: Path) -> None:
+def test_unread_stream_is_held_back_and_its_sequences_end(repository: Path) -> None:
     message = request([[1] * 1000], 5, sequence_start=True)
     message.model_name = "gpt2-small"
 
@@ -332,7 +332,7 @@ def test_with_several_workers_requests_state_their_offset(tiny_repository: Path)
             check([stream.recv() for _ in STEPS], 5, clients)
 
 
-def test_one_request_a_sequence_and_the_stateless_form_have_the_same_bits(server: Server, clients: Clients) -> None:
+def test_sequence_has_the_bits_of_stateless_requests(server: Server, clients: Clients) -> None:
     ids = np.random.default_rng(6).integers(0, 30000, 40)
     whole = native_bytes(clients, "gpt2-small", {"input_ids": [ids.tolist()]})
     parts = np.split(ids, [1, 2, 9, 10, 30])

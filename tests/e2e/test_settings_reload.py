@@ -312,7 +312,7 @@ def test_a_step_of_more_rows_than_are_allowed_by_now_is_refused(server: Served) 
         server.set("")
 
 
-def test_who_asked_too_often_may_ask_again_where_more_is_allowed(server: Served) -> None:
+def test_higher_rate_ends_the_wait_of_a_caller(server: Served) -> None:
     server.set("rate_limit_per_second = 0.001\n")
     wait_until(lambda: server.refused(ONE, 429, "at most 0.001 a second"))
     server.set("rate_limit_per_second = 1000\n")
@@ -339,7 +339,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(server: Served) -> None:
     wait_until(lambda: not too_many_tokens(server))
 
 
-def test_what_needs_a_restart_says_so(server: Served) -> None:
+def test_setting_that_needs_a_restart_is_logged(server: Served) -> None:
     server.set("port = 1\nmax_request_tokens = 2\nworkers = 3\nintra_op_threads = 3\n")  # an option states the port
     wait_until(lambda: too_many_tokens(server))
     assert " workers, intra_op_threads: another value in " in server.said()

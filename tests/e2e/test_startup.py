@@ -103,7 +103,7 @@ def test_health_says_how_far_a_start_is(many: Path, workers: str) -> None:
         assert output.startswith("Preblock serves on ")
 
 
-def test_who_has_no_key_is_told_no_name(many: Path, tmp_path: Path) -> None:
+def test_startup_hides_model_names_without_a_key(many: Path, tmp_path: Path) -> None:
     key, entry = new_key("alice", (), admin=False)
     (tmp_path / "keys.toml").write_text(entry)
     with starting(many, "--api-keys-file", str(tmp_path / "keys.toml")) as (client, _):
@@ -114,7 +114,7 @@ def test_who_has_no_key_is_told_no_name(many: Path, tmp_path: Path) -> None:
         assert (let_in.status_code, "preblock_models" in let_in.text) == (200, True)
 
 
-def test_a_body_that_comes_late_is_read_before_its_client_is_sent_away(many: Path) -> None:
+def test_late_body_is_read_before_the_refusal(many: Path) -> None:
     with starting(many) as (client, _):
         for _ in range(5):  # the client sends head and body apart
             answer = client.post("/models/gpt000/embed", content=iter([b"x" * 100_000] * 10))
@@ -143,7 +143,7 @@ def test_a_broken_model_ends_a_start_with_one_line(many: Path, tmp_path: Path, w
 
 
 @pytest.mark.parametrize(("output", "workers"), [("pipe", "1"), ("pipe", "2"), ("full", "1"), ("closed", "1")])
-def test_who_does_not_read_the_address_ends_nothing(tiny_repository: Path, output: str, workers: str) -> None:
+def test_unread_banner_ends_nothing(tiny_repository: Path, output: str, workers: str) -> None:
     port = free_port()
     command = [PREBLOCK, "serve", "--repository", str(tiny_repository), "--port", str(port), "--workers", workers]
     if output == "closed":

@@ -115,7 +115,7 @@ def test_the_wheel_holds_the_rooms(python: Path) -> None:
     }
 
 
-def test_it_serves(address: str) -> None:
+def test_server_answers_without_torch(address: str) -> None:
     request = urllib.request.Request(
         f"{address}/models/minilm/embed",
         json.dumps({"input_ids": [[101, 102]]}).encode(),
@@ -152,7 +152,7 @@ def test_tracing_says_what_is_missing(python: Path, repository: Path, workers: s
     assert done.stderr == f"preblock: {missing}\n"
 
 
-def test_serving_imports_neither_torch_nor_opentelemetry_where_they_are(repository: Path) -> None:
+def test_serving_imports_neither_torch_nor_opentelemetry(repository: Path) -> None:
     script = (
         "import sys; from preblock.service.app import create_app; from preblock.service.core.settings import Settings; "
         f"create_app(Settings(repository={str(repository)!r}, grpc_port=1)); "

@@ -57,7 +57,7 @@ def test_the_environment_limits_messages(limited: Clients) -> None:
         grpc_raw(limited, "gpt", {"input_ids": [[1] * 30]})
 
 
-def test_workers_give_the_same_bits_and_their_counters_are_summed(two: Server) -> None:
+def test_workers_give_the_same_bits_and_sum_their_counters(two: Server) -> None:
     answers = set()
     for _ in range(20):  # a connection each, for both workers
         answers.add(httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [1, 2, 3]}, timeout=60).text)

@@ -152,7 +152,7 @@ DEAF = {
 
 
 @pytest.mark.parametrize("name", DEAF)
-def test_who_does_not_read_is_not_read_from(server: Server, http: httpx.Client, expected: bytes, name: str) -> None:
+def test_deaf_client_is_not_read_from(server: Server, http: httpx.Client, expected: bytes, name: str) -> None:
     begin, again = DEAF[name]
     with unharmed(server, http, expected), connection(server) as stream:
         stream.sendall(begin)
@@ -181,7 +181,7 @@ def test_a_message_of_many_fragments_is_read(server: Server) -> None:
         assert b'"next_offset":[2]' in answer
 
 
-def test_heads_and_bodies_that_come_byte_by_byte_keep_nobody_waiting(
+def test_slow_heads_and_bodies_keep_nobody_waiting(
     server: Server, http: httpx.Client, expected: bytes, long: bool
 ) -> None:
     """Oracle: all of them are complete in the end, and get the right bits."""
@@ -212,7 +212,7 @@ def test_a_head_that_begins_before_an_answer_is_refused_too(server: Server) -> N
         assert status(received(stream)) == 408
 
 
-def test_a_head_that_does_not_come_is_waited_for_no_longer_than_for_a_stream(server: Server) -> None:
+def test_missing_head_times_out(server: Server) -> None:
     with connection(server) as silent, connection(server) as half, connection(server) as second:
         half.sendall(b"GET /livez HT")
         second.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")

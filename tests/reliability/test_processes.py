@@ -109,7 +109,7 @@ def load(server: Server, expected: bytes, clients: int = 8, pause: float = 0) ->
             thread.join()
 
 
-def test_a_worker_that_is_killed_costs_its_own_requests_and_is_replaced(
+def test_killed_worker_costs_its_own_requests_and_is_replaced(
     tiny_repository: Path, expected: bytes, long: bool
 ) -> None:
     with serve(tiny_repository, "--workers", "2") as server:
@@ -128,9 +128,7 @@ def test_a_worker_that_is_killed_costs_its_own_requests_and_is_replaced(
         assert not seen.wrong
 
 
-def test_a_worker_is_started_again_where_what_starts_it_is_killed_meanwhile(
-    tiny_repository: Path, expected: bytes
-) -> None:
+def test_worker_is_replaced_after_its_fork_server_is_killed(tiny_repository: Path, expected: bytes) -> None:
     with serve(tiny_repository, "--workers", "2") as server:
         wait_for(partial(ready, server))
         before, (first,) = workers(server.process.pid), fork_servers(server.process.pid)
@@ -178,9 +176,7 @@ def test_a_service_that_is_killed_leaves_its_port_to_the_next(
             assert not seen.wrong
 
 
-def test_workers_are_replaced_where_what_they_were_forked_from_is_killed(
-    tiny_repository: Path, expected: bytes
-) -> None:
+def test_killed_fork_server_is_replaced_with_its_workers(tiny_repository: Path, expected: bytes) -> None:
     """Nobody can report their ends any more, so all are replaced, after their requests in flight."""
     with serve(tiny_repository, "--workers", "2") as server:
         wait_for(partial(ready, server))
@@ -245,7 +241,7 @@ def test_a_full_disk_takes_nothing_from_clients(tiny_repository: Path, expected:
         assert workers(server.process.pid) == before
 
 
-def test_the_room_for_the_numbers_of_workers_is_taken_at_the_start(tiny_repository: Path, tmp_path: Path) -> None:
+def test_space_of_metric_files_is_reserved_at_the_start(tiny_repository: Path, tmp_path: Path) -> None:
     with serve(tiny_repository, "--workers", "2", TMPDIR=str(tmp_path)) as server:
         wait_for(partial(ready, server))
         (folder,) = tmp_path.glob("preblock-*/metrics")
@@ -256,9 +252,7 @@ def test_the_room_for_the_numbers_of_workers_is_taken_at_the_start(tiny_reposito
             assert file.stat().st_blocks * 512 >= RESERVED[kind]
 
 
-def test_descriptors_that_run_out_are_used_again_when_they_are_free(
-    tiny_repository: Path, tmp_path: Path, expected: bytes
-) -> None:
+def test_server_recovers_from_a_lack_of_descriptors(tiny_repository: Path, tmp_path: Path, expected: bytes) -> None:
     root, later = shutil.copytree(tiny_repository, tmp_path / "repository"), tmp_path / "2"
     (root / "bert/2").rename(later)
     with (
@@ -314,7 +308,7 @@ def test_metrics_are_true_or_unavailable_without_descriptors(tiny_repository: Pa
         wait_for(told)
 
 
-def test_a_folder_that_is_gone_or_broken_is_answered_from_as_it_was(weighty_repository: Path, tmp_path: Path) -> None:
+def test_removed_or_broken_folder_leaves_answers_as_they_were(weighty_repository: Path, tmp_path: Path) -> None:
     """Oracle: the answers before. Files are replaced, as is the way to write them."""
     ids = {"input_ids": [list(range(50))]}
     for mode in ("none", "poll"):
@@ -360,9 +354,7 @@ def test_a_file_that_is_changed_in_place_is_not_answered_from(weighty_repository
         assert client.post("/models/gpt/embed", json={"input_ids": [1]}).json() == before
 
 
-def test_a_worker_that_cannot_start_is_tried_again_and_the_others_serve(
-    tiny_repository: Path, tmp_path: Path, expected: bytes
-) -> None:
+def test_worker_that_cannot_start_is_tried_again(tiny_repository: Path, tmp_path: Path, expected: bytes) -> None:
     root = shutil.copytree(tiny_repository, tmp_path / "root")
     with serve(root, "--workers", "2") as server:
         wait_for(partial(ready, server))

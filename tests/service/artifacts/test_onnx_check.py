@@ -335,9 +335,7 @@ def test_external_data_that_says_more_or_less_is_refused(
     ],
     ids=range(6),
 )
-def test_values_in_the_graph_that_do_not_fit_their_shape_are_refused(
-    folder: Path, tensor: TensorProto, message: str
-) -> None:
+def test_inline_values_of_another_shape_are_refused(folder: Path, tensor: TensorProto, message: str) -> None:
     tensor.name = "inline"
     edit(folder, lambda model: model.graph.initializer.append(tensor))
     assert refusal(folder) == f"{GRAPH} inline: got {message}"

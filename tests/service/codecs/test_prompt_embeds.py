@@ -58,7 +58,7 @@ def test_torch_loads_what_it_would_load_of_its_own_file(shape: tuple[int, int], 
     assert not found.requires_grad
 
 
-def test_the_file_is_a_whole_zip_archive_of_what_torch_puts_there() -> None:
+def test_file_is_a_whole_zip_archive_of_torch() -> None:
     matrix = vectors((5, 7))
     archive = zipfile.ZipFile(io.BytesIO(b"".join(file_of(matrix).buffers)))
     assert archive.testzip() is None
@@ -76,7 +76,7 @@ def test_the_same_vectors_are_the_same_bytes_and_are_not_copied() -> None:
     assert len(one) == len(other) == len(before) + len(values) + len(behind)
 
 
-def test_a_row_beyond_what_an_archive_holds_is_refused_before_it_is_sent() -> None:
+def test_row_over_the_limit_of_an_archive_is_refused() -> None:
     kind = np.dtype(np.float32)
     around = len(torch_file((0, 1), kind, iter(())))
     most = (2**32 - 1 - around) // 4

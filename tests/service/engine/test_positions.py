@@ -77,7 +77,7 @@ def test_padding_stands_where_the_library_puts_it(engine: Engine, name: str, row
     np.testing.assert_array_equal(found, np.broadcast_to(tokens[PAD] + positions[row], found.shape))
 
 
-def test_padding_becomes_zero_where_the_family_multiplies_by_the_mask(engine: Engine) -> None:
+def test_padding_is_zero_in_a_family_with_a_mask_step(engine: Engine) -> None:
     ids, mask = padded()
     found = embed(engine, "masked", ids, mask, np.array([0])).arrays["embeddings"].reshape(4, 5, 4)
     assert not found[mask == 0].any()

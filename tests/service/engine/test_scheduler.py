@@ -111,7 +111,7 @@ def doubled(runs: list[list[int]]) -> Callable[[list[int]], list[int]]:
     return run
 
 
-def test_what_is_ready_in_one_turn_runs_together_and_what_comes_later_apart(scheduler: Scheduler) -> None:
+def test_work_of_one_iteration_runs_as_one_batch(scheduler: Scheduler) -> None:
     runs: list[list[int]] = []
     run = doubled(runs)
 
@@ -209,7 +209,7 @@ def protocols(engine: Engine) -> FastAPI:
         ),
     ],
 )
-def test_a_busy_server_answers_503_to_large_requests_and_serves_small_ones(
+def test_busy_server_refuses_large_and_serves_small_requests(
     tiny_repository: Path, scheduler: Scheduler, path: str, body: bytes, message: Callable[[httpx.Response], str]
 ) -> None:
 

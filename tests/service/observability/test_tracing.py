@@ -239,7 +239,7 @@ def test_the_service_has_a_name(told: Told) -> None:
         ),
     ],
 )
-def test_what_a_span_says(told: Told, parent: int, name: str, expected: dict[str, Any]) -> None:
+def test_span_has_the_attributes_of_its_request(told: Told, parent: int, name: str, expected: dict[str, Any]) -> None:
     span = told.of(parent)
     found = attributes(span)
     if name.startswith("inference"):
@@ -281,7 +281,7 @@ def test_lines_of_the_log_name_the_trace(told: Told) -> None:
     assert [line["trace_id"] for line in lines] == [traces[line["request_id"]] for line in lines]
 
 
-def test_each_worker_sends_its_own_and_whoever_is_refused_has_a_span(tiny_repository: Path, tmp_path: Path) -> None:
+def test_each_worker_sends_spans_also_of_refused_requests(tiny_repository: Path, tmp_path: Path) -> None:
     key, entry = new_key("alice", (), False)
     (tmp_path / "keys.toml").write_text(entry)
     asked: list[str] = []
@@ -315,7 +315,7 @@ def test_each_worker_sends_its_own_and_whoever_is_refused_has_a_span(tiny_reposi
     assert key not in str(told.spans)
 
 
-def test_a_proxy_that_is_trusted_says_by_which_scheme_a_client_came(tiny_repository: Path) -> None:
+def test_trusted_proxy_states_the_scheme_of_a_span(tiny_repository: Path) -> None:
     def ask(address: str, _: str) -> None:
         with httpx.Client(base_url=address, timeout=30) as http:
             for span, ids, scheme in ((1, ONE, "https"), (2, ONE, "https"), (3, MANY, "https"), (4, MANY, "http")):
@@ -348,7 +348,7 @@ def test_each_has_its_span_where_heads_are_the_same(
     assert [json.loads(line)["trace_id"] for line in told.lines] == [span.trace_id.hex() for span in spans]
 
 
-def test_a_share_of_them_is_sent_and_the_others_have_a_trace_all_the_same(tiny_repository: Path) -> None:
+def test_sampled_spans_are_sent_and_all_requests_have_a_trace(tiny_repository: Path) -> None:
     def ask(address: str, _: str) -> None:
         with RawConnection(address) as connection:
             assert [connection.ask(same_head(1, 2))[0] for _ in range(400)] == [200] * 400
@@ -363,7 +363,7 @@ def test_a_share_of_them_is_sent_and_the_others_have_a_trace_all_the_same(tiny_r
     assert len(set(traces)) == 400
 
 
-def test_a_collector_that_is_gone_delays_the_end_by_a_few_seconds(tiny_repository: Path) -> None:
+def test_missing_collector_delays_the_end_by_seconds(tiny_repository: Path) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
     with serve(
         tiny_repository,
@@ -383,7 +383,9 @@ def test_a_collector_that_is_gone_delays_the_end_by_a_few_seconds(tiny_repositor
         ("2", "OTEL_TRACES_EXPORTER", "console", "got console, allowed otlp, or nothing"),
     ],
 )
-def test_what_cannot_be_asked_for(tiny_repository: Path, workers: str, name: str, value: str, message: str) -> None:
+def test_unsupported_exporter_is_refused(
+    tiny_repository: Path, workers: str, name: str, value: str, message: str
+) -> None:
     options = "--repository", str(tiny_repository), "--port", "0", "--tracing", "otlp", "--workers", workers
     command = [PREBLOCK, "serve", *options]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {name: value}, check=False)

@@ -61,7 +61,7 @@ def sent(work: Callable[[InnerTransport, asyncio.Transport], object]) -> tuple[b
         return at_once, read(), wrong
 
 
-def test_what_is_small_waits_for_the_end_of_the_turn() -> None:
+def test_small_writes_are_coalesced_in_one_iteration() -> None:
     def work(inner: InnerTransport, _: asyncio.Transport) -> None:
         for part in (b"head ", b"body ", b"end"):
             inner.write(part)
@@ -70,7 +70,7 @@ def test_what_is_small_waits_for_the_end_of_the_turn() -> None:
 
 
 @pytest.mark.parametrize("end", [InnerTransport.flush, InnerTransport.close])
-def test_who_ends_it_has_it_written(end: Callable[[InnerTransport], None]) -> None:
+def test_flush_and_close_write_pending_parts(end: Callable[[InnerTransport], None]) -> None:
     def work(inner: InnerTransport, transport: asyncio.Transport) -> None:
         inner.write(b"head ")
         inner.write(b"body ")
@@ -84,7 +84,7 @@ def test_who_ends_it_has_it_written(end: Callable[[InnerTransport], None]) -> No
     assert wrong == []
 
 
-def test_what_is_large_comes_behind_what_is_kept() -> None:
+def test_large_write_follows_pending_parts() -> None:
     def work(inner: InnerTransport, _: asyncio.Transport) -> None:
         for part in (b"head ", LARGE, b"end"):
             inner.write(part)
@@ -94,7 +94,7 @@ def test_what_is_large_comes_behind_what_is_kept() -> None:
     assert wrong == []
 
 
-def test_a_client_that_has_left_is_written_nothing() -> None:
+def test_aborted_connection_is_written_nothing() -> None:
     """uvloop raises on a write to a closed connection."""
 
     def work(inner: InnerTransport, transport: asyncio.Transport) -> None:

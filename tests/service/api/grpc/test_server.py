@@ -152,7 +152,7 @@ def test_a_name_that_is_no_model_is_not_found(tiny_clients: Clients, name: str) 
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelMetadata", "ModelReady"])
-def test_bytes_that_are_no_message_are_refused_without_our_insides(tiny_server: Server, method: str) -> None:
+def test_malformed_message_is_refused_without_internals(tiny_server: Server, method: str) -> None:
     with grpc.insecure_channel(tiny_server.grpc) as channel, pytest.raises(grpc.RpcError) as raised:
         channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(b"\xff\xff\xff")
     error: Any = raised.value
@@ -199,9 +199,7 @@ def test_reflection_describes_every_method(tiny_server: Server) -> None:
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-def test_a_message_may_come_compressed_and_its_expanded_size_is_limited(
-    tiny_clients: Clients, compression: Any
-) -> None:
+def test_compressed_message_has_a_limit_of_expanded_size(tiny_clients: Clients, compression: Any) -> None:
     answer = tiny_clients.stub.ModelInfer(request(), compression=compression)
     assert answer.raw_output_contents == call_grpc(tiny_clients, "ModelInfer", request()).raw_output_contents
     bomb = raw_request(IDS, bytes(2**26))

@@ -41,7 +41,7 @@ def end(server: Server, then: Callable[[], Any] = lambda: None) -> Any:
     return found
 
 
-def test_streams_that_wait_are_told_of_the_end_and_hold_nothing_up(tiny_repository: Path) -> None:
+def test_waiting_streams_end_at_shutdown_without_delay(tiny_repository: Path) -> None:
     with connected(tiny_repository) as (server, channel):
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
 

@@ -28,7 +28,7 @@ def raw(server: Server, path: str, content: bytes, **headers: str) -> tuple[byte
     return body, response.headers
 
 
-def test_bytes_are_compressed_only_where_one_coding_is_named_alone(server: Server) -> None:
+def test_bytes_are_compressed_only_for_a_single_coding(server: Server) -> None:
     path, body = "/models/minilm/embed", json.dumps({"input_ids": ROWS}).encode()
     plain, headers = raw(server, path, body, Accept="application/octet-stream", Accept_Encoding="gzip, deflate, br")
     assert "Content-Encoding" not in headers

@@ -303,7 +303,7 @@ def test_an_abrupt_disconnect_leaves_the_server_healthy(clients: Clients, busy: 
         assert send_text(other, input_ids=[1])["next_offset"] == [1]
 
 
-def test_a_message_that_declares_more_than_the_limit_ends_its_stream_alone(tiny_clients: Clients) -> None:
+def test_oversized_message_ends_its_own_stream_only(tiny_clients: Clients) -> None:
     with stream_of(tiny_clients, "gpt") as other:
         with stream_of(tiny_clients, "gpt") as stream:
             # The first bytes of a masked binary message; the rest never comes (RFC 6455, section 5.2).

@@ -197,7 +197,7 @@ def test_an_error_before_the_first_event_has_a_status(
     assert answer.json()["detail"].startswith(detail)
 
 
-def test_an_error_after_the_first_event_is_an_event_with_the_same_problem(tiny_clients: Clients) -> None:
+def test_error_after_the_first_event_is_an_event(tiny_clients: Clients) -> None:
     events = events_of(tiny_clients, "gpt", input_ids=[1, 2, 3], offset=4)
     assert [name for name, _, _ in events] == ["message", "message", "error"]
     problem = tiny_clients.http.post("/models/gpt/embed", json={"input_ids": [3], "offset": 6}).json()

@@ -202,7 +202,7 @@ def test_bad_frames_of_version_2_are_answered_in_version_2(tiny_clients: Clients
         assert frame(stream, ping=True).offset == [0]
 
 
-def test_version_1_is_answered_in_version_1_on_a_stream_of_several_rows(tiny_clients: Clients) -> None:
+def test_version_1_is_answered_in_version_1_with_several_rows(tiny_clients: Clients) -> None:
     with stream_of(tiny_clients, "gpt", "?rows=2") as stream:
         body = np.array([1, 2, 3], "<i8").tobytes() + np.array([1, 2], "<u4").tobytes()
         for number, offset in ((4, [1, 2]), (4, [2, 4])):  # numbers of version 1 are echoes

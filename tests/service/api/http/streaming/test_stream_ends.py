@@ -51,7 +51,7 @@ def last_words(stream: ClientConnection) -> tuple[Any, int, Any]:
     return last, stream.close_code, json.loads(stream.close_reason)
 
 
-def test_a_stream_whose_client_says_nothing_is_closed_and_told_where_it_is(impatient: Server) -> None:
+def test_idle_stream_is_closed_with_its_offsets(impatient: Server) -> None:
     with open_stream(impatient) as stream:
         begin = time.monotonic()
         assert last_words(stream) == (None, 1008, {"closing": "idle", "next_offset": [4, 2]})
@@ -130,7 +130,7 @@ def floods() -> dict[str, tuple[bytes, bytes]]:
 
 
 @pytest.mark.parametrize("protocol", ["socket", "lines", "events"])
-def test_who_does_not_read_is_held_back_and_then_dropped(impatient: Server, protocol: str) -> None:
+def test_unread_stream_is_held_back_and_then_dropped(impatient: Server, protocol: str) -> None:
     """Each step is answered with 3 MB: a hundred of them would show."""
     first, again = floods()[protocol]
     url = httpx.URL(impatient.address)
@@ -202,7 +202,7 @@ def test_a_server_that_stops_tells_every_stream_where_to_go_on(tiny_repository: 
         assert time.monotonic() - begin < 15
 
 
-def test_an_answer_that_was_not_sent_was_not_fed_when_the_server_stops(repository: Path) -> None:
+def test_unsent_answer_is_not_counted_in_the_last_offset(repository: Path) -> None:
     """Each client reads nothing until the shutdown begins, so that an answer waits."""
 
     def read(connection: socket.socket) -> list[Any]:
@@ -253,7 +253,7 @@ def test_an_answer_that_was_not_sent_was_not_fed_when_the_server_stops(repositor
         assert closing == {"closing": "shutdown", "next_offset": last["next_offset"]}
 
 
-def test_a_reason_that_is_too_long_for_its_frame_is_cut_to_one_word(impatient: Server) -> None:
+def test_long_close_reason_is_cut_to_one_word(impatient: Server) -> None:
     with open_stream(impatient, "?rows=60") as stream:
         stream.send('{"ping": true}')
         words = stream.recv(), stream.recv()
