@@ -16,6 +16,8 @@ from tests.service.matrix.test_limits import check_retry
 from tests.support.servers import Server, serve
 from tests.support.waiting import wait_until
 
+ROWS = [path for path in DIRECT if path.repeat == 1 and not path.known]
+"""A large request is read without a template."""
 LARGE = np.ones((60_000, 1), np.int64)
 LARGE[-1] = -1  # refused once it is read, so that no large answer follows
 LIMITS = {
@@ -55,7 +57,7 @@ def busy(request: pytest.FixtureRequest, wide_repository: Path) -> Iterator[tupl
         assert httpx.post(f"{server.address}/models/gpt/embed", json={"input_ids": [[1]]}).status_code == 200
 
 
-@pytest.mark.parametrize("path", [path for path in DIRECT if path.repeat == 1], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", ROWS, ids=lambda path: path.name)
 def test_large_request_is_refused_by_a_full_queue(path: CodePath, busy: tuple[Server, str]) -> None:
     server, message = busy
     with path.connect(server, {}) as caller:
