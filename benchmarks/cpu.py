@@ -1,10 +1,10 @@
-"""Time of calls on the CPU against a memcpy of what they return, in the plain graph and as the service runs them.
+"""Time of calls on the CPU, in the plain graph and in the service, against a memcpy of the same vectors.
 
     python -m benchmarks.cpu [--rounds N]
 
-Three front-ends of width 768 with random tables, 8,192 positions each: learned positions, sinusoids with scaled tokens,
-and BERT's. What is compared takes turns in every round, in another order each time; the figures are medians. It exits
-with 1 where a floor is missed. N is at least 5, the default; more on a machine that is not quiet.
+Three front-ends of width 768 with random tables and 8,192 positions: learned positions, sinusoids with scaled tokens,
+and BERT. The candidates run in random order in every round; the figures are medians. Exits with 1 if a floor is missed.
+N is at least 5, the default; use more on a busy machine.
 """
 
 import argparse
@@ -44,7 +44,7 @@ FRONT_ENDS: dict[str, Callable[[], FrontEnd]] = {
 }
 SHAPES = ((1, 1), (1, 128), (8, 128), (32, 512), (1, 8192))
 RAGGED = {"ragged, 8 rows": (8, 128), "ragged, 32 rows": (32, 512)}
-"""Mixes of as many rows as the first number, of lengths from 1 to the second."""
+"""Ragged batches: number of rows, and their longest length; lengths are random from 1."""
 FLOORS = {
     ("learned", 1): 3.2,
     ("learned", 2): 2.3,
@@ -53,22 +53,22 @@ FLOORS = {
     ("bert", 1): 6.5,
     ("bert", 2): 5.0,
 }
-"""At most so many times the memcpy, by front-end and threads, at (32, 512)."""
+"""Largest ratio to the memcpy at (32, 512), by front-end and threads."""
 MOST_OVERHEAD = 1.2
-"""At (1, 1): at most so many times a bare run() of the plain graph."""
+"""Largest ratio to a bare run() of the plain graph at (1, 1)."""
 LEAST_SECONDS = 0.002
-"""That a sample takes: shorter calls are repeated in it."""
+"""Least duration of a sample; shorter calls are repeated in it."""
 PAUSE = 0.002
 """Seconds before a sample."""
 
 SAMPLES, CALLS = 400, 50
-"""Of the smallest call: how often it is compared, and how many calls a sample has."""
+"""For the smallest call: number of samples, and of calls in each."""
 Feeds = dict[str, NDArray[np.int64]]
 Work = Callable[[], object]
 
 
 def main() -> None:
-    """Measure, print a line for each call, and exit with 1 where a floor is missed."""
+    """Measure, print a line for each call, and exit with 1 if a floor is missed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     rounds = max(5, parser.parse_args().rounds)
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def measure(model: TokenModel, folder: Path, threads: int, rounds: int) -> list[str]:
-    """Print the figures of `model`, and return which floors it misses."""
+    """Print the figures of `model`, and return the messages of the missed floors."""
     bare = open_bare(folder / GRAPH, threads)
     missed = []
     for call, feeds in calls(model).items():
@@ -126,7 +126,7 @@ def measure(model: TokenModel, folder: Path, threads: int, rounds: int) -> list[
 
 
 def serve(model: TokenModel, feeds: Feeds) -> None:
-    """Compute the vectors as the engine does: in chunks where they are many."""
+    """Compute the vectors like the engine, large outputs in chunks."""
     if feeds["input_ids"].size * WIDTH <= PIECE:
         model.run(feeds, (EMBEDDINGS,))
         return
@@ -135,7 +135,7 @@ def serve(model: TokenModel, feeds: Feeds) -> None:
 
 
 def calls(model: TokenModel) -> dict[str, Feeds]:
-    """Return the feeds of every call, by what it is called."""
+    """Return the feeds of every call, by title."""
     generator = np.random.default_rng(0)
     found: dict[str, Feeds] = {}
     for shape in SHAPES:
@@ -156,7 +156,7 @@ def feeds_of(
 
 
 def open_bare(graph: Path, threads: int) -> Any:
-    """Return onnxruntime's own session of `graph`, with the options of the service."""
+    """Return a plain onnxruntime session of `graph`, with the options of the service."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -164,7 +164,7 @@ def open_bare(graph: Path, threads: int) -> Any:
 
 
 def medians(works: Mapping[str, Work], rounds: int) -> dict[str, float]:
-    """Return the median seconds of each, of `rounds` in which all take turns; each is warm when it is timed."""
+    """Return the median seconds of each work over `rounds` rounds. Each runs once before it is timed."""
     times = dict[str, int]()
     for name, work in works.items():
         work()
@@ -179,15 +179,15 @@ def medians(works: Mapping[str, Work], rounds: int) -> dict[str, float]:
 
 
 def overhead(plain: Work, served: Work) -> float:
-    """Return how many times as long `served` takes: the median over short samples, one of each after the other.
+    """Return the median ratio of `served` to `plain` over short samples, taken in turn.
 
-    A few microseconds more of some twenty are lost in the noise between longer ones.
+    Longer samples would hide a difference of a few microseconds in twenty.
     """
     return statistics.median(seconds(served, CALLS) / seconds(plain, CALLS) for _ in range(SAMPLES))
 
 
 def seconds(work: Work, times: int) -> float:
-    """Return how long one of so many calls of `work` takes."""
+    """Return the mean seconds of `times` calls of `work`."""
     begin = time.perf_counter()
     for _ in range(times):
         work()
@@ -195,7 +195,7 @@ def seconds(work: Work, times: int) -> float:
 
 
 def shuffled(names: Sequence[str]) -> list[str]:
-    """Return `names` in another order."""
+    """Return `names` in random order."""
     return random.sample(names, len(names))
 
 

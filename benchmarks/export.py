@@ -1,9 +1,9 @@
-"""Time of the export of gpt2-small against that of a bare torch.onnx.export and save of the same module.
+"""Time of the export of gpt2-small, against a bare torch.onnx.export and save of the same module.
 
     python -m benchmarks.export
 
-The comparison of vectors is not counted; reading, hashing, checking and bringing everything to the disk are. Medians of
-five, in one process, the two in turn; the first of each is not counted.
+The time covers reading, hashing, checking and writing to disk, but not the comparison of vectors. The figures are
+medians of five runs in one process, both exports in turn, after one warm-up run of each.
 """
 
 import statistics
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def export_bare(folder: Path) -> float:
-    """Return the seconds that torch alone takes."""
+    """Return the seconds of an export by torch alone."""
     module = build_preset(PRESET).eval()
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
     begin = time.perf_counter()
@@ -53,7 +53,7 @@ def export_bare(folder: Path) -> float:
 
 
 def export_ours(folder: Path) -> float:
-    """Return the seconds that an export takes, without those of its proof."""
+    """Return the seconds of an export by Preblock, without the comparison of vectors."""
     began: list[tuple[str, float]] = []
     begin = time.perf_counter()
     export(PRESET, "m", folder / "repository", lambda step: began.append((step, time.perf_counter())))

@@ -1,12 +1,12 @@
-"""What a protocol, a start and a worker may cost, each against what is measured beside it, in one run.
+"""Check the floors of protocols, start-up and memory of workers, each against a reference in the same run.
 
     python -m benchmarks.floors [--rounds N] [--seconds S]
     python -m benchmarks.floors --with keys tracing proxies lines pages
 
-gpt2-small of `model_repository`; servers on one core, `wrk` and tritonclient on another, as `benchmarks.peers` has
-them. What is compared takes turns in every round; the figures are medians of the ratios of the rounds. It exits with 1
-where a floor is missed, or what it is held against could not run. With `--with`, what an operator may turn on is on
-(`benchmarks/guards.py`), but TLS, which is a part of the connections and not of what is compared here.
+Serves gpt2-small of `model_repository` on one core; `wrk` and tritonclient run on another, as in `benchmarks.peers`.
+Both sides of a ratio take turns in every round; the figures are medians over the rounds. Exits with 1 if a floor is
+missed or its reference could not run. `--with` turns on optional features of `benchmarks/guards.py`. TLS is excluded,
+because it belongs to the connections and not to the compared work.
 """
 
 import argparse
@@ -27,9 +27,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from benchmarks.environments import CannotRun
 from benchmarks.guards import GUARDS, guarded
 from benchmarks.peers import grpc_rate
-from benchmarks.servers import GRAPH, JSON, PREBLOCK, CannotRun, RunningPeer, descendants, started
+from benchmarks.servers import GRAPH, JSON, PREBLOCK, RunningPeer, descendants, started
 from benchmarks.streams import MODEL, SERVER_CORE, be_the_client, memory_of, running
 from benchmarks.tensors import CONNECTIONS, SHAPES, Protocol, native, rate, script, with_headers
 
@@ -41,13 +42,13 @@ Work = Callable[[], float]
 
 
 class Floor(NamedTuple):
-    """A figure, and what it may be.
+    """A figure with its limit.
 
     Args:
-        name: of the figure.
-        allowed: at least so much, or at most.
-        most: whether it is at most.
-        found: of every round; none where it could not be measured.
+        name: name of the figure.
+        allowed: lower or upper limit of its median.
+        most: whether `allowed` is the upper limit.
+        found: value of every round; empty if it could not be measured.
 
     """
 
@@ -58,7 +59,7 @@ class Floor(NamedTuple):
 
     @property
     def held(self) -> bool:
-        """Whether the median is allowed."""
+        """Whether the median is within the limit."""
         if not self.found:
             return False
         middle = statistics.median(self.found)
@@ -73,15 +74,15 @@ class Floor(NamedTuple):
 
 
 def main() -> None:
-    """Measure, print every figure with its floor, and exit with 1 where one is missed."""
+    """Measure, print every figure with its floor, and exit with 1 if one is missed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=2)
     guards = [name for name in GUARDS if name != "tls"]
-    parser.add_argument("--with", nargs="+", choices=guards, default=[], dest="guards", help="what else is on")
+    parser.add_argument("--with", nargs="+", choices=guards, default=[], dest="guards", help="features to turn on")
     options = parser.parse_args()
     be_the_client()
-    # As where it is installed: modules are compiled once, by the first start, which is not counted.
+    # Compile modules once, as in an installation; the first start does it and is not counted.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     on = f", with {' '.join(options.guards)}" if options.guards else ""
     print(f"load {os.getloadavg()[0]:.1f} as it begins{on}; medians of {options.rounds} rounds and their spread")
@@ -95,7 +96,10 @@ def main() -> None:
 
 
 def rates(rounds: int, seconds: float, headers: dict[str, str]) -> Iterator[Floor]:
-    """Compare rates of protocols, and the latency of small requests beside large ones; each request has `headers`."""
+    """Compare the rates of protocols, and the latency of small requests beside large ones.
+
+    `headers` are added to each request.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         ids = {shape: np.random.default_rng(0).integers(0, 50257, shape) for shape in SHAPES}
@@ -136,7 +140,7 @@ def rates(rounds: int, seconds: float, headers: dict[str, str]) -> Iterator[Floo
 
 
 def ratios(rounds: int, one: tuple[RunningPeer, Work], other: tuple[RunningPeer, Work]) -> list[float]:
-    """Return what `one` reaches over what `other` does, in every round."""
+    """Return the ratio of the rates of `one` and `other` in every round."""
     found = []
     for _ in range(rounds):
         both = []
@@ -148,12 +152,12 @@ def ratios(rounds: int, one: tuple[RunningPeer, Work], other: tuple[RunningPeer,
 
 
 def as_json(ids: Any, encoding: str) -> Protocol:
-    """Ask the native API in JSON."""
+    """Request vectors from the native API in JSON."""
     return Protocol(f"/models/{MODEL}/embed", orjson.dumps({"input_ids": ids.tolist(), "encoding": encoding}), JSON)
 
 
 def beside(port: int, small: Path, large: Path, seconds: float) -> float:
-    """Return the 99th percentile of small requests while a connection asks for large ones, over that without it."""
+    """Return the ratio of the p99 of small requests with and without a connection of large requests beside them."""
     alone = percentile(port, small, seconds)
     with asking(port, large, seconds + 2):
         return percentile(port, small, seconds) / alone
@@ -161,7 +165,7 @@ def beside(port: int, small: Path, large: Path, seconds: float) -> float:
 
 @contextmanager
 def asking(port: int, lua: Path, seconds: float) -> Iterator[None]:
-    """Ask over one connection meanwhile."""
+    """Send requests over one connection during the block."""
     with subprocess.Popen(wrk(port, lua, seconds, 1), stdout=subprocess.DEVNULL) as process:
         time.sleep(0.5)
         try:
@@ -171,7 +175,7 @@ def asking(port: int, lua: Path, seconds: float) -> Iterator[None]:
 
 
 def percentile(port: int, lua: Path, seconds: float) -> float:
-    """Return the 99th percentile of the latency in milliseconds."""
+    """Return the p99 of the latency in milliseconds."""
     done = subprocess.run(
         [*wrk(port, lua, seconds, CONNECTIONS), "--latency"], capture_output=True, text=True, check=True
     )
@@ -180,14 +184,14 @@ def percentile(port: int, lua: Path, seconds: float) -> float:
 
 
 def wrk(port: int, lua: Path, seconds: float, connections: int) -> list[str]:
-    """Return the command that asks the native API."""
+    """Return the wrk command for the native API."""
     address = f"http://127.0.0.1:{port}/models/{MODEL}/embed"
     command = ("wrk", "-t", 1, "-c", connections, "-d", f"{seconds:g}s", "--timeout", "60s", "-s", lua, address)
     return list(map(str, command))
 
 
 def start(rounds: int) -> Iterator[Floor]:
-    """Compare the time until `preblock serve` answers with that of the imports that no such server goes without."""
+    """Compare the start of `preblock serve` with the time of the imports in `IMPORTS`."""
     pinned = ("taskset", "-c", str(SERVER_CORE))
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -201,16 +205,16 @@ def start(rounds: int) -> Iterator[Floor]:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz").close()  # before its output is closed
             begin = time.perf_counter()
             subprocess.run([*pinned, sys.executable, "-c", IMPORTS], check=True)
-            if turn:  # the first reads the files into memory
+            if turn:  # the first start reads the files into memory
                 found.append(ready / (time.perf_counter() - begin))
     yield Floor(f"ready, over the time of `{IMPORTS}`", 1.5, True, found)
 
 
 def memory(headers: dict[str, str]) -> Iterator[Floor]:
-    """Measure what several workers take, without the table that they share; each request has `headers`."""
+    """Measure the memory of several workers without their shared tables. `headers` are added to each request."""
     options = ("--port", 0, "--workers", WORKERS)
     with tempfile.TemporaryDirectory() as folder, running(PREBLOCK, "serve", *options) as (pid, port):
-        time.sleep(5)  # until all of them serve
+        time.sleep(5)  # until all workers serve
         for number, shape in enumerate(SHAPES[:3]):
             protocol = with_headers(native(np.random.default_rng(0).integers(0, 50257, shape)), headers)
             rate(port, protocol.path, script(Path(folder), f"warm{number}", protocol), 1, 8 * WORKERS)
@@ -220,7 +224,7 @@ def memory(headers: dict[str, str]) -> Iterator[Floor]:
 
 
 def table_of(pid: int) -> int:
-    """Return the proportional set size of data files in a process, in bytes."""
+    """Return the proportional set size of the data files mapped by a process, in bytes."""
     found, counts = 0, False
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         if re.match(r"[0-9a-f]+-", line):

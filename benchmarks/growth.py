@@ -1,11 +1,11 @@
-"""How latency and memory grow: with rows, with tokens of a row, with the table, with models, and with connections.
+"""Growth of latency and memory with rows, tokens of a row, table size, models and connections.
 
     python -m benchmarks.growth [--rounds N] [--seconds S]
 
-Linux only. Serves front-ends of width 768 with random tables, asks for them with `.npy` as `preblock bench` does, and
-prints a table for each: the median latency and the rates; the memory of the server without the pages of files that it
-maps, once it answered; and the most that was resident while it did, with them. With the number of models and the size
-of the table, also the time until it is ready. Servers on one core, the load on another.
+Linux only. Serves front-ends of width 768 with random tables, and sends `.npy` requests with the load of `preblock
+bench`. Prints a table for each dimension: median latency, rates, anonymous memory of the server after the load, and
+peak resident memory, mapped files included. For models and table size it also prints the start-up time. Servers run on
+one core, the load on another.
 """
 
 import argparse
@@ -41,7 +41,7 @@ HEAD = "latency ms | requests/s | MB/s | memory MB | peak MB |"
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2)
@@ -88,9 +88,9 @@ def sections(root: Path, meter: "Meter") -> Iterator[str]:
 
 @contextmanager
 def serve(repository: Path) -> Iterator[tuple[int, int, float]]:
-    """Serve a repository on one core; yield its process, its port, and the seconds until it was ready.
+    """Serve a repository on one core; yield the process id, the port, and the start-up seconds.
 
-    It is the second start, which finds that the files were checked before.
+    A first start fills the cache of verified files.
     """
     cache = repository.parent / "cache"
     options = ("--port", 0, "--repository", repository, "--cache-dir", cache)
@@ -105,7 +105,7 @@ def serve(repository: Path) -> Iterator[tuple[int, int, float]]:
 
 
 def address(port: int) -> str:
-    """Return where a server of this machine is."""
+    """Return the URL of a local server."""
     return f"http://127.0.0.1:{port}"
 
 
@@ -123,7 +123,7 @@ class Meter:
         self._rounds, self._seconds = rounds, seconds
 
     def line(self, pid: int, port: int, shape: tuple[int, int], connections: int = 1) -> str:
-        """Return the cells of a line: medians of the rounds."""
+        """Return the cells of a table row: medians of the rounds."""
         target = LoadTarget(address(port), "m0")
         Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins here
         with connect(target.url) as client:
@@ -144,12 +144,12 @@ class Meter:
 
 
 def own_memory(pid: int) -> float:
-    """Return the memory of a process that is no file's, in MB."""
+    """Return the anonymous memory of a process in MB."""
     return status(pid, "RssAnon")
 
 
 def status(pid: int, name: str) -> float:
-    """Return a size that Linux tells of a process, in MB."""
+    """Return a size in /proc/PID/status in MB."""
     text = Path(f"/proc/{pid}/status").read_text()
     return 1024 * int(re.findall(rf"^{name}:\s+(\d+)", text, re.MULTILINE)[0]) / 1e6
 

@@ -1,4 +1,4 @@
-"""What an operator turns on around a service, as `benchmarks.tensors --with` measures it: variables and headers."""
+"""Optional features of a service, for `benchmarks.tensors --with`: environment variables and request headers."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -15,14 +15,14 @@ from preblock.service.core.auth import new_key
 
 
 class Guard(NamedTuple):
-    """What is set for the servers, and what each request says."""
+    """The environment variables of the servers, and the headers of each request."""
 
     variables: dict[str, str]
     headers: Mapping[str, str] = MappingProxyType({})
 
 
 def keys(folder: Path) -> Guard:
-    """Need a key, and count what it asks in a second."""
+    """Require an API key, and count its requests per second."""
     file = folder / "keys.toml"
     key, entry = new_key("benchmark", (), admin=False)
     file.write_text(entry)
@@ -31,7 +31,7 @@ def keys(folder: Path) -> Guard:
 
 
 def tls(folder: Path) -> Guard:
-    """Encrypt: the bare application too."""
+    """Serve over TLS, the bare application too."""
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     made = trustme.CA().issue_cert("127.0.0.1")
     made.cert_chain_pems[0].write_to_path(str(certificate))
@@ -40,7 +40,7 @@ def tls(folder: Path) -> Guard:
 
 
 def tracing(_: Path) -> Guard:
-    """Trace one request of a hundred, and send the spans."""
+    """Trace one percent of the requests, and export the spans."""
     port = _Collector.start()
     return Guard(
         {
@@ -53,19 +53,19 @@ def tracing(_: Path) -> Guard:
 
 
 def proxies(_: Path) -> Guard:
-    """Believe the proxy that each request comes from: the bare application too."""
+    """Trust the proxy headers of each request, in the bare application too."""
     return Guard(
         {"PREBLOCK_TRUSTED_PROXIES": "127.0.0.1"}, {"X-Forwarded-For": "192.0.2.1", "X-Forwarded-Proto": "https"}
     )
 
 
 def lines(_: Path) -> Guard:
-    """Log a line of JSON for one request of a hundred."""
+    """Log one percent of the requests as JSON."""
     return Guard({"PREBLOCK_ACCESS_LOG_SAMPLE_RATE": "0.01", "PREBLOCK_LOG_FORMAT": "json"})
 
 
 def pages(_: Path) -> Guard:
-    """Let pages of another server ask."""
+    """Allow cross-origin requests of one site."""
     return Guard({"PREBLOCK_CORS_ORIGINS": "https://pages.example"})
 
 
@@ -94,7 +94,7 @@ def guarded(names: list[str], folder: Path) -> Iterator[dict[str, str]]:
 
 
 class _Collector(BaseHTTPRequestHandler):
-    """Takes spans, and does nothing with them."""
+    """An HTTP server to receive and discard spans."""
 
     @classmethod
     def start(cls) -> int:
@@ -104,10 +104,10 @@ class _Collector(BaseHTTPRequestHandler):
         return server.server_port
 
     def do_POST(self) -> None:
-        """Take them."""
+        """Read the body, and answer with 200."""
         self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(200)
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""

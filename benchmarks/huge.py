@@ -1,11 +1,11 @@
-"""Tables of 2 GB and 4 GB: memory and time of an export and of a proof, time to open, memory of several workers.
+"""Tables of 2 GB and 4 GB: memory and time of export and verification, time to open, memory of several workers.
 
     python -m benchmarks.huge FOLDER [DTYPE]
 
-FOLDER is made, needs 14 GB for a while, and is removed. Linux only. The tables are 262144 x 4096, with 1024 learned
-positions, as GPT-2 has them: float16, then float32 in the file, and in DTYPE in the artifact; default float32. Figures
-go to standard output as Markdown. It fails where an export or a proof needs more than 1.2 times the larger of
-checkpoint and data file, and 180 MB: what is compared at once, and what libraries keep.
+Makes FOLDER, uses 14 GB in it, and removes it. Linux only. The checkpoints are GPT-2 with a table of 262144 x 4096 and
+1024 learned positions, in float16 and in float32; the artifact stores DTYPE, default float32. The figures go to
+standard output as Markdown. Exits with 1 if an export or a verification needs more memory than 1.2 times the larger of
+checkpoint and data file, plus 180 MB for compared chunks and libraries.
 """
 
 import json
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def measure(folder: Path, dtype: str, stored: str) -> dict[str, str]:
-    """Return what is measured of one table, by name; it is `dtype` in the checkpoint, and `stored` in the artifact."""
+    """Return the figures of one table by name; `dtype` is its type in the checkpoint, `stored` in the artifact."""
     source, repository, cache = folder / "source", folder / "repository", folder / "cache"
     write_checkpoint(source, dtype)
     exported = run(EXPORT, source, repository, stored)
@@ -87,7 +87,7 @@ def measure(folder: Path, dtype: str, stored: str) -> dict[str, str]:
     larger = max(size, (source / "model.safetensors").stat().st_size)
     shutil.rmtree(source)
     verified = run(VERIFY, repository)
-    # A file that changed less than two seconds ago is not remembered; this one is old enough.
+    # The cache ignores files younger than two seconds; this one is older.
     first, again = (run(OPEN, repository, cache) for _ in range(2))
     shared = shared_memory(data, repository)
     for what, found in (("export", exported), ("verify", verified)):
@@ -107,14 +107,14 @@ def measure(folder: Path, dtype: str, stored: str) -> dict[str, str]:
 
 
 def run(code: str, *arguments: Path | str) -> dict[str, Any]:
-    """Run Python code in a process of its own, and return what it prints."""
+    """Run Python code in a new process, and return the JSON document of its output."""
     done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
 def write_checkpoint(folder: Path, dtype: str) -> None:
-    """Write a GPT-2 checkpoint of seeded numbers without its blocks, row by row."""
+    """Write a GPT-2 checkpoint of random values without blocks, row by row."""
     folder.mkdir(parents=True)
     config = {"model_type": "gpt2", "vocab_size": ROWS, "n_embd": WIDTH, "n_positions": POSITIONS}
     (folder / "config.json").write_text(json.dumps(config))
@@ -132,7 +132,7 @@ def write_checkpoint(folder: Path, dtype: str) -> None:
 
 
 def shared_memory(data: Path, repository: Path) -> int:
-    """Return the bytes of `data` in the memory of processes that have all read all of it: their sum of shares."""
+    """Return the bytes of `data` in the memory of several processes after each read the whole file."""
     command = [sys.executable, "-c", WORK, str(repository), str(ROWS)]
     workers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(WORKERS)]
     try:
@@ -146,7 +146,7 @@ def shared_memory(data: Path, repository: Path) -> int:
 
 
 def proportional(pid: int, file: Path) -> int:
-    """Return the bytes of `file` in the memory of a process, each page divided by the processes that have it."""
+    """Return the proportional set size of `file` in a process, in bytes."""
     total, inside = 0, False
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         if "-" in line.split()[0]:

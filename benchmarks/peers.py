@@ -1,14 +1,14 @@
-"""The same graph behind other servers: requests per second over HTTP and gRPC, in one run, and a table of them.
+"""Requests per second of Preblock and other servers of the same graph, over HTTP and gRPC.
 
     python -m benchmarks.peers [--rounds N] [--seconds S] [--only NAME ...]
 
-serves gpt2-small of `model_repository` on one core, by Preblock and by what others write instead
-(`benchmarks/servers.py` says how each is set up and started, `benchmarks/peers/` holds their handlers); `wrk`
-(https://github.com/wg/wrk), which must be installed, asks over 4 connections on another core, and four threads of
-tritonclient where the protocol is gRPC. Each server has a virtual environment of its own below `.venv/peers`, which is
-made the first time. All are started, and stand still (SIGSTOP) but when it is their turn; in each round all take turns,
-shape by shape. Before, every answer is held against onnxruntime's own. Writes the table into docs/benchmarks.md, unless
-only some servers were measured; a server that cannot be installed or started is said so there.
+Serves gpt2-small of `model_repository` on one core. `benchmarks/servers.py` starts the servers, `benchmarks/peers/`
+holds their handlers, and `.venv/peers` their virtual environments. The load runs on another core: `wrk`
+(https://github.com/wg/wrk, install it first) over 4 connections, or four threads of tritonclient for gRPC.
+
+First, every answer is compared with the output of onnxruntime. Then all servers take turns in each round, shape by
+shape; SIGSTOP pauses the others. The table goes to docs/benchmarks.md, unless `--only` is given. It lists servers with
+a failed installation or start as "could not run".
 """
 
 import argparse
@@ -35,18 +35,19 @@ import orjson
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.servers import GRAPH, SERVERS, CannotRun, RunningPeer, canned, started
+from benchmarks.environments import CannotRun
+from benchmarks.servers import GRAPH, SERVERS, RunningPeer, canned, started
 from benchmarks.streams import MODEL, WIDTH, be_the_client
 from benchmarks.tensors import CONNECTIONS, SHAPES, rate, script
 
 DOCUMENT = Path("docs/benchmarks.md")
 BEGIN, END = "<!-- written by benchmarks.peers -->\n", "<!-- end -->\n"
 SLOW = 5.0
-"""Seconds of an answer from which on a case is not measured."""
+"""Cases with slower answers, in seconds, are not measured."""
 
 Shape = tuple[int, int]
 Case = tuple[str, Shape]
-"""A line of the table, and a shape."""
+"""A row and a column of the table."""
 
 
 def main() -> None:
@@ -77,7 +78,7 @@ def main() -> None:
                 try:
                     with server.awake():
                         found[line, shape].append(work())
-                except (CannotRun, RuntimeError) as error:  # no answer, or answers that broke off
+                except (CannotRun, RuntimeError) as error:  # no answer, or a broken connection
                     print(f"{line} {shape}: {error}", file=sys.stderr)
                     found[line, shape].append(math.nan)
             print(f"round {turn + 1} of {options.rounds}", file=sys.stderr)
@@ -90,7 +91,7 @@ def main() -> None:
 def cases(
     servers: dict[str, RunningPeer], ids: dict[Shape, Any], folder: Path, seconds: float
 ) -> dict[Case, tuple[RunningPeer, Callable[[], float]]]:
-    """Return what is measured, each server's answer having been held against the truth."""
+    """Compare one answer of each case with onnxruntime, and return the work to measure by case."""
     session = onnxruntime.InferenceSession(GRAPH)
     works: dict[Case, tuple[RunningPeer, Callable[[], float]]] = {}
     for shape, values in ids.items():
@@ -110,7 +111,7 @@ def cases(
 
 
 def proven(title: str, running: RunningPeer, ask: Callable[[], Any], truth: Any) -> float:
-    """Return how long an answer takes, having held it against the truth if there is one; infinite if there is none."""
+    """Compare an answer with `truth` unless that is None, and return its seconds; infinity without an answer."""
     try:
         with running.awake():
             begin = time.perf_counter()
@@ -125,40 +126,40 @@ def proven(title: str, running: RunningPeer, ask: Callable[[], Any], truth: Any)
 
 
 def asked(took: float, seconds: float, work: Callable[[float], float]) -> Callable[[], float]:
-    """Return `work` for so many seconds, or as many as four answers take; no number where one takes too long."""
+    """Return `work` with a duration of at least four answers; it returns NaN if one takes longer than `SLOW`."""
     if took > SLOW:
         return lambda: math.nan
     return lambda: work(max(seconds, math.ceil(4 * took)))
 
 
 def by_http(running: RunningPeer, ids: Any) -> Any:
-    """Return the vectors that come over HTTP, in whichever form they are."""
+    """Return the vectors of an HTTP answer, in `.npy`, JSON or raw bytes."""
     answer = running.ask(ids)
     if answer.startswith(b"\x93NUMPY"):
         return np.load(io.BytesIO(answer))
     size = 4 * ids.size * WIDTH
-    if len(answer) > 2 * size:  # text
+    if len(answer) > 2 * size:  # JSON
         document = orjson.loads(answer)
         return document["outputs"][0]["data"] if isinstance(document, dict) else document
     return np.frombuffer(answer[-size:], np.float32)
 
 
 def infer(port: int, ids: Any) -> Any:
-    """Return the vectors that come over gRPC."""
+    """Return the vectors of a gRPC answer."""
     with triton.InferenceServerClient(f"127.0.0.1:{port}") as client:
         return client.infer(MODEL, [tensor(ids)]).as_numpy("embeddings")
 
 
 def tensor(ids: Any) -> Any:
-    """Return ids as tritonclient sends them."""
+    """Return ids as an input of tritonclient."""
     return triton.InferInput("input_ids", ids.shape, "INT64").set_data_from_numpy(ids)
 
 
 def grpc_rate(
     port: int, ids: Any, seconds: float, connections: int, metadata: Mapping[str, str] = MappingProxyType({})
 ) -> float:
-    """Return how many requests of gRPC were answered in a second, by as many threads as connections."""
-    # tritonclient takes a dict, and names of gRPC are lower case.
+    """Return the gRPC requests per second, with one thread for each connection."""
+    # tritonclient takes a dict, and gRPC metadata has lower-case names.
     headers = {name.lower(): value for name, value in metadata.items()}
     counts: list[int] = []
     ready = threading.Barrier(connections + 1, timeout=60)
@@ -186,7 +187,7 @@ def grpc_rate(
 
 
 def table(found: dict[Case, list[float]], reasons: dict[str, str]) -> str:
-    """Return the medians, and below them the slowest and the fastest round."""
+    """Return a table of the rates, and below it the reasons of missing servers."""
     lines = ["| server, protocol |" + "".join(f" {shape} |" for shape in SHAPES), "|---|" + "---|" * len(SHAPES)]
     titles = dict.fromkeys(title for title, _ in found)
     lines += [f"| {title} |" + "".join(f" {cell(found[title, shape])} |" for shape in SHAPES) for title in titles]
@@ -197,7 +198,7 @@ def table(found: dict[Case, list[float]], reasons: dict[str, str]) -> str:
 
 
 def cell(rates: list[float]) -> str:
-    """Return the median of the rounds and their spread."""
+    """Return the median of the rounds, with the least and the greatest rate."""
     if any(map(math.isnan, rates)):
         return "-"
     middle = statistics.median(rates)
@@ -205,12 +206,12 @@ def cell(rates: list[float]) -> str:
 
 
 def rounded(number: float) -> str:
-    """Return a rate in three digits."""
+    """Return a rate with three digits."""
     return f"{float(f'{number:.3g}'):,.{max(0, 2 - math.floor(math.log10(number)))}f}" if number else "0"
 
 
 def heading(options: argparse.Namespace, load: float) -> str:
-    """Say what was measured, on what, and when."""
+    """Return a description of the measurement, the machine and the date."""
     return (
         f"Requests per second, medians of {options.rounds} rounds of {options.seconds:g} s for each case, and their "
         f"spread; {processor()}, {os.cpu_count()} virtual cores, Python {platform.python_version()}, "
@@ -220,7 +221,7 @@ def heading(options: argparse.Namespace, load: float) -> str:
 
 
 def processor() -> str:
-    """Return what the processor calls itself."""
+    """Return the model name of the processor."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -228,11 +229,11 @@ def processor() -> str:
 
 
 def write(text: str) -> None:
-    """Replace what the last run wrote into the document."""
+    """Replace the table in the document."""
     before, begin, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise SystemExit(f"{DOCUMENT}: there is no place for the table between {BEGIN.strip()} and {END.strip()}")
+        raise SystemExit(f"{DOCUMENT}: got no place for the table, allowed {BEGIN.strip()} and {END.strip()}")
     DOCUMENT.write_text(before + BEGIN + "\n" + text + "\n" + END + after, encoding="utf-8")
 
 

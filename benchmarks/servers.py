@@ -1,9 +1,7 @@
-"""Other servers of the same graph: how each is set up, started, asked, and kept still while others are measured."""
+"""The measured servers of one graph: commands, requests and processes."""
 
-import importlib.metadata
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,27 +19,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from benchmarks.environments import CannotRun, install
 from benchmarks.streams import MODEL, SERVER_CORE
 from benchmarks.tensors import BYTES, Protocol, native, open_inference
 
 PREBLOCK = Path(sys.executable).parent / "preblock"
 HANDLERS = Path(__file__).parent / "peers"
-ENVIRONMENTS = Path(".venv/peers")
 GRAPH = Path("model_repository") / MODEL / "1" / "model.onnx"
-RUNTIME = f"onnxruntime=={importlib.metadata.version('onnxruntime')}"
 PATIENCE = 90.0
-"""Seconds that a server may take to answer for the first time, and any answer."""
+"""Timeout in seconds of the start of a server, and of each answer."""
 WARM = 20
-"""Requests that a server answers after it stood still, before it is measured."""
+"""Number of warm-up requests after a pause."""
 JSON = {"Content-Type": "application/json"}
 
 
-class CannotRun(Exception):
-    """A server that cannot be installed or started here."""
-
-
 class Ports(NamedTuple):
-    """Where a server listens."""
+    """The ports of a server."""
 
     http: int
     grpc: int
@@ -49,15 +42,15 @@ class Ports(NamedTuple):
 
 
 class PeerServer(NamedTuple):
-    """How a server is run, and asked.
+    """The command of a server, and the requests to it.
 
     Args:
-        title: what it is called, and how it is asked.
-        start: its command, of its Python, its ports and a folder of its own.
-        protocol: how ids are sent.
-        requirements: of its virtual environment; none where it runs in ours.
-        python: version that its environment must have, such as 3.11.2; empty for ours.
-        grpc: whether it answers gRPC too.
+        title: title in the table: name and protocol.
+        start: returns its command from its Python, its ports and an empty folder.
+        protocol: returns a request for ids.
+        requirements: packages of its virtual environment; empty to run in the current one.
+        python: required version of Python, such as 3.11.2; empty for the current one.
+        grpc: whether it also serves gRPC.
 
     """
 
@@ -70,33 +63,33 @@ class PeerServer(NamedTuple):
 
     @property
     def title_of_grpc(self) -> str:
-        """What it is called where it is asked over gRPC."""
+        """Title in the table for gRPC."""
         return f"{self.title.replace(':', ',').partition(',')[0]}, gRPC"
 
 
 def raw(ids: Any) -> Protocol:
-    """Send ids as bytes to a handler of our own."""
+    """Return a request of raw bytes to a handler in `benchmarks/peers/`."""
     return Protocol(f"/embed?rows={len(ids)}", ids.astype("<i8").tobytes(), {"Content-Type": BYTES})
 
 
 def canned(ids: Any) -> Protocol:
-    """Ask the bare application for as many bytes as the vectors of ids have."""
+    """Return a request to the bare application for the number of bytes of the vectors."""
     return Protocol(f"/{ids.shape[0]}/{ids.shape[1]}", ids.astype("<i8").tobytes(), {"Content-Type": BYTES})
 
 
 def v2_json(ids: Any) -> Protocol:
-    """Ask by the Open Inference Protocol, in JSON."""
+    """Return a request of the Open Inference Protocol in JSON."""
     tensor = {"name": "input_ids", "shape": ids.shape, "datatype": "INT64", "data": ids.ravel().tolist()}
     return Protocol(f"/v2/models/{MODEL}/infer", orjson.dumps({"inputs": [tensor]}), JSON)
 
 
 def listed(name: str, path: str) -> Callable[[Any], Protocol]:
-    """Return what sends ids as lists of JSON."""
+    """Return a function from ids to a JSON request with one field."""
     return lambda ids: Protocol(path, orjson.dumps({name: ids.tolist()}), JSON)
 
 
 def script(name: str) -> Callable[[Path, Ports, Path], Sequence[object]]:
-    """Return the command of a handler that takes the ports of HTTP and, if it has one, of gRPC."""
+    """Return the command of a handler in `benchmarks/peers/`; its arguments are the ports of HTTP and gRPC."""
     both = name == "with_pytriton"
     return lambda python, ports, _: (python, HANDLERS / f"{name}.py", *ports[: 1 + both])
 
@@ -122,7 +115,7 @@ def preblock(_: Path, ports: Ports, __: Path) -> Sequence[object]:
 
 
 def bare(_: Path, ports: Ports, __: Path) -> Sequence[object]:
-    """Return the command of the bare application, whose gRPC is bare too."""
+    """Return the command of the bare application, with a bare gRPC handler."""
     return (sys.executable, "-m", "benchmarks.canned", ports.http, ports.grpc)
 
 
@@ -149,7 +142,7 @@ SERVERS = {
         script("with_pytriton"),
         open_inference,
         ("nvidia-pytriton==0.7.0",),
-        python="3.11.2",  # that of the standard library which its stub is built for
+        python="3.11.2",  # its Python stub is built for this standard library
         grpc=True,
     ),
     "ray": PeerServer("Ray Serve, FastAPI ingress, raw bytes", script("with_ray"), raw, ("ray[serve]==2.60.0",)),
@@ -158,16 +151,16 @@ SERVERS = {
 
 
 class RunningPeer:
-    """A server that was started; it stands still but within `awake`.
+    """A running server, paused by SIGSTOP except within `awake`.
 
     Args:
-        server: what it is.
+        server: the kind of server.
         process: its first process.
-        ports: where it listens.
-        headers: of each request that `ask` sends, beside those of its protocol.
+        ports: its ports.
+        headers: further headers of each request of `ask`.
 
     Attributes:
-        ready: whether it has answered once.
+        ready: whether it has answered a request.
 
     """
 
@@ -179,10 +172,10 @@ class RunningPeer:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Let its processes run, and wait until it answers as one that never stood still.
+        """Resume its processes for the block, after warm-up requests.
 
         Raises:
-            CannotRun: it does not answer any more.
+            CannotRun: the server does not answer.
 
         """
         self._tell(signal.SIGCONT)
@@ -198,7 +191,7 @@ class RunningPeer:
         """Return the body of an answer.
 
         Raises:
-            CannotRun: none came, or an error.
+            CannotRun: no answer came, or an error.
 
         """
         protocol = self.server.protocol(ids)
@@ -214,10 +207,10 @@ class RunningPeer:
         return body
 
     def wait(self, ids: Any) -> None:
-        """Wait until ids are answered.
+        """Wait until the server answers a request for ids.
 
         Raises:
-            CannotRun: it ends, or takes too long.
+            CannotRun: the server ended, or took too long.
 
         """
         until = time.monotonic() + PATIENCE
@@ -238,13 +231,13 @@ class RunningPeer:
             time.sleep(0.2)
 
     def stop(self) -> None:
-        """End it, and what it started."""
+        """End the server and its child processes."""
         family = descendants(self.process.pid)
         self._tell(signal.SIGCONT)
         self.process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(10)
-        for pid in family:  # ours alone, of which some outlive their parent
+        for pid in family:  # some children outlive their parent
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
@@ -257,14 +250,14 @@ class RunningPeer:
 
 @contextmanager
 def started(name: str, headers: Mapping[str, str] = MappingProxyType({})) -> Iterator[RunningPeer]:
-    """Set a server up, start it on one core, and wait until it answers requests with `headers`; yield it asleep.
+    """Install a server, start it on one core, and wait until it answers requests with `headers`; yield it paused.
 
     Raises:
-        CannotRun: it cannot be installed or started.
+        CannotRun: the server cannot be installed or started.
 
     """
     server = SERVERS[name]
-    python = install(name) if server.requirements else Path(sys.executable)
+    python = install(name, server.requirements, server.python) if server.requirements else Path(sys.executable)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         log = stack.enter_context((folder / "log").open("wb"))
@@ -285,56 +278,14 @@ def started(name: str, headers: Mapping[str, str] = MappingProxyType({})) -> Ite
         yield running
 
 
-def install(name: str) -> Path:
-    """Return the Python of a server's own environment, which is made where it is missing or of other versions.
-
-    Raises:
-        CannotRun: there is no such Python, or a package cannot be installed.
-
-    """
-    server, folder = SERVERS[name], (ENVIRONMENTS / name).absolute()
-    requirements, stamp = [*server.requirements, RUNTIME], folder / "installed"
-    if stamp.exists() and stamp.read_text().split() == requirements:
-        return folder / "bin" / "python"
-    print(f"{name}: installing {', '.join(requirements)}", file=sys.stderr)
-    python = interpreter(server.python)
-    try:
-        subprocess.run([python, "-m", "venv", "--clear", folder], check=True, capture_output=True)
-        pip = (folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check")
-        subprocess.run([*pip, *requirements], check=True, capture_output=True, text=True)
-    except subprocess.CalledProcessError as error:
-        said = str(error.stderr).strip().splitlines()
-        raise CannotRun(f"cannot be installed: {said[-1] if said else error}") from error
-    stamp.write_text("\n".join(requirements))
-    return folder / "bin" / "python"
-
-
-def interpreter(version: str) -> Path:
-    """Return a Python of exactly this version; ours where it does not matter.
-
-    Raises:
-        CannotRun: there is none.
-
-    """
-    if not version:
-        return Path(sys.executable)
-    minor = version.rpartition(".")[0]
-    for found in (shutil.which(f"python{minor}"), f"/usr/bin/python{minor}", f"/usr/local/bin/python{minor}"):
-        if found and Path(found).exists():
-            said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
-            if said.split()[-1:] == [version]:
-                return Path(found)
-    raise CannotRun(f"it needs CPython {version}")
-
-
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 def descendants(pid: int) -> list[int]:
-    """Return a process and all that it started, parents first."""
+    """Return a process and its descendants, parents first."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

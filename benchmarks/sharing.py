@@ -1,10 +1,10 @@
-"""What it saves that small requests that are ready together share a run of the model, and from which length on nothing.
+"""Processor time of requests in a micro-batch, against the same requests one after another.
 
     python -m benchmarks.sharing
 
-asks gpt2-small and minilm of `model_repository` in this process, without a protocol: so many requests at once, each of
-one row, and the same one after another. Processor time, the medians of the ratios of rounds in turn; below 1, sharing
-wins. The limit up to which requests share, `SHARED` in `service/planning.py`, is lifted meanwhile.
+Runs gpt2-small and minilm of `model_repository` in this process, without a protocol. Each request has one row. The
+figures are medians of ratios; below 1, micro-batches are cheaper. The size limit of micro-batches, `SHARED` in
+`service/engine/planning.py`, is lifted.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ LENGTHS, REQUESTS, ROUNDS = (1, 4, 16, 32, 64, 128), (2, 4, 16, 64), 15
 
 
 async def measure(name: str) -> None:
-    """Print a line of ratios for each number of requests."""
+    """Print a line of ratios for each number of concurrent requests."""
     settings = LiveSettings(Settings())
     asked = Engine(Repository(settings.current.repository, CPU, 1), Scheduler(1, settings), Metrics(), settings)
     model = asked.repository.get(name)

@@ -1,18 +1,15 @@
-"""Many decode streams at once, and one beside a bare WebSocket.
+"""Latency, throughput and memory of decode streams.
 
     python -m benchmarks.streams
 
-serves gpt2-small of `model_repository`, and by the same server a bare WebSocket that answers each message with as many
-bytes. One row, one token, frames of version 2. What is printed:
+Serves gpt2-small of `model_repository`, and in the same server a bare WebSocket with canned answers of the same size.
+Steps have one row and one token, in frames of version 2. Prints:
 
-- memory of an idle stream: the proportional set size of the server, with and without 500 streams;
-- 500 streams, each stepping as fast as it is answered: steps per second, the slowest over the mean, and how many steps
-  shared a run of the model;
-- one stream: latency of a step at the client over that of the bare WebSocket, the two in turn.
+- memory of an idle stream: growth of the proportional set size of the server with 500 streams;
+- 500 streams under load: steps per second, slowest stream over the mean, and steps per run of the model;
+- one stream: latency of a step at the client, over the latency of the bare WebSocket, in turn.
 
-The client, which is this process, speaks bytes, so that it costs little beside the server. Which cores the two have is
-left to the scheduler; a bare WebSocket of another process may be given that of the client, which saves it the time to
-wake another, while a stream is not.
+The client in this process writes raw bytes, to cost little beside the server. The scheduler chooses the cores of both.
 """
 
 import asyncio
@@ -40,12 +37,12 @@ from preblock.service.core.settings import Settings
 from preblock.service.server.run import configure, listen
 
 SERVER_CORE, CLIENT_CORE = 0, 1
-"""Of the benchmarks that give each its own."""
+"""Cores of benchmarks with pinned processes."""
 MODEL, WIDTH, MOST_STEPS = "gpt2-small", 768, 1000
 ECHO = "/echo"
 STREAMS, SECONDS = 500, 10.0
 ROUNDS, STEPS = 30, 300
-"""Of the latency: the two are measured in turn, so many steps each."""
+"""For the latency: number of rounds, and steps of each stream in a round."""
 
 Application = Callable[
     [dict[str, Any], Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]
@@ -53,7 +50,7 @@ Application = Callable[
 
 
 def masked(frame: bytes) -> bytes:
-    """Return a binary message of a WebSocket, as a client sends it; the mask is 0."""
+    """Return a binary WebSocket message of a client, with mask 0."""
     return bytes((0x82, 0x80 | len(frame))) + bytes(4) + frame
 
 
@@ -65,7 +62,7 @@ STATE_BYTES = 2 + HEADER.size + 8
 
 
 class Stream(asyncio.Protocol):
-    """A WebSocket that steps: `steps` were answered."""
+    """A decode stream; `steps` counts the answers."""
 
     def __init__(self, path: str) -> None:
         loop = asyncio.get_running_loop()
@@ -76,19 +73,19 @@ class Stream(asyncio.Protocol):
         self._missing = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask for a WebSocket."""
+        """Send the handshake of a WebSocket."""
         self.transport = cast(asyncio.Transport, transport)
         head = f"GET {self._path} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         key = "A" * 22 + "=="
         self.transport.write(f"{head}Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode())
 
     def data_received(self, data: bytes) -> None:
-        """Count an answer that is complete, and step again."""
+        """Count a complete answer, and send the next step."""
         if not self.opened.done():
             assert data.startswith(b"HTTP/1.1 101"), data
             self.opened.set_result(None)
             return
-        if data == b"\x89\x04" + data[2:6]:  # a ping of the server that keeps connections alive
+        if data == b"\x89\x04" + data[2:6]:  # keepalive ping of the server
             return
         self._missing -= len(data)
         if self._missing:
@@ -102,13 +99,13 @@ class Stream(asyncio.Protocol):
             self.finished.set_result(None)
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - as asyncio has it
-        """Fail whoever waits."""
+        """Fail the waiting futures."""
         for future in (self.opened, self.finished):
             if not future.done():
                 future.set_exception(ConnectionError("the server closed a stream"))
 
     async def step(self, seconds: float = 1e9, most: int = 2**60) -> None:
-        """Step as fast as there are answers."""
+        """Send a step after each answer, for some seconds or at most `most` steps."""
         self.finished = asyncio.get_running_loop().create_future()
         self.steps, self.latencies = 0, []
         self._until, self._most = time.perf_counter() + seconds, most
@@ -123,7 +120,7 @@ class Stream(asyncio.Protocol):
 
 
 async def open_stream(port: int, path: str = f"/models/{MODEL}/decode") -> Stream:
-    """Return a stream that was accepted."""
+    """Return an open stream."""
     loop = asyncio.get_running_loop()
     _, stream = await loop.create_connection(lambda: Stream(path), "127.0.0.1", port)
     await stream.opened
@@ -131,7 +128,7 @@ async def open_stream(port: int, path: str = f"/models/{MODEL}/decode") -> Strea
 
 
 async def echo(receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
-    """Answer each message with as many bytes as a stream would."""
+    """Answer each message with the number of bytes of a real answer."""
     await receive()
     await send({"type": "websocket.accept"})
     step, rewind = bytes(VECTORS_BYTES), bytes(STATE_BYTES - 2)
@@ -140,7 +137,7 @@ async def echo(receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awai
 
 
 def serve() -> None:
-    """Serve both as `preblock serve` would, and print the port."""
+    """Serve the application and the bare WebSocket with the server of Preblock, and print the port."""
     settings = Settings(port=0)
     app = create_app(settings)
 
@@ -157,7 +154,7 @@ def serve() -> None:
 
 @contextmanager
 def running(*command: object) -> Iterator[tuple[int, int]]:
-    """Run a server in a process of its own; yield its number and its port."""
+    """Run a server in a new process; yield the process id and the port."""
     with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -173,7 +170,7 @@ def memory_of(pid: int) -> int:
 
 
 def runs_and_steps(port: int) -> tuple[float, float]:
-    """Return how often the model ran, and how many rows were answered."""
+    """Return the number of model runs, and of answered rows."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
         text = response.read().decode()
     runs = re.findall(rf'^preblock_model_stages_total{{.*model="{MODEL}".*stage="compute_infer".*}} (\S+)', text, re.M)
@@ -182,7 +179,7 @@ def runs_and_steps(port: int) -> tuple[float, float]:
 
 
 async def measure(pid: int, port: int) -> None:
-    """Print everything."""
+    """Measure, and print the figures."""
     one, bare = await open_stream(port), await open_stream(port, ECHO)
     found: dict[Stream, list[tuple[float, float]]] = {one: [], bare: []}
     for _ in range(ROUNDS):
@@ -208,7 +205,7 @@ async def measure(pid: int, port: int) -> None:
 
 
 def be_the_client() -> None:
-    """Leave the core of the servers to them, and end what was started where this is ended."""
+    """Move this process to the core of the client, and exit on SIGTERM so that servers are ended."""
     os.sched_setaffinity(0, {CLIENT_CORE})
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 

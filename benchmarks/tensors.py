@@ -1,15 +1,15 @@
-"""Requests for tensors over HTTP, beside a server that reads as much and answers with as many canned bytes.
+"""Rates of tensor requests over HTTP, against a bare ASGI application with canned answers of the same size.
 
     python -m benchmarks.tensors
     python -m benchmarks.tensors --with keys tls tracing proxies lines pages
 
-serves gpt2-small of `model_repository`, and in another process a bare ASGI application, by the same server with the
-same settings, both on one core; `wrk` (https://github.com/wg/wrk), which must be installed, asks on another. In each
-round the two take turns, protocol by protocol and shape by shape. What is printed is the median of the rounds: requests
-per second of the bare application, and of each protocol over those. It exits with 1 where one is below what it is to
-hold. With `--with`, what an operator may turn on is on (`benchmarks/guards.py`); what is a part of the server, TLS and
-the belief in a proxy, is on for the bare application too. With `--ids` each request names itself, so that no two heads
-are the same.
+Serves gpt2-small of `model_repository`, and in another process a bare ASGI application in the same server with the same
+settings. Both run on one core; `wrk` (https://github.com/wg/wrk, install it first) runs on another. In each round both
+take turns, protocol by protocol and shape by shape. Prints medians: requests per second of the bare application, and
+the ratio of each protocol. Exits with 1 if a ratio is below its floor.
+
+`--with` turns on optional features of `benchmarks/guards.py`. TLS and trusted proxies are parts of the server, so the
+bare application has them too. `--ids` adds a unique X-Request-Id to each request.
 """
 
 import argparse
@@ -40,12 +40,12 @@ FLOORS: dict[int, dict[str, tuple[float, ...]]] = {
     4: {"native": (0.55, 0.55, 0.85, 0.65), "V2": (0.45, 0.48, 0.80, 0.65)},
     64: {"native": (0.9,), "V2": (0.9,)},
 }
-"""What each protocol is to hold of the bare application, by connections, and shape by shape as far as it goes."""
+"""Least ratio to the bare application, by connections and protocol, for the first shapes of `SHAPES`."""
 NPY, BYTES = "application/x-npy", "application/octet-stream"
 
 
 class Protocol(NamedTuple):
-    """How ids are sent: a path, a body, and headers."""
+    """A request: path, body and headers."""
 
     path: str
     body: bytes
@@ -53,14 +53,14 @@ class Protocol(NamedTuple):
 
 
 def native(ids: Any) -> Protocol:
-    """Ask for `.npy` with `.npy`."""
+    """Return a request of the native API, with `.npy` in both directions."""
     body = io.BytesIO()
     np.save(body, ids)
     return Protocol(f"/models/{MODEL}/embed", body.getvalue(), {"Content-Type": NPY, "Accept": NPY})
 
 
 def open_inference(ids: Any) -> Protocol:
-    """Ask with binary tensors, as Triton's client does."""
+    """Return a request of the Open Inference Protocol, with binary tensors in both directions."""
     tensor = {"name": "input_ids", "shape": ids.shape, "datatype": "INT64"}
     document = {
         "inputs": [tensor | {"parameters": {"binary_data_size": ids.nbytes}}],
@@ -72,7 +72,7 @@ def open_inference(ids: Any) -> Protocol:
 
 
 def with_headers(protocol: Protocol, headers: dict[str, str]) -> Protocol:
-    """Return a protocol whose requests have further headers."""
+    """Return a request with further headers."""
     return protocol._replace(headers=protocol.headers | headers)
 
 
@@ -82,7 +82,7 @@ PROTOCOLS = {"native": native, "V2": open_inference}
 async def bare(
     scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
 ) -> None:
-    """Read a body, and answer with as many bytes as the path says."""
+    """Read the body of a request, and answer with the canned bytes of its path."""
     if scope["type"] == "lifespan":
         while (await receive())["type"] == "lifespan.startup":
             scope["state"]["settings"] = LiveSettings(Settings())
@@ -115,11 +115,11 @@ request = function()
   return wrk.format()
 end
 """
-"""Lua: an `X-Request-Id` of its own for each request of a connection."""
+"""Lua code to add a unique `X-Request-Id` to each request."""
 
 
 def script(folder: Path, name: str, protocol: Protocol, more: str = "") -> Path:
-    """Write what wrk sends, in Lua, of which `more` is the end."""
+    """Write a request as a Lua script for wrk, with `more` at its end."""
     body = "".join(f"\\{byte:03d}" for byte in protocol.body)
     headers = "".join(f'wrk.headers["{name}"] = "{value}"\n' for name, value in protocol.headers.items())
     file = folder / f"{name}.lua"
@@ -128,7 +128,7 @@ def script(folder: Path, name: str, protocol: Protocol, more: str = "") -> Path:
 
 
 def rate(port: int, path: str, lua: Path, seconds: float, connections: int, scheme: str = "http") -> float:
-    """Return how many requests were answered in a second."""
+    """Return the requests per second of wrk."""
     command = ["taskset", "-c", CLIENT_CORE, "wrk", "-t", 1, "-c", connections, "-d", f"{seconds:g}s", "-s", lua]
     command += ["--timeout", "60s"]
     command.append(f"{scheme}://127.0.0.1:{port}{path}")
@@ -136,20 +136,20 @@ def rate(port: int, path: str, lua: Path, seconds: float, connections: int, sche
     if "Non-2xx" in done.stdout or "Socket errors" in done.stdout:
         raise RuntimeError(done.stdout)
     answered = float(re.findall(r"Requests/sec:\s+(\S+)", done.stdout)[0])
-    if not answered:  # 50 MB at once, encrypted, on a busy machine
+    if not answered:  # 50 MB over TLS on a busy machine
         raise RuntimeError(f"--seconds: got {seconds:g}, in which nothing was answered at {path}")
     return answered
 
 
 def main() -> None:
-    """Serve and measure."""
+    """Serve, measure, and print the ratios."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=2)
     parser.add_argument("--connections", type=int, default=CONNECTIONS)
-    parser.add_argument("--shapes", type=int, default=len(SHAPES), metavar="N", help="measure the first N alone")
-    parser.add_argument("--with", nargs="+", choices=GUARDS, default=[], dest="guards", help="what else is on")
-    parser.add_argument("--ids", action="store_true", help="an id of its own for each request")
+    parser.add_argument("--shapes", type=int, default=len(SHAPES), metavar="N", help="measure the first N shapes only")
+    parser.add_argument("--with", nargs="+", choices=GUARDS, default=[], dest="guards", help="features to turn on")
+    parser.add_argument("--ids", action="store_true", help="add a unique X-Request-Id to each request")
     parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.bare:

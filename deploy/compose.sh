@@ -1,4 +1,4 @@
-# For bash: `compose` is whichever Compose there is.
+# Sourced by bash scripts. Defines `compose`: docker compose, or else docker-compose.
 if docker compose version > /dev/null 2>&1; then
     compose() { docker compose "$@"; }
 elif command -v docker-compose > /dev/null; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Replaces the replicas behind the proxy, one after another, by ones of the image and settings that there are now.
-# A new one answers before an old one is asked to stop; that gets no new request by then, and ends those it has.
+# Replaces the replicas behind the proxy, one after another, by replicas of the current image and settings.
+# Each new replica is ready before an old one is drained. The old one finishes its requests before it stops.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source deploy/compose.sh
@@ -8,15 +8,15 @@ export COMPOSE_PROFILES=scale
 
 fail() { echo "failed: $1" >&2; exit 1; }
 
-# Tell the proxy something, and print what it says.
+# Send a command to the proxy, and print its answer.
 tell() { docker exec "$proxy" sh -c "echo '$1' | nc 127.0.0.1 9999"; }
 
 address() { docker inspect --format '{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}' "$1"; }
 
-# The names of the servers, `backend/server`, that are at an address.
+# Print the proxy's names of the servers at an address, as `backend/server`.
 servers() { tell "show servers state" | awk -v address="$1" '$5 == address {print $2 "/" $4}'; }
 
-# A container is in turn when its own test has passed, and the proxy's at both ports (2 is up, 0 in no maintenance).
+# Succeed if a container passes its own health check, and the proxy's at both ports (2: up, 0: not in maintenance).
 in_turn() {
     [ "$(docker inspect --format '{{.State.Health.Status}}' "$1")" = healthy ] || return 1
     [ "$(tell "show servers state" | awk -v address="$(address "$1")" '$5 == address && $6 == 2 && $7 == 0' | wc -l)" -eq 2 ]
@@ -44,7 +44,7 @@ for container in $old; do
     for server in $here; do tell "set server $server state drain" > /dev/null; done
     docker stop --time 45 "$container" > /dev/null
     docker rm "$container" > /dev/null
-    # The next container may get its place.
+    # The next container may get the same address.
     for server in $here; do tell "set server $server state ready" > /dev/null; done
     echo "replaced ${container:0:12}"
 done

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Builds the images, runs the whole stack for real and takes it down again: requests at every protocol, through the proxy too,
-# while a replica is killed, all are replaced, and a model gets a new version; none may be lost. Where no engine runs, it
-# starts one (as root) and ends it; where no registry answers, images of Debian's packages stand in for its own.
-# All of it under a project name of its own; only the images stay, tagged `smoke`, so that the next run builds little.
+# Builds the images, runs the whole stack, and removes it. Sends requests over every protocol, also through the proxy,
+# while replicas are killed and replaced, and while a model gets a new version. No request may be lost.
+# Without a container engine it starts one (as root) and ends it. Without a registry it makes images of Debian packages.
+# The stack has a separate project name. The images stay, tagged `smoke`, to speed up the next run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Seconds from `up`, the images built, to the first good answer on two idle cores: on an empty volume, and on a filled one.
+# Most seconds from `up` to the first good answer on two idle cores: on an empty volume, and on a filled one.
 EMPTY_SECONDS=${EMPTY_SECONDS:-30} FILLED_SECONDS=${FILLED_SECONDS:-5}
 
 skip() { echo "skipped: $1"; exit 0; }
@@ -52,7 +52,7 @@ if ! docker ps > /dev/null 2>&1; then
 fi
 trap finish EXIT
 
-# The images of the registry, by the variables that name others.
+# The default images, by the variables to replace them.
 default() { sed -n "s/.*\${$1:-\(.*\)}.*/\1/p" docker-compose.yml | head -1; }
 have() { docker image inspect "$1" > /dev/null 2>&1 || docker pull --quiet "$1" > /dev/null 2>&1; }
 if ! have "${BASE_IMAGE:-$(default BASE_IMAGE)}"; then
@@ -61,7 +61,7 @@ if ! have "${BASE_IMAGE:-$(default BASE_IMAGE)}"; then
     export BASE_IMAGE=preblock-standin-python-cc PROXY_IMAGE=preblock-standin-haproxy PROMETHEUS_IMAGE=preblock-standin-prometheus
 fi
 
-# What runs in the network of the stack, with the Python of the image that serves.
+# Run Python of the serving image in the network of the stack.
 python() { docker run "${options[@]}" --network "${COMPOSE_PROJECT_NAME}_default" --volume "$PWD/deploy:/deploy:ro" \
     --entrypoint python "preblock:$PREBLOCK_TAG" "$@"; }
 options=(--rm)
@@ -80,12 +80,12 @@ ask() {
     curl --silent --show-error --fail-with-body --max-time 10 --json '{"input_ids": [[101, 7592, 102]]}' \
         "http://$1/models/minilm/embed" "${@:2}"
 }
-# Seconds, with two digits, from now until `up` has led to a good answer.
+# Run `up`, and print the seconds until the first good answer, with two digits.
 first_answer() {
     local begin address
     begin=$(date +%s%N)
     compose up --detach > "$folder/up" 2>&1 || { cat "$folder/up" >&2; fail "up"; }
-    # Compose itself would take a second to say it.
+    # Asking Compose for the port would take a second.
     address=$(docker port "$(docker ps --quiet --filter "name=^$COMPOSE_PROJECT_NAME[-_]service")" 8000)
     until ask "$address" > /dev/null 2>&1; do
         [ $(($(date +%s%N) - begin)) -lt 120000000000 ] || fail "no answer after two minutes"
@@ -132,7 +132,7 @@ compose stop service > /dev/null 2>&1
 [ "$(docker inspect --format '{{.State.ExitCode}}' "$container")" -eq 0 ] || fail "SIGTERM does not end the service well"
 echo "ok: healthy, and ended by SIGTERM"
 
-# With keys: nobody without one, and Prometheus with its own.
+# With API keys: requests need one, and Prometheus has one.
 mkdir -p "$SECRETS/service"
 docker run --rm "preblock:$PREBLOCK_TAG" key prometheus > "$folder/made"
 head -1 "$folder/made" | tr -d '\n' > "$SECRETS/metrics"
@@ -158,7 +158,7 @@ done
 echo "ok: keys from a file, a new one without a restart, and one for Prometheus"
 everything down > /dev/null 2>&1
 
-# With a file of settings, which is followed.
+# With a settings file: the service reloads it.
 mkdir -p "$SETTINGS"
 echo 'max_request_tokens = 1' > "$SETTINGS/preblock.toml"
 echo 'max_request_tokens = 3' > "$folder/preblock.toml"
@@ -188,7 +188,7 @@ ask "$(everything port proxy 8080)" > /dev/null
 python /deploy/smoke/protocols.py proxy replica
 echo "ok: every protocol through the proxy, WebSocket, lines, events, 100 MB, gRPC and its streams"
 
-# start_load KIND... and end_load: nothing may be lost in between.
+# start_load KIND... and end_load TITLE: no request may be lost in between.
 start_load() {
     options=(--detach --name "$load")
     python /deploy/smoke/load.py proxy:8080 "$@" > /dev/null

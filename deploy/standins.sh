@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes images from Debian's packages that stand in for those of a registry, where none can be reached. Needs root and
-# debootstrap. A further image is made only where it is not there already; `docker rmi` the old one to make it anew.
+# Makes substitutes for the images of a registry from Debian packages, for machines without access to one. Needs root
+# and debootstrap. Existing images are kept; remove one with `docker rmi` to make it again.
 set -euo pipefail
 
 FOLDER=$(mktemp --directory)
@@ -14,7 +14,7 @@ bootstrap() {
     rm -rf "${FOLDER:?}/root"
     debootstrap --variant=minbase --include="$2" "$1" "$FOLDER/root" "$MIRROR" > "$FOLDER/log" 2>&1 \
         || { tail "$FOLDER/log" >&2; exit 1; }
-    # A network may have certificates of its own.
+    # The network may use a private certificate authority.
     cp /etc/ssl/certs/ca-certificates.crt "$FOLDER/root/etc/ssl/certs/"
 }
 
@@ -29,7 +29,7 @@ pack() {
 
 if ! there preblock-standin-python-cc; then
     bootstrap bookworm python3,python3-venv,python3-pip,libpython3-dev,gcc,libc6-dev,ca-certificates,curl
-    # The wheels that pip is told of here are found in the image too.
+    # Copy the wheels of PIP_FIND_LINKS, so pip finds them inside the image.
     mkdir "$FOLDER/root/wheels"
     if [ -d "${PIP_FIND_LINKS:-}" ]; then cp -r "$PIP_FIND_LINKS/." "$FOLDER/root/wheels"; fi
     pack preblock-standin-python-cc "ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_FIND_LINKS=/wheels"

@@ -1,13 +1,13 @@
-"""Generates text ids with a decoder that starts at block 0: every vector that enters it comes from a running server.
+"""Generate tokens with a decoder without its front-end; a running server supplies the vectors of block 0.
 
     python examples/decode_loop.py            # a tiny GPT-2 with random weights: learned positions
-    python examples/decode_loop.py opt        # positions that follow the mask
-    python examples/decode_loop.py llama      # rotary: cosines and sines are served too
-    python examples/decode_loop.py FOLDER     # a checkpoint of one of these families, as transformers saves it
+    python examples/decode_loop.py opt        # OPT: positions derived from the mask
+    python examples/decode_loop.py llama      # Llama: rotary cosines and sines from the server
+    python examples/decode_loop.py FOLDER     # a checkpoint of one of these families, saved by transformers
 
-exports and serves the model's front-end, and generates with its blocks: greedily, a batch of prompts of unequal length
-(padded on the left, as decoders have it), in which drafts are tried and taken back and the connection breaks in the
-middle; then by beam search. The tokens must be those of the library's own `generate()`.
+The program exports and serves the front-end of the model, and generates with its blocks. First greedily, for a batch of
+prompts of unequal lengths padded on the left, with draft tokens and a broken connection. Then by beam search. The
+tokens must equal the output of `generate()` in transformers.
 """
 
 import re
@@ -26,14 +26,14 @@ from torch import Tensor, nn
 import preblock
 
 DRAFT = 3
-BREAK = 6
-"""The turn in which the connection breaks."""
+BREAK_STEP = 6
+"""The connection breaks before this step."""
 PROMPTS, COUNT, BEAMS = [[5, 6, 7], [11], [3, 10, 4, 10, 5], [9, 12]], 20, 3
 BLOCKS = {"gpt2": "transformer.h", "opt": "model.decoder.layers", "llama": "model.layers"}
 COMPANIONS = {"llama": ("rotary_cos", "rotary_sin")}
-"""What the blocks need beside vectors, by family."""
+"""Further inputs of the blocks, by family."""
 Open = Callable[[list[int]], AbstractContextManager[Any]]
-"""Opens a stream whose rows are at these offsets."""
+"""Opens a stream with rows at the given offsets."""
 Draft = Callable[[int, list[int]], list[int]]
 
 
@@ -41,8 +41,8 @@ class Body:
     """A decoder of transformers without its front-end.
 
     Args:
-        model: whose blocks run.
-        blocks: those blocks.
+        model: model of transformers.
+        blocks: its blocks.
 
     """
 
@@ -50,23 +50,23 @@ class Body:
         self.model = model
         self.cache = self.empty_cache()
         self._given: list[Tensor] = []
-        # `inputs_embeds` would not do: the model adds positions to them.
+        # `inputs_embeds` is no replacement, because the model adds positions to them.
         self._hooks = [
             block.register_forward_pre_hook(self._injecting(number), with_kwargs=True)
             for number, block in enumerate(blocks)
         ]
 
     def empty_cache(self) -> Any:
-        """Return the keys and values of no token."""
+        """Return an empty cache of keys and values."""
         return transformers.DynamicCache(config=self.model.config)
 
     def remove(self) -> None:
-        """Give the model its own front-end back."""
+        """Remove the hooks, to give the model its front-end back."""
         for hook in self._hooks:
             hook.remove()
 
     def _injecting(self, number: int) -> Any:
-        """Return the hook of a block: the first is handed the vectors, each of them the cosines and sines."""
+        """Return the hook of a block. The first block gets the vectors, and each block the cosines and sines."""
 
         def inject(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
             vectors, *companions = self._given
@@ -80,23 +80,23 @@ class Body:
 
     @torch.no_grad()
     def __call__(self, given: list[Tensor], mask: Tensor) -> Tensor:
-        """Return the logits (B, L, V) of the tokens whose vectors (and cosines and sines) are given, each (B, L, …).
+        """Return the logits (B, L, V) for vectors (B, L, D) and, for rotary models, cosines and sines.
 
-        `mask` (B, K) is 0 for padding, of all tokens that were ever fed.
+        `mask` (B, K) covers all tokens fed so far and is 0 for padding.
         """
         self._given = given
         logits: Tensor = self.run(mask).logits
         return logits
 
     def run(self, mask: Tensor) -> Any:
-        """Run the model over what was given."""
-        ids = torch.zeros(self._given[0].shape[:2], dtype=torch.long)  # what they are, the blocks never learn
+        """Run the model on the given vectors."""
+        ids = torch.zeros(self._given[0].shape[:2], dtype=torch.long)  # the hooks replace the vectors of these ids
         return self.model(ids, attention_mask=mask, past_key_values=self.cache, use_cache=True)
 
 
 def fetch(stream: Any, rows: list[list[int]], mask: Tensor) -> list[Tensor]:
-    """Return each output (B, L, width) of the next tokens; L is the longest row, and `mask` (B, L) is 0 for padding."""
-    vectors = stream.step(rows)  # the rows as they are: padding is never asked for
+    """Return each output (B, L, width) for the next tokens, zero where `mask` (B, L) is 0 for padding."""
+    vectors = stream.step(rows)  # ragged rows, without padding
     given = []
     for array in (vectors, *stream.companions.values()):
         tensor = torch.from_numpy(array).reshape(-1, array.shape[-1])
@@ -106,18 +106,18 @@ def fetch(stream: Any, rows: list[list[int]], mask: Tensor) -> list[Tensor]:
 
 
 def padded(prompts: list[list[int]]) -> Tensor:
-    """Return the mask of prompts that are padded on the left."""
+    """Return the attention mask of prompts padded on the left, (B, L)."""
     longest = max(map(len, prompts))
     return torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
 
 
-def repeat(prompt: int, tokens: list[int]) -> list[int]:  # noqa: ARG001 - a better guess would use it
-    """Guess the tokens that follow `tokens` of a prompt; a draft model would stand here."""
+def repeat(prompt: int, tokens: list[int]) -> list[int]:  # noqa: ARG001 - a draft model would use it
+    """Guess the tokens after `tokens` by repeating the last one, in place of a draft model."""
     return [tokens[-1]] * DRAFT
 
 
 def generate(open_at: Open, body: Body, prompts: list[list[int]], count: int, draft: Draft = repeat) -> list[list[int]]:
-    """Return the likeliest `count` tokens after each prompt, each the likeliest after those before it."""
+    """Return `count` tokens after each prompt by greedy search with draft tokens."""
     with ExitStack() as stack:
         stream = stack.enter_context(open_at([0] * len(prompts)))
         mask = padded(prompts)
@@ -126,7 +126,7 @@ def generate(open_at: Open, body: Body, prompts: list[list[int]], count: int, dr
         turn = 0
         while len(tokens[0]) < count:
             turn += 1
-            if turn == BREAK:  # here or anywhere else that serves the model: the offsets are all that is needed
+            if turn == BREAK_STEP:  # any server of the model can continue, given the offsets
                 offset = stream.offset
                 stack.close()
                 stream = stack.enter_context(open_at(offset))
@@ -139,7 +139,7 @@ def generate(open_at: Open, body: Body, prompts: list[list[int]], count: int, dr
             mask = torch.cat([mask, new_mask], 1)
             found = body(fetch(stream, fed, new_mask), mask)
             predicted = found.argmax(-1)
-            kept = 0  # drafts that all rows confirm
+            kept = 0  # number of draft tokens confirmed in all rows
             while kept < drafts and all(predicted[row, kept] == fed[row][kept + 1] for row in range(len(fed))):
                 kept += 1
             if kept < drafts:
@@ -153,11 +153,11 @@ def generate(open_at: Open, body: Body, prompts: list[list[int]], count: int, dr
 
 
 def search(open_at: Open, body: Body, prompts: list[list[int]], count: int, beams: int) -> list[list[int]]:
-    """Return of each prompt the `count` tokens that are likeliest together, as `beams` beams find them."""
+    """Return `count` tokens after each prompt by beam search."""
     with open_at([0] * len(prompts)) as stream:
         mask = padded(prompts)
         logits = body(fetch(stream, prompts, mask), mask)[:, -1]
-        # From here on each prompt has so many rows.
+        # From here on, each prompt has one row per beam.
         source = [prompt for prompt in range(len(prompts)) for _ in range(beams)]
         scores = torch.tensor([[0.0] + [-1e9] * (beams - 1)] * len(prompts))
         tokens: list[list[int]] = [[] for _ in source]
@@ -181,7 +181,7 @@ def search(open_at: Open, body: Body, prompts: list[list[int]], count: int, beam
 
 
 def library(model: Any, prompts: list[list[int]], count: int, beams: int = 1) -> list[list[int]]:
-    """Return what transformers itself generates."""
+    """Return the tokens of `generate()` in transformers."""
     mask = padded(prompts)
     ids = torch.zeros_like(mask)
     ids[mask.bool()] = torch.tensor([token for prompt in prompts for token in prompt])
@@ -191,7 +191,7 @@ def library(model: Any, prompts: list[list[int]], count: int, beams: int = 1) ->
 
 
 def tiny(family: str) -> Any:
-    """Return a model with random weights, larger than usual, so that positions matter to what is generated."""
+    """Return a tiny model with random weights, large enough for positions to change the output."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     if family == "gpt2":
@@ -229,7 +229,7 @@ def main(source: str = "gpt2") -> None:
 
 
 def compare(model: Any, address: str, name: str) -> None:
-    """Generate with the vectors of a server, and with the library alone."""
+    """Generate with vectors of the server and with transformers alone, and compare the tokens."""
     family = model.config.model_type
     with preblock.connect(address) as client:
 

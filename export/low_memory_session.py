@@ -10,13 +10,13 @@ from preblock.service.artifacts.manifest import DATA
 from preblock.service.runtime import session
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.runner import Float32
-from preblock.service.runtime.session import CpuSession, Session
+from preblock.service.runtime.session import Session
 
 HUGE_BYTES = 2**27
 """Smallest data file, in bytes, to save memory for at the cost of time."""
 
 
-class ReopeningSession(CpuSession):
+class ReopeningSession(Session):
     """A session on the CPU, reopened after each run.
 
     The pages of the data file read by a run stay in memory until the session is closed.

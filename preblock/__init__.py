@@ -1,4 +1,4 @@
-"""Preblock: the part of a transformer before its first block."""
+"""Preblock serves the front-end of a transformer: token ids in, the vectors entering block 0 out."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Import the client on first use, so that `serve` and `export` start without its imports."""
+        """Import the client on first use, to keep its imports out of `serve` and `export`."""
         if name not in ("connect", "connect_async"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from preblock import client

@@ -29,7 +29,6 @@ from preblock.service.engine.sequences import Sequences
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.collectors import Memory
 from preblock.service.runtime.fused_embedding import BUILT
-from preblock.service.runtime.load_progress import Progress
 from preblock.service.runtime.model_control import Control
 from preblock.service.runtime.providers import choose_provider
 from preblock.service.runtime.repository import Repository
@@ -41,8 +40,8 @@ LOG = logging.getLogger(__name__)
 VERSION = version("preblock")
 
 
-def create_engine(settings: Settings, shared: Path | None = None, progress: Progress | None = None) -> Engine:
-    """Open every model, each run once; several workers agree through the folder `shared`, `progress` is told of it.
+def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
+    """Open every model, and run each once. Several workers agree through the folder `shared`.
 
     Raises:
         Invalid: the file of keys cannot be read, or is not understood.
@@ -60,7 +59,6 @@ def create_engine(settings: Settings, shared: Path | None = None, progress: Prog
         settings.cache_dir,
         access,
         choice,
-        progress,
         settings.gpu_mem_limit_bytes,
     )
     scheduler = Scheduler(usable_cores(), live)
@@ -106,7 +104,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
         following = [
             asyncio.create_task(engine.control.run()),
             asyncio.create_task(streams.follow(engine.repository.access)),
-            asyncio.create_task(engine.settings.follow()),
+            asyncio.create_task(engine.settings.watch()),
         ]
         # Objects of the application for the server's connections.
         state = {"streams": streams, "settings": engine.settings}

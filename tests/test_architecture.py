@@ -29,7 +29,6 @@ HOMES = {
     "opentelemetry": ("service.observability",),
     "orjson": ("service.codecs", "service.api", "bench"),
     "prometheus_client": ("service.observability", "service.runtime"),
-    "pydantic_settings": ("service.core",),
     "click": ("cli",),
     "httpx": ("client", "bench"),
     "websockets": ("client", "service.server", "bench"),
@@ -37,7 +36,7 @@ HOMES = {
 # Imports of a package inside functions only, and the exceptions.
 WHEN_NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     "bench": {"grpc": (), "preblock.service": ()},
-    "client": {"torch": (), "ml_dtypes": (), "websockets": ("client.streams",), "preblock.client.streams": ()},
+    "client": {"torch": (), "ml_dtypes": (), "websockets": ("client.sockets",), "preblock.client.sockets": ()},
 }
 FILES = sorted(
     file

@@ -1,4 +1,4 @@
-"""The graph that every peer runs: ids in, vectors out, by onnxruntime in one thread."""
+"""The graph of every measured server, in onnxruntime with one thread: ids in, vectors out."""
 
 import os
 
@@ -9,7 +9,7 @@ OFFSET = np.zeros(1, np.int64)
 
 
 class OnnxGraph:
-    """The session of the file that the variable GRAPH names."""
+    """A session of the file in the environment variable GRAPH."""
 
     def __init__(self) -> None:
         options = onnxruntime.SessionOptions()

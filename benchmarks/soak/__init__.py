@@ -1,1 +1,1 @@
-"""Many clients at every protocol, whose connections break at any byte: every bit is checked, memory must stay flat."""
+"""Soak test: many clients of every protocol over breaking connections, with a check of every bit and of memory."""

@@ -1,19 +1,20 @@
-"""Many clients at every protocol, at random and broken at random: every bit is checked, memory must stay flat.
+"""Soak test: random requests of many clients over every protocol, with a check of every bit and of memory.
 
     python -m benchmarks.soak                      # a million answers of gpt2-small in model_repository
     python -m benchmarks.soak --steps 100000 --seed 7
     python -m benchmarks.soak --minutes 30
 
-Linux only. Starts a server of its own. Between it and the clients stand proxies that cut each connection after a random
-number of bytes, be it in a handshake, a message or an answer. A stream then goes on elsewhere at its last offsets; rows
-are rewound, reordered, added and dropped, and messages are repeated. Requests have random shapes, some so large that
-they are answered in pieces, and any of the forms of their protocol, now and then compressed; some are fed as a
-sequence. Among all of them are some that are broken or not allowed: they must be refused, and change nothing. Vectors
-are compared with the tables of the artifact, read and added by numpy; so it must be one of tokens and learned positions
-alone. Exits with 1 where a bit is wrong, an answer takes longer than 60 seconds, a stream stays open, the least of the
-server's own memory grows by more than 16 MiB from the third quarter to the fourth, or the server has a warning or does
-not end well as it is told to. The most of its memory is up to chance: how many copies of a large message are there as
-it is looked at, and how much of what was freed the C library keeps.
+Linux only. Starts a server. Proxies between it and the clients cut each connection after a random number of bytes, in a
+handshake, a message or an answer. Streams then resume at their last offsets over a new connection. They rewind,
+reorder, add and drop rows, and repeat messages. Requests have random shapes and formats, are sometimes compressed, and
+sometimes part of a sequence; some have streamed responses. Malformed and invalid requests must be rejected without an
+effect. The expected vectors are sums of table rows by numpy, so the artifact must have tokens and learned positions
+only.
+
+Exits with 1 after a wrong bit, an answer slower than 60 seconds, a stream left open, a warning of the server, or a
+failed shutdown. It also fails if the least anonymous memory of the server grows by more than 16 MiB from the third
+quarter of the run to the fourth. Peak memory is not checked: it depends on the number of large messages in flight, and
+on freed memory kept by the C library.
 """
 
 import argparse
@@ -30,18 +31,25 @@ from benchmarks.soak.shared import PATIENCE, Soak, SoakFailure, Truth
 
 
 def main() -> None:
-    """Serve, soak, and say what was seen."""
-    parser = argparse.ArgumentParser(description="Ask and break off at every protocol, and check every bit.")
+    """Serve, run the soak test, and print the totals."""
+    parser = argparse.ArgumentParser(description="Send random requests over every protocol, and check every bit.")
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
-        "--steps", type=int, default=1_000_000, help="right answers of all protocols (default: 1000000)"
+        "--steps", type=int, default=1_000_000, help="number of correct answers, all protocols (default: 1000000)"
     )
-    length.add_argument("--minutes", type=float, default=0.0, help="in place of them, how long it lasts")
-    parser.add_argument("--clients", type=int, default=4, help="of each protocol (default: 4)")
-    parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
-    parser.add_argument("--growth", type=float, default=16.0, help="MiB of memory that are allowed (default: 16)")
-    parser.add_argument("--repository", type=Path, default=Path("model_repository"), help="default: model_repository")
-    parser.add_argument("--model", default="gpt2-small", help="of tokens and learned positions (default: gpt2-small)")
+    length.add_argument("--minutes", type=float, default=0.0, help="duration, in place of --steps")
+    parser.add_argument("--clients", type=int, default=4, help="clients of each protocol (default: 4)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers (default: 0)")
+    parser.add_argument("--growth", type=float, default=16.0, help="allowed growth of memory in MiB (default: 16)")
+    parser.add_argument(
+        "--repository",
+        type=Path,
+        default=Path("model_repository"),
+        help="folder of the models (default: model_repository)",
+    )
+    parser.add_argument(
+        "--model", default="gpt2-small", help="a model of tokens and learned positions (default: gpt2-small)"
+    )
     given = parser.parse_args()
     truth = Truth(max((given.repository / given.model).glob("[1-9]*"), key=lambda folder: int(folder.name)))
     port = free_port()
@@ -66,7 +74,7 @@ def main() -> None:
             said = log.read()
             print(said, end="", file=sys.stderr)
         if said or ended:
-            raise SystemExit(f"the server ended with {ended}, and had {len(said.splitlines())} lines to warn of")
+            raise SystemExit(f"the server exited with {ended} and logged {len(said.splitlines())} warnings")
 
 
 if __name__ == "__main__":

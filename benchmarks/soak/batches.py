@@ -1,4 +1,4 @@
-"""What is asked for at once: rows of ids, drawn at random, and where they are."""
+"""Random batches: rows of ids with their positions."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -10,9 +10,9 @@ from benchmarks.soak.shared import Rows, Soak, Vectors
 
 SIZES = ((4, 8), (8, 128), (8, 512), (32, 512))
 CHANCES = (0.889, 0.1, 0.01, 0.001)
-"""Most rows and most tokens of a row, and how often."""
+"""Largest numbers of rows and of tokens per row, and the probability of each pair."""
 LARGE = 2048
-"""Tokens, from which on the answer is one of those that are sent while the others wait."""
+"""Batches of at least so many tokens are sent one at a time."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Batch:
     """Rows of ids.
 
     Args:
-        ids: of each row.
-        places: the position index of each.
-        fields: what says so: `offset`, `position_ids`, `attention_mask`.
-        parameters: of the sequence that they belong to, in the Open Inference Protocol.
+        ids: ids of each row.
+        places: position index of each id.
+        fields: request fields for these positions: `offset`, `position_ids`, `attention_mask`.
+        parameters: sequence parameters of the Open Inference Protocol.
 
     """
 
@@ -34,12 +34,12 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """Tokens of all rows."""
+        """Number of tokens in all rows."""
         return sum(map(len, self.ids))
 
     @property
     def large(self) -> bool:
-        """Whether it has so many that one at a time is enough."""
+        """Whether the batch has at least `LARGE` tokens."""
         return self.size >= LARGE
 
     @property
@@ -48,11 +48,11 @@ class Batch:
         return len(set(map(len, self.ids))) > 1
 
     def shaped(self, vectors: Vectors) -> Vectors:
-        """Return vectors (T, D) as answers have them: (B, L, D) where rows have one length."""
+        """Return vectors (T, D) in the shape of answers: (B, L, D) if all rows have one length."""
         return vectors if self.ragged else vectors.reshape(len(self.ids), -1, vectors.shape[-1])
 
     def in_sequence(self, number: int, random: np.random.Generator) -> Iterator["Batch"]:
-        """Yield it in parts, that a sequence of this id is fed one after another."""
+        """Yield the batch in parts, as the requests of sequence `number`."""
         cuts = sorted(random.integers(1, len(self.ids[0]), random.integers(1, 4)))
         spans = [(int(begin), int(end)) for begin, end in zip([0, *cuts], [*cuts, len(self.ids[0])], strict=True)]
         spans = [span for span in spans if span[0] < span[1]]
@@ -66,12 +66,12 @@ class Batch:
             yield Batch(ids, places, {} if begin else self.fields, parameters)
 
     def spoiled(self, soak: Soak, fields: bool, random: np.random.Generator) -> "Batch":
-        """Return it with something that is not allowed.
+        """Return an invalid copy of the batch.
 
         Args:
-            soak: knows what is.
-            fields: whether the protocol has any beside ids.
-            random: draws.
+            soak: state of the test, with the limits of the model.
+            fields: whether the protocol has fields beside ids.
+            random: random generator.
 
         """
         kind = random.integers(4 if fields else 3)
@@ -86,17 +86,17 @@ class Batch:
 
 
 def draw(soak: Soak, fields: bool, rectangular: bool, random: np.random.Generator) -> Batch:
-    """Return rows of ids.
+    """Return a random batch.
 
     Args:
-        soak: knows which are allowed.
-        fields: whether the protocol has any beside ids, so that rows may be anywhere.
-        rectangular: whether all must have one length.
-        random: draws.
+        soak: state of the test, with the limits of the model.
+        fields: whether the protocol has fields beside ids, for positions other than 0, 1, 2, …
+        rectangular: whether all rows must have one length.
+        random: random generator.
 
     """
     most, longest = SIZES[random.choice(len(SIZES), p=CHANCES)]
-    # The larger sizes are whole, or nearly, since there are few of them.
+    # Large batches are rare, so they use the full number of rows and long rows.
     rows = int(random.integers(1, most + 1)) if longest < 512 else most
     lengths = random.integers(1 if longest < 512 else longest // 2, longest + 1, rows)
     if rectangular or random.random() < 0.3:
@@ -113,6 +113,6 @@ def draw(soak: Soak, fields: bool, rectangular: bool, random: np.random.Generato
         places = [list(range(at, at + length)) for at, length in zip(offset, lengths, strict=True)]
         return Batch(ids, places, {"offset": offset})
     masks = [(random.random(length) < 0.8).astype(int) for length in lengths]
-    # Padding stands at position 0.
+    # Padding has position 0.
     found = [(mask * (at + np.cumsum(mask) - 1)).tolist() for at, mask in zip(offset, masks, strict=True)]
     return Batch(ids, found, {"offset": offset, "attention_mask": [mask.tolist() for mask in masks]})

@@ -1,4 +1,4 @@
-"""Events: the vectors of a known list of ids, chunk by chunk."""
+"""Server-sent events: the vectors of a list of ids, chunk by chunk."""
 
 import json
 from typing import Any
@@ -11,12 +11,12 @@ from benchmarks.soak.streams import told
 
 
 class Events:
-    """Asks for the events of one list of ids after another.
+    """Requests the events of one list of ids after another.
 
     Args:
-        soak: what all clients share.
-        address: of the server.
-        random: draws.
+        soak: state shared by all clients.
+        address: URL of the server.
+        random: random generator.
 
     """
 
@@ -26,7 +26,7 @@ class Events:
         self.soak, self.address, self.random = soak, address, random
 
     async def play(self) -> None:
-        """Ask until it is enough."""
+        """Send requests until the test is over."""
         random, soak = self.random, self.soak
         async with httpx.AsyncClient(base_url=self.address, timeout=None) as http:
             while soak.done < 1:
@@ -42,12 +42,12 @@ class Events:
                     self.check(answer, ids, offset, chunk, bad)
 
     async def ask(self, http: httpx.AsyncClient, fields: dict[str, Any]) -> httpx.Response | None:
-        """Return the answer; None where the connection broke."""
+        """Return the answer; None if the connection broke."""
         path, kind = f"/models/{self.soak.model}/decode", {"Accept": "text/event-stream"}
         return await self.soak.attempt(self.name, lambda: http.post(path, json=fields, headers=kind))
 
     def check(self, answer: httpx.Response, ids: Rows, offset: list[int], chunk: int, bad: bool) -> None:
-        """Compare each event with the truth."""
+        """Compare each event with the expected vectors."""
         begins = range(0, max(map(len, ids)), chunk)
         last_good = (len(ids[0]) - 1) // chunk if bad else len(begins)
         self.soak.refused[self.name] += bad

@@ -1,4 +1,4 @@
-"""The protocols of gRPC: calls, and streams of requests."""
+"""The gRPC protocols: calls, and streams of requests."""
 
 import asyncio
 from functools import partial
@@ -28,15 +28,15 @@ REFUSED = {
     grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 BREAKS = ("UNAVAILABLE ", "INTERNAL Internal error from Core")
-"""What the library of the client says of a connection that breaks, the latter where it was just writing."""
+"""Messages of grpcio after a broken connection; the second one comes during a write."""
 
 
 class Grpc:
-    """A protocol of gRPC.
+    """A gRPC protocol.
 
     Args:
-        soak: knows the truth.
-        address: of the server.
+        soak: state shared by all clients.
+        address: host and port of the server.
 
     """
 
@@ -47,7 +47,7 @@ class Grpc:
         self._channel = grpc.aio.insecure_channel(address, OPTIONS)
 
     def write(self, batch: Batch, random: np.random.Generator) -> Question:
-        """Ask with bytes or numbers, for bytes."""
+        """Return a request with raw or typed contents; the answer has raw contents."""
         code = str(random.choice(list(CODES), p=(0.7, 0.3)))
         request, raw = pb.ModelInferRequest(model_name=self.soak.model), random.random() < 0.5
         request.parameters["dtype"].string_param = code
@@ -77,7 +77,7 @@ def read(answer: Any) -> Array:
 
 
 def fault(code: grpc.StatusCode, details: str | None, metadata: Any) -> Exception:
-    """Return what the end of a call means: what the service itself has ended has an id in its metadata."""
+    """Return the exception for a failed call. Errors of the service have a request id in their metadata."""
     what = f"{code.name} {details}"
     if "x-request-id" not in dict(metadata or ()):
         return Broken(what) if what.startswith(BREAKS) else SoakFailure(what)
@@ -104,7 +104,7 @@ class Calls(Grpc):
 
 
 class Streams(Grpc):
-    """`ModelStreamInfer`: a stream that is told one request after another."""
+    """`ModelStreamInfer`: a stream with one request after another."""
 
     name = "ModelStreamInfer"
 
@@ -116,14 +116,14 @@ class Streams(Grpc):
         self._stream: Any = None
 
     async def ask(self, question: Question) -> Any:
-        """Return the next answer of the stream; one that broke is followed by another."""
+        """Send a request, and return its answer; open a new stream after a broken one."""
         if self._stream is None:
             self._stream = self._open(metadata=tuple(question.headers.items()), wait_for_ready=True)
         stream = self._stream
         try:
             await stream.write(question.body)
             answer = await stream.read()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the latter of a write after the end
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # InvalidStateError: write after the end
             answer = grpc.aio.EOF
         if answer is grpc.aio.EOF:
             self._stream = None

@@ -1,4 +1,4 @@
-"""The protocols of HTTP that answer one request: the native one, the Open Inference Protocol, and OpenAI's."""
+"""HTTP protocols with one answer per request: the native API, the Open Inference Protocol, and OpenAI's API."""
 
 import base64
 import gzip
@@ -24,9 +24,9 @@ DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float16": np.dt
 CODES: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "FP16": np.dtype("<f2")}
 HEADER = "Inference-Header-Content-Length"
 MOST_FLOATS = 4096
-"""Tokens whose vectors are asked for as text: more would be read for seconds here."""
+"""Largest number of tokens for vectors as decimal text; parsing more takes seconds."""
 IN_QUERY = 256
-"""Tokens for which a query has room."""
+"""Largest number of tokens for fields in a query string."""
 POOLING: dict[str, Callable[[Vectors], Vectors]] = {
     "first": lambda vectors: vectors[:1],
     "last": lambda vectors: vectors[-1:],
@@ -36,11 +36,11 @@ POOLING: dict[str, Callable[[Vectors], Vectors]] = {
 
 
 class Http:
-    """A protocol of HTTP.
+    """An HTTP protocol.
 
     Args:
-        soak: knows the truth.
-        address: of the server.
+        soak: state shared by all clients.
+        address: URL of the server.
 
     """
 
@@ -49,7 +49,7 @@ class Http:
         self._client = httpx.AsyncClient(base_url=address, timeout=None)
 
     async def ask(self, question: Question) -> httpx.Response:
-        """Return the answer of status 200."""
+        """Send a question, and return the answer with status 200."""
         answer = await self._client.post(question.path, content=question.body, headers=question.headers)
         if 400 <= answer.status_code < 500:
             raise Refusal(f"{answer.status_code} {answer.text}")
@@ -63,7 +63,7 @@ class Http:
 
 
 def coded(question: Question, random: np.random.Generator) -> Question:
-    """Return a question that is now and then compressed, and says what its answer may be."""
+    """Return a question with a random Accept-Encoding, sometimes with a compressed body."""
     accepted = str(random.choice(("identity", "gzip", "deflate", "gzip, deflate"), p=(0.85, 0.05, 0.05, 0.05)))
     headers, body = question.headers | {"Accept-Encoding": accepted}, question.body
     if random.random() < 0.1:
@@ -77,7 +77,7 @@ class Embed(Http):
     name, fields, rectangular = "embed", True, False
 
     def write(self, batch: Batch, random: np.random.Generator) -> Question:
-        """Ask with one of four types of body for one of six kinds of answer."""
+        """Return a request with one of four body formats, for one of six answer formats."""
         answers = ["base64", "float", "prompt_embeds", *ACCEPT]
         if batch.size > MOST_FLOATS:
             answers.remove("float")
@@ -109,7 +109,7 @@ class Embed(Http):
 
 
 def write_body(kind: str, batch: Batch, asked: dict[str, str]) -> tuple[bytes, dict[str, str]]:
-    """Return a body of this type, and as a query what it cannot hold."""
+    """Return a body in this format, and the remaining fields as a query."""
     if kind == JSON:
         return json.dumps({"input_ids": batch.ids} | batch.fields | asked).encode(), {}
     ids, lengths = flat(batch.ids), [len(row) for row in batch.ids]
@@ -136,7 +136,7 @@ def write_body(kind: str, batch: Batch, asked: dict[str, str]) -> tuple[bytes, d
 
 
 def read_native(answer: httpx.Response, kind: str, dtype: np.dtype[Any]) -> Array:
-    """Return the vectors of an answer of this kind."""
+    """Return the vectors of an answer in this format."""
     if kind == "npy":
         vectors: Array = np.load(io.BytesIO(answer.content))
     elif kind == "raw":
@@ -157,7 +157,7 @@ def read_native(answer: httpx.Response, kind: str, dtype: np.dtype[Any]) -> Arra
 
 
 def read_torch(file: str, dtype: np.dtype[Any]) -> Array:
-    """Return the values of a tensor that torch saved, in base64."""
+    """Return the values of a tensor saved by torch, in base64."""
     with zipfile.ZipFile(io.BytesIO(base64.b64decode(file))) as archive:
         return np.frombuffer(archive.read("archive/data/0"), dtype)
 
@@ -168,7 +168,7 @@ class Infer(Http):
     name, fields, rectangular = "infer", True, True
 
     def write(self, batch: Batch, random: np.random.Generator) -> Question:
-        """Ask with numbers or bytes, for each input, for numbers or bytes."""
+        """Return a request with JSON or binary data for each input; the answer is JSON or binary."""
         binary = batch.size > MOST_FLOATS or bool(random.random() < 0.5)
         code = "FP16" if binary and random.random() < 0.3 else "FP32"
         inputs, parts = [], []
@@ -188,7 +188,7 @@ class Infer(Http):
 
 
 def tensors_of(batch: Batch) -> dict[str, Array]:
-    """Return the inputs of a batch, by name: the ids last, without which half a message of gRPC is none."""
+    """Return the inputs of a batch by name. The ids come last, so a truncated gRPC message lacks them."""
     return {name: np.array(values, "<i8") for name, values in (batch.fields | {"input_ids": batch.ids}).items()}
 
 
@@ -212,7 +212,7 @@ class OpenAIEmbeddings(Http):
     name, fields, rectangular = "embeddings", False, False
 
     def write(self, batch: Batch, random: np.random.Generator) -> Question:
-        """Ask for one vector of each row, or for all."""
+        """Return a request for one pooled vector per row, or for all vectors."""
         pooling = str(random.choice(list(POOLING)))
         few = pooling != "none" or batch.size <= MOST_FLOATS
         encoding = str(random.choice(("float", "base64"))) if few else "base64"
@@ -228,7 +228,7 @@ class OpenAIEmbeddings(Http):
 
 
 def read_openai(answer: httpx.Response) -> Array:
-    """Return the embeddings one after another."""
+    """Return the embeddings of all rows as one flat array."""
     found = [one["embedding"] for one in answer.json()["data"]]
     rows = [
         np.frombuffer(base64.b64decode(one), "<f4") if isinstance(one, str) else np.array(one, "<f4") for one in found

@@ -1,4 +1,4 @@
-"""What feeds a stream, whatever its protocol."""
+"""Random operations on a decode stream, for any protocol."""
 
 from contextlib import suppress
 from typing import Any
@@ -12,12 +12,12 @@ MOST_ROWS, LONGEST = 5, 4
 
 
 class Player:
-    """One stream: what it is told is drawn at random, and what must come is known before.
+    """Sends random messages to one stream, and checks the answers.
 
     Args:
-        soak: what all streams share.
-        protocol: the connection.
-        random: draws.
+        soak: state shared by all clients.
+        protocol: connection of the stream.
+        random: random generator.
 
     """
 
@@ -26,11 +26,11 @@ class Player:
         self.offset = self.draw(int(random.integers(1, MOST_ROWS)), soak.limit)
 
     def draw(self, size: int, limit: int) -> list[int]:
-        """Return integers from 0 to `limit` - 1."""
+        """Return random integers from 0 to `limit` - 1."""
         return [int(value) for value in self.random.integers(0, limit, size)]
 
     async def play(self) -> None:
-        """Tell one thing after another, and leave."""
+        """Send messages until the test is over, and close the stream."""
         try:
             await self.open()
             while self.soak.done < 1:
@@ -49,7 +49,7 @@ class Player:
                 await self.protocol.leave()
 
     async def open(self) -> None:
-        """Open the stream where its rows are, through as many connections as it takes."""
+        """Open the stream at the offsets of its rows, with a new connection after each failure."""
 
         async def opened() -> bool:
             await self.protocol.open(self.offset)
@@ -59,7 +59,7 @@ class Player:
             pass
 
     async def tell(self, message: Message, number: int = 0) -> StepAnswer:
-        """Tell it something, once more where the connection breaks: nothing was done that was not answered."""
+        """Send a message until it is answered. A message without an answer has no effect on the next connection."""
         while (
             answer := await self.soak.attempt(self.protocol.name, lambda: self.protocol.ask(message, number))
         ) is None:
@@ -68,7 +68,7 @@ class Player:
         return told
 
     async def refused(self) -> None:
-        """Tell it what is not allowed."""
+        """Send an invalid message, and expect an error."""
         beyond = max([self.soak.limit, *self.offset])
         row = len(self.offset)
         choices: list[Message] = [
@@ -81,7 +81,7 @@ class Player:
             {"append": [self.soak.limit + 1]},
             {"drop": [-1]},
         ]
-        if row:  # else there is nothing that is too far
+        if row:  # a rewind needs a row
             choices.append({"rewind": [beyond + 1]})
         if row and not isinstance(self.protocol, ClientStreams):
             choices.append({"input_ids": [[0]] * row, "offset": [at + 1 for at in self.offset]})
@@ -91,7 +91,7 @@ class Player:
         self.soak.refused[self.protocol.name] += 1
 
     async def move(self) -> None:
-        """Rewind, reorder, append or drop."""
+        """Rewind, reorder, append or drop rows, or ping."""
         name = str(self.random.choice(["rewind", "rewind", "reorder", "append", "drop", "ping"]))
         rows, after = len(self.offset), list(self.offset)
         value: Any = True
@@ -114,7 +114,7 @@ class Player:
         self.soak.counts[name] += 1
 
     async def step(self) -> None:
-        """Feed tokens, sometimes at places of our own, sometimes twice."""
+        """Feed tokens, sometimes with explicit positions, sometimes with a repeated message."""
         random, rows = self.random, len(self.offset)
         lengths = [1] * rows if random.random() < 0.7 else [int(n) for n in random.integers(0, LONGEST + 1, rows)]
         if not any(lengths):
@@ -139,7 +139,7 @@ class Player:
         self.check(message, answer, after, expected)
         self.offset = after
         if twice:
-            # Where the connection broke here, nobody knows any more what the step was.
+            # After a broken connection the server cannot recognize the repeated message.
             again = await self.soak.attempt(self.protocol.name, lambda: self.protocol.ask(message, number))
             if again is None:
                 await self.open()
@@ -148,13 +148,13 @@ class Player:
                 self.soak.counts["repeated"] += 1
 
     def check(self, message: Message, answer: StepAnswer, after: list[int], expected: Vectors) -> None:
-        """Compare the answer to a step with what it must be."""
+        """Compare the answer to a step with the expected vectors and offsets."""
         right = answer.vectors is not None and answer.vectors.tobytes() == expected.tobytes()
         expect(right and answer.offset == after, f"{message!r} to {after} by {self.protocol.name}", answer)
         self.soak.right[self.protocol.name] += 1
 
     async def rewind_all(self) -> None:
-        """Make room where a row is at its end."""
+        """Halve the offsets after a row reached max_len."""
         self.soak.counts["full"] += 1
         after = [at // 2 for at in self.offset]
         answer = await self.tell({"rewind": after})

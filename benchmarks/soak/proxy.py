@@ -1,4 +1,4 @@
-"""A proxy that cuts connections at any byte."""
+"""A TCP proxy to cut connections at random bytes."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from contextlib import suppress
 import numpy as np
 
 SHORT = 600
-"""Bytes that every tenth connection lives, on average, so that handshakes break too."""
+"""Mean bytes until the cut for every tenth connection, to break handshakes too."""
 
 
 class Proxy:
@@ -15,8 +15,8 @@ class Proxy:
 
     Args:
         target: host and port of the server.
-        seed: of the numbers.
-        lives: bytes that connections live, on average; one of them for each.
+        seed: seed of the random numbers.
+        lives: mean bytes until the cut; each connection draws one of them.
 
     """
 
@@ -26,12 +26,12 @@ class Proxy:
         self._carried: set[asyncio.Task[None]] = set()
 
     async def start(self) -> str:
-        """Listen, and return where."""
+        """Listen on a free port, and return host and port."""
         self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
         return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
-        """Close everything."""
+        """Close the listener and all connections."""
         self._server.close()
         for task in self._carried:
             task.cancel()

@@ -1,4 +1,4 @@
-"""A question and its answer, whatever the protocol."""
+"""Questions and their expected answers, for any protocol."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,23 +13,23 @@ from benchmarks.soak.shared import Soak, expect
 
 Array = NDArray[Any]
 BAD, SEQUENCES = 0.05, 0.2
-"""How many questions have a bad one before them, and how many of those that may be are asked as a sequence."""
+"""Probability of an invalid question before a valid one, and of a sequence for a suitable batch."""
 
 
 class Refusal(Exception):
-    """The server says that it is the question that is wrong."""
+    """The server rejected the question as invalid."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is sent, and what must come.
+    """A request with its expected answer.
 
     Args:
-        body: of the request; over gRPC the message.
-        expected: returns the right answer, if there is one.
-        read: makes such an array of an answer.
-        path: over HTTP.
-        headers: over HTTP; over gRPC metadata.
+        body: body of the request; over gRPC the message.
+        expected: returns the correct vectors of a valid request.
+        read: reads the vectors of an answer.
+        path: HTTP path.
+        headers: HTTP headers; over gRPC the metadata.
 
     """
 
@@ -41,12 +41,12 @@ class Question:
 
 
 class Endpoint(Protocol):
-    """Where questions are asked.
+    """A protocol with one answer per question.
 
     Attributes:
-        name: of the protocol.
-        fields: whether it has any beside ids.
-        rectangular: whether all rows must have one length; it knows sequences then.
+        name: name of the protocol.
+        fields: whether it has fields beside ids.
+        rectangular: whether all rows must have one length; such a protocol has sequences.
 
     """
 
@@ -55,14 +55,14 @@ class Endpoint(Protocol):
     rectangular: bool
 
     def write(self, batch: Batch, random: np.random.Generator) -> Question:
-        """Return how a batch is asked for, in one of the forms that the protocol has."""
+        """Return a question for a batch, in a random format of the protocol."""
 
     async def ask(self, question: Question) -> Any:
-        """Return the answer.
+        """Send a question, and return the answer.
 
         Raises:
-            Refusal: the server refuses to.
-            SoakFailure: it answers with any other error.
+            Refusal: the server rejected the question.
+            SoakFailure: the server answered with another error.
 
         """
 
@@ -71,12 +71,12 @@ class Endpoint(Protocol):
 
 
 class Asker:
-    """Asks at one protocol, one question after another.
+    """Sends one question after another over one protocol.
 
     Args:
-        soak: what all clients share.
-        protocol: where.
-        random: draws.
+        soak: state shared by all clients.
+        protocol: protocol of the questions.
+        random: random generator.
 
     """
 
@@ -84,18 +84,18 @@ class Asker:
         self.soak, self.protocol, self.random = soak, protocol, random
 
     async def play(self) -> None:
-        """Ask until it is enough."""
+        """Send questions until the test is over."""
         try:
             while self.soak.done < 1:
                 batch = draw(self.soak, self.protocol.fields, self.protocol.rectangular, self.random)
-                # One that is large at a time, so that the peak of memory is not up to how many meet.
+                # One large batch at a time keeps the peak of memory independent of chance.
                 async with self.soak.large if batch.large else nullcontext():
                     await self.batch(batch)
         finally:
             await self.protocol.leave()
 
     async def batch(self, batch: Batch) -> None:
-        """Ask for a batch, at once or in parts, until one breaks: nobody knows then how far the sequence is."""
+        """Send a batch, whole or as a sequence; a broken connection ends the sequence, its state being unknown."""
         may = self.protocol.rectangular and len(batch.ids[0]) > 1 and batch.fields.keys() <= {"offset"}
         sequence = may and self.random.random() < SEQUENCES
         parts = [*batch.in_sequence(next(self.soak.sequences), self.random)] if sequence else [batch]
@@ -108,7 +108,7 @@ class Asker:
         self.soak.counts["sequences"] += sequence
 
     async def good(self, batch: Batch) -> bool:
-        """Ask for a batch, and compare the answer with the truth; return whether one came."""
+        """Send a valid question, and compare the answer with the expected vectors; return whether one came."""
         question = self.protocol.write(batch, self.random)
         answer = await self.answer(question)
         if answer is None:
@@ -122,7 +122,7 @@ class Asker:
         return True
 
     async def bad(self, batch: Batch) -> bool:
-        """Ask for what is not allowed, or say only half of it; return whether an answer came."""
+        """Send an invalid or truncated question, and expect an error; return whether an answer came."""
         if self.random.random() < 0.3:
             question = self.protocol.write(batch, self.random)
             question = replace(question, body=question.body[: self.random.integers(len(question.body))])
@@ -136,7 +136,7 @@ class Asker:
         return answer is not None
 
     async def answer(self, question: Question) -> Any:
-        """Return the answer, or why there is none; None where the connection broke."""
+        """Return the answer or the `Refusal`; None if the connection broke."""
 
         async def ask() -> Any:
             try:

@@ -1,4 +1,4 @@
-"""All clients at once, and what is seen of them and of the server."""
+"""The run of all clients, with the memory of the server and the totals."""
 
 import asyncio
 import re
@@ -19,16 +19,16 @@ from benchmarks.soak.shared import Soak, SoakFailure, expect
 from benchmarks.soak.streams import ClientStreams, Frames, Lines, Texts
 
 STEPS, REQUESTS = (400_000,), (400_000, 40_000_000)
-"""Bytes that connections live on average: those of streams, and those of requests, of which some have large answers."""
+"""Mean bytes until a connection is cut: for streams, and for requests with small or large answers."""
 
 
 class SoakTarget(NamedTuple):
-    """Where it is.
+    """The server.
 
     Args:
-        http: its host and port.
-        grpc: those of gRPC.
-        pid: of its process.
+        http: host and port of HTTP.
+        grpc: host and port of gRPC.
+        pid: id of its process.
 
     """
 
@@ -38,18 +38,18 @@ class SoakTarget(NamedTuple):
 
 
 class SoakClient(Protocol):
-    """Asks for something, again and again."""
+    """A client of one protocol."""
 
     async def play(self) -> None:
-        """Ask until it is enough."""
+        """Send requests until the test is over."""
 
 
 class Proxies:
-    """Between the clients and a server.
+    """The proxies between the clients and the server.
 
     Args:
-        server: behind them.
-        seed: of the connections that they cut.
+        server: the server.
+        seed: seed of the random cuts.
 
     """
 
@@ -61,12 +61,12 @@ class Proxies:
         ]
 
     async def start(self) -> None:
-        """Listen."""
+        """Start the proxies."""
         steps, requests, self.grpc = [await proxy.start() for proxy in self._all]
         self.steps, self.requests = f"http://{steps}", f"http://{requests}"
 
     async def stop(self) -> None:
-        """Close everything."""
+        """Stop the proxies."""
         for proxy in self._all:
             await proxy.stop()
 
@@ -93,18 +93,18 @@ async def run(
     growth: float,
     protocols: Collection[str] = tuple(PROTOCOLS),
 ) -> None:
-    """Ask with so many clients at each protocol, sample the memory of the server, and say what was seen.
+    """Run the clients of each protocol, sample the memory of the server, and print the totals.
 
     Args:
-        soak: what the clients share.
-        server: that they ask.
-        clients: of each protocol.
-        seed: of everything random.
-        growth: MiB by which the least memory of the last quarter may be above that of the one before.
-        protocols: at which they ask.
+        soak: state shared by all clients.
+        server: the server.
+        clients: number of clients of each protocol.
+        seed: seed of all random numbers.
+        growth: allowed growth of the least memory from the third quarter to the last, in MiB.
+        protocols: names of the protocols.
 
     Raises:
-        ExceptionGroup: of SoakFailure, where an answer is.
+        ExceptionGroup: a group of SoakFailure after wrong answers.
         SoakFailure: a stream stays open, or the memory grows.
 
     """
@@ -141,7 +141,7 @@ async def run(
 
 
 def own_memory(pid: int) -> int:
-    """Return the bytes of a process and its children that are no pages of files."""
+    """Return the anonymous memory of a process and its children, in bytes."""
     tasks = Path(f"/proc/{pid}/task")
     children = [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
     status = Path(f"/proc/{pid}/status").read_text()
@@ -149,10 +149,10 @@ def own_memory(pid: int) -> int:
 
 
 async def all_left(address: str) -> None:
-    """Wait until the server has seen that all streams are gone.
+    """Wait until the server counts no open stream.
 
     Raises:
-        SoakFailure: some are still open.
+        SoakFailure: streams are still open after ten seconds.
 
     """
     async with httpx.AsyncClient(base_url=address) as http:

@@ -1,4 +1,4 @@
-"""What all clients share: the truth, what they have seen, and when they have had enough."""
+"""The state of all clients: expected vectors, counters, and the end of the test."""
 
 import asyncio
 import time
@@ -20,11 +20,11 @@ T = TypeVar("T")
 Vectors = NDArray[np.float32]
 Rows = list[list[int]]
 PATIENCE = 60.0
-"""Seconds after which an answer counts as hung."""
+"""Timeout of an answer in seconds."""
 
 
 class SoakFailure(Exception):
-    """The server answered what it must not."""
+    """The server gave a wrong answer."""
 
 
 class Broken(Exception):
@@ -35,10 +35,10 @@ BROKEN = (Broken, OSError, EOFError, WebSocketException, NoAnswer, httpx.Transpo
 
 
 def expect(right: Any, what: str, got: object) -> None:
-    """Raise where something is not right.
+    """Check a condition.
 
     Raises:
-        SoakFailure: it is not.
+        SoakFailure: `right` is false.
 
     """
     if not right:
@@ -46,10 +46,10 @@ def expect(right: Any, what: str, got: object) -> None:
 
 
 class Truth:
-    """The vectors of tokens at positions, from the files of an artifact.
+    """The expected vectors of an artifact of tokens and learned positions.
 
     Args:
-        folder: of the artifact, whose front-end adds a row of a table of tokens and a row of one of positions.
+        folder: folder of the artifact.
 
     """
 
@@ -68,27 +68,27 @@ class Truth:
         return np.memmap(folder / place["location"], kind, "r", int(place["offset"]), tuple(tensor.dims))
 
     def vectors(self, ids: Rows, positions: Rows) -> Vectors:
-        """Return the vectors (T, D) of rows of ids, at as many position indices."""
+        """Return the vectors (T, D) of rows of ids at rows of position indices."""
         return self.lookups(ids) + self.positions[flat(positions)]
 
     def lookups(self, ids: Rows) -> Vectors:
-        """Return what the table of tokens has for rows of ids, (T, D)."""
+        """Return the token embeddings of rows of ids, (T, D)."""
         return np.asarray(self.tokens[flat(ids)])
 
 
 def flat(rows: Rows) -> NDArray[np.int64]:
-    """Return rows one after another."""
+    """Return the values of all rows, int64 (T,)."""
     return np.array([value for row in rows for value in row], np.int64)
 
 
 class Soak:
-    """What all clients share.
+    """The state shared by all clients.
 
     Args:
-        truth: of the model.
-        model: its name.
-        steps: how many are to be answered.
-        seconds: how long it lasts, whatever is answered; 0 for as long as the steps take.
+        truth: expected vectors of the model.
+        model: name of the model.
+        steps: number of answers at the end of the test.
+        seconds: duration, in place of `steps`; 0 for no limit.
 
     """
 
@@ -103,19 +103,19 @@ class Soak:
 
     @property
     def seconds(self) -> float:
-        """How long it has lasted."""
+        """Seconds since the start."""
         return time.monotonic() - self._begin
 
     @property
     def done(self) -> float:
-        """How much of it is done; 1 is all."""
+        """Completed fraction of the test; 1 at the end."""
         return self.seconds / self._seconds if self._seconds else self.right.total() / self._steps
 
     async def attempt(self, protocol: str, action: Callable[[], Awaitable[T]]) -> T | None:
-        """Do something; None where the connection broke.
+        """Return the result of an action; None if the connection broke.
 
         Raises:
-            SoakFailure: it takes too long, or the server closed the connection.
+            SoakFailure: the action timed out, or the server closed the connection.
 
         """
         try:

@@ -1,4 +1,4 @@
-"""The protocols of decode streams: how each is told a message, and what comes back."""
+"""The protocols of decode streams, with one interface for messages and answers."""
 
 import asyncio
 import base64
@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 import preblock
 from benchmarks.soak.shared import PATIENCE, SoakFailure, Vectors
 from preblock.client.errors import ServiceError
-from preblock.client.frames import ERROR, AnswerFrame, MoveFrame, StepFrame, read_frame, write_frame
+from preblock.client.frames import ERROR, AnswerFrame, read_frame, write_move, write_step
 from preblock.client.token_ids import read_rows
 
 MOVES = {"rewind": 4, "reorder": 5, "append": 6, "drop": 7, "ping": 8}
@@ -21,7 +21,7 @@ MOVES = {"rewind": 4, "reorder": 5, "append": 6, "drop": 7, "ping": 8}
 
 @dataclass
 class StepAnswer:
-    """What came back: the offsets of the rows, and of a step the vectors (T, D); or why it was refused."""
+    """An answer: offsets of the rows, vectors (T, D) of a step, or the text of an error."""
 
     offset: list[int] = field(default_factory=list)
     vectors: Vectors | None = None
@@ -29,11 +29,11 @@ class StepAnswer:
 
 
 Message = dict[str, Any] | bytes
-"""As JSON has it, or bytes that are no message."""
+"""A message in the fields of its JSON form, or invalid bytes."""
 
 
 class Frames:
-    """A WebSocket that is told frames."""
+    """A WebSocket with binary frames."""
 
     name = "frames"
     garbage: tuple[bytes, ...] = (
@@ -50,44 +50,44 @@ class Frames:
         self.number = 0
 
     async def open(self, offset: list[int]) -> None:
-        """Connect, with rows at `offset`."""
+        """Connect, and add rows at `offset`."""
         await self.leave()
         self._socket = await connect(self._address, compression=None, max_size=None, close_timeout=1)
         self.number = 0
         await self.ask({"append": offset}, 0)
 
     async def leave(self) -> None:
-        """Leave without a word."""
+        """Abort the connection."""
         if self._socket is not None:
             self._socket.transport.abort()
             await self._socket.wait_closed()
             self._socket = None
 
     async def ask(self, message: Message, number: int) -> StepAnswer:
-        """Send a message with a number, or 0, and return what comes."""
+        """Send a message with its number, or 0 for none, and return the answer."""
         assert self._socket is not None
         self.number = max(self.number, number)
         await self._socket.send(self.write(message, number))
         return self.read(await self._socket.recv())
 
     def write(self, message: Message, number: int) -> bytes | str:
-        """Return a frame."""
+        """Return a message as a frame."""
         if isinstance(message, bytes):
             return message
         if "input_ids" not in message:
             ((name, integers),) = message.items()
             listed = np.array([] if integers is True else integers, np.int64)
-            return write_frame(MoveFrame(MOVES[name], listed), number, [], [])
+            return write_move(MOVES[name], listed, number)
         values, lengths = read_rows("input_ids", message["input_ids"])
         parts = {"input_ids": values}
         if "position_ids" in message:
             parts["position_ids"] = read_rows("position_ids", message["position_ids"])[0]
-        return write_frame(StepFrame(parts, lengths), number, message.get("offset", []), [])
+        return write_step(parts, lengths, number, message.get("offset", []), [])
 
     def read(self, answer: bytes | str) -> StepAnswer:
-        """Read a frame."""
+        """Read the frame of an answer."""
         assert isinstance(answer, bytes)
-        # Broken frames are answered in version 1, of which no more is known here.
+        # The service answers invalid frames in version 1; those hold an error.
         found = AnswerFrame(ERROR, 0, [], [], answer) if answer[4] == 1 else read_frame(answer)
         if found.kind == ERROR:
             return StepAnswer(refused=str(found.text))
@@ -97,7 +97,7 @@ class Frames:
 
 
 class Texts(Frames):
-    """A WebSocket that is told JSON."""
+    """A WebSocket with JSON messages."""
 
     name = "text"
     garbage: tuple[bytes, ...] = (
@@ -111,18 +111,18 @@ class Texts(Frames):
     )
 
     def write(self, message: Message, number: int) -> bytes | str:
-        """Return JSON."""
+        """Return a message as JSON."""
         if isinstance(message, bytes):
             return message.decode()
         return json.dumps(message | ({"step": number} if number else {}))
 
     def read(self, answer: bytes | str) -> StepAnswer:
-        """Read JSON."""
+        """Read the JSON of an answer."""
         return told(json.loads(answer))
 
 
 class Lines(Texts):
-    """Lines of JSON over HTTP."""
+    """NDJSON lines over HTTP."""
 
     name = "lines"
     garbage: tuple[bytes, ...] = Texts.garbage[1:]
@@ -134,7 +134,7 @@ class Lines(Texts):
         self.number = 0
 
     async def open(self, offset: list[int]) -> None:
-        """Begin a request, with rows at `offset`."""
+        """Begin a request, and add rows at `offset`."""
         await self.leave()
         self._reader, self._writer = await asyncio.open_connection(self._host.host, self._host.port)
         head = f"POST {self._path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\n"
@@ -146,13 +146,13 @@ class Lines(Texts):
         await self.ask({"append": offset}, 0)
 
     async def leave(self) -> None:
-        """Leave without a word."""
+        """Abort the connection."""
         if self._writer is not None:
             self._writer.transport.abort()
             self._writer = None
 
     async def ask(self, message: Message, number: int) -> StepAnswer:
-        """Send a line and return what comes."""
+        """Send a line, and return the answer."""
         assert self._writer is not None
         self.number = max(self.number, number)
         line = self.write(message, number)
@@ -166,7 +166,7 @@ class Lines(Texts):
 
 
 def told(document: Any) -> StepAnswer:
-    """Read an answer of JSON."""
+    """Read an answer in JSON."""
     if "error" in document:
         return StepAnswer(refused=str(document["error"]))
     if "embeddings" not in document:
@@ -176,7 +176,7 @@ def told(document: Any) -> StepAnswer:
 
 
 class ClientStreams:
-    """The client of this package, which resumes by itself."""
+    """The client of Preblock, with automatic resume."""
 
     name = "client"
     garbage: tuple[bytes, ...] = ()
@@ -188,20 +188,20 @@ class ClientStreams:
         self.number = 0
 
     async def open(self, offset: list[int]) -> None:
-        """Open a stream, with rows at `offset`."""
+        """Open a stream with rows at `offset`."""
         await self.leave()
         context = self._client.decode(self._model, offset=offset, resume=True)
         self._stream = await context.__aenter__()
         self._context = context
 
     async def leave(self) -> None:
-        """Leave."""
+        """Close the stream."""
         if self._context is not None:
             await self._context.__aexit__(None, None, None)
             self._context = None
 
-    async def ask(self, message: Message, number: int) -> StepAnswer:  # noqa: ARG002 - it counts by itself
-        """Call a method and return what it says."""
+    async def ask(self, message: Message, number: int) -> StepAnswer:  # noqa: ARG002 - the client numbers messages
+        """Call the method of a message, and return its result."""
         assert isinstance(message, dict)
         stream, vectors = self._stream, None
         try:

@@ -1,10 +1,10 @@
-"""Asks for vectors until SIGTERM, and exits with 1 where a request was lost, or answered by other bits than before.
+"""Request vectors until SIGTERM. Exit with 1 if a request was lost, or its vectors changed.
 
     python load.py HOST:PORT KIND...
 
-`embed` is the native API, `infer` the Open Inference Protocol, `openai` OpenAI's, in JSON. `tensors` are bytes by the
-native API, `large` so many that they come in pieces, and `grpc` is the protocol over gRPC, on the port after that of
-HTTP. Nothing here asks a second time.
+JSON kinds: `embed` for the native API, `infer` for the Open Inference Protocol, `openai` for OpenAI's. `tensors` sends
+bytes to the native API, `large` enough of them for a streamed response. `grpc` uses the port after HTTP's. No request
+is retried.
 """
 
 import http.client
@@ -35,7 +35,7 @@ slowest = 0.0
 
 
 def main() -> None:
-    """Ask, and say how it went."""
+    """Send requests from several threads, and print the totals."""
     address, *kinds = sys.argv[1:]
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: end.set())
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def ask(address: str, kinds: list[str], seed: int) -> None:
-    """Ask one request after another: most over a connection that stays, the others over one of their own."""
+    """Send one request after another, and replace the connection now and then."""
     draw = random.Random(seed)
     connection = http.client.HTTPConnection(address, timeout=30)
     host, _, port = address.rpartition(":")
@@ -73,7 +73,12 @@ def ask(address: str, kinds: list[str], seed: int) -> None:
 
 
 def answer(connection: http.client.HTTPConnection, kind: str, ids: list[int]) -> dict[str, object]:
-    """Return what was answered; ValueError where that is not 200."""
+    """Return the answer to ids of one row.
+
+    Raises:
+        ValueError: the status is not 200.
+
+    """
     if kind in ROWS:
         return answer_bytes(connection, ROWS[kind], ids)
     body: dict[str, object] = {"input_ids": [ids]}
@@ -91,7 +96,7 @@ def answer(connection: http.client.HTTPConnection, kind: str, ids: list[int]) ->
 
 
 def answer_bytes(connection: http.client.HTTPConnection, rows: int, ids: list[int]) -> dict[str, object]:
-    """Return what was answered to the same ids in each of so many rows."""
+    """Return the answer to `rows` rows of the same ids, sent as bytes."""
     path, body = f"{PATHS['embed']}?shape={rows},{len(ids)}", array("q", ids * rows).tobytes()
     connection.request("POST", path, body, {"Content-Type": BYTES, "Accept": BYTES})
     response = connection.getresponse()
@@ -102,7 +107,7 @@ def answer_bytes(connection: http.client.HTTPConnection, rows: int, ids: list[in
 
 
 def called(infer: grpc.UnaryUnaryMultiCallable, ids: list[int]) -> dict[str, object]:
-    """Return what was answered over gRPC."""
+    """Return the answer over gRPC."""
     sent = pb.ModelInferRequest(model_name="minilm", raw_input_contents=[array("q", ids).tobytes()])
     sent.inputs.add(name="input_ids", datatype="INT64", shape=[1, len(ids)])
     found = pb.ModelInferResponse.FromString(infer(sent.SerializeToString(), timeout=30))
@@ -110,7 +115,7 @@ def called(infer: grpc.UnaryUnaryMultiCallable, ids: list[int]) -> dict[str, obj
 
 
 def note(request: str, found: dict[str, object], seconds: float) -> None:
-    """Count an answer; every version has the same vectors."""
+    """Count an answer, and compare its vectors with the first answer; every version has the same vectors."""
     global slowest
     vectors = found.get("embeddings") or found.get("outputs") or found.get("data")
     with lock:
@@ -121,7 +126,7 @@ def note(request: str, found: dict[str, object], seconds: float) -> None:
 
 
 def lose(why: str) -> None:
-    """Count a request that was lost."""
+    """Count a lost request."""
     with lock:
         lost.append(why)
 

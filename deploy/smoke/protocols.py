@@ -1,6 +1,6 @@
-"""Sends requests over every protocol through a proxy: `python protocols.py PROXY REPLICA`, two host names of the stack.
+"""Send requests over every protocol through a proxy: `python protocols.py PROXY REPLICA`, two host names of the stack.
 
-What comes through the proxy is compared with what a replica answers, asked directly.
+Compare some answers of the proxy with the answers of a replica.
 """
 
 import http.client
@@ -23,7 +23,7 @@ LARGEST = 128, 512
 
 
 def main() -> None:
-    """Ask at each protocol."""
+    """Run the check of each protocol, and exit with the names of the failed ones."""
     wrong = [
         protocol.__doc__
         for protocol in (native, large, websocket, events, lines, calls, streams, numbers)
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def ask(host: str, path: str, body: bytes, **headers: str) -> tuple[int, bytes]:
-    """Return the status and the content of an answer."""
+    """Send a POST request, and return the status and the body."""
     connection = http.client.HTTPConnection(host, timeout=60)
     connection.request("POST", path, body, {name.replace("_", "-"): value for name, value in headers.items()})
     answer = connection.getresponse()
@@ -75,7 +75,7 @@ def websocket() -> bool:
 
 
 def events() -> bool:
-    """Events, each sent when it is ready."""
+    """Server-sent events."""
     body = json.dumps({"input_ids": IDS}).encode()
     status, content = ask(
         HTTP, "/models/minilm/decode", body, Accept="text/event-stream", Content_Type="application/json"
@@ -84,7 +84,7 @@ def events() -> bool:
 
 
 def lines() -> bool:
-    """Lines: each is answered before the next is sent."""
+    """NDJSON lines; each is answered before the next is sent."""
     connection = http.client.HTTPConnection(HTTP, timeout=10)
     connection.putrequest("POST", "/models/minilm/decode")
     connection.putheader("Content-Type", "application/x-ndjson")
@@ -112,7 +112,7 @@ def request(ids: list[int]) -> wire.ModelInferRequest:
 
 
 def calls() -> bool:
-    """Calls of gRPC."""
+    """gRPC calls."""
     with grpc.insecure_channel(GRPC) as channel:
         call = channel.unary_unary(
             "/inference.GRPCInferenceService/ModelInfer",
@@ -130,7 +130,7 @@ def calls() -> bool:
 
 
 def streams() -> bool:
-    """Streams of gRPC, each request answered before the next is sent."""
+    """gRPC streams; each request is answered before the next is sent."""
     answers: queue.Queue[None] = queue.Queue()
 
     def steps() -> Iterator[wire.ModelInferRequest]:
@@ -157,7 +157,7 @@ def streams() -> bool:
 
 
 def numbers() -> bool:
-    """No numbers of a replica that nobody chose."""
+    """No metrics of an arbitrary replica."""
     connection = http.client.HTTPConnection(HTTP, timeout=10)
     connection.request("GET", "/metrics")
     return connection.getresponse().status == 404

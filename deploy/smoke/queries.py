@@ -1,6 +1,6 @@
-"""Asks Prometheus every query of the dashboard: `python queries.py http://HOST:PORT DASHBOARD PROCESSES`.
+"""Send Prometheus every query of the dashboard: `python queries.py http://HOST:PORT DASHBOARD PROCESSES`.
 
-Each must find something, and Prometheus must reach so many processes, before a minute has passed.
+Within a minute, each query must have a result, and Prometheus must reach PROCESSES processes.
 """
 
 import json
@@ -14,7 +14,7 @@ SECONDS = 60
 
 
 def main() -> None:
-    """Ask until everything is found."""
+    """Query until every query has a result, and exit with the missing ones after a minute."""
     address, dashboard, processes = sys.argv[1:]
     panels = json.loads(Path(dashboard).read_text(encoding="utf-8"))["panels"]
     queries = [target["expr"].replace("$__rate_interval", "1m") for panel in panels for target in panel["targets"]]
@@ -31,14 +31,14 @@ def main() -> None:
 
 
 def ask(address: str, query: str) -> list[dict[str, list[str]]]:
-    """Return what a query finds now."""
+    """Return the current result of a query."""
     with urlopen(f"{address}/api/v1/query?query={quote(query)}", timeout=10) as answer:
         result: list[dict[str, list[str]]] = json.load(answer)["data"]["result"]
     return result
 
 
 def reached(address: str) -> list[str]:
-    """Return the addresses that are asked now, and answer; a query may still find some that are gone."""
+    """Return the addresses of the scraped processes in state "up". A query may still find stopped ones."""
     with urlopen(f"{address}/api/v1/targets?state=active", timeout=10) as answer:
         targets = json.load(answer)["data"]["activeTargets"]
     return [target["scrapeUrl"] for target in targets if target["health"] == "up"]

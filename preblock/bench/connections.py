@@ -2,23 +2,27 @@
 
 All have an `address` and three methods:
 
-- `open` connects. It raises OSError without a connection; NoAnswer or ServiceError if the server refuses the stream.
+- `open` connects, also after `close`. It raises OSError without a connection; NoAnswer or ServiceError if the server
+  refuses the stream.
 - `exchange` sends a request and returns the number of bytes of the answer. After a ServiceError, the connection can be
   used again. OSError and NoAnswer mean that it broke.
 - `close` closes the connection at once.
 """
 
 import asyncio
-from typing import cast
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import httptools
 import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from preblock.bench.workload import Ids, LoadTarget
-from preblock.client.errors import ConnectionFailed, of_problem
-from preblock.client.frames import ERROR, HEADER, REWIND, MoveFrame, StepFrame, write_frame
+from preblock.client.errors import KIND_PREFIX, ConnectionFailed, ServiceError, of_problem
+from preblock.client.frames import ERROR, HEADER, REWIND, write_move, write_step
+from preblock.client.sockets import failures
 
 
 class HttpConnection(asyncio.Protocol):
@@ -34,13 +38,14 @@ class HttpConnection(asyncio.Protocol):
         self.address = f"{target.host}:{target.port}"
         self._target, self._request = target, request
         self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[int] | None = None
 
     async def open(self) -> None:
         """Connect."""
-        loop = asyncio.get_running_loop()
-        self._answer: asyncio.Future[int] = loop.create_future()
         self._parser, self._keep_alive = httptools.HttpResponseParser(self), True
-        await loop.create_connection(lambda: self, self._target.host, self._target.port, ssl=self._target.tls)
+        self._transport, _ = await asyncio.get_running_loop().create_connection(
+            lambda: self, self._target.host, self._target.port, ssl=self._target.tls
+        )
 
     async def exchange(self) -> int:
         """Send the request, and return the number of bytes of the answer, headers included."""
@@ -58,10 +63,6 @@ class HttpConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
-        self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Fail the waiting request."""
@@ -84,11 +85,11 @@ class HttpConnection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if status != 200:  # a problem document and its headers fit into one read
             self._fail(of_problem(status, self._last.partition(b"\r\n\r\n")[2]))
-        elif not self._answer.done():
+        elif self._answer and not self._answer.done():
             self._answer.set_result(self._received)
 
     def _fail(self, error: Exception) -> None:
-        if not self._answer.done():
+        if self._answer and not self._answer.done():
             self._answer.set_exception(error)
 
 
@@ -105,16 +106,16 @@ class DecodeConnection:
     def __init__(self, target: LoadTarget, ids: Ids, max_len: int | None) -> None:
         scheme, path = "wss" if target.tls else "ws", target.path("models", target.model, "decode")
         self.address = f"{scheme}://{target.address.netloc.decode()}{path}?rows={len(ids)}"
-        step = StepFrame({"input_ids": ids.ravel()}, np.full(len(ids), ids.shape[1]))
-        self._target, self._step = target, write_frame(step, 0, (), ())
-        self._rewind = write_frame(MoveFrame(REWIND, np.zeros(1, np.int64)), 0, (), ())
+        self._target = target
+        self._step = write_step({"input_ids": ids.ravel()}, np.full(len(ids), ids.shape[1]), 0, (), ())
+        self._rewind = write_move(REWIND, np.zeros(1, np.int64), 0)
         self._max_steps = max_len // ids.shape[1] if max_len is not None else 2**60
-        self._steps = 0
         self._socket: ClientConnection | None = None
 
     async def open(self) -> None:
         """Connect, and open a stream."""
-        try:
+        self._steps = 0
+        with failures():
             self._socket = await connect(
                 self.address,
                 additional_headers=self._target.headers,
@@ -126,16 +127,12 @@ class DecodeConnection:
                 proxy=None,
                 ssl=self._target.tls,
             )
-        except InvalidStatus as error:
-            raise of_problem(error.response.status_code, bytes(error.response.body or b"")) from error
-        except WebSocketException as error:
-            raise ConnectionFailed(str(error)) from error
 
     async def exchange(self) -> int:
         """Send a step, and return the number of bytes of the answer."""
         assert self._socket is not None
         answers = 1
-        try:
+        with failures():
             if self._steps and self._steps % self._max_steps == 0:
                 await self._socket.send(self._rewind)
                 answers = 2
@@ -143,8 +140,6 @@ class DecodeConnection:
             await self._socket.send(self._step)
             for _ in range(answers):
                 frame = await self._socket.recv(decode=False)
-        except ConnectionClosed as error:
-            raise ConnectionFailed(f"the server closed the stream ({error})") from error
         if frame[5] == ERROR:
             raise of_problem(0, frame[HEADER.size :])
         return len(frame)
@@ -153,3 +148,56 @@ class DecodeConnection:
         """Close the connection at once."""
         if self._socket is not None:
             self._socket.transport.abort()
+
+
+class GrpcConnection:
+    """Repeats one ModelInfer call over its own channel.
+
+    Args:
+        target: target of the load, with a gRPC port.
+        ids: ids of each call.
+
+    """
+
+    def __init__(self, target: LoadTarget, ids: Ids) -> None:
+        from preblock.service.codecs.v2 import open_inference_pb2 as pb
+
+        host = f"[{target.host}]" if ":" in target.host else target.host
+        self.address = f"{host}:{target.grpc_port}"
+        self._target = target
+        request = pb.ModelInferRequest(model_name=target.model, raw_input_contents=[ids.astype("<i8").tobytes()])
+        request.inputs.add(name="input_ids", datatype="INT64", shape=ids.shape)
+        self._request = request.SerializeToString()
+        self._metadata = (("authorization", f"Bearer {target.key}"),) if target.key is not None else ()
+        self._channel: Any = None
+        self._call: Callable[..., Any]
+
+    async def open(self) -> None:
+        """Connect."""
+        import grpc
+
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
+        if self._target.tls is None:
+            self._channel = grpc.aio.insecure_channel(self.address, options)
+        else:
+            roots = os.environ.get("SSL_CERT_FILE")  # as over HTTP; else the defaults of gRPC
+            credentials = grpc.ssl_channel_credentials(Path(roots).read_bytes() if roots else None)
+            self._channel = grpc.aio.secure_channel(self.address, credentials, options)
+        # Without serializers, gRPC passes bytes.
+        self._call = self._channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        await self._channel.channel_ready()
+
+    async def exchange(self) -> int:
+        """Send the call, and return the number of bytes of the answer."""
+        import grpc
+
+        try:
+            return len(await self._call(self._request, metadata=self._metadata))
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise ConnectionFailed(str(error.details())) from error
+            raise ServiceError({"type": KIND_PREFIX + error.code().name, "detail": error.details()}) from error
+
+    def close(self) -> None:
+        """Drop the channel; it closes with its last reference."""
+        self._channel = None

@@ -3,13 +3,13 @@
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 
 import uvloop
 
-from preblock.bench.connections import DecodeConnection, HttpConnection
-from preblock.bench.grpc_connection import GrpcConnection
+from preblock.bench.connections import DecodeConnection, GrpcConnection, HttpConnection
 from preblock.bench.report import line
-from preblock.bench.stats import LoadCounters, LoadResult
+from preblock.bench.stats import LoadResult
 from preblock.bench.workload import LoadTarget, json, npy, random_ids, v2
 from preblock.client.errors import NoAnswer, ServiceError, TimedOut
 from preblock.client.results import Model
@@ -17,11 +17,9 @@ from preblock.client.results import Model
 PROTOCOLS = ("npy", "v2", "json", "grpc", "steps")
 RECONNECT_SECONDS = 0.1
 REPORT_INTERVAL_SECONDS = 0.5
-"""Seconds before a broken connection is replaced, and between two progress reports."""
 
 LoadConnection = HttpConnection | DecodeConnection | GrpcConnection
 Report = Callable[[str], None]
-Show = Callable[[LoadCounters], None]
 
 
 def measure(
@@ -62,69 +60,67 @@ def measure(
             return DecodeConnection(target, ids, model.max_len)
         return HttpConnection(target, requests[protocol](target, ids))
 
-    def show(counters: LoadCounters) -> None:
-        report(line(counters, protocol, shape))
-
-    counters = uvloop.run(_measure(make, connections, seconds, timeout, show))
-    return LoadResult.of(counters, protocol, shape, connections)
+    drivers = [_ConnectionDriver(make(), timeout) for _ in range(connections)]
+    return uvloop.run(_measure(drivers, partial(LoadResult, protocol, shape, connections), seconds, report))
 
 
 async def _measure(
-    make: Callable[[], LoadConnection], connections: int, seconds: float, timeout: float, show: Show
-) -> LoadCounters:
-    links = [make() for _ in range(connections)]
+    drivers: "list[_ConnectionDriver]", start: Callable[[], LoadResult], seconds: float, report: Report
+) -> LoadResult:
     try:
-        for link in links:
-            try:
-                async with asyncio.timeout(timeout):
-                    await link.open()
-            except TimeoutError:
-                raise TimedOut(f"no connection to {link.address} within {timeout:g} s") from None
-        drivers = [_ConnectionDriver(link, make, timeout) for link in links]
-        await asyncio.gather(*(driver.run(0.0, LoadCounters()) for driver in drivers))
-        counters = LoadCounters()
-        reporting = asyncio.create_task(_report_progress(counters, show))
-        await asyncio.gather(*(driver.run(counters.begin + seconds, counters) for driver in drivers))
+        for driver in drivers:
+            await driver.open()
+        await asyncio.gather(*(driver.run(0.0, start()) for driver in drivers))
+        result = start()
+        reporting = asyncio.create_task(_report_progress(result, report))
+        await asyncio.gather(*(driver.run(result.begin + seconds, result) for driver in drivers))
         reporting.cancel()
-        links = [driver.link for driver in drivers]
     finally:
-        for link in links:
-            link.close()
-    return counters
+        for driver in drivers:
+            driver.connection.close()
+    return result
 
 
 class _ConnectionDriver:
-    """Keeps one connection under load, and replaces it if it breaks."""
+    """Keeps one connection under load, and opens it again if it breaks."""
 
-    def __init__(self, link: LoadConnection, make: Callable[[], LoadConnection], timeout: float) -> None:
-        self.link, self._make, self._timeout = link, make, timeout
+    def __init__(self, connection: LoadConnection, timeout: float) -> None:
+        self.connection, self._timeout = connection, timeout
         self._broken = False
 
-    async def run(self, until: float, counters: LoadCounters) -> None:
+    async def open(self) -> None:
+        """Connect."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self.connection.open()
+        except TimeoutError:
+            address = self.connection.address
+            raise TimedOut(f"no connection to {address} within {self._timeout:g} s") from None
+
+    async def run(self, until: float, result: LoadResult) -> None:
         """Send at least one request, and more until the time `until`; count the outcomes."""
         while True:
             try:
                 async with asyncio.timeout(self._timeout):
                     if self._broken:
-                        self.link.close()
-                        self.link = self._make()
-                        await self.link.open()
+                        self.connection.close()
+                        await self.connection.open()
                         self._broken = False
                     sent = time.perf_counter()
-                    counters.answered(sent, await self.link.exchange())
+                    result.count_answer(sent, await self.connection.exchange())
             except ServiceError as error:
-                counters.failed(error.kind, str(error))
+                result.count_error(error.kind, str(error))
             except (OSError, NoAnswer) as error:
                 self._broken = True
                 # TimeoutError is an OSError without a message.
-                counters.failed(type(error).__name__, str(error) or f"no answer within {self._timeout:g} s")
+                result.count_error(type(error).__name__, str(error) or f"no answer within {self._timeout:g} s")
             if time.perf_counter() >= until:
                 return
             if self._broken:
                 await asyncio.sleep(RECONNECT_SECONDS)
 
 
-async def _report_progress(counters: LoadCounters, show: Show) -> None:
+async def _report_progress(result: LoadResult, report: Report) -> None:
     while True:
         await asyncio.sleep(REPORT_INTERVAL_SECONDS)
-        show(counters)
+        report(line(result))

@@ -3,18 +3,18 @@
 import time
 from collections.abc import Sequence
 
-from preblock.bench.stats import QUANTILES, LoadCounters, LoadResult
+from preblock.bench.stats import QUANTILES, LoadResult
 
 HEAD = ("protocol", "shape", "requests/s", "tokens/s", "MB/s", *(f"{name} ms" for name in QUANTILES), "errors")
 
 
-def line(counters: LoadCounters, protocol: str, shape: tuple[int, int]) -> str:
+def line(result: LoadResult) -> str:
     """Return the progress line of a running measurement."""
-    seconds, requests = time.perf_counter() - counters.begin, len(counters.latencies)
-    recent = sorted(counters.latencies[-1000:])
+    seconds = time.perf_counter() - result.begin
+    recent = sorted(result.latencies[-1000:])
     middle = f", p50 {1e3 * recent[len(recent) // 2]:.3g} ms" if recent else ""
-    wrong = f", {counters.errors.total()} errors" if counters.errors else ""
-    return f"{protocol} {_text(shape)}: {seconds:.0f} s, {requests / seconds:,.0f} requests/s{middle}{wrong}"
+    errors = f", {result.errors.total()} errors" if result.errors else ""
+    return f"{_title(result)}: {seconds:.0f} s, {result.requests / seconds:,.0f} requests/s{middle}{errors}"
 
 
 def table(results: Sequence[LoadResult]) -> str:
@@ -24,21 +24,21 @@ def table(results: Sequence[LoadResult]) -> str:
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     for result in results:
         for kind, count in result.errors.items():
-            lines.append(f"{result.protocol} {_text(result.shape)}: {count} times {kind}: {result.messages[kind]}")
+            lines.append(f"{_title(result)}: {count} times {kind}: {result.messages[kind]}")
     return "\n".join(lines)
 
 
-def _text(shape: tuple[int, int]) -> str:
-    return f"{shape[0]},{shape[1]}"
+def _title(result: LoadResult) -> str:
+    return f"{result.protocol} {result.shape[0]},{result.shape[1]}"
 
 
 def _row(result: LoadResult) -> tuple[str, ...]:
+    rates, milliseconds = result.rates, result.milliseconds
     return (
-        result.protocol,
-        _text(result.shape),
-        f"{result.rates['requests']:,.1f}",
-        f"{result.rates['tokens']:,.0f}",
-        f"{result.rates['bytes'] / 1e6:,.1f}",
-        *(f"{result.milliseconds[name]:.3f}" if result.milliseconds else "-" for name in QUANTILES),
-        str(sum(result.errors.values())),
+        *_title(result).split(),
+        f"{rates['requests']:,.1f}",
+        f"{rates['tokens']:,.0f}",
+        f"{rates['bytes'] / 1e6:,.1f}",
+        *(f"{milliseconds[name]:.3f}" if milliseconds else "-" for name in QUANTILES),
+        str(result.errors.total()),
     )

@@ -1,20 +1,25 @@
-"""The counters of one measurement, and its result."""
+"""The statistics of one measurement."""
 
 import time
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 QUANTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
+FIELDS = ("protocol", "shape", "connections", "seconds", "requests", "rates", "milliseconds", "errors", "messages")
 
 
 @dataclass
-class LoadCounters:
-    """The counters of all connections.
+class LoadResult:
+    """The result of one measurement, counted by all its connections.
 
     Args:
+        protocol: format of the requests.
+        shape: rows, and tokens per row.
+        connections: number of concurrent connections.
         begin: start, on the clock of `time.perf_counter`.
         end: time of the last answer.
         latencies: seconds of each successful request.
@@ -24,6 +29,9 @@ class LoadCounters:
 
     """
 
+    protocol: str
+    shape: tuple[int, int]
+    connections: int
     begin: float = field(default_factory=time.perf_counter)
     end: float = 0.0
     latencies: "array[float]" = field(default_factory=lambda: array("d"))
@@ -31,62 +39,40 @@ class LoadCounters:
     errors: Counter[str] = field(default_factory=Counter)
     messages: dict[str, str] = field(default_factory=dict)
 
-    def answered(self, sent: float, received: int) -> None:
+    def count_answer(self, sent: float, received: int) -> None:
         """Count an answer of `received` bytes to a request sent at the time `sent`."""
         self.end = time.perf_counter()
         self.latencies.append(self.end - sent)
         self.received += received
 
-    def failed(self, kind: str, message: str) -> None:
+    def count_error(self, kind: str, message: str) -> None:
         """Count a failed request."""
         self.errors[kind] += 1
         self.messages.setdefault(kind, message)
 
+    @property
+    def requests(self) -> int:
+        """Number of successful requests."""
+        return len(self.latencies)
 
-@dataclass(frozen=True)
-class LoadResult:
-    """The result of one measurement.
+    @property
+    def seconds(self) -> float:
+        """Time from the first request to the last answer; 0 without a successful request."""
+        return self.end - self.begin if self.requests else 0.0
 
-    Args:
-        protocol: format of the requests.
-        shape: rows, and tokens per row.
-        connections: number of concurrent connections.
-        seconds: time from the first request to the last answer.
-        requests: number of successful requests.
-        rates: requests, tokens and bytes per second.
-        milliseconds: latency at `QUANTILES`; empty without a successful request.
-        errors: number of failed requests, by kind.
-        messages: first message of each kind.
+    @property
+    def rates(self) -> dict[str, float]:
+        """Requests, tokens and bytes per second; 0 without a successful request."""
+        tokens = self.requests * self.shape[0] * self.shape[1]
+        counts = {"requests": self.requests, "tokens": tokens, "bytes": self.received}
+        return {name: count / max(self.seconds, 1e-9) for name, count in counts.items()}
 
-    """
+    @property
+    def milliseconds(self) -> dict[str, float]:
+        """Latency at each of `QUANTILES`; empty without a successful request."""
+        cuts = 1e3 * np.percentile(self.latencies, list(QUANTILES.values())) if self.requests else np.array([])
+        return dict(zip(QUANTILES, cuts.tolist(), strict=False))
 
-    protocol: str
-    shape: tuple[int, int]
-    connections: int
-    seconds: float
-    requests: int
-    rates: dict[str, float]
-    milliseconds: dict[str, float]
-    errors: dict[str, int]
-    messages: dict[str, str]
-
-    @classmethod
-    def of(cls, counters: LoadCounters, protocol: str, shape: tuple[int, int], connections: int) -> "LoadResult":
-        """Return the result of the counters."""
-        requests, seconds = len(counters.latencies), max(counters.end - counters.begin, 1e-9)
-        cuts = np.percentile(counters.latencies, list(QUANTILES.values())) if requests else ()
-        return cls(
-            protocol=protocol,
-            shape=shape,
-            connections=connections,
-            seconds=seconds if requests else 0.0,
-            requests=requests,
-            rates={
-                "requests": requests / seconds,
-                "tokens": requests * shape[0] * shape[1] / seconds,
-                "bytes": counters.received / seconds if requests else 0.0,
-            },
-            milliseconds={name: 1e3 * float(cut) for name, cut in zip(QUANTILES, cuts, strict=False)},
-            errors=dict(counters.errors),
-            messages=counters.messages,
-        )
+    def document(self) -> dict[str, Any]:
+        """Return the result for JSON."""
+        return {name: getattr(self, name) for name in FIELDS}

@@ -2,8 +2,6 @@
 
 import io
 import ssl
-from dataclasses import dataclass
-from functools import cached_property
 from urllib.parse import quote
 
 import httpx
@@ -20,7 +18,6 @@ Ids = NDArray[np.int64]
 NPY, BYTES, JSON = "application/x-npy", "application/octet-stream", "application/json"
 
 
-@dataclass(frozen=True)
 class LoadTarget:
     """A model of a server.
 
@@ -35,38 +32,14 @@ class LoadTarget:
 
     """
 
-    url: str
-    model: str
-    key: str | None = None
-    grpc_port: int | None = None
-
-    def __post_init__(self) -> None:
-        options(self.url, 0, self.key)
-
-    @property
-    def address(self) -> httpx.URL:
-        """The parsed URL."""
-        return httpx.URL(self.url)
-
-    @property
-    def host(self) -> str:
-        """Name or IP address of the host."""
-        return self.address.host
-
-    @property
-    def port(self) -> int:
-        """Port of HTTP and WebSocket."""
-        return self.address.port or (443 if self.address.scheme == "https" else 80)
-
-    @cached_property
-    def tls(self) -> ssl.SSLContext | None:
-        """The TLS context, with certificate checks; None without TLS."""
-        return ssl.create_default_context() if self.address.scheme == "https" else None
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Headers of every request."""
-        return {"User-Agent": f"preblock/{__version__}", **authorization(self.key)}
+    def __init__(self, url: str, model: str, key: str | None = None, grpc_port: int | None = None) -> None:
+        options(url, 0, key)
+        self.url, self.model, self.key, self.grpc_port = url, model, key, grpc_port
+        self.address = httpx.URL(url)
+        secure = self.address.scheme == "https"
+        self.host, self.port = self.address.host, self.address.port or (443 if secure else 80)
+        self.tls = ssl.create_default_context() if secure else None
+        self.headers = {"User-Agent": f"preblock/{__version__}", **authorization(key)}
 
     def path(self, *parts: str) -> str:
         """Return the path of `parts` below the URL."""

@@ -12,26 +12,18 @@ from preblock import __version__
 from preblock.cli import artifacts, bench, export, keys, serve
 from preblock.service.core.errors import PreblockError
 
+COMMANDS = [
+    *(export.export, export.verify, export.triton),
+    *(artifacts.inspect, artifacts.check),
+    *(keys.key, serve.show_settings, serve.serve, bench.bench),
+]
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+@click.group(commands=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
 @click.version_option(__version__)
 def app(debug: bool) -> None:
     """Export and serve the input front-end of transformers: token ids in, the vectors entering block 0 out."""
-
-
-for _command in (
-    export.export,
-    export.verify,
-    export.triton,
-    artifacts.inspect,
-    artifacts.check,
-    keys.key,
-    serve.show_settings,
-    serve.serve,
-    bench.bench,
-):
-    app.add_command(_command)
 
 
 def main() -> None:

@@ -5,8 +5,15 @@ from typing import Any
 
 import click
 
-from preblock.cli.description import describe_limits, describe_storage
-from preblock.cli.options import PROVIDER, REPOSITORY, find_newest, read_settings, require
+from preblock.cli.options import (
+    PROVIDER,
+    REPOSITORY,
+    describe_limits,
+    describe_storage,
+    find_newest,
+    read_settings,
+    require,
+)
 
 
 @click.command()

@@ -2,47 +2,33 @@
 
 import json
 import math
+import re
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any, TypeVar
+from itertools import product
+from typing import Any
 
 import click
 
 from preblock.cli.options import require
 from preblock.cli.progress import ProgressLine
 
-F = TypeVar("F", bound=Callable[..., Any])
+
+def shape(text: str) -> tuple[int, int]:
+    """Parse rows and tokens per row, such as 8,128."""
+    if not re.fullmatch("0*[1-9][0-9]*,0*[1-9][0-9]*", text):
+        raise click.BadParameter(f"got {text}, allowed rows and tokens of each, such as 8,128")
+    rows, tokens = text.split(",")
+    return int(rows), int(tokens)
 
 
-class ShapeType(click.ParamType[tuple[int, int]]):
-    """The parameter type of rows and tokens per row, such as 8,128."""
-
-    name = "rows,tokens"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        """Return rows and tokens as two integers."""
-        if isinstance(value, tuple):
-            return value
-        sizes = value.split(",")
-        if len(sizes) != 2 or not all(size.isascii() and size.isdecimal() and int(size) > 0 for size in sizes):
-            self.fail(f"got {value}, allowed rows and tokens of each, such as 8,128", param, ctx)
-        return int(sizes[0]), int(sizes[1])
-
-
-class SecondsType(click.FloatRange):
-    """The parameter type of a positive, finite number of seconds."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return a finite number of seconds."""
-        seconds = float(super().convert(value, param, ctx))
-        if not math.isfinite(seconds):
-            self.fail(f"got {value}, allowed a number of seconds", param, ctx)
-        return seconds
-
-
-def _seconds_option(name: str, default: float, text: str) -> Callable[[F], F]:
-    return click.option(name, type=SecondsType(0, min_open=True), default=default, show_default=True, help=text)
+def seconds(text: str) -> float:
+    """Parse a positive, finite number of seconds."""
+    try:
+        if 0 < float(text) < math.inf:
+            return float(text)
+    except ValueError:
+        pass
+    raise click.BadParameter(f"got {text}, allowed a positive number of seconds")
 
 
 @click.command()
@@ -60,15 +46,16 @@ def _seconds_option(name: str, default: float, text: str) -> Callable[[F], F]:
     "--shape",
     "shapes",
     multiple=True,
-    type=ShapeType(),
-    default=[(1, 1), (1, 128), (8, 128)],
+    type=shape,
+    metavar="ROWS,TOKENS",
+    default=["1,1", "1,128", "8,128"],
     help="Rows and tokens of each, such as 8,128; may be repeated. Default 1,1, then 1,128, then 8,128.",
 )
+@click.option("--connections", type=click.IntRange(1), default=4, help="Number of concurrent connections; default 4.")
+@click.option("--seconds", type=seconds, default=5.0, help="Seconds to measure each protocol and shape; default 5.")
 @click.option(
-    "--connections", type=click.IntRange(1), default=4, show_default=True, help="Number of concurrent connections."
+    "--timeout", type=seconds, default=30.0, help="Seconds to wait for a connection, and for an answer; default 30."
 )
-@_seconds_option("--seconds", 5.0, "Seconds to measure each protocol and shape.")
-@_seconds_option("--timeout", 30.0, "Seconds to wait for a connection, and for an answer.")
 @click.option("--grpc-port", type=click.IntRange(1, 65535), help="gRPC port of the server, for the protocol grpc.")
 @click.option("--key", help="API key for the server.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -103,15 +90,14 @@ def bench(
         target = LoadTarget(url, model, key, grpc_port)
         with connect(url, timeout=timeout, key=key, retries=0) as client:
             description = client.model(model)
-        for protocol in protocols:
-            for shape in shapes:
-                with ProgressLine("bench", quiet=True) as progress:
-                    result = measure(target, description, protocol, shape, timeout=timeout, report=progress, **options)
-                results.append(result)
+        options |= {"timeout": timeout}
+        for protocol, sizes in product(protocols, shapes):
+            with ProgressLine("bench", quiet=True) as progress:
+                results.append(measure(target, description, protocol, sizes, report=progress, **options))
     except (ClientError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        click.echo(json.dumps([asdict(result) for result in results]))
+        click.echo(json.dumps([result.document() for result in results]))
     else:
         click.echo(table(results))
     sys.exit(not all(result.requests for result in results))

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 import click
 
-from preblock.cli.description import describe_storage
-from preblock.cli.options import REPOSITORY, find_newest, read_settings, require
+from preblock.cli.options import REPOSITORY, describe_storage, find_newest, read_settings, require
 from preblock.cli.progress import ProgressLine
 
 

@@ -1,4 +1,4 @@
-"""Options, settings and checks shared by several commands."""
+"""Options, settings, checks and descriptions shared by several commands."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,16 +21,11 @@ PROVIDER = click.option(
 
 
 def read_settings(**options: Any) -> Any:
-    """Return the settings, with `options` over variables, file and defaults."""
-    return load_settings(**options).settings
-
-
-def load_settings(**options: Any) -> Any:
-    """Return the settings and the origin of each; an option of None is ignored."""
-    from preblock.service.core.settings import load
+    """Return the settings, with `options` over variables, file and defaults. An option of None counts as missing."""
+    from preblock.service.core.settings import Settings
 
     try:
-        return load({name: value for name, value in options.items() if value is not None})
+        return Settings(**{name: value for name, value in options.items() if value is not None})
     except PreblockError as error:
         if error.field.startswith("--"):
             raise click.UsageError(str(error)) from error
@@ -47,7 +42,7 @@ def find_newest(repository: Path | None, name: str) -> Path:
     """Return the folder of the highest version of the model `name`.
 
     Args:
-        repository: the option of that name.
+        repository: value of --repository.
         name: name of the model.
 
     """
@@ -59,3 +54,19 @@ def find_newest(repository: Path | None, name: str) -> Path:
     if not folders:
         raise NotFound("NAME", name, ", ".join(dict.fromkeys(found for found, _, _ in artifacts)))
     return folders[-1]
+
+
+def describe_limits(manifest: Any) -> str:
+    """Return the family, the legal inputs and the width of a model in one line."""
+    if manifest.kind == "stem":
+        return f"{manifest.family}, {manifest.input.name} {list(manifest.input.shape)}, width {manifest.width}"
+    indices = "".join(f", {name} 0 to {count - 1}" for name, count in manifest.indices.items())
+    return (
+        f"{manifest.family}, ids 0 to {manifest.vocab_size - 1}{indices}, "
+        f"max_len {manifest.max_len or 'unlimited'}, width {manifest.width}"
+    )
+
+
+def describe_storage(manifest: Any, report: Any) -> str:
+    """Return the stored type of the tables and its error in one line."""
+    return f"stored as {manifest.stored_as}: {report.storage_summary()}"

@@ -7,8 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from preblock.cli.description import describe_limits
-from preblock.cli.options import load_settings, read_settings, require
+from preblock.cli.options import describe_limits, read_settings, require
 
 
 class SettingsCommand(click.Command):
@@ -31,8 +30,8 @@ class SettingsCommand(click.Command):
 @click.command("settings", cls=SettingsCommand)
 def show_settings(**options: Any) -> None:
     """Print every setting, its value, and its origin: an option, a variable, a file, or the default."""
-    found, origins = load_settings(**options)
-    rows = [(name, "none" if value is None else str(value), origins[name]) for name, value in found]
+    settings = read_settings(**options)
+    rows = [(name, "none" if value is None else str(value), settings.origins[name]) for name, value in settings]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

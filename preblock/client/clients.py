@@ -1,88 +1,29 @@
-"""The synchronous and the asynchronous client: methods made from `preblock/client/requests.py`."""
+"""The synchronous and the asynchronous client, both made from `ModelApi`."""
 
-import asyncio
-import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from functools import wraps
+from typing import Concatenate, ParamSpec
 
-import httpx
-
-from preblock.client import decode_protocol, requests
-from preblock.client.decode_protocol import DecodeProtocol
-from preblock.client.errors import needed
-from preblock.client.requests import ApiRequest, HttpResponse
-from preblock.client.retry import Outcome, pause, result_of
-from preblock.client.transport import authorization, like, options, socket_address
-
-if TYPE_CHECKING:
-    from preblock.client.streams import AsyncDecodeStream, DecodeStream
+from preblock.client.api import ModelApi
+from preblock.client.blocking import Blocking, blocking
+from preblock.client.streams import AsyncDecodeStream, DecodeStream
+from preblock.client.transport import AsyncTransport, SyncTransport
 
 P = ParamSpec("P")
-T = TypeVar("T")
-H = TypeVar("H", httpx.Client, httpx.AsyncClient)
-
-
-def _method(build: Callable[P, ApiRequest[T]]) -> Callable[Concatenate["Client", P], T]:
-    """Return a method to send the request made by `build`."""
-
-    @like(build)
-    def method(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._send(build(*args, **kwargs))
-
-    return method
-
-
-def _async_method(build: Callable[P, ApiRequest[T]]) -> Callable[Concatenate["AsyncClient", P], Coroutine[Any, Any, T]]:
-    """Return a coroutine method to send the request made by `build`."""
-
-    @like(build)
-    async def method(self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._send(build(*args, **kwargs))
-
-    return method
 
 
 def _stream_method(
-    build: Callable[P, DecodeProtocol], open_stream: Callable[..., T]
-) -> Callable[Concatenate["_ClientBase[Any]", P], T]:
-    """Return a method to open the stream made by `build`."""
+    method: Callable[Concatenate[ModelApi, P], AsyncDecodeStream],
+) -> Callable[Concatenate[Blocking[ModelApi], P], DecodeStream]:
+    @wraps(method)
+    def call(self: Blocking[ModelApi], /, *args: P.args, **kwargs: P.kwargs) -> DecodeStream:
+        return DecodeStream(method(self._wrapped, *args, **kwargs))
 
-    @like(build)
-    def method(self: "_ClientBase[Any]", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        address = socket_address(self._http.base_url)
-        return open_stream(address, build(*args, **kwargs), self._timeout, self._retries, self._headers)
-
-    return method
+    return call
 
 
-def _open_stream(*args: Any) -> AbstractContextManager["DecodeStream"]:
-    with needed("a decode stream", "websockets"):
-        from preblock.client.streams import open_stream
-
-    return open_stream(*args)
-
-
-def _open_stream_async(*args: Any) -> AbstractAsyncContextManager["AsyncDecodeStream"]:
-    with needed("a decode stream", "websockets"):
-        from preblock.client.streams import open_stream_async
-
-    return open_stream_async(*args)
-
-
-class _ClientBase(Generic[H]):
-    """The state of a client; `_http_class` is the class of its HTTP client."""
-
-    _http_class: type[H]
-
-    def __init__(self, url: str, *, timeout: float = 30.0, retries: int = 3, key: str | None = None) -> None:
-        self._http: H = self._http_class(**options(url, timeout, key))
-        self._timeout = timeout
-        self._retries = retries
-        self._headers = authorization(key)
-
-
-class Client(_ClientBase[httpx.Client]):
+class Client(Blocking[ModelApi], AbstractContextManager["Client"]):
     """A synchronous client of one server. Threads may share it.
 
     Args:
@@ -96,86 +37,38 @@ class Client(_ClientBase[httpx.Client]):
 
     """
 
-    _http_class = httpx.Client
+    embed = blocking(ModelApi.embed)
+    text = blocking(ModelApi.text)
+    prompt_embeds = blocking(ModelApi.prompt_embeds)
+    bias = blocking(ModelApi.bias)
+    models = blocking(ModelApi.models)
+    model = blocking(ModelApi.model)
+    decode = _stream_method(ModelApi.decode)
 
-    embed = _method(requests.embed)
-    text = _method(requests.text)
-    prompt_embeds = _method(requests.prompt_embeds)
-    bias = _method(requests.bias)
-    models = _method(requests.models)
-    model = _method(requests.model)
-    decode = _stream_method(decode_protocol.decode, _open_stream)
+    def __init__(self, url: str, *, timeout: float = 30.0, retries: int = 3, key: str | None = None) -> None:
+        transport = SyncTransport(url, timeout, key)
+        super().__init__(ModelApi(transport, retries))
+        self._close = transport.close
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.close()
-
-    def __enter__(self) -> Self:
-        return self
+        self._close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _send(self, call: ApiRequest[T]) -> T:
-        attempt = 0
-        while True:
-            outcome = self._try(call)
-            seconds = pause(outcome, attempt, self._retries)
-            if seconds is None:
-                return result_of(call, outcome)
-            time.sleep(seconds)
-            attempt += 1
 
-    def _try(self, call: ApiRequest[T]) -> Outcome:
-        body = bytearray()  # writable, and so are the arrays sharing its memory
-        try:
-            with self._http.stream(call.method, call.path, content=call.body, headers=call.headers) as response:
-                for chunk in response.iter_bytes():
-                    body += chunk
-        except httpx.HTTPError as error:
-            return error
-        return HttpResponse(response.status_code, response.headers, body)
-
-
-class AsyncClient(_ClientBase[httpx.AsyncClient]):
+class AsyncClient(ModelApi, AbstractAsyncContextManager["AsyncClient"]):
     """A client of one server, for `async with`. Takes the arguments of `Client`."""
 
-    _http_class = httpx.AsyncClient
-
-    embed = _async_method(requests.embed)
-    text = _async_method(requests.text)
-    prompt_embeds = _async_method(requests.prompt_embeds)
-    bias = _async_method(requests.bias)
-    models = _async_method(requests.models)
-    model = _async_method(requests.model)
-    decode = _stream_method(decode_protocol.decode, _open_stream_async)
+    def __init__(self, url: str, *, timeout: float = 30.0, retries: int = 3, key: str | None = None) -> None:
+        transport = AsyncTransport(url, timeout, key)
+        super().__init__(transport, retries)
+        self._close = transport.close
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
+        await self._close()
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-    async def _send(self, call: ApiRequest[T]) -> T:
-        attempt = 0
-        while True:
-            outcome = await self._try(call)
-            seconds = pause(outcome, attempt, self._retries)
-            if seconds is None:
-                return result_of(call, outcome)
-            await asyncio.sleep(seconds)
-            attempt += 1
-
-    async def _try(self, call: ApiRequest[T]) -> Outcome:
-        body = bytearray()  # writable, and so are the arrays sharing its memory
-        try:
-            async with self._http.stream(call.method, call.path, content=call.body, headers=call.headers) as response:
-                async for chunk in response.aiter_bytes():
-                    body += chunk
-        except httpx.HTTPError as error:
-            return error
-        return HttpResponse(response.status_code, response.headers, body)

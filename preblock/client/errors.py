@@ -20,7 +20,12 @@ KIND_OF_STATUS = {429: "RateLimited", 503: "Unavailable"}
 
 
 class ClientError(Exception):
-    """Base class of the client's errors."""
+    """Base class of the client's errors.
+
+    `retry_after` is the least pause in seconds before a retry; None if a retry is useless.
+    """
+
+    retry_after: float | None = None
 
 
 class ServiceError(ClientError):
@@ -63,6 +68,8 @@ class NoAnswer(ClientError):
 
 class ConnectionFailed(NoAnswer):
     """No connection could be made, or it broke."""
+
+    retry_after = 0.0
 
 
 class TimedOut(NoAnswer):

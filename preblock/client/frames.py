@@ -17,28 +17,6 @@ DTYPES = {1: "float32", 2: "float16", 3: "bfloat16"}
 
 
 @dataclass(frozen=True)
-class StepFrame:
-    """The next tokens of each row.
-
-    Args:
-        values: by input, int64 (T,): `input_ids`, and further inputs with a value for each token.
-        lengths: int64 (R,), tokens of each row.
-
-    """
-
-    values: Mapping[str, Int64]
-    lengths: Int64
-
-
-@dataclass(frozen=True)
-class MoveFrame:
-    """An operation on rows other than a step: its kind, and its integers."""
-
-    kind: int
-    integers: Int64
-
-
-@dataclass(frozen=True)
 class AnswerFrame:
     """An answer of the service.
 
@@ -58,11 +36,14 @@ class AnswerFrame:
     text: bytes
 
 
-def write_frame(operation: StepFrame | MoveFrame, number: int, offset: Sequence[int], indices: Sequence[str]) -> bytes:
-    """Return an operation as a frame.
+def write_step(
+    values: Mapping[str, Int64], lengths: Int64, number: int, offset: Sequence[int], indices: Sequence[str]
+) -> bytes:
+    """Return a step as a frame.
 
     Args:
-        operation: a step, or a move.
+        values: by input, int64 (T,): `input_ids`, and further inputs with a value for each token.
+        lengths: int64 (R,), tokens of each row.
         number: number of the message, 1 or more.
         offset: expected offset of each row, checked by the service.
         indices: further inputs of the model, in the order of its manifest.
@@ -71,24 +52,20 @@ def write_frame(operation: StepFrame | MoveFrame, number: int, offset: Sequence[
         RequestError: the model has no such input.
 
     """
-    if isinstance(operation, MoveFrame):
-        integers = operation.integers.astype("<i8").tobytes()
-        return _header(operation.kind, 0, number, len(operation.integers), 0) + integers
     flags = {"position_ids": POSITIONS, "attention_mask": MASK}
     flags |= {name: FURTHER << index for index, name in enumerate(indices)}
-    for name in operation.values.keys() - {"input_ids", *flags}:
+    for name in values.keys() - {"input_ids", *flags}:
         raise invalid(name, "values", f"inputs of the model: {', '.join(flags)}")
-    given = [name for name in flags if name in operation.values]
-    stated = OFFSETS * (len(offset) == len(operation.lengths))  # else the service reports the lengths it allows
-    ids = operation.values["input_ids"]
-    parts = [ids, *(operation.values[name] for name in given), *([np.array(offset)] if stated else [])]
-    return b"".join(
-        (
-            _header(STEP, sum(flags[name] for name in given) | stated, number, len(operation.lengths), len(ids)),
-            *(part.astype("<i8").tobytes() for part in parts),
-            operation.lengths.astype("<u4").tobytes(),
-        )
-    )
+    given = [name for name in flags if name in values]
+    stated = OFFSETS * (len(offset) == len(lengths))  # else the service reports the lengths it allows
+    parts = [values["input_ids"], *(values[name] for name in given), *([np.array(offset)] if stated else [])]
+    head = _header(STEP, sum(flags[name] for name in given) | stated, number, len(lengths), len(parts[0]))
+    return b"".join((head, *(part.astype("<i8").tobytes() for part in parts), lengths.astype("<u4").tobytes()))
+
+
+def write_move(kind: int, integers: Int64, number: int) -> bytes:
+    """Return an operation on rows other than a step as a frame: REWIND, REORDER, APPEND, DROP or PING."""
+    return _header(kind, 0, number, len(integers), 0) + integers.astype("<i8").tobytes()
 
 
 def _header(kind: int, flags: int, number: int, rows: int, tokens: int) -> bytes:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 Int64 = NDArray[np.int64]
 Vectors = NDArray[Any]
 
-LITTLE_ENDIAN = {"float32": "<f4", "float16": "<f2", "int64": "<i8"}
-
 
 @dataclass(frozen=True, eq=False)
 class Embeddings:
@@ -91,4 +89,4 @@ def array_of(data: bytearray | memoryview, dtype: str, shape: list[int]) -> Vect
             import ml_dtypes
 
         return np.frombuffer(data, ml_dtypes.bfloat16).reshape(shape)
-    return np.frombuffer(data, LITTLE_ENDIAN[dtype]).reshape(shape)
+    return np.frombuffer(data, np.dtype(dtype).newbyteorder("<")).reshape(shape)

@@ -1,66 +1,55 @@
 """Retries. Every call is idempotent, and so is a step at a stated offset."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import TypeVar
 
-import httpx
+from preblock.client.errors import ClientError, ServiceError, of_problem
 
-from preblock.client.errors import ConnectionFailed, NoAnswer, TimedOut
-from preblock.client.requests import ApiRequest, HttpResponse, T
+T = TypeVar("T")
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
-"""Seconds. There is no retry if Retry-After asks for a longer pause."""
-
-BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError, ConnectionFailed)
-"""The connection failed, or ended before the answer did. A timeout is not among these: it is not retried."""
-
-BUSY = (429, 503)
-"""Statuses to retry."""
-
-Outcome = HttpResponse | httpx.HTTPError
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 30.0
+BUSY_STATUSES = (429, 503)
 
 
-def pause(outcome: Outcome | NoAnswer, attempt: int, retries: int) -> float | None:
-    """Return the seconds to wait before the next attempt; None for no further attempt.
-
-    `attempt` counts from 0; at most `retries` follow the first.
-    """
-    if attempt >= retries:
-        return None
-    if isinstance(outcome, Exception):
-        delay = 0.0 if isinstance(outcome, BROKEN) else None
-    else:
-        delay = _retry_after(outcome.headers) if outcome.status in BUSY else None
-    if delay is None or delay > LONGEST_PAUSE:
-        return None
-    # Jitter spreads the clients refused at the same moment.
-    return delay + random.uniform(0, min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE))
-
-
-def result_of(call: ApiRequest[T], outcome: Outcome) -> T:
-    """Return the result of the last attempt.
+async def retry(attempt: Callable[[], Awaitable[T]], retries: int, sleep: Callable[[float], Awaitable[None]]) -> T:
+    """Await `attempt()`, and again at most `retries` times after an error with a `retry_after`.
 
     Raises:
-        ServiceError: the service answered with an error.
-        NoAnswer: no answer came.
+        ClientError: the last attempt failed, or a retry is useless.
 
     """
-    if isinstance(outcome, HttpResponse):
-        return call.result(outcome)
-    raise failure(outcome) from outcome
+    for number in range(retries):
+        try:
+            return await attempt()
+        except ClientError as error:
+            seconds = pause(error, number)
+            if seconds is None:
+                raise
+        await sleep(seconds)
+    return await attempt()
 
 
-def failure(error: Exception) -> NoAnswer:
-    """Return the client's error for a failed connection or a timeout."""
-    kind = TimedOut if isinstance(error, httpx.TimeoutException | TimeoutError) else ConnectionFailed
-    return kind(f"{type(error).__name__}: {error}")
+def pause(error: ClientError, attempt: int) -> float | None:
+    """Return the seconds to wait after the failure of `attempt`, counted from 0; None for no retry."""
+    if error.retry_after is None or error.retry_after > MAX_PAUSE_SECONDS:
+        return None
+    # Jitter spreads the clients refused at the same moment.
+    return error.retry_after + random.uniform(0, min(FIRST_PAUSE_SECONDS * 2**attempt, MAX_PAUSE_SECONDS))
 
 
-def _retry_after(headers: Mapping[str, str]) -> float:
-    """Return the seconds of Retry-After (RFC 9110, section 10.2.3); 0 without a readable one."""
-    text = headers.get("Retry-After", "0")
+def of_response(status: int, headers: Mapping[str, str], body: bytes | bytearray) -> ServiceError:
+    """Return the error of an HTTP response; `headers` ignores the case of names."""
+    error = of_problem(status, body)
+    if status in BUSY_STATUSES:
+        error.retry_after = _read_retry_after(headers.get("Retry-After", "0"))
+    return error
+
+
+def _read_retry_after(text: str) -> float:
+    """Return the seconds of Retry-After (RFC 9110, section 10.2.3); 0 if `text` is neither seconds nor a date."""
     if text.isdecimal():
         return float(text)
     try:

@@ -31,10 +31,10 @@ def write_safetensors(tensors: Mapping[str, NDArray[np.integer[Any]]]) -> bytes:
 
 
 def read_safetensors(body: bytearray) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Return the tensors, which share the memory of `body`, and the metadata.
+    """Return the tensors, in the memory of `body`, and the metadata.
 
     Raises:
-        KeyError, TypeError, ValueError: `body` is not in the format, or has a type not in `DTYPES`.
+        KeyError, TypeError, ValueError: `body` is not in the format, or holds a dtype missing from `DTYPES`.
 
     """
     start = 8 + int.from_bytes(body[:8], "little")

@@ -1,14 +1,25 @@
 """Rows of integers for a decode stream: lists, arrays and tensors become int64, or an error if inexact."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from preblock.client.errors import invalid
-from preblock.client.requests import Row, Rows, from_torch
 from preblock.client.results import Int64
+
+
+class TensorLike(Protocol):
+    """The part of torch.Tensor used here; torch need not be installed."""
+
+    def numpy(self, *, force: bool = False) -> NDArray[Any]:
+        """Return the values as an array."""
+        ...
+
+
+Row = Sequence[int] | NDArray[np.integer[Any]] | TensorLike
+Rows = Row | Sequence[Row]
 
 ALLOWED = "64-bit integers: a row (L,), an array (R, L), or a list of rows"
 
@@ -42,6 +53,11 @@ def read_integers(field: str, values: int | Row) -> Int64:
     if array.ndim > 1:
         raise invalid(field, f"{array.dtype} of shape {array.shape}", "64-bit integers of shape (length,)")
     return np.atleast_1d(array)
+
+
+def from_torch(value: Any) -> Any:
+    """Return a tensor as an array, and any other value unchanged."""
+    return value.numpy(force=True) if hasattr(value, "detach") else value
 
 
 def _integers(field: str, value: Any) -> Int64:

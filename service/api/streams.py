@@ -135,7 +135,7 @@ class StreamRegistry:
         """End the streams of removed and changed keys, until cancelled."""
         while access.needs_key:
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
-            access.look()
+            access.reload()
             for lifetime in self._open:
                 if not access.knows(lifetime.caller):
                     lifetime.end("key")

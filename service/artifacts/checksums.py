@@ -11,7 +11,7 @@ from pathlib import Path
 
 from preblock.service.artifacts import io
 from preblock.service.core.errors import ArtifactError
-from preblock.service.core.files import open_file, stamp_of
+from preblock.service.core.files import open_file, signature_of
 
 FILE = "checksums.json"
 MOST = 4096
@@ -22,7 +22,7 @@ RECENT_NS = 2 * 10**9
 
 
 class Checksums:
-    """The SHA-256 of files, found by the stamp of each file (`files.stamp_of`).
+    """The SHA-256 of files, found by the stamp of each file (`files.signature_of`).
 
     A broken cache file costs time and nothing else.
 
@@ -41,12 +41,12 @@ class Checksums:
     def sha256(self, stream: BufferedReader) -> str:
         """Return the SHA-256 of the file behind `stream`, in hexadecimal."""
         now, status = time.time_ns(), os.fstat(stream.fileno())
-        key = ":".join(map(str, stamp_of(status)))
+        key = ":".join(map(str, signature_of(status)))
         found = self._known.pop(key, None)
         if found is None:
             found = io.sha256(stream)
             recent = now - max(status.st_mtime_ns, status.st_ctime_ns) < RECENT_NS
-            if recent or stamp_of(os.fstat(stream.fileno())) != stamp_of(status):
+            if recent or signature_of(os.fstat(stream.fileno())) != signature_of(status):
                 return found
             self._new[key] = found
         self._known[key] = found

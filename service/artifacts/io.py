@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from preblock.service.artifacts.manifest import MANIFEST, Artifact, Manifest, StemManifest
 from preblock.service.artifacts.records import File, Schema
 from preblock.service.core.errors import ArtifactError
-from preblock.service.core.files import FileSignature, open_file, read_file, stamp_of
+from preblock.service.core.files import FileSignature, open_file, read_file, signature_of
 
 MAX_BYTES = 4 * 2**20
 """Of a manifest or a parity report; more than ten times the longest known."""
@@ -101,7 +101,7 @@ def check_files(
                 f"sha256 {found.sha256[:12]}…, {found.bytes} bytes",
                 f"sha256 {expected.sha256[:12]}…, {expected.bytes} bytes",
             )
-        stamps[name] = stamp_of(status)
+        stamps[name] = signature_of(status)
     return stamps
 
 

@@ -1,15 +1,15 @@
-"""Callers and their rights: the keys of a file, and the caller of the current request."""
+"""Callers and their rights: the API keys of a file, and the caller of the current request."""
 
-import fnmatch
 import hashlib
 import hmac
+import json
 import logging
-import re
 import secrets
 import tomllib
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -24,13 +24,13 @@ ALL = ("*",)
 
 @dataclass(frozen=True)
 class Principal:
-    """Who asks.
+    """A caller and its rights.
 
     Args:
-        name: of the key.
-        models: in its scope: names, or patterns of the shell.
-        admin: whether it may load and unload them.
-        digest: SHA-256 of the key; empty where no key let it in.
+        name: name of its key, or its address.
+        models: names and shell patterns of the models it may use.
+        admin: whether it may load and unload these models.
+        digest: SHA-256 of its key; empty without a key.
 
     """
 
@@ -39,37 +39,33 @@ class Principal:
     admin: bool
     digest: bytes = b""
 
-    @cached_property
-    def _pattern(self) -> re.Pattern[str]:
-        return re.compile("|".join(map(fnmatch.translate, self.models)) or r"(?!)")
-
     def may_use(self, model: str) -> bool:
-        """Return whether a model of this name is in the scope."""
-        return self._pattern.match(model) is not None
+        """Return whether the name `model` is in the scope."""
+        return any(fnmatchcase(model, pattern) for pattern in self.models)
 
 
 NOBODY = Principal("nobody", (), admin=False)
 SERVICE = Principal("service", ALL, admin=True)
 """The service itself, with every model in its scope."""
 _CALLER: ContextVar[Principal] = ContextVar("caller", default=NOBODY)
-"""A caller without a check is nobody: a forgotten check, or a thread, opens nothing."""
+"""The default has no rights, so that a forgotten check or a new thread grants none."""
 
 
 class KeyEntry(BaseModel):
-    """The entry of a key in the file: never the key itself."""
+    """The entry of a key in the file. The file never holds the key itself."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: str = Field(min_length=1)
-    # Whoever reads the file must not be able to ask. A plain hash is enough for that: a key has 256 random bits, which
-    # nobody finds by trying, unlike a password; and a slow one would be paid for by every request.
+    # The hash keeps readers of the file from using the key. A fast hash is enough: unlike a password, a key of 256
+    # random bits cannot be guessed. Every request pays for the hash.
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     models: list[str] = Field(default=list(ALL), min_length=1)
     admin: bool = False
 
 
 class KeyFile(BaseModel):
-    """The file of keys."""
+    """The document of an API key file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -77,16 +73,17 @@ class KeyFile(BaseModel):
 
 
 class Authenticator:
-    """Authenticates callers, and checks their rights.
+    """Authenticates callers and checks their rights.
 
     Args:
-        file: TOML, with the keys; read again when it changes. Default None: no key is needed, and all may do all.
+        file: TOML file of the keys, reloaded after each change. Default None: no key is needed, and every caller has
+            all rights.
 
     Attributes:
-        changes: how often the keys have changed.
+        changes: number of reloads.
 
     Raises:
-        Invalid: the file cannot be read, or is not understood.
+        Invalid: the file cannot be read, or has an invalid entry.
 
     """
 
@@ -95,19 +92,19 @@ class Authenticator:
         self._file = file
         self._callers: list[Principal] = []
         if file is not None:
-            self._watch = FileWatcher(file)
+            self._watcher = FileWatcher(file)
             self._callers = read_keys(file)
 
     @property
     def needs_key(self) -> bool:
-        """Whether a key is needed."""
+        """Whether callers need a key."""
         return self._file is not None
 
-    def enter(self, authorization: bytes | None) -> None:
-        """Set the caller of this context by the header `authorization`.
+    def authenticate(self, authorization: bytes | None) -> None:
+        """Set the caller of this context from the header `authorization`.
 
         Raises:
-            Unauthenticated: it holds no key, or none of these.
+            Unauthenticated: the header is missing, or has no known key.
 
         """
         _CALLER.set(NOBODY)
@@ -117,14 +114,14 @@ class Authenticator:
             raise Unauthenticated("Authorization", "another scheme", "Bearer and a key")
         _CALLER.set(self._find(authorization[len(SCHEME) :].strip()))
 
-    def came_from(self, address: str) -> None:
-        """Name the caller of this context by its address, where no key is needed."""
-        _CALLER.set(_anyone(address))
+    def identify(self, address: str) -> None:
+        """Set the caller of this context to its address, in a service without keys."""
+        _CALLER.set(_principal_of(address))
 
     def check_model(self, name: str, caller: Principal) -> None:
-        """Raise Forbidden if `caller` may not use a model of this name, whether or not there is one."""
-        if self._file is not None and not caller.may_use(name):
-            raise Forbidden("model", name, f"a model that this key is for: {', '.join(caller.models)}")
+        """Raise Forbidden if `caller` may not use a model of this name, whether or not the model exists."""
+        if not self.shows(name, caller):
+            raise Forbidden("model", name, f"a model in the scope of this key: {', '.join(caller.models)}")
 
     def check_admin(self, name: str, caller: Principal) -> None:
         """Raise Forbidden if `caller` may not load and unload a model of this name."""
@@ -133,73 +130,64 @@ class Authenticator:
             raise Forbidden("key", caller.name, "a key with admin = true, to load and unload models")
 
     def shows(self, name: str, caller: Principal) -> bool:
-        """Return whether a list for `caller` holds a model of this name."""
+        """Return whether lists for `caller` hold a model of this name."""
         return self._file is None or caller.may_use(name)
 
-    def _find(self, key: bytes) -> Principal:
-        self.look()
-        digest, found = hashlib.sha256(key).digest(), None
-        # All of them, so that the time tells nothing about a near match.
-        for caller in self._callers:
-            if hmac.compare_digest(caller.digest, digest):
-                found = caller
-        if found is None:
-            raise Unauthenticated("Authorization", "a key that is not known", "Bearer and a key")
-        return found
-
     def knows(self, caller: Principal) -> bool:
-        """Return whether the keys still hold a caller with the same rights."""
+        """Return whether the file still has the key of `caller`, with the same rights."""
         return caller in self._callers
 
-    def look(self) -> None:
-        """Read the file again if it has changed, at most once a second; a broken file changes nothing."""
-        if self._file is None or not self._watch.changed():
+    def reload(self) -> None:
+        """Read the file if it has changed, at most once a second; an invalid file changes nothing."""
+        if self._file is None or not self._watcher.changed():
             return
         try:
             self._callers = read_keys(self._file)
             self.changes += 1
         except Invalid as error:
-            LOG.warning("the keys stay as they were: %s", error)
+            LOG.warning("API key file rejected, keeping the previous keys: %s", error)
+
+    def _find(self, key: bytes) -> Principal:
+        self.reload()
+        digest = hashlib.sha256(key).digest()
+        # Compares all of them in constant time, so that the duration reveals nothing about a near match.
+        found = [caller for caller in self._callers if hmac.compare_digest(caller.digest, digest)]
+        if not found:
+            raise Unauthenticated("Authorization", "an unknown key", "Bearer and a key")
+        return found[0]
 
 
 @lru_cache(maxsize=1024)
-def _anyone(address: str) -> Principal:
+def _principal_of(address: str) -> Principal:
     """Return the caller of an address, with all rights."""
     return Principal(address, ALL, admin=True)
 
 
 EVERYBODY = Authenticator()
-"""No key is needed."""
+"""Authenticator of a service without keys."""
 
 
 def caller() -> Principal:
-    """Return the caller."""
+    """Return the caller of this context."""
     return _CALLER.get()
 
 
-def caller_name() -> str:
-    """Return the name of the caller: of its key, or its address."""
-    return _CALLER.get().name
-
-
 def read_keys(file: Path) -> list[Principal]:
-    """Return the callers of a file of keys.
+    """Return the callers of an API key file.
 
     Raises:
-        Invalid: the file cannot be read, or is not understood.
+        Invalid: the file cannot be read, or has an invalid entry.
 
     """
     try:
         document = KeyFile.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
-        raise Invalid("api_keys_file", str(file), f"a TOML file that can be read ({error.strerror})") from error
+        raise Invalid("api_keys_file", str(file), f"a readable TOML file ({error.strerror})") from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise Invalid(
-            "api_keys_file", f"{place} of {file}", f"what docs/operations.md shows ({first['msg']})"
-        ) from error
-    except ValueError as error:  # no UTF-8, or no TOML
+        got = f"{'.'.join(map(str, first['loc']))} of {file}"
+        raise Invalid("api_keys_file", got, f"an entry as in docs/operations.md ({first['msg']})") from error
+    except ValueError as error:  # not UTF-8, or not TOML
         raise Invalid("api_keys_file", str(file), f"a TOML file ({error})") from error
     for field in ("name", "sha256"):
         values = [getattr(entry, field) for entry in document.keys]
@@ -211,7 +199,7 @@ def read_keys(file: Path) -> list[Principal]:
 
 
 def new_key(name: str, models: tuple[str, ...], admin: bool) -> tuple[str, str]:
-    """Return a new key of 256 random bits, and its entry of the file; without `models`, for all."""
+    """Return a new key of 256 random bits, and its entry for the file. Empty `models` allow all models."""
     key = secrets.token_urlsafe(32)
     lines = ["[[keys]]", f"name = {_toml(name)}", f'sha256 = "{hashlib.sha256(key.encode()).hexdigest()}"']
     if models:
@@ -222,6 +210,5 @@ def new_key(name: str, models: tuple[str, ...], admin: bool) -> tuple[str, str]:
 
 
 def _toml(text: str) -> str:
-    """Return a basic string of TOML."""
-    escaped = "".join(f"\\u{ord(sign):04x}" if sign < " " or sign in '"\\\x7f' else sign for sign in text)
-    return f'"{escaped}"'
+    """Return a basic string of TOML: a JSON string with DEL escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

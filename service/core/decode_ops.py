@@ -1,4 +1,4 @@
-"""The operations of a decode stream, one in each message, and their effects on the offsets of the rows.
+"""The operations of a decode stream, and their effects on the offsets of its rows. Each message has one operation.
 
 Letters: R rows of the stream, T tokens of a step.
 """
@@ -18,9 +18,9 @@ class DecodeOptions:
     """The options of a stream.
 
     Args:
-        offset: int64 (1,) or (R,), real tokens already fed of each row; it may be max_len, where nothing fits any more.
+        offset: int64 (1,) or (R,), number of real tokens already fed of each row. At most max_len: such a row is full.
         rows: R.
-        outputs: tensors in the answer to a step.
+        outputs: names of the tensors in the response to a step.
         dtype: a key of DTYPES.
 
     """
@@ -36,11 +36,11 @@ class StepOp:
     """The next tokens.
 
     Args:
-        input_ids: T ids in R rows; a row may be empty, but not all.
-        offset: int64 (1,) or (R,), where the client takes the rows to be; None where it does not say.
-        position_ids: position index of each token; None for those that follow from the running offsets.
-        attention_mask: 1 for a real token, 0 for padding; None where all are real.
-        indices: further integers per token, by input.
+        input_ids: T ids in R rows; some rows may be empty, but not all.
+        offset: int64 (1,) or (R,), offsets expected by the client; None skips the check.
+        position_ids: position index of each token; None: they follow the running offsets.
+        attention_mask: 1 for a real token, 0 for padding; None: all are real.
+        indices: extra integers per token, by input.
 
     """
 
@@ -52,7 +52,7 @@ class StepOp:
     indices: Mapping[str, TokenRows] = field(default_factory=dict)
 
     def columns(self, begin: int, end: int) -> "StepOp":
-        """Return of each row the tokens from `begin` up to `end`, without an offset."""
+        """Return the tokens from `begin` up to `end` of each row, without an offset."""
         position, mask = self.position_ids, self.attention_mask
         return StepOp(
             input_ids=self.input_ids.columns(begin, end),
@@ -63,117 +63,69 @@ class StepOp:
 
 
 @dataclass(frozen=True)
-class RewindOp:
-    """Go back; `offset` is int64 (1,) or (R,)."""
+class RowsOp:
+    """An operation without tokens.
 
-    name: ClassVar[str] = "rewind"
-    offset: Int64
+    Args:
+        values: int64, the integers of the operation; empty if it has none.
 
-    def after(self, running: Int64, limit: int, most: int) -> Int64:  # noqa: ARG002 - one signature for all
-        """Return the offsets of the rows afterwards.
+    """
 
-        Raises:
-            Invalid: an offset beyond the running one, or another number of them.
-
-        """
-        offset = per_row("rewind", self.offset, len(running))
-        check_each("rewind", offset, running)
-        return offset
+    name: ClassVar[str]
+    values: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
-@dataclass(frozen=True)
-class ReorderOp:
-    """Row i goes on from where row `rows[i]` is, as in beam search: rows may be dropped and stand several times."""
+class RewindOp(RowsOp):
+    """Go back to earlier offsets; `values` are offsets, (1,) or (R,)."""
 
-    name: ClassVar[str] = "reorder"
-    rows: Int64
-
-    def after(self, running: Int64, limit: int, most: int) -> Int64:  # noqa: ARG002 - one signature for all
-        """Return the offsets of the rows afterwards.
-
-        Raises:
-            Invalid: no such row.
-            TooLarge: more than `most` rows.
-
-        """
-        _check_rows("reorder", self.rows, len(running))
-        check_count("reorder", len(self.rows), most)
-        moved: Int64 = running[self.rows]
-        return moved
+    name = "rewind"
 
 
-@dataclass(frozen=True)
-class AppendOp:
-    """Further rows, after the others; `offset` is int64, one for each of them."""
+class ReorderOp(RowsOp):
+    """Continue row i from the offset of row `values[i]`, as in beam search. Rows may be dropped or repeated."""
 
-    name: ClassVar[str] = "append"
-    offset: Int64
-
-    def after(self, running: Int64, limit: int, most: int) -> Int64:
-        """Return the offsets of the rows afterwards.
-
-        Raises:
-            Invalid: an offset beyond `limit`.
-            TooLarge: more than `most` rows.
-
-        """
-        check_count("append", len(running) + len(self.offset), most)
-        check_each("append", self.offset, np.full(len(self.offset), limit))
-        return np.concatenate([running, self.offset])
+    name = "reorder"
 
 
-@dataclass(frozen=True)
-class DropOp:
-    """Rows end; those after them move up. All may end."""
+class AppendOp(RowsOp):
+    """Add rows after the others; `values` are their offsets."""
 
-    name: ClassVar[str] = "drop"
-    rows: Int64
-
-    def after(self, running: Int64, limit: int, most: int) -> Int64:  # noqa: ARG002 - one signature for all
-        """Return the offsets of the rows afterwards.
-
-        Raises:
-            Invalid: no such row.
-
-        """
-        _check_rows("drop", self.rows, len(running))
-        return np.delete(running, self.rows)
+    name = "append"
 
 
-@dataclass(frozen=True)
-class PingOp:
-    """No operation; it has an answer."""
+class DropOp(RowsOp):
+    """End the rows `values`. Later rows move up. All rows may end."""
 
-    name: ClassVar[str] = "ping"
-
-    def after(self, running: Int64, limit: int, most: int) -> Int64:  # noqa: ARG002 - one signature for all
-        """Return the offsets of the rows as they are."""
-        return running
+    name = "drop"
 
 
-@dataclass(frozen=True)
-class CloseOp:
-    """The end of the stream."""
+class PingOp(RowsOp):
+    """Do nothing; the message gets an answer."""
 
-    name: ClassVar[str] = "close"
+    name = "ping"
 
 
-OF_INTEGERS: dict[str, type[RewindOp | ReorderOp | AppendOp | DropOp]] = {
-    kind.name: kind for kind in (RewindOp, ReorderOp, AppendOp, DropOp)
-}
-OF_NOTHING: dict[str, type[PingOp | CloseOp]] = {kind.name: kind for kind in (PingOp, CloseOp)}
-"""Operations by name: those that are a list of integers, and those that say nothing further."""
+class CloseOp(RowsOp):
+    """End the stream."""
 
-Operation = StepOp | RewindOp | ReorderOp | AppendOp | DropOp | PingOp | CloseOp
+    name = "close"
+
+
+OF_INTEGERS: dict[str, type[RowsOp]] = {kind.name: kind for kind in (RewindOp, ReorderOp, AppendOp, DropOp)}
+"""Operations with a list of integers, by name."""
+OF_NOTHING: dict[str, type[RowsOp]] = {kind.name: kind for kind in (PingOp, CloseOp)}
+"""Operations without arguments, by name."""
+
+Operation = StepOp | RowsOp
 
 
 @dataclass(frozen=True)
 class DecodeMessage:
-    """An operation, with its number and digest: they show a repetition.
+    """An operation, with its number and digest to detect a repetition.
 
     Args:
         operation: of the message.
-        number: the client's, ascending; 0 for none.
+        number: ascending number from the client; 0 without one.
         digest: of the bytes of the message; empty without a number.
 
     """
@@ -183,11 +135,46 @@ class DecodeMessage:
     digest: bytes = b""
 
 
+def offsets_after(operation: RowsOp, running: Int64, limit: int, max_rows: int) -> Int64:
+    """Return the offsets of the rows after an operation.
+
+    Args:
+        operation: the operation.
+        running: int64 (R,), offsets before it.
+        limit: maximum offset.
+        max_rows: maximum rows of the stream.
+
+    Raises:
+        Invalid: a row does not exist, an offset is out of range, or the number of offsets is wrong.
+        TooLarge: the stream would have more than `max_rows` rows.
+
+    """
+    values, name, count = operation.values, operation.name, len(running)
+    match operation:
+        case RewindOp():
+            offset = per_row(name, values, count)
+            check_each(name, offset, running)
+            return offset
+        case ReorderOp():
+            _check_rows(name, values, count)
+            check_count(name, len(values), max_rows)
+            moved: Int64 = running[values]
+            return moved
+        case AppendOp():
+            check_count(name, count + len(values), max_rows)
+            check_each(name, values, np.full(len(values), limit))
+            return np.concatenate([running, values])
+        case DropOp():
+            _check_rows(name, values, count)
+            return np.delete(running, values)
+    return running
+
+
 def per_row(field: str, offset: Int64, rows: int) -> Int64:
     """Return an offset for each of `rows` rows.
 
     Raises:
-        Invalid: neither one value nor one for each row.
+        Invalid: there is neither one value nor one for each row.
 
     """
     if len(offset) not in (1, rows):
@@ -199,7 +186,7 @@ def check_each(field: str, offset: Int64, limits: Int64) -> None:
     """Check that each offset is 0 to its limit.
 
     Raises:
-        Invalid: the first that is not.
+        Invalid: an offset is out of range; the error names the first one.
 
     """
     wrong = np.flatnonzero((offset < 0) | (offset > limits))
@@ -209,17 +196,17 @@ def check_each(field: str, offset: Int64, limits: Int64) -> None:
 
 
 def check_stated(stated: Int64, running: Int64) -> None:
-    """Check where the client takes the rows to be.
+    """Check the offsets expected by the client.
 
     Raises:
-        Conflict: they are elsewhere.
+        Conflict: the rows have other offsets.
 
     """
     offset = per_row("offset", stated, len(running))
     wrong = np.flatnonzero(offset != running)
     if len(wrong):
         row = int(wrong[0])
-        raise Conflict(f"offset[{row}]", int(offset[row]), f"{int(running[row])}, where this row is")
+        raise Conflict(f"offset[{row}]", int(offset[row]), f"{int(running[row])}, the offset of this row")
 
 
 def _check_rows(field: str, rows: Int64, count: int) -> None:
@@ -230,12 +217,12 @@ def _check_rows(field: str, rows: Int64, count: int) -> None:
         raise Invalid(f"{field}[{index}]", int(rows[index]), allowed)
 
 
-def check_count(field: str, rows: int, most: int) -> None:
-    """Check that a stream has at most `most` rows.
+def check_count(field: str, rows: int, max_rows: int) -> None:
+    """Check that a stream has at most `max_rows` rows.
 
     Raises:
         TooLarge: it would have more.
 
     """
-    if rows > most:
-        raise TooLarge(field, f"{rows} rows", f"at most {most} rows of a stream")
+    if rows > max_rows:
+        raise TooLarge(field, f"{rows} rows", f"at most {max_rows} rows of a stream")

@@ -1,88 +1,95 @@
-"""Errors that the service raises on purpose, as neutral kinds. Each protocol maps the kinds to its own codes once.
+"""Errors of the service, as neutral kinds. Each protocol maps the kinds to its own codes once.
 
     PreblockError
-    ├── ClientFault             the request is at fault; the same request fails again
-    │   ├── Malformed           bytes that cannot be read as what they claim to be
-    │   ├── Invalid             readable, but a value is not allowed
-    │   ├── Unauthenticated     no key that is known, where one is needed
-    │   ├── NotFound            no such model or version
-    │   ├── Forbidden           what the settings, or the key, do not allow
-    │   ├── Conflict            the client's idea of a stream is not its state
-    │   ├── TooLarge            over a limit of size
-    │   ├── RateLimited             over a limit of how often a caller may ask
-    │   ├── UnsupportedFormat   a request format that is not read
-    │   └── NotAcceptable       an answer format that is not written
-    └── ServerFault             the request may be fine
-        ├── Unavailable         not ready, shutting down, or too busy
-        ├── ArtifactError       an artifact that is broken or not understood
-        └── ProviderError       an execution provider that cannot be used
+    ├── ClientFault             the request is at fault; a retry fails again
+    │   ├── Malformed           bytes with invalid syntax for their format
+    │   ├── Invalid             a value out of range or of the wrong type
+    │   ├── Unauthenticated     a missing or unknown key
+    │   ├── NotFound            an unknown model or version
+    │   ├── Forbidden           an action outside the rights of the key or the settings
+    │   ├── Conflict            a mismatch of the expected and the actual stream state
+    │   ├── TooLarge            a size over a limit
+    │   ├── RateLimited         too many requests of a caller
+    │   ├── UnsupportedFormat   an unsupported request format
+    │   └── NotAcceptable       an unsupported response format
+    └── ServerFault             the service fails; the request may be valid
+        ├── Unavailable         starting, shutting down, or overloaded
+        ├── ArtifactError       a broken or unsupported artifact
+        └── ProviderError       an unusable execution provider
 
 Every error names three things: the field, the value got, the value allowed.
 """
 
 import reprlib
 
-LONGEST_VALUE = 80
-"""Most characters of a value in a message: enough to recognise it, too few to reflect a whole body."""
+MAX_VALUE_CHARS = 80
+"""Maximum characters of a value in a message: enough to recognize it, too few to reflect a whole body."""
 
-INTERNAL_ERROR_MESSAGE = "the service failed in an unforeseen way; its log says how"
+INTERNAL_ERROR_MESSAGE = "internal error; the log of the service has the details"
 """The message of any other exception: nothing about the internals."""
 
 
-# Lists may be nested deeper than `repr` can follow, and so long that their text costs more than the request.
+# Lists may be nested too deeply for `repr`, and the text of a long list would cost more than the request.
 _REPR = reprlib.Repr()
 _REPR.maxlevel, _REPR.maxlist, _REPR.maxdict, _REPR.maxtuple = 4, 16, 16, 16
-_REPR.maxstring = _REPR.maxlong = _REPR.maxother = LONGEST_VALUE
+_REPR.maxstring = _REPR.maxlong = _REPR.maxother = MAX_VALUE_CHARS
 
 
 class PreblockError(Exception):
-    """An error that names the field, the value got and the value allowed."""
+    """An error with the field, the value got and the value allowed.
+
+    Args:
+        field: name of the field, header, setting or file.
+        got: the rejected value; shortened to `MAX_VALUE_CHARS` characters.
+        allowed: the allowed values.
+
+    """
 
     retry_after: int | None = None
-    """Seconds after which the same request may succeed; None where it will not."""
+    """Seconds until a retry may succeed; None if it cannot."""
 
     def __init__(self, field: str, got: object, allowed: str) -> None:
         text = got if isinstance(got, str) else _REPR.repr(got)
         self.field = field
-        self.got = text if len(text) <= LONGEST_VALUE else text[:LONGEST_VALUE] + "…"
+        self.got = text if len(text) <= MAX_VALUE_CHARS else text[:MAX_VALUE_CHARS] + "…"
         self.allowed = allowed
         super().__init__(f"{field}: got {self.got}, allowed {allowed}")
 
 
 class ClientFault(PreblockError):
-    """The request is at fault; the same request fails again."""
+    """The request is at fault; a retry fails again."""
 
 
 class Malformed(ClientFault):
-    """Bytes that cannot be read as what they claim to be."""
+    """The bytes have invalid syntax for their format."""
 
 
 class Invalid(ClientFault):
-    """Readable, but a value is not allowed."""
+    """A value is out of range or of the wrong type."""
 
 
 class Unauthenticated(ClientFault):
-    """No key that is known, where one is needed."""
+    """The key is missing or unknown."""
 
 
 class NotFound(ClientFault):
-    """No such model or version."""
+    """The model or version does not exist."""
 
 
 class Forbidden(ClientFault):
-    """What the settings, or the key, do not allow."""
+    """The key or the settings do not allow the action."""
 
 
 class Conflict(ClientFault):
-    """What the client takes for the state of a stream is not its state."""
+    """The state of a stream differs from the state expected by the client."""
 
 
 class TooLarge(ClientFault):
-    """Over a limit of size."""
+    """A size is over a limit."""
 
 
 class RateLimited(ClientFault):
-    """Over a limit of how often a caller may ask; the same request succeeds `retry_after` seconds later."""
+    """The caller sends too many requests; a retry succeeds after `retry_after` seconds."""
 
     def __init__(self, field: str, got: object, allowed: str, retry_after: int = 1) -> None:
         super().__init__(field, got, allowed)
@@ -90,26 +97,26 @@ class RateLimited(ClientFault):
 
 
 class UnsupportedFormat(ClientFault):
-    """A request format that is not read."""
+    """The request format is unsupported."""
 
 
 class NotAcceptable(ClientFault):
-    """An answer format that is not written."""
+    """The response format is unsupported."""
 
 
 class ServerFault(PreblockError):
-    """The request may be fine; the service cannot answer it."""
+    """The service cannot answer the request; the request may be valid."""
 
 
 class Unavailable(ServerFault):
-    """Not ready, shutting down, or too busy; the same request may succeed later."""
+    """The service is starting, shutting down, or overloaded; a retry may succeed."""
 
     retry_after = 1
 
 
 class ArtifactError(ServerFault):
-    """An artifact that is broken or not understood."""
+    """An artifact is broken or unsupported."""
 
 
 class ProviderError(ServerFault):
-    """An execution provider that cannot be used."""
+    """An execution provider cannot be used."""

@@ -1,41 +1,38 @@
-"""Files that are read again when they change, without a restart."""
+"""File watcher, for reloads without a restart."""
 
 import time
 from pathlib import Path
 
-from preblock.service.core.files import FileSignature, stamp_of
+from preblock.service.core.files import FileSignature, signature_of
 
 POLL_INTERVAL_SECONDS = 1.0
-"""Least time between two looks at whether a file has changed."""
+"""Minimum time between two polls of a file."""
 
 
 class FileWatcher:
-    """Watches files; they are looked at on request.
+    """Polls files for changes, when `changed` is called.
 
     Args:
-        files: may change, or be missing for a while.
+        files: may be missing for a while.
 
     """
 
     def __init__(self, *files: Path) -> None:
         self._files = files
-        self._seen = self._stamps()
-        self._looked = time.monotonic()
+        self._signatures = [_read_signature(file) for file in files]
+        self._polled = time.monotonic()
 
     def changed(self) -> bool:
-        """Return whether a file has changed since the last call; always False within a second of it."""
-        if time.monotonic() - self._looked < POLL_INTERVAL_SECONDS:
+        """Return whether a file has changed since the last poll; False within a second of it."""
+        if time.monotonic() - self._polled < POLL_INTERVAL_SECONDS:
             return False
-        self._looked = time.monotonic()
-        before, self._seen = self._seen, self._stamps()
-        return self._seen != before
-
-    def _stamps(self) -> list[FileSignature | None]:
-        return [_stamp(file) for file in self._files]
+        self._polled = time.monotonic()
+        before, self._signatures = self._signatures, [_read_signature(file) for file in self._files]
+        return self._signatures != before
 
 
-def _stamp(file: Path) -> FileSignature | None:
+def _read_signature(file: Path) -> FileSignature | None:
     try:
-        return stamp_of(file.stat())
+        return signature_of(file.stat())
     except OSError:
         return None

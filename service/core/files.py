@@ -1,4 +1,4 @@
-"""How a file of an artifact is opened: a regular file of the artifact's own, and no more of it than is expected."""
+"""Reading the files of an artifact: regular files only, up to an expected size."""
 
 import os
 import stat
@@ -8,10 +8,10 @@ from pathlib import Path
 from preblock.service.core.errors import ArtifactError
 
 FileSignature = tuple[int, int, int, int, int]
-"""The stamp of a file in its file system; it changes with the file."""
+"""Identity and version of a file in its file system; it changes with the file."""
 
 
-def stamp_of(status: os.stat_result) -> FileSignature:
+def signature_of(status: os.stat_result) -> FileSignature:
     """Return device, inode, size, and the times of the last change of content and of status, in nanoseconds."""
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
@@ -20,12 +20,12 @@ def open_file(file: Path) -> BufferedReader:
     """Open `file` to read.
 
     Raises:
-        ArtifactError: it is a link, has another name somewhere, or is no regular file; or it cannot be opened.
+        ArtifactError: it is a symbolic link, has several hard links, is no regular file, or cannot be opened.
 
     """
     try:
-        _check(file.name, os.lstat(file))  # before the open: opening a device or FIFO may have an effect
-        # A FIFO or link put in its place now is detected, and blocks nothing.
+        _check(file.name, os.lstat(file))  # first, because opening a device or FIFO may have an effect
+        # These flags detect a link or FIFO that has replaced the file since, without blocking.
         stream = os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     except OSError as error:
         raise ArtifactError(file.name, error.strerror or "an unreadable file", "a readable file") from error
@@ -37,20 +37,20 @@ def open_file(file: Path) -> BufferedReader:
     return stream
 
 
-def read_file(file: Path, most: int) -> bytes:
+def read_file(file: Path, max_bytes: int) -> bytes:
     """Return the content of `file`.
 
     Raises:
-        ArtifactError: as `open_file`, or it is longer than `most` bytes.
+        ArtifactError: as `open_file`, or it is longer than `max_bytes`.
 
     """
     with open_file(file) as stream:
         try:
-            content = stream.read(most + 1)
+            content = stream.read(max_bytes + 1)
         except OSError as error:
             raise ArtifactError(file.name, error.strerror or "an unreadable file", "a readable file") from error
-    if len(content) > most:
-        raise ArtifactError(file.name, f"more than {most} bytes", f"at most {most} bytes")
+    if len(content) > max_bytes:
+        raise ArtifactError(file.name, f"more than {max_bytes} bytes", f"at most {max_bytes} bytes")
     return content
 
 

@@ -1,4 +1,4 @@
-"""Results of the engine: tensors by name, whole or in chunks."""
+"""Results of the engine: tensors by name, buffered or chunked."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -12,32 +12,32 @@ from preblock.service.core.types import DTYPES, Int64, TokenRows
 
 
 class ChunkedTensor:
-    """A tensor with values computed while they are sent, once, piece by piece.
+    """A tensor computed in chunks while it is sent. It can be read only once.
 
     Args:
-        shape: of the whole.
+        shape: of the tensor.
         dtype: a key of DTYPES.
-        pieces: in that type, C-contiguous, one after another.
+        chunks: C-contiguous arrays of this dtype, in order.
 
     """
 
     size: ClassVar[int] = 0
-    """Values that it holds now."""
+    """Number of values in memory."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: str, pieces: Iterator[NDArray[np.generic]]) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: str, chunks: Iterator[NDArray[np.generic]]) -> None:
         self.shape = shape
         self.dtype = DTYPES[dtype]
         self.itemsize = self.dtype.itemsize
         self.nbytes = self.itemsize * math.prod(shape)
-        self._pieces = pieces
+        self._chunks = chunks
 
     def __len__(self) -> int:
-        """Bytes of the whole."""
+        """Size of the tensor in bytes."""
         return self.nbytes
 
     def __iter__(self) -> Iterator[NDArray[np.generic]]:
-        """Compute the pieces."""
-        return self._pieces
+        """Compute the chunks."""
+        return self._chunks
 
 
 Tensor = NDArray[np.generic] | ChunkedTensor
@@ -45,13 +45,13 @@ Tensor = NDArray[np.generic] | ChunkedTensor
 
 @dataclass(eq=False, kw_only=True)
 class Result:
-    """The tensors of an answer.
+    """The tensors of a response.
 
     Args:
         model: name of the model.
         version: its version.
         dtype: a key of DTYPES.
-        tensors: by output, in that type, C-contiguous; in pieces only where the request allowed it.
+        tensors: by output, C-contiguous; chunked only if the request allows it.
 
     """
 
@@ -62,27 +62,27 @@ class Result:
 
     @property
     def size(self) -> int:
-        """How many values it holds."""
+        """Number of values in memory."""
         return sum(tensor.size for tensor in self.tensors.values())
 
     @property
     def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """The tensors, for a request without pieces."""
+        """The buffered tensors."""
         return {name: tensor for name, tensor in self.tensors.items() if not isinstance(tensor, ChunkedTensor)}
 
 
 @dataclass(eq=False, kw_only=True)
 class EmbedResult(Result):
-    """The tensors of tokens: (B, L, width) where all rows have one length, else (T, width), the rows one after another.
+    """The tensors of tokens.
 
-    Where each row was pooled they are (B, width).
+    Their shape is (B, L, width) if all rows have the length L, (T, width) for ragged rows, and (B, width) with pooling.
 
     Args:
         lengths: int64 (B,), tokens of each row.
-        next_offset: int64 (B,), the offset that continues each row.
-        truncated: int64 (B,), number of cut tokens of each row; None without `truncate`.
-        input_ids: what was embedded; None where the request had no `spans`.
-        spans: int64 (T, 2), which characters each token stands for; None where nobody asked.
+        next_offset: int64 (B,), the offset for the next tokens of each row.
+        truncated: int64 (B,), number of removed tokens of each row; None without `truncate`.
+        input_ids: embedded ids; None unless requested.
+        spans: int64 (T, 2), characters of each token, as in `Encoding`; None unless requested.
 
     """
 

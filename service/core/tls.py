@@ -1,12 +1,10 @@
-"""The files of TLS. They are read again when they change, without a restart."""
+"""The TLS files of a server, reloaded when they change."""
 
 import logging
-import os
 import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from preblock.service.core.errors import Invalid
 from preblock.service.core.file_watch import FileWatcher
@@ -15,107 +13,92 @@ from preblock.service.core.settings import Settings
 LOG = logging.getLogger(__name__)
 
 
-class TlsConfig(Protocol):
-    """Of a server of HTTP, where the files are."""
-
-    ssl_certfile: str | os.PathLike[str] | None
-    ssl_keyfile: str | os.PathLike[str] | None
-    ssl_ca_certs: str | os.PathLike[str] | None
-
-
 class CertificateFiles:
-    """A certificate and its key, which change one after the other, and the signers of clients.
+    """A certificate, its key, and the CAs of client certificates.
 
     Args:
         certificate: PEM file.
         key: PEM file.
-        clients: PEM file of the signers of clients; None where clients need no certificate.
+        client_ca: PEM file; None if clients need no certificate.
+
+    Raises:
+        Invalid: a file is missing or invalid, or the key belongs to another certificate.
 
     """
 
-    def __init__(self, certificate: Path, key: Path, clients: Path | None) -> None:
-        self._certificate, self._key, self._clients = certificate, key, clients
-        self._watch = FileWatcher(*(file for file in (certificate, key, clients) if file is not None))
+    def __init__(self, certificate: Path, key: Path, client_ca: Path | None) -> None:
+        self.certificate, self.key, self.client_ca = certificate, key, client_ca
+        self._watcher = FileWatcher(*(file for file in (certificate, key, client_ca) if file is not None))
+        self._check()
 
-    def renewed(self) -> bool:
-        """Return whether one has changed since the last time, and all can be used; ask before every handshake."""
-        if not self._watch.changed():
+    def changed(self) -> bool:
+        """Return whether a file has changed since the last call, and all are valid. Call it before every handshake."""
+        if not self._watcher.changed():
             return False
         try:
-            _check_clients(check_pair(self._certificate, self._key), self._clients)
-        except Invalid as error:
-            LOG.warning("the certificates stay as they were: %s", error)
+            self._check()
+        except Invalid as error:  # for example, the certificate is new and its key still old
+            LOG.warning("TLS files rejected, keeping the previous certificate: %s", error)
             return False
         return True
 
+    def _check(self) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.certificate, self.key, password="")  # without a prompt at the terminal
+        except (OSError, ValueError) as error:
+            allowed = f"PEM files of a certificate and its key ({_reason(error)})"
+            raise Invalid("tls_cert_file", f"{self.certificate} and {self.key}", allowed) from error
+        try:
+            if self.client_ca is not None:
+                context.load_verify_locations(self.client_ca)
+        except OSError as error:
+            allowed = f"a PEM file of certificates ({_reason(error)})"
+            raise Invalid("tls_client_ca", str(self.client_ca), allowed) from error
 
-def follow(config: TlsConfig, make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
-    """Return what `make` does, which gives each new connection what the files of `config` hold then."""
-    assert config.ssl_certfile is not None
-    assert config.ssl_keyfile is not None
-    clients = None if config.ssl_ca_certs is None else Path(config.ssl_ca_certs)
-    pair, newest, changed = CertificateFiles(Path(config.ssl_certfile), Path(config.ssl_keyfile), clients), make(), 0.0
+
+def load_certificates(settings: Settings) -> CertificateFiles | None:
+    """Return the TLS files of the settings; None without TLS.
+
+    Raises:
+        Invalid: a file is missing or invalid, or only some of the settings are set.
+
+    """
+    certificate, key, client_ca = settings.tls_cert_file, settings.tls_key, settings.tls_client_ca
+    if certificate is not None and key is not None:
+        return CertificateFiles(certificate, key, client_ca)
+    for name, file in (("tls_cert_file", certificate), ("tls_key", key), ("tls_client_ca", client_ca)):
+        if file is not None:
+            raise Invalid(name, str(file), "only together with tls_cert_file and tls_key")
+    return None
+
+
+def reloading_context(files: CertificateFiles, _: object, make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+    """Return a context that uses the current `files` for each new connection.
+
+    The arguments after `files` are those of uvicorn's `ssl_context_factory`; `make` reads the files.
+    """
+    first = newest = make()
+    changed = 0.0
 
     def choose(connection: ssl.SSLSocket | ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> int | None:
         nonlocal newest, changed
-        if pair.renewed():
+        if files.changed():
             newest, changed = make(), time.time()
         connection.context = newest
-        # A resumed session shows no certificate; it was checked when the session began.
-        if clients is not None and connection.session_reused:
+        # A resumed session shows no certificate. The certificate was checked when the session began.
+        if files.client_ca is not None and connection.session_reused:
             session = connection.session
             if session is None or session.time <= changed:
                 return ssl.ALERT_DESCRIPTION_HANDSHAKE_FAILURE
         return None
 
-    first = newest
-    if clients is not None:  # with TLS 1.3 no session is resumed then; 1.2 has others than these
+    if files.client_ca is not None:  # disables the resumption of TLS 1.3; TLS 1.2 resumes by other means
         first.options |= ssl.OP_NO_TICKET
         first.num_tickets = 0
-    first.sni_callback = choose  # called in every handshake, whether or not it names a server
+    first.sni_callback = choose  # OpenSSL calls it in every handshake, even without a server name
     return first
 
 
-def check_tls(settings: Settings) -> None:
-    """Check the files of TLS, before a server of either protocol is given them.
-
-    Raises:
-        Invalid: one is missing, or cannot be used.
-
-    """
-    certificate, key, clients = settings.tls_cert_file, settings.tls_key, settings.tls_client_ca
-    if certificate is None or key is None:
-        for name, file in (("tls_cert_file", certificate), ("tls_key", key), ("tls_client_ca", clients)):
-            if file is not None:
-                raise Invalid(name, str(file), "nothing, or tls_cert_file and tls_key too")
-        return
-    _check_clients(check_pair(certificate, key), clients)
-
-
-def check_pair(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return a context with a certificate and its key.
-
-    Raises:
-        Invalid: one is missing, or cannot be used, or they are not of each other.
-
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(certificate, key, password="")  # asks nobody at a terminal
-    except (OSError, ValueError) as error:
-        files = f"{certificate} and {key}"
-        raise Invalid("tls_cert_file", files, f"PEM files of a certificate and its key ({_why(error)})") from error
-    return context
-
-
-def _check_clients(context: ssl.SSLContext, clients: Path | None) -> None:
-    """Raise Invalid for an unusable file of signers of clients."""
-    try:
-        if clients is not None:
-            context.load_verify_locations(clients)
-    except OSError as error:
-        raise Invalid("tls_client_ca", str(clients), f"a PEM file of certificates ({_why(error)})") from error
-
-
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)

@@ -1,4 +1,4 @@
-"""Arrays with their meaning: the common form of requests and answers of every protocol.
+"""Arrays and requests in the common form of all protocols.
 
 Letters: B batch, T tokens of all rows, D output width.
 """
@@ -19,19 +19,19 @@ DTYPES: dict[str, np.dtype[np.generic]] = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-"""Output types, by their name in every protocol except the Open Inference Protocol."""
+"""Output dtypes, by their name in every protocol except the Open Inference Protocol."""
 
 
-# The classes that every request makes are not frozen: a frozen one takes three times as long to make.
+# Each request creates objects of these classes. They are not frozen, because that triples the time of creation.
 @dataclass(eq=False)
 class TokenRows:
-    """Rows of integers of any lengths, one after another.
+    """Concatenated rows of integers, of any lengths.
 
     Args:
-        values: int64 (T,), all rows.
-        lengths: int64 (B,), the length of each; they sum to T.
-        flat: they came as one list of values rather than as a list of rows; matters to messages only.
-        numbers: int64 (B,), number of each row in messages; None for 0, 1, …
+        values: int64 (T,), values of all rows.
+        lengths: int64 (B,), length of each row; they sum to T.
+        flat: whether the request had one list of values, not a list of rows; only for error messages.
+        numbers: int64 (B,), number of each row in error messages; None for 0, 1, …
 
     """
 
@@ -42,45 +42,45 @@ class TokenRows:
 
     @classmethod
     def of_array(cls, array: Int64) -> "TokenRows":
-        """Return the rows of an int64 (B, L) array, or the one row of an (L,) array; a contiguous one is not copied."""
+        """Return the rows of an int64 (B, L) array, or the row of an (L,) array. A contiguous array is not copied."""
         batch, length = array.shape if array.ndim == 2 else (1, len(array))
         rows = cls(array.reshape(-1), _equal(batch, length), flat=array.ndim == 1)
-        vars(rows)["length"] = length if batch else 0  # known here, so it need not be computed
+        vars(rows)["length"] = length if batch else 0  # fills the cache of the property
         return rows
 
     @cached_property
     def length(self) -> int | None:
-        """L where all rows have one length, else None."""
+        """L if all rows have one length, else None."""
         first = int(self.lengths[0]) if len(self.lengths) else 0
         return first if (self.lengths == first).all() else None
 
     @cached_property
     def starts(self) -> Int64:
-        """Return where each row begins in `values`: int64 (B,)."""
+        """Start of each row in `values`: int64 (B,)."""
         ends: Int64 = np.cumsum(self.lengths)
         return ends - self.lengths
 
     def spread(self, per_row: Int64) -> Int64:
-        """Repeat a value per row, (1,) or (B,), for each token: int64 (T,)."""
+        """Repeat the value of a row, (1,) or (B,), for each of its tokens: int64 (T,)."""
         return np.repeat(np.broadcast_to(per_row, self.lengths.shape), self.lengths)
 
     def kept(self, keep: Bools) -> "TokenRows":
-        """Return the rows without the values where `keep`, bool (T,), is false; each has at least one before."""
+        """Return the rows without the values at false `keep`, bool (T,). No row may be empty before."""
         return TokenRows(self.values[keep], np.add.reduceat(keep, self.starts, dtype=np.int64), self.flat)
 
     def place(self, index: int) -> str:
-        """Return where `values[index]` stands, as `[row][column]`, or `[column]` of a flat list."""
+        """Return the place of `values[index]` for error messages: `[row][column]`, or `[column]` in a flat list."""
         if self.flat:
             return f"[{index}]"
         row = int(np.searchsorted(self.starts, index, side="right")) - 1
         return f"[{self.number(row)}][{index - int(self.starts[row])}]"
 
     def number(self, row: int) -> int:
-        """Return the number of a row in messages."""
+        """Return the number of a row in error messages."""
         return row if self.numbers is None else int(self.numbers[row])
 
     def columns(self, begin: int, end: int) -> "TokenRows":
-        """Return the values from `begin` up to `end` of each row; shorter rows become empty."""
+        """Return the values from `begin` up to `end` of each row. Rows shorter than `begin` become empty."""
         lengths = np.clip(self.lengths, begin, end) - begin
         part = TokenRows(np.empty(0, np.int64), lengths, self.flat)
         index = part.spread(self.starts + begin - part.starts) + np.arange(int(lengths.sum()))
@@ -89,7 +89,7 @@ class TokenRows:
 
 @lru_cache
 def _equal(batch: int, length: int) -> Int64:
-    """Return the lengths of rows of one length: int64 (B,), read-only."""
+    """Return `length` for each row: int64 (B,), read-only."""
     lengths = np.full(batch, length, np.int64)
     lengths.flags.writeable = False
     return lengths
@@ -101,14 +101,14 @@ class EmbedOptions:
 
     Args:
         offset: int64 (1,) or (B,), the number of real tokens already fed; None for 0 or with `position_ids`.
-        truncate: side on which a too long row is cut, "left" or "right"; None refuses it.
-        pooling: of the vectors of a row: "none", or one vector, its "mean", "first" or "last".
-        outputs: which tensors are wanted, by name; default `embeddings`.
-        dtype: of the answer, a key of DTYPES.
-        in_pieces: whether the answer may be computed in pieces, where it is large.
-        whole: whether the answer is made whole even so, as a message of gRPC is.
-        check: raises an PreblockError for values that the answer cannot hold; it sees all of those that are computed
-            while they are sent before the first is. Default None: it holds any.
+        truncate: side of a long row to remove tokens from, "left" or "right"; None rejects long rows.
+        pooling: "none", or one vector per row: "mean", "first" or "last".
+        outputs: names of the requested tensors.
+        dtype: of the response, a key of DTYPES.
+        in_pieces: whether a large response may be computed in chunks.
+        whole: whether the chunks are buffered, as in a gRPC message.
+        check: raises a PreblockError for values without a representation in the response. With chunks, it checks all
+            values before the first chunk is sent. Default None: all values have one.
 
     """
 
@@ -127,9 +127,9 @@ class SequenceRef:
     """The sequence of a request.
 
     Args:
-        id: the client's name for it: 1 to 2^64 - 1, or text; 5 and "5" are two.
-        start: it is the first of the sequence.
-        end: it is the last.
+        id: name from the client: 1 to 2^64 - 1, or text; 5 and "5" differ.
+        start: whether the request is the first of the sequence.
+        end: whether the request is the last.
 
     """
 
@@ -145,11 +145,11 @@ class TokenRequest(EmbedOptions):
     Args:
         input_ids: T ids in B rows.
         position_ids: position index of each token; excludes `offset`.
-        attention_mask: 1 for a real token, 0 for padding, of the tokens sent; None where all are real.
-        indices: further integers per token, by input, such as the segments `token_type_ids`; 0 where left out.
-        special: bool (T,), the tokens that a tokenizer put around a text, which no cut takes; None without a text.
-        spans: int64 (T, 2), as in `Encoding`; None where nobody asked.
-        sequence: which running offsets it goes on from; None where it stands for itself.
+        attention_mask: 1 for a real token, 0 for padding; None if all are real.
+        indices: extra integers per token, by input, such as the segments `token_type_ids`; default 0.
+        special: bool (T,), special tokens of the tokenizer, kept by truncation; None without a text.
+        spans: int64 (T, 2), as in `Encoding`; None unless requested.
+        sequence: sequence of the request; None without one.
 
     """
 
@@ -164,7 +164,7 @@ class TokenRequest(EmbedOptions):
 
 @dataclass(eq=False, kw_only=True)
 class TextRequest(EmbedOptions):
-    """Texts, one for each row; with `spans` the answer has the characters of each token."""
+    """Texts, one for each row; with `spans`, the response has the character span of each token."""
 
     text: tuple[str, ...]
     spans: bool = False
@@ -175,11 +175,11 @@ class Encoding:
     """The tokens of texts.
 
     Args:
-        input_ids: the ids, a row for each text.
-        token_type_ids: the segment of each.
-        special: bool (T,), whether the tokenizer put it around the text.
-        spans: int64 (T, 2), the first character of the text that each stands for, and the one after the last; a special
-            token stands for none. None where nobody asked.
+        input_ids: a row of ids for each text.
+        token_type_ids: segment of each token.
+        special: bool (T,), whether the tokenizer added the token to the text.
+        spans: int64 (T, 2), first character of each token in the text, and the one after its last; equal for a special
+            token. None unless requested.
 
     """
 
@@ -191,13 +191,13 @@ class Encoding:
 
 @dataclass(frozen=True, kw_only=True)
 class PairwiseBiasRequest:
-    """The queries and keys of a bias: Q queries from position `query_offset` on, and K keys from position 0 on.
+    """The queries and keys of an attention bias: Q queries from position `query_offset`, and K keys from position 0.
 
     Args:
         query_length: Q.
         key_length: K.
-        query_offset: number of keys before the first query; None where it is left out.
-        dtype: of the answer, a key of DTYPES.
+        query_offset: number of keys before the first query; None if the request has none.
+        dtype: of the response, a key of DTYPES.
 
     """
 
@@ -214,7 +214,7 @@ class StemRequest:
     Args:
         input: name of the tensor.
         values: float32, (B, …).
-        dtype: of the answer, a key of DTYPES.
+        dtype: of the response, a key of DTYPES.
 
     """
 

@@ -62,7 +62,7 @@ class Admission:
         context = record.context
         if context is not None and context.trace is not None:
             context.trace.add(record, isinstance(error, Exception) and not isinstance(error, ClientFault))
-        if self.log.share:
+        if self.log.sample_rate:
             self.log.write(record)
         record.context = None  # the context holds the record: without a cycle, both are freed at once
 

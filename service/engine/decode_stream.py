@@ -17,6 +17,7 @@ from preblock.service.core.decode_ops import (
     check_count,
     check_each,
     check_stated,
+    offsets_after,
     per_row,
 )
 from preblock.service.core.errors import Conflict, Invalid, PreblockError
@@ -99,7 +100,7 @@ class DecodeState:
         elif isinstance(operation, CloseOp):
             after = before
         else:
-            after = operation.after(before, self.model.manifest.limit, self._engine.max_tokens)
+            after = offsets_after(operation, before, self.model.manifest.limit, self._engine.max_tokens)
             self._engine.limits.check_rows("rows", len(after))
         if repeated is None:
             self.offset = after

@@ -95,7 +95,7 @@ class Engine:
             Unavailable: too much work waits.
 
         """
-        record.ask(model.name, model.version)
+        record.select(model.name, model.version)
         sent = await self._tokenize(model, wanted) if isinstance(wanted, TextRequest) else wanted
         self.admission.log.note_ids(record, sent.input_ids)
         cost = TOKEN_COST * len(sent.input_ids.values)
@@ -105,9 +105,9 @@ class Engine:
         size = record.tokens * width
         pieces = in_pieces(request, model.manifest, size)
         if pieces and request.pooling != "none":
-            self.limits.check_whole("input_ids", record.rows * width)
+            self.limits.check_buffered("input_ids", record.rows * width)
         elif request.whole or not pieces:
-            self.limits.check_whole("input_ids", size)
+            self.limits.check_buffered("input_ids", size)
         record.checked = perf_counter()
         member = BatchItem(call.feeds, record, request)
         run = partial(run_members, model, names)
@@ -180,9 +180,9 @@ class Engine:
             Unavailable: too much work waits.
 
         """
-        record.ask(model.name, model.version)
+        record.select(model.name, model.version)
         shape = check_bias(request, model.manifest, self.max_tokens)
-        self.limits.check_whole("query_length and key_length", math.prod(shape))
+        self.limits.check_buffered("query_length and key_length", math.prod(shape))
         lengths = (request.query_offset or 0, request.query_length, request.key_length)
         feeds = dict(zip(("query_offset", "query_length", "key_length"), map(_single, lengths), strict=True))
         record.rows = record.batch = 1
@@ -200,9 +200,9 @@ class Engine:
             Unavailable: too much work waits.
 
         """
-        record.ask(stem.name, stem.version)
+        record.select(stem.name, stem.version)
         vectors = check_stem(request, stem.manifest, self.max_tokens)
-        self.limits.check_whole(request.input, vectors * stem.manifest.width)
+        self.limits.check_buffered(request.input, vectors * stem.manifest.width)
         self.limits.check_rows(request.input, len(request.values))
         feeds = {request.input: request.values}
         record.rows = record.batch = len(request.values)

@@ -135,7 +135,7 @@ class FastRun:
 
     def __init__(self, fast_path: FastPath, record: RequestRecord, ids: Int64, offset: Int64) -> None:
         self._fast_path, self.record = fast_path, record
-        record.ask(fast_path.model.name, fast_path.model.version)
+        record.select(fast_path.model.name, fast_path.model.version)
         feeds = {"input_ids": ids, "offset": offset}
         for name in fast_path.indices:
             feeds[name] = np.zeros_like(ids)

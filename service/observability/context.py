@@ -1,4 +1,4 @@
-"""A request as those who run the service see it: its id in answers and log lines, and where its time went."""
+"""Request context: the id and the trace of a request, and the duration of its stages."""
 
 import os
 import re
@@ -10,37 +10,31 @@ from functools import lru_cache
 from itertools import count
 from time import perf_counter
 
-from preblock.service.observability.record import OK, OPENING, RequestRecord
+from preblock.service.observability.record import OK, OPENING_SUFFIX, RequestRecord
 
 ID, TIMING = b"x-request-id", b"server-timing"
 PER_REQUEST_HEADERS = frozenset(
-    {
-        ID,
-        b"traceparent",
-        b"tracestate",
-        b"baggage",
-        b"forwarded",
-        b"x-forwarded-for",
-        b"x-forwarded-proto",
-        b"x-real-ip",
-    }
+    (
+        *(ID, b"traceparent", b"tracestate", b"baggage"),
+        *(b"forwarded", b"x-forwarded-for", b"x-forwarded-proto", b"x-real-ip"),
+    )
 )
-"""Headers that say which request it is, or whose, and nothing of what is asked."""
+"""Headers that identify a request or its client. They do not change the response."""
 _ALLOWED = re.compile(rb"[!-~]{1,128}")
-"""Visible ASCII: neither a header nor a line of a log can be forged by it."""
+"""Visible ASCII: such an id cannot forge a header or a log line."""
 
 _PREFIX: bytes
 _NUMBERS: Iterator[int]
 
 
-def _begin() -> None:
-    """Draw what the ids of this process begin with: nobody else counts behind the same random bits."""
+def _seed_ids() -> None:
+    """Draw a random prefix for the request ids of this process."""
     global _PREFIX, _NUMBERS
     _PREFIX, _NUMBERS = secrets.token_hex(8).encode(), count()
 
 
-_begin()
-os.register_at_fork(after_in_child=_begin)
+_seed_ids()
+os.register_at_fork(after_in_child=_seed_ids)
 
 Headers = Iterable[tuple[bytes, bytes]]
 Attributes = Mapping[str, str | int | float]
@@ -48,60 +42,55 @@ Attributes = Mapping[str, str | int | float]
 
 @dataclass(eq=False, slots=True)
 class SpanData:
-    """What the span of a request will say, gathered until it ends.
+    """The data of a request's span, collected until the span ends.
 
     Args:
-        number: of the trace; 0 where there is none.
+        id: of the trace, in hexadecimal; empty without one.
         name: of the span.
-        attributes: of the span, none of which holds a token id or text.
-        tell: ends the span, which says what is gathered; None where it was not chosen to be sent.
+        attributes: of the span, without token ids and text.
+        on_end: ends the span with this data; None if the span is not sampled.
         failed: whether the service is at fault.
-        runs: how often a model ran for it.
-        rows: that were answered.
-        tokens: that were embedded.
+        runs: number of successful model runs.
+        rows: embedded rows.
+        tokens: embedded tokens.
 
     """
 
-    number: int
+    id: str
     name: str
     attributes: dict[str, str | int | float]
-    tell: Callable[["SpanData"], None] | None = None
+    on_end: Callable[["SpanData"], None] | None = None
     failed: bool = False
     runs: int = 0
     rows: int = 0
     tokens: int = 0
 
-    @property
-    def id(self) -> str:
-        """The number in hexadecimal, as the specification of traces writes it; empty where there is none."""
-        return f"{self.number:032x}" if self.number else ""
-
     def add(self, record: RequestRecord, failed: bool) -> None:
-        """Add a request or a step that has ended; `failed` says whether the service is at fault."""
+        """Add a request or a step that has ended; `failed` tells whether the service is at fault."""
         if record.model:
             self.attributes["preblock.model"] = record.model
         if record.outcome != OK:
-            self.refused(record.outcome, failed)
+            self.set_error(record.outcome, failed)
         elif record.tokens:
             self.runs += 1
             self.rows += record.rows
             self.tokens += record.tokens
 
-    def refused(self, error: str, failed: bool) -> None:
-        """Say which kind of error the request, or a step of it, was answered with."""
+    def set_error(self, error: str, failed: bool) -> None:
+        """Set the kind of error of the request or of one of its steps."""
         self.attributes["error.type"] = error
         self.failed = self.failed or failed
 
     def end(self) -> None:
         """End the span."""
-        # Which knows the visit, as that knows this: garbage that nobody looks for soon.
-        tell, self.tell = self.tell, None
-        if tell is not None:
-            tell(self)
+        # `on_end` holds the request context, and the context holds this object: a cycle would delay their release.
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end(self)
 
 
 Begin = Callable[["RequestContext", Headers, str, Attributes], SpanData]
-"""Begins to trace a visit, and lets it know: takes its headers, the name of its span, and what that says at once."""
+"""Starts a span for a request. Arguments: context, headers, span name, initial attributes."""
 
 
 class RequestContext:
@@ -109,20 +98,22 @@ class RequestContext:
 
     Attributes:
         record: of the request, or of the stream's last step; None before either begins.
-        received: bytes of a body that came whole.
-        read: seconds until that body had come.
-        trace: the span's data; None where requests are not traced.
+        received: bytes of a buffered body.
+        read: seconds to receive that body.
+        trace: the span's data; None without tracing.
 
     Args:
-        wanted: the id that the client gives it; one that is not 1 to 128 visible characters of ASCII is not taken.
-        began: when its head came, of `perf_counter`; default: now.
+        request_id: id from the client. An id other than 1 to 128 visible ASCII characters is replaced.
+        began: timestamp of `perf_counter` at the arrival of the headers; default: now.
 
     """
 
     __slots__ = ("began", "id", "read", "received", "record", "trace")
 
-    def __init__(self, wanted: bytes | None = None, began: float | None = None) -> None:
-        self.id = wanted if wanted is not None and _ALLOWED.fullmatch(wanted) else b"%b-%x" % (_PREFIX, next(_NUMBERS))
+    def __init__(self, request_id: bytes | None = None, began: float | None = None) -> None:
+        if request_id is None or not _ALLOWED.fullmatch(request_id):
+            request_id = b"%b-%x" % (_PREFIX, next(_NUMBERS))
+        self.id = request_id
         self.began = perf_counter() if began is None else began
         self.received, self.read = 0, 0.0
         self.record: RequestRecord | None = None
@@ -130,8 +121,8 @@ class RequestContext:
 
     @classmethod
     def of(cls, headers: Headers, began: float | None = None) -> "RequestContext":
-        """Return the visit of a request with such headers, of which the first that names an id counts."""
-        return cls(wanted((name.lower(), value) for name, value in headers), began)
+        """Return the context of a request with these headers; the first id counts."""
+        return cls(find_request_id((name.lower(), value) for name, value in headers), began)
 
     @property
     def text(self) -> str:
@@ -141,10 +132,10 @@ class RequestContext:
     @property
     def protocol(self) -> str:
         """The protocol of the request or stream; empty before its record begins."""
-        return "" if self.record is None else self.record.protocol.removesuffix(OPENING)
+        return "" if self.record is None else self.record.protocol.removesuffix(OPENING_SUFFIX)
 
     def stages(self) -> dict[str, float]:
-        """Return the seconds of each stage until now; the first includes the reading. Empty before a run."""
+        """Return the seconds of each stage until now; parsing includes reading. Empty before a run."""
         record = self.record
         if record is None or not record.ran:
             return {}
@@ -156,7 +147,7 @@ class RequestContext:
         }
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the headers of this request that every response has, with HTTP and with gRPC."""
+        """Return the response headers of this request, for HTTP and for gRPC."""
         timing = self._timing()
         return [(ID, self.id), (TIMING, timing)] if timing else [(ID, self.id)]
 
@@ -169,19 +160,19 @@ class RequestContext:
         return tuple((name.decode(), value.decode()) for name, value in self.headers())
 
     def _timing(self) -> bytes:
-        """Return what took how long until now, in milliseconds, as `Server-Timing` has it; nothing before a run."""
+        """Return the stages until now, in milliseconds, as a `Server-Timing` header; empty before validation."""
         record = self.record
         if record is None or not record.checked:
             return b""
         parse = _milliseconds(record.checked - self.began)
-        if not record.ran:  # a large answer is computed while it is sent
+        if not record.ran:  # a streamed response is computed while it is sent
             return b"parse;dur=%b" % parse
         times = parse, _milliseconds(record.dequeued - record.checked), _milliseconds(record.ran - record.dequeued)
         return b"parse;dur=%b, queue;dur=%b, run;dur=%b" % times
 
 
-def wanted(headers: Headers) -> bytes | None:
-    """Return the id that headers, whose names are in lower case, give their request: the first counts."""
+def find_request_id(headers: Headers) -> bytes | None:
+    """Return the first request id of headers with lower-case names, or None."""
     for name, value in headers:
         if name == ID:
             return value
@@ -193,10 +184,10 @@ def _milliseconds(seconds: float) -> bytes:
     return _thousandths(int(1e6 * seconds))
 
 
-@lru_cache(2**12)  # writing a fraction takes ten times as long as looking a usual one up
+@lru_cache(2**12)  # formatting takes ten times as long as a cache hit
 def _thousandths(count: int) -> bytes:
     return b"%.3f" % (count / 1000)
 
 
-CURRENT_REQUEST: ContextVar[RequestContext | None] = ContextVar("visit", default=None)
-"""The request that is answered, where one is."""
+CURRENT_REQUEST: ContextVar[RequestContext | None] = ContextVar("request_context", default=None)
+"""The context of the request in progress, if there is one."""

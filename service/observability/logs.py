@@ -1,4 +1,4 @@
-"""How the service logs: one line per event on standard error, as text or as JSON, and one for some of the requests."""
+"""Logs: one line per event on standard error, as text or as JSON, and an access log of sampled requests."""
 
 import json
 import logging
@@ -15,23 +15,25 @@ REQUESTS = logging.getLogger("preblock.requests")
 
 
 class AccessLog:
-    """Writes lines about requests: which, for which model, how it ended and how long it took.
+    """Writes a line for each sampled request: protocol, model, outcome and duration.
 
-    The settings say for which share of the requests, and how many token ids a line holds.
+    Args:
+        settings: set the sample rate, and the maximum number of token ids in a line.
+
     """
 
     def __init__(self, settings: LiveSettings) -> None:
         self._settings = settings
 
     @property
-    def share(self) -> float:
-        """Share of the requests that have a line: 0 for none, 1 for each."""
+    def sample_rate(self) -> float:
+        """Share of requests with a line: 0 for none, 1 for all."""
         return self._settings.current.access_log_sample_rate
 
     @property
     def max_token_ids(self) -> int:
-        """Most ids of a request that its line holds; 0 where no request has a line."""
-        return self._settings.current.access_log_max_token_ids if self.share else 0
+        """Maximum token ids in a line; 0 if no request has a line."""
+        return self._settings.current.access_log_max_token_ids if self.sample_rate else 0
 
     def note_ids(self, record: RequestRecord, rows: TokenRows) -> None:
         """Keep the first token ids of a request for its line, if lines hold ids."""
@@ -43,8 +45,8 @@ class AccessLog:
                     begin += length
 
     def write(self, record: RequestRecord) -> None:
-        """Write the line of a request that has ended, if it is in the share of those that have one."""
-        if random.random() >= self.share:
+        """Write the line of an ended request, if it is sampled."""
+        if random.random() >= self.sample_rate:
             return
         fields: dict[str, Any] = {
             "protocol": record.protocol,
@@ -52,55 +54,51 @@ class AccessLog:
             "outcome": record.outcome,
             "seconds": round(record.seconds, 6),
         }
-        asked = ""
+        ids = ""
         if record.ids is not None and self.max_token_ids:
-            fields["input_ids"], asked = record.ids, f" {json.dumps(record.ids)}"
-        told = "%s %s %s %.3f ms", record.protocol, record.model or "-", record.outcome, 1000 * record.seconds
-        REQUESTS.info(*told, extra={"fields": fields, "asked": asked, **_names(record.context)})
+            fields["input_ids"], ids = record.ids, f" {json.dumps(record.ids)}"
+        values = record.protocol, record.model or "-", record.outcome, 1000 * record.seconds
+        REQUESTS.info("%s %s %s %.3f ms", *values, extra={"fields": fields, "ids": ids, **_ids_of(record.context)})
 
 
-def _names(visit: RequestContext | None) -> dict[str, str]:
-    """Return what a line says of the request that it is about: its id, and that of its trace where it has one."""
-    if visit is None:
+def _ids_of(context: RequestContext | None) -> dict[str, str]:
+    """Return the request id and the trace id of a log line; empty where there is none."""
+    if context is None:
         return {"request_id": "", "trace_id": ""}
-    return {"request_id": visit.text, "trace_id": "" if visit.trace is None else visit.trace.id}
+    return {"request_id": context.text, "trace_id": "" if context.trace is None else context.trace.id}
 
 
 class RequestIdFilter(logging.Filter):
-    """Lets a line say for which request it is."""
+    """Adds the id of the request in progress to a line."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Name the request that is answered now, if one is and the line names no other."""
-        for name, value in _names(CURRENT_REQUEST.get()).items():
-            vars(record).setdefault(name, value)
-        request: str = vars(record)["request_id"]
-        record.of = f" [{request}]" if request else ""
-        vars(record).setdefault("asked", "")
+        """Add the ids to `record`, unless it has some, and keep it."""
+        fields = vars(record)
+        for name, value in {**_ids_of(CURRENT_REQUEST.get()), "ids": ""}.items():
+            fields.setdefault(name, value)
+        fields["of"] = f" [{fields['request_id']}]" if fields["request_id"] else ""
         return True
 
 
-REFUSALS = (
+CLIENT_FAILURES = (
     "without completing handshake",
     "Invalid HTTP request",
     "Unsupported upgrade request",
     "Invalid UTF-8 sequence",
     "ExecuteBatchError raised in core",
 )
-"""What uvicorn says of clients that it refuses, and gRPC of those who leave while they are answered: a client could
-fill a disk so.
-"""
-
-
-UNREADABLE = "opentelemetry.trace"
-"""What warns of headers that name no trace: a client could fill a disk so, too."""
+"""Messages of uvicorn and gRPC about bad requests and disconnects. Clients could fill a disk with them."""
+TRACE_HEADER_LOGGER = "opentelemetry.trace"
+"""Logger of warnings about invalid trace headers. Clients could fill a disk with them."""
 
 
 class ExpectedFailureFilter(logging.Filter):
-    """Drops what libraries say of each request that is refused, or that nobody waits for."""
+    """Drops messages of libraries about rejected requests and disconnects."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to keep `record`."""
-        return not any(refusal in record.getMessage() for refusal in REFUSALS)
+        message = record.getMessage()
+        return not any(failure in message for failure in CLIENT_FAILURES)
 
 
 class JsonFormatter(logging.Formatter):
@@ -114,36 +112,33 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        for name in ("request_id", "trace_id"):
-            if value := getattr(record, name, ""):
-                document[name] = value
-        document |= getattr(record, "fields", {})
+        ids = {name: getattr(record, name, "") for name in ("request_id", "trace_id")}
+        document |= {name: value for name, value in ids.items() if value} | getattr(record, "fields", {})
         if record.exc_info:
             document["exception"] = self.formatException(record.exc_info)
         return json.dumps(document)
 
 
 def configuration(form: Literal["text", "json"], level: str) -> dict[str, Any]:
-    """Return what `logging.config.dictConfig` takes, for lines of at least such a level; those of requests come too."""
+    """Return a configuration for `logging.config.dictConfig`, with minimum level `level`.
+
+    The access log ignores the level.
+    """
+    handler = {
+        "class": "logging.StreamHandler",
+        "filters": ["failures", "request"],
+        "formatter": form,
+        "stream": "ext://sys.stderr",
+    }
     return {
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {
-            "text": {"format": "%(asctime)s %(levelname)s %(name)s%(of)s: %(message)s%(asked)s"},
-            "json": {"()": "preblock.service.observability.logs.JsonFormatter"},
+            "text": {"format": "%(asctime)s %(levelname)s %(name)s%(of)s: %(message)s%(ids)s"},
+            "json": {"()": JsonFormatter},
         },
-        "filters": {
-            "refused": {"()": "preblock.service.observability.logs.ExpectedFailureFilter"},
-            "request": {"()": "preblock.service.observability.logs.RequestIdFilter"},
-        },
-        "handlers": {
-            "stderr": {
-                "filters": ["refused", "request"],
-                "class": "logging.StreamHandler",
-                "formatter": form,
-                "stream": "ext://sys.stderr",
-            }
-        },
+        "filters": {"failures": {"()": ExpectedFailureFilter}, "request": {"()": RequestIdFilter}},
+        "handlers": {"stderr": handler},
         "root": {"handlers": ["stderr"], "level": level.upper()},
-        "loggers": {REQUESTS.name: {"level": "INFO"}, UNREADABLE: {"level": "ERROR"}},
+        "loggers": {REQUESTS.name: {"level": "INFO"}, TRACE_HEADER_LOGGER: {"level": "ERROR"}},
     }

@@ -1,4 +1,4 @@
-"""Files of the metrics that several workers share."""
+"""Files of the metrics of several workers."""
 
 import os
 import re
@@ -7,21 +7,19 @@ from pathlib import Path
 from prometheus_client import multiprocess
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-
-
-RESERVED = {"counter": 2**20, "histogram": 2**18, "gauge_livesum": 2**16, "gauge_max": 2**16}
-"""Bytes of the files of a worker, by their kind: enough for ten versions of models with batches of all sizes."""
+RESERVED_BYTES = {"counter": 2**20, "histogram": 2**18, "gauge_livesum": 2**16, "gauge_max": 2**16}
+"""Size of a worker's file of each kind: enough for ten versions of models with batches of all sizes."""
 
 
 def reserve(folder: Path) -> None:
-    """Take the room that this worker's numbers need: on a full disk, a write into a file that is mapped ends a process.
+    """Allocate this worker's files. A write into a mapped file on a full disk would kill the process.
 
     Raises:
-        OSError: there is not as much.
+        OSError: the disk is full.
 
     """
-    for kind, size in RESERVED.items():
-        draft = folder / f"{os.getpid()}.tmp"  # whoever reads the others takes no empty file for one of them
+    for kind, size in RESERVED_BYTES.items():
+        draft = folder / f"{os.getpid()}.tmp"  # other workers must not read the file while it is empty
         try:
             with draft.open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, size)
@@ -30,8 +28,8 @@ def reserve(folder: Path) -> None:
             draft.unlink(missing_ok=True)
 
 
-def _forget_dead(folder: Path) -> None:
-    """Drop the gauges of workers that died: their streams are gone. Their counters stay."""
+def remove_dead_gauges(folder: Path) -> None:
+    """Remove the gauges of dead workers, because their streams are closed. Their counters stay."""
     for file in folder.glob("gauge_live*_*.db"):
         pid = int(re.findall(r"\d+", file.name)[-1])
         if not Path(f"/proc/{pid}").exists():

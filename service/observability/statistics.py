@@ -1,4 +1,4 @@
-"""What happened to each model since the service started, as its counters tell."""
+"""Statistics of each model since the start of the service, read from its counters."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from prometheus_client.metrics_core import Metric
 
-from preblock.service.observability.instruments import MORE
+from preblock.service.observability.instruments import LARGER_BATCH
 
 
 @dataclass
 class Duration:
-    """How often something happened, and how many seconds it took in all."""
+    """A number of events, and the sum of their seconds."""
 
     count: int = 0
     seconds: float = 0.0
@@ -19,26 +19,26 @@ class Duration:
 
 @dataclass
 class InferenceStatistics:
-    """What happened to one version of a model since the service started.
+    """Statistics of one version of a model since the start of the service.
 
     Args:
-        last: when it was last asked, in seconds since 1970; 0 for never.
-        rows: answered.
-        outcomes: "success" and "fail".
-        phases: by the rows of the execution, None for more than `LARGEST_BATCH`, and the phase.
-        joined: by phase, of the requests that were answered by the execution of another.
+        last: time of the last request, in seconds since 1970; 0 before the first.
+        rows: embedded rows.
+        outcomes: requests by outcome, "success" or "fail".
+        stages: runs by rows of the batch and stage; rows are None over `MAX_BATCH_LABEL`.
+        batched: requests by stage, if `stages` counts their run for another request.
 
     """
 
     last: float = 0.0
     rows: int = 0
     outcomes: defaultdict[str, Duration] = field(default_factory=lambda: defaultdict(Duration))
-    phases: defaultdict[tuple[int | None, str], Duration] = field(default_factory=lambda: defaultdict(Duration))
-    joined: defaultdict[str, Duration] = field(default_factory=lambda: defaultdict(Duration))
+    stages: defaultdict[tuple[int | None, str], Duration] = field(default_factory=lambda: defaultdict(Duration))
+    batched: defaultdict[str, Duration] = field(default_factory=lambda: defaultdict(Duration))
 
 
-def history(families: Iterable[Metric]) -> defaultdict[tuple[str, int], InferenceStatistics]:
-    """Return what happened to each model, by name and version."""
+def read_statistics(families: Iterable[Metric]) -> defaultdict[tuple[str, int], InferenceStatistics]:
+    """Return the statistics of each model, by name and version."""
     found: defaultdict[tuple[str, int], InferenceStatistics] = defaultdict(InferenceStatistics)
     for sample in (sample for family in families for sample in family.samples):
         if not sample.name.startswith("preblock_model_"):
@@ -51,13 +51,13 @@ def history(families: Iterable[Metric]) -> defaultdict[tuple[str, int], Inferenc
             case "request_seconds_total":
                 model.outcomes[labels["outcome"]].seconds = sample.value
             case "stages_total":
-                model.phases[_rows(labels), labels["stage"]].count = int(sample.value)
+                model.stages[_rows(labels), labels["stage"]].count = int(sample.value)
             case "stage_seconds_total":
-                model.phases[_rows(labels), labels["stage"]].seconds = sample.value
+                model.stages[_rows(labels), labels["stage"]].seconds = sample.value
             case "batched_stages_total":
-                model.joined[labels["stage"]].count = int(sample.value)
+                model.batched[labels["stage"]].count = int(sample.value)
             case "batched_stage_seconds_total":
-                model.joined[labels["stage"]].seconds = sample.value
+                model.batched[labels["stage"]].seconds = sample.value
             case "rows_total":
                 model.rows = int(sample.value)
             case "last_request_timestamp_seconds":
@@ -66,4 +66,4 @@ def history(families: Iterable[Metric]) -> defaultdict[tuple[str, int], Inferenc
 
 
 def _rows(labels: dict[str, str]) -> int | None:
-    return None if labels["rows"] == MORE else int(labels["rows"])
+    return None if labels["rows"] == LARGER_BATCH else int(labels["rows"])

@@ -1,6 +1,6 @@
-"""Spans of requests, by OpenTelemetry, sent to a collector by its protocol (OTLP) over HTTP.
+"""Spans of requests by OpenTelemetry, exported to a collector by OTLP over HTTP.
 
-Where to, how often, and for whom they are sent is said by the variables `OTEL_…` of its specification.
+The standard variables `OTEL_…` set the collector's address, the export interval and the sampling.
 """
 
 import os
@@ -20,30 +20,28 @@ from preblock.service.core.errors import Invalid
 from preblock.service.observability.context import Attributes, Headers, RequestContext, SpanData
 
 PROPAGATOR = TraceContextTextMapPropagator()
-NONE = Context()
-"""That of a visit whose headers name no trace."""
-FIELDS = {name.encode(): name for name in PROPAGATOR.fields}
-"""Headers that name a trace."""
-FLUSH_SECONDS = 5
-"""At the end, for which the last spans are awaited."""
+NO_PARENT = Context()
+TRACE_HEADERS = {name.encode(): name for name in PROPAGATOR.fields}
+FLUSH_TIMEOUT_SECONDS = 5
+"""Maximum time to export the last spans at the end."""
 STREAMS = ("decode", "grpc-stream")
-"""Protocols whose requests are steps of one visit."""
+"""Protocols with several steps in one request context."""
 ALLOWED = {
     "OTEL_TRACES_EXPORTER": "otlp",
     "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
     "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
 }
-"""Variables that could ask for another way than this."""
+"""The only supported value of each of these variables."""
 
 
 class Tracing:
-    """Makes a span of each visit, and sends them from a thread.
+    """Makes a span for each request, and exports spans in a thread.
 
     Args:
         version: of the service.
 
     Raises:
-        Invalid: a variable asks for what there is not, or cannot be read.
+        Invalid: an `OTEL_…` variable has an unsupported or invalid value.
 
     """
 
@@ -54,7 +52,7 @@ class Tracing:
         try:
             exporter = BatchSpanProcessor(OTLPSpanExporter())
         except ValueError as error:
-            raise Invalid("OTEL_…", str(error), "variables as OpenTelemetry has them") from error
+            raise Invalid("OTEL_…", str(error), "values of OpenTelemetry's specification") from error
         resource = Resource.create({"service.version": version})
         if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "preblock"}))
@@ -62,53 +60,43 @@ class Tracing:
         self._provider.add_span_processor(exporter)
         self._tracer = self._provider.get_tracer("preblock", version)
 
-    def trace(self, visit: RequestContext, headers: Headers, name: str, attributes: Attributes) -> SpanData:
-        """Begin to trace a visit, as a part of the trace that its headers name."""
-        began = time_ns() - _nanoseconds(perf_counter() - visit.began)
-        named = _named(headers)
-        parent = PROPAGATOR.extract(named) if named else NONE
+    def trace(self, context: RequestContext, headers: Headers, name: str, attributes: Attributes) -> SpanData:
+        """Start a span for a request, as a child of the trace in its headers."""
+        began = time_ns() - _nanoseconds(perf_counter() - context.began)
+        carrier: dict[str, list[str]] = {}
+        for header, value in headers:
+            if header in TRACE_HEADERS:
+                carrier.setdefault(TRACE_HEADERS[header], []).append(value.decode("latin-1"))
+        parent = PROPAGATOR.extract(carrier) if carrier else NO_PARENT
         span = self._tracer.start_span(name, parent, SpanKind.SERVER, attributes, start_time=began)
-        tell = partial(_end, span, began, visit) if span.is_recording() else None
-        visit.trace = trace = SpanData(span.get_span_context().trace_id, name, {}, tell)
+        on_end = partial(_end, span, began, context) if span.is_recording() else None
+        number = span.get_span_context().trace_id
+        context.trace = trace = SpanData(f"{number:032x}" if number else "", name, {}, on_end)
         return trace
 
     def close(self) -> None:
-        """Send what was not sent yet, for a few seconds at most."""
-        last = Thread(target=self._provider.shutdown, daemon=True)
-        last.start()
-        last.join(FLUSH_SECONDS)
+        """Export the remaining spans, within `FLUSH_TIMEOUT_SECONDS`."""
+        shutdown = Thread(target=self._provider.shutdown, daemon=True)
+        shutdown.start()
+        shutdown.join(FLUSH_TIMEOUT_SECONDS)
 
 
-def _end(span: Span, began: int, visit: RequestContext, trace: SpanData) -> None:
-    """End the span of a visit that began at `began`, in nanoseconds."""
+def _end(span: Span, began: int, context: RequestContext, trace: SpanData) -> None:
+    """End the span of a request; `began` is its start in nanoseconds."""
     span.update_name(trace.name)
-    span.set_attributes(_told(visit, trace) | trace.attributes)
+    span.set_attribute("preblock.request_id", context.text)
+    if context.protocol:
+        span.set_attribute("preblock.protocol", context.protocol)
+    if trace.runs:
+        span.set_attributes({"preblock.rows": trace.rows, "preblock.tokens": trace.tokens})
+    if context.protocol in STREAMS:
+        span.set_attribute("preblock.steps", trace.runs)
+    else:
+        span.set_attributes({f"preblock.{stage}_seconds": seconds for stage, seconds in context.stages().items()})
+    span.set_attributes(trace.attributes)
     if trace.failed:
         span.set_status(StatusCode.ERROR)
-    span.end(began + _nanoseconds(perf_counter() - visit.began))
-
-
-def _named(headers: Headers) -> dict[str, list[str]]:
-    """Return what headers say of a trace."""
-    said: dict[str, list[str]] = {}
-    for header, value in headers:
-        if header in FIELDS:
-            said.setdefault(FIELDS[header], []).append(value.decode("latin-1"))
-    return said
-
-
-def _told(visit: RequestContext, trace: SpanData) -> dict[str, str | int | float]:
-    """Return what a span says of any request."""
-    told: dict[str, str | int | float] = {"preblock.request_id": visit.text}
-    if visit.protocol:
-        told["preblock.protocol"] = visit.protocol
-    if trace.runs:
-        told |= {"preblock.rows": trace.rows, "preblock.tokens": trace.tokens}
-    if visit.protocol in STREAMS:
-        told["preblock.steps"] = trace.runs
-    else:
-        told |= {f"preblock.{stage}_seconds": seconds for stage, seconds in visit.stages().items()}
-    return told
+    span.end(began + _nanoseconds(perf_counter() - context.began))
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from prometheus_client.core import GaugeMetricFamily
@@ -12,25 +12,12 @@ from prometheus_client.registry import Collector
 from preblock.service.artifacts.manifest import DATA
 from preblock.service.core.auth import SERVICE
 from preblock.service.observability.metric_files import FOLDER
-from preblock.service.runtime.load_progress import Progress
 from preblock.service.runtime.repository import Repository
 
 KINDS = {"RssAnon": "anonymous", "RssFile": "file", "RssShmem": "shared"}
 
 
 STATES = ("ready", "loading", "unavailable")
-
-
-class Opening(Collector):
-    """Tells, when asked, how far the opening of models is."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the metric."""
-        ready, of = self._progress.ready, self._progress.of
-        yield _models({"ready": ready, "loading": of - ready})
 
 
 class Memory(Collector):
@@ -47,7 +34,11 @@ class Memory(Collector):
             labels=["model", "version"],
         )
         models, states = self._repository.all(SERVICE), self._repository.index(SERVICE)
-        yield _models(Counter(state.state.lower() for state in states))
+        counts = Counter(state.state.lower() for state in states)
+        versions = GaugeMetricFamily("preblock_models", "Versions of models in the folder, by state.", labels=["state"])
+        for state in STATES:
+            versions.add_metric([state], counts[state])
+        yield versions
         for model in models:
             if DATA in model.manifest.files:
                 tables.add_metric([model.name, str(model.version)], model.manifest.files[DATA].bytes)
@@ -60,15 +51,6 @@ class Memory(Collector):
         for field, kind in KINDS.items():
             resident.add_metric([kind], sum(_resident(pid, field) for pid in _workers()))
         yield resident
-
-
-def _models(counts: Mapping[str, int]) -> GaugeMetricFamily:
-    found = GaugeMetricFamily(
-        "preblock_models", "Versions of models in the folder, by what has become of them.", labels=["state"]
-    )
-    for state in STATES:
-        found.add_metric([state], counts.get(state, 0))
-    return found
 
 
 def _workers() -> set[int]:

@@ -27,7 +27,7 @@ from preblock.service.artifacts.onnx_check import check_graphs
 from preblock.service.artifacts.parity import ParityReport
 from preblock.service.artifacts.records import Tensor
 from preblock.service.core.errors import ArtifactError
-from preblock.service.core.files import stamp_of
+from preblock.service.core.files import signature_of
 from preblock.service.runtime.fused_embedding import BUILT, FusedLookup, KernelTables, map_tables
 from preblock.service.runtime.model import EncoderStem, TokenModel
 from preblock.service.runtime.position_table import PositionedRunner, map_positions
@@ -94,7 +94,7 @@ def load_model(
     for session in sessions.values():
         session.warm_up({tensor.name: _least(tensor, manifest) for tensor in session.inputs})
     for file, stamp in stamps.items():
-        if stamp_of(os.lstat(folder / file)) != stamp:
+        if signature_of(os.lstat(folder / file)) != stamp:
             raise ArtifactError(file, "a change while it was opened", "the file that was checked")
     served: dict[str, Any] = {
         "name": name,

@@ -14,8 +14,7 @@ from preblock.service.artifacts.checksums import Checksums
 from preblock.service.artifacts.manifest import DATA, MANIFEST, NAME
 from preblock.service.core.auth import EVERYBODY, NOBODY, Authenticator, Principal
 from preblock.service.core.errors import ArtifactError, Invalid, NotFound
-from preblock.service.core.files import FileSignature, stamp_of
-from preblock.service.runtime.load_progress import Progress
+from preblock.service.core.files import FileSignature, signature_of
 from preblock.service.runtime.loader import load_model
 from preblock.service.runtime.model import EncoderStem, TokenModel
 from preblock.service.runtime.providers import ProviderChoice
@@ -48,7 +47,6 @@ class Repository:
         cache: folder of the hash cache; default None: each file is read and hashed.
         access: says which models a caller may use; every model that a protocol asks for is found here. Default: all.
         choice: how the provider was chosen; default: by name.
-        progress: is told how far the opening is; default: nobody is.
         gpu_mem_limit_bytes: most memory of a GPU that one graph takes; default None: all that there is.
 
     Attributes:
@@ -67,7 +65,6 @@ class Repository:
         cache: Path | None = None,
         access: Authenticator = EVERYBODY,
         choice: ProviderChoice | None = None,
-        progress: Progress | None = None,
         gpu_mem_limit_bytes: int | None = None,
     ) -> None:
         self.root = root
@@ -75,7 +72,6 @@ class Repository:
         self.access = access
         self._opener = partial(load_model, provider=provider, threads=threads, gpu_mem_limit_bytes=gpu_mem_limit_bytes)
         self._cache = cache
-        self._progress = progress or Progress()
         # A request keeps the model that it found: these are replaced as a whole, never changed.
         self._models: Models = {}
         self._states: dict[tuple[str, int], State] = {}
@@ -105,10 +101,7 @@ class Repository:
             self._broken: dict[tuple[str, int], ArtifactError] = {}
             checksums = Checksums(self._cache)
             try:
-                found = find_artifacts(self.root)
-                self._progress.of = len(found)
-                for self._progress.ready, (name, version, folder) in enumerate(found):
-                    self._progress.model = name
+                for name, version, folder in find_artifacts(self.root):
                     if name in unloaded:
                         states[name, version] = State(name, version, "UNAVAILABLE", UNLOADED)
                         self._seen.pop((name, version), None)
@@ -116,7 +109,6 @@ class Repository:
                     model, states[name, version] = self._follow(name, version, folder, checksums)
                     if model is not None:
                         models.setdefault(name, {})[version] = model
-                self._progress.ready, self._progress.model = len(found), None
             finally:
                 checksums.save()
             replaced = {id(model) for model in _all(self._models)} - {id(model) for model in _all(models)}
@@ -229,7 +221,7 @@ def _all(models: Models) -> Iterator[TokenModel | EncoderStem]:
 def _fingerprint(folder: Path) -> Fingerprint:
     """Return the stamps of the files of an artifact; they change when a file does."""
     try:
-        return tuple(sorted((file.name, stamp_of(file.lstat())) for file in folder.iterdir()))
+        return tuple(sorted((file.name, signature_of(file.lstat())) for file in folder.iterdir()))
     except OSError:
         return ()
 

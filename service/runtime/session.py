@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from threading import Lock
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,17 +11,13 @@ import onnxruntime as ort
 from preblock.service.artifacts.manifest import DATA, GRAPH
 from preblock.service.artifacts.records import Tensor
 from preblock.service.core.errors import ArtifactError, ProviderError
-from preblock.service.runtime.providers import CPU, CUDA
+from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.runner import Feeds, Float32
 
 LOG = logging.getLogger(__name__)
 
 INLINE_MAX_VALUES = 3 * 2**17
 """Values of an array, or bytes of a copy: a few tenths of a millisecond of work."""
-MAX_BOUND_TOKENS = 8
-"""Tokens of the largest call whose inputs and outputs stay bound: for more, binding saves less than 4 %."""
-MAX_BOUND_CALLS = 256
-"""Most shapes of bound calls; one more clears them all."""
 
 # The fused kernel is a scalar sum with E[x^2] - mean^2: several times slower and less exact than the parts.
 SLOW_ON_CPU = ["SkipLayerNormFusion"]
@@ -119,62 +114,10 @@ class Session:
         return None
 
 
-class CpuSession(Session):
-    """A session on the CPU; it keeps inputs and outputs of small calls bound, by shape.
-
-    Binding anew takes longer than a small call itself.
-    """
-
-    def __init__(self, folder: Path, threads: int = 1, graph: str = GRAPH) -> None:
-        super().__init__(folder, CPU, threads, graph)
-        self._calls: dict[tuple[Any, ...], _BoundCall] = {}
-
-    def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, Float32]:
-        """Return the named outputs, or all, as `Session.run` does."""
-        names = self._outputs if outputs is None else outputs
-        ids = feeds.get("input_ids")
-        if ids is None or not 0 < ids.size <= MAX_BOUND_TOKENS or len(names) != 1:
-            return super().run(feeds, names)
-        key = (names[0], *[feeds[name].shape for name in self._inputs])
-        call = self._calls.get(key)
-        if call is not None and (vectors := call.run(feeds)) is not None:
-            return {names[0]: vectors}
-        found = super().run(feeds, names)
-        if call is None:
-            if len(self._calls) >= MAX_BOUND_CALLS:
-                self._calls.clear()
-            given = {name: feeds[name] for name in self._inputs}
-            self._calls[key] = _BoundCall(self._session, given, names[0], found[names[0]])
-        return found
-
-
 class CudaSession(Session):
-    """A session on an NVIDIA GPU.
-
-    Args:
-        folder: the artifact.
-        threads: of one call; default 1.
-        graph: file name in the artifact; default model.onnx.
-        gpu_mem_limit_bytes: GPU memory limit; default None: no limit.
-        provider: onnxruntime name of the provider; default CUDA.
-
-    Raises:
-        ArtifactError: onnxruntime cannot load the graph, or its tables exceed `gpu_mem_limit_bytes`.
-        ProviderError: the graph would run on another provider.
-
-    """
+    """A session on an NVIDIA GPU."""
 
     batches_freely = True
-
-    def __init__(
-        self,
-        folder: Path,
-        threads: int = 1,
-        graph: str = GRAPH,
-        gpu_mem_limit_bytes: int | None = None,
-        provider: str = CUDA,
-    ) -> None:
-        super().__init__(folder, provider, threads, graph, gpu_mem_limit_bytes)
 
     def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, Float32]:
         """Return the named outputs, or all, as `Session.run` does; each is copied from the GPU once."""
@@ -203,42 +146,8 @@ def open_session(
     folder: Path, provider: str, threads: int = 1, graph: str = GRAPH, gpu_mem_limit_bytes: int | None = None
 ) -> Session:
     """Open a graph of the artifact in `folder` on `provider`; raises as `Session`."""
-    if provider == CPU:
-        return CpuSession(folder, threads, graph)
-    return CudaSession(folder, threads, graph, gpu_mem_limit_bytes, provider)
-
-
-class _BoundCall:
-    """Calls of one shape: inputs are copied into bound arrays, and the output is copied out of one.
-
-    Args:
-        session: runs them.
-        feeds: of one call, by input of the session.
-        output: name of the output.
-        like: an output of that shape.
-
-    """
-
-    def __init__(self, session: ort.InferenceSession, feeds: Feeds, output: str, like: Float32) -> None:
-        self._session, self._binding = session, session.io_binding()
-        self._output = np.zeros_like(like)
-        self._inputs = [(name, np.array(values, order="C")) for name, values in feeds.items()]
-        for name, values in self._inputs:
-            self._binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(values))
-        self._binding.bind_ortvalue_output(output, ort.OrtValue.ortvalue_from_numpy(self._output))
-        self._lock = Lock()
-
-    def run(self, feeds: Feeds) -> Float32 | None:
-        """Return the output for `feeds`, or None while another thread runs this call."""
-        if not self._lock.acquire(blocking=False):
-            return None
-        try:
-            for name, values in self._inputs:
-                values[...] = feeds[name]
-            self._session.run_with_iobinding(self._binding)
-            return self._output.copy()
-        finally:
-            self._lock.release()
+    kind = Session if provider == CPU else CudaSession
+    return kind(folder, provider, threads, graph, gpu_mem_limit_bytes)
 
 
 def _describe(node: Any) -> Tensor:

@@ -287,14 +287,10 @@ class Front(asyncio.Protocol):
     def _upgrade(self, rest: bytes) -> None:
         """Become a WebSocket, unless the answer to another request has still to be sent."""
         incoming = self._incoming
-        if self.active is not None or self._queue:
-            self.refuse(400, "an upgrade before the answer to another request")
+        if self.active is not None or self._queue or not incoming.url.isascii():
+            self.refuse(400, "an upgrade before the answer to another request, or with another path than ASCII")
             return
         rest += self.scheduler.end()
         self.connection_lost(None)
-        socket = WebSocket(self.config, self.server_state, self.app_state, self.loop)
-        socket.connection_made(self.transport)
-        self.transport.set_protocol(socket)
-        socket.open(incoming.head())
-        if rest and not self.transport.is_closing():
-            socket.data_received(rest)
+        socket = WebSocket(self.transport, self.config, self.server_state, self.app_state, self.loop)
+        socket.open(incoming.head(), rest)

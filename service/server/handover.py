@@ -6,35 +6,19 @@ It is made with the first such request; most connections for tensors need none.
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from copy import copy
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from preblock.service.api.streams import LIFETIME
 from preblock.service.server.incoming_request import IncomingRequest
 from preblock.service.server.inner_transport import InnerTransport
-from preblock.service.server.read_scheduler import ReadScheduler
-from preblock.service.server.uvicorn_adapter import Config, HttpToolsProtocol, ServerState
+from preblock.service.server.uvicorn_adapter import HttpToolsProtocol
+
+if TYPE_CHECKING:
+    from preblock.service.server.front import Front
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 TRANSFER_ENCODING = b"transfer-encoding"
-
-
-class ContainingConnection(Protocol):
-    """The connection, as the contained protocol's requests need it."""
-
-    transport: asyncio.Transport
-    loop: asyncio.AbstractEventLoop
-    config: Config
-    server_state: ServerState
-    app_state: dict[str, Any]
-    scheduler: ReadScheduler
-    active: IncomingRequest | None
-
-    def finish(self) -> None:
-        """Go on to the next request, the answer being written."""
-
-    def resume_reading(self) -> None:
-        """Read on, unless requests wait for their turn."""
 
 
 class Handover:
@@ -45,10 +29,9 @@ class Handover:
 
     """
 
-    def __init__(self, connection: ContainingConnection) -> None:
+    def __init__(self, connection: "Front") -> None:
         self._connection = connection
         self._inner: HttpToolsProtocol | None = None
-        self._transport: InnerTransport | None = None
         self._scope: Scope = {}
         self._answering: IncomingRequest | None = None
 
@@ -57,10 +40,9 @@ class Handover:
             connection = self._connection
             config = copy(connection.config)
             config.loaded_app = self._serve
-            self._transport = InnerTransport(self)
             state = connection.server_state, connection.app_state, connection.loop
             self._inner = HttpToolsProtocol(config, *state)
-            self._inner.connection_made(self._transport)
+            self._inner.connection_made(InnerTransport(self))
         return self._inner
 
     async def _serve(
@@ -80,8 +62,6 @@ class Handover:
             if incoming is not None:
                 incoming.answer_begun = True
             await send(message)
-            if self._transport is not None and message["type"] == "http.response.body" and not message.get("more_body"):
-                self._transport.flush()  # at once: the client may have ended its side already
 
         await self._connection.config.loaded_app(scope, receive, send_and_note)
         self._connection.loop.call_soon(self._finish, incoming)
@@ -134,11 +114,6 @@ class Handover:
     def transport(self) -> asyncio.Transport:
         """The transport of the connection."""
         return self._connection.transport
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of the connection."""
-        return self._connection.loop
 
     def close(self) -> None:
         """Close the connection, if the contained protocol answers; between answers the connection decides."""

@@ -1,6 +1,7 @@
 """A request as it is read, and how far its answer is."""
 
 from contextvars import Context
+from dataclasses import dataclass, field
 
 from preblock.service.api.http.request import Route
 from preblock.service.api.request_cache import RequestTemplate
@@ -8,44 +9,45 @@ from preblock.service.api.request_cache import RequestTemplate
 Header = tuple[bytes, bytes]
 
 
+@dataclass(eq=False, slots=True)
 class IncomingRequest:
     """One request of a connection.
 
-    `headers` are in their order; `passing` holds the headers that only identify the request, with lower-case names. The
-    body is in `parts` until it is handed on. `target`, and the fields after it, are set for a request for tensors.
-
     Args:
-        began: when its head came, of `perf_counter`.
+        began: arrival of its head, a timestamp of `perf_counter`.
+        headers: in their order, without those of `passing`.
+        passing: the headers that only identify the request, with lower-case names.
+        parts: the body, until it is handed on.
+        chunked: whether the contained protocol reads the body in chunks.
+        complete: whether the body is complete.
+        answer_begun: whether the contained protocol has begun the answer.
+        answered: whether the answer is written, although the body is not complete.
+        target: route of a request for tensors. The fields after it are set for such a request.
+        key: of its template in the cache.
+        changes: of the keys, as `Dispatcher.changes` counts them.
 
     """
 
-    __slots__ = (
-        *("answer_begun", "answered", "began", "changes", "chunked", "client", "complete", "context", "template"),
-        *("headers", "keep_alive", "key", "method", "parts", "passing", "scheme", "target", "upgrades", "url"),
-        "version",
-    )
-
-    def __init__(self, began: float) -> None:
-        self.began = began
-        self.url = b""
-        self.method = b""
-        self.version = "1.1"
-        self.headers: list[Header] = []
-        self.passing: list[Header] = []
-        self.parts: list[bytes] = []
-        self.keep_alive = True
-        self.upgrades = False
-        self.chunked = False
-        self.complete = False
-        self.answer_begun = False
-        self.answered = False
-        self.target: Route | None = None
-        self.template: RequestTemplate | None = None
-        self.context: Context | None = None
-        self.key: tuple[object, ...] = ()
-        self.changes = 0
-        self.client: tuple[str, int] | None = None
-        self.scheme: str | None = None
+    began: float
+    url: bytes = b""
+    method: bytes = b""
+    version: str = "1.1"
+    headers: list[Header] = field(default_factory=list)
+    passing: list[Header] = field(default_factory=list)
+    parts: list[bytes] = field(default_factory=list)
+    keep_alive: bool = True
+    upgrades: bool = False
+    chunked: bool = False
+    complete: bool = False
+    answer_begun: bool = False
+    answered: bool = False
+    target: Route | None = None
+    template: RequestTemplate | None = None
+    context: Context | None = None
+    key: tuple[object, ...] = ()
+    changes: int = 0
+    client: tuple[str, int] | None = None
+    scheme: str | None = None
 
     @property
     def head_size(self) -> int:

@@ -1,36 +1,28 @@
-"""The transport of a contained HTTP protocol: it joins small writes, and closes only its own answers."""
+"""The transport of a contained protocol: it writes to the real one, and leaves closing and pauses to its owner."""
 
 import asyncio
 from typing import Any, Protocol
 
-from preblock.service.codecs.chunks import MIN_WRITE_BYTES
-
 
 class TransportOwner(Protocol):
-    """The connection around the protocol."""
+    """The connection around a contained protocol."""
 
     @property
     def transport(self) -> asyncio.Transport:
         """The transport of the connection."""
 
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of the connection."""
-
     def close(self) -> None:
-        """Close the connection, if the contained protocol answers."""
+        """Close the connection, or ignore the contained protocol's request."""
 
     def pause_reading(self) -> None:
-        """Read nothing more until `resume_reading`."""
+        """Give the contained protocol no input until `resume_reading`."""
 
     def resume_reading(self) -> None:
-        """Read on."""
+        """Give the contained protocol input again."""
 
 
 class InnerTransport(asyncio.Transport):
-    """Keeps small writes until the event-loop iteration ends, and sends them by one call.
-
-    A server killed between two calls would leave half an answer: no proxy may then repeat the request elsewhere.
+    """A transport that forwards to the connection.
 
     Args:
         owner: the connection.
@@ -40,32 +32,14 @@ class InnerTransport(asyncio.Transport):
     def __init__(self, owner: TransportOwner) -> None:
         super().__init__()
         self._owner = owner
-        self._kept: list[bytes] = []
-        self._size = 0
+        self.close = owner.close  # type: ignore[method-assign]
+        self.pause_reading = owner.pause_reading  # type: ignore[method-assign]
+        self.resume_reading = owner.resume_reading  # type: ignore[method-assign]
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write, at the end of the iteration at the latest."""
-        if self._size + len(data) > MIN_WRITE_BYTES:
-            self.flush()
-            if not self._owner.transport.is_closing():
-                self._owner.transport.write(data)
-            return
-        if not self._kept:
-            self._owner.loop.call_soon(self.flush)
-        self._kept.append(bytes(data))
-        self._size += len(data)
-
-    def flush(self) -> None:
-        """Write the kept bytes, unless the client has left."""
-        if self._kept:
-            kept, self._kept, self._size = self._kept, [], 0
-            if not self._owner.transport.is_closing():
-                self._owner.transport.write(b"".join(kept))
-
-    def close(self) -> None:
-        """Close the connection behind the answer; between answers the owner decides when to close."""
-        self.flush()
-        self._owner.close()
+        """Write, unless the connection is closing."""
+        if not self.is_closing():
+            self._owner.transport.write(data)
 
     def is_closing(self) -> bool:
         """Return whether the connection is closed, or about to be."""
@@ -74,11 +48,3 @@ class InnerTransport(asyncio.Transport):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Return information of the real transport."""
         return self._owner.transport.get_extra_info(name, default)
-
-    def pause_reading(self) -> None:
-        """Read nothing more until `resume_reading`."""
-        self._owner.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Read on."""
-        self._owner.resume_reading()

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -19,13 +20,12 @@ from preblock.service.api.http.dispatcher import Dispatcher
 from preblock.service.app import create_app, create_engine, create_tracing
 from preblock.service.core.auth import SERVICE
 from preblock.service.core.errors import Invalid, PreblockError
-from preblock.service.core.settings import Settings, listed
-from preblock.service.core.tls import check_tls, follow
+from preblock.service.core.settings import Settings, split_list
+from preblock.service.core.tls import load_certificates, reloading_context
 from preblock.service.observability import metric_files
 from preblock.service.observability.logs import configuration
 from preblock.service.runtime.model import EncoderStem, TokenModel
 from preblock.service.server.front import Front
-from preblock.service.server.startup_server import Meanwhile
 from preblock.service.server.supervisor import Supervisor, start_forkserver
 from preblock.service.server.uvicorn_adapter import Config, Server
 
@@ -45,49 +45,43 @@ Announce = Callable[[str, Models], None]
 def serve(settings: Settings, announce: Announce) -> None:
     """Serve until SIGTERM or SIGINT, and finish requests in flight.
 
-    `announce` receives the address and the models once connections are accepted.
+    Connections are refused until the models are open; `announce` then receives the address and the models.
 
     Raises:
         Invalid: an address, a file of keys or of TLS cannot be used, or tracing cannot be set up.
         ServerFault: the provider cannot be used, or an artifact is broken.
 
     """
-    check_tls(settings)
-    listener = listen("port", settings.host, settings.port)
+    load_certificates(settings)
+    listener = bind("port", settings.host, settings.port)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit it
         # Drops a client that does not read, and its unsent bytes.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * settings.stream_idle_timeout_seconds)
     if settings.grpc_port is not None:
         # Only a check: gRPC itself would share the port of another server without an error.
-        listen("grpc-port", settings.host, settings.grpc_port).close()
+        bind("grpc-port", settings.host, settings.grpc_port).close()
     address = _url("https" if settings.tls_cert_file else "http", settings.host, listener.getsockname()[1])
-    with Meanwhile(settings, configure, listener) as meanwhile:
-        serve_ = _serve_alone if settings.workers == 1 else _serve_several
-        serve_(settings, listener, meanwhile, partial(announce, address))
+    serve_ = _serve_alone if settings.workers == 1 else _serve_several
+    serve_(settings, listener, partial(announce, address))
 
 
-def _serve_alone(
-    settings: Settings, listener: socket.socket, meanwhile: Meanwhile, announce: Callable[[Models], None]
-) -> None:
-    engine = create_engine(settings, progress=meanwhile.progress)
+def _serve_alone(settings: Settings, listener: socket.socket, announce: Callable[[Models], None]) -> None:
+    engine = create_engine(settings)
     app = create_app(settings, engine)
     models = engine.repository.newest(SERVICE)
     # uvicorn raises its stop signal again.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     server = _Server(configure(settings, app), partial(announce, models))
-    meanwhile.close()
     _collect_garbage_from_now_on()
     server.run(sockets=[listener])
 
 
-def _serve_several(
-    settings: Settings, listener: socket.socket, meanwhile: Meanwhile, announce: Callable[[Models], None]
-) -> None:
+def _serve_several(settings: Settings, listener: socket.socket, announce: Callable[[Models], None]) -> None:
     # Open everything here first: a broken artifact is reported once, before any worker starts.
     if (tracing := create_tracing(settings)) is not None:
         tracing.close()
-    models = create_engine(settings, progress=meanwhile.progress).repository.newest(SERVICE)
+    models = create_engine(settings).repository.newest(SERVICE)
     with tempfile.TemporaryDirectory(prefix="preblock-") as folder:
         counters, control = Path(folder) / "metrics", Path(folder) / "control"
         counters.mkdir()
@@ -97,9 +91,8 @@ def _serve_several(
         grpc = PRELOADED_GRPC if settings.grpc_port is not None else []
         tracing_modules = PRELOADED_TRACING if settings.tracing != "none" else []
         start_forkserver([*grpc, *tracing_modules, *PRELOADED])
-        hand_over = Thread(target=_hand_over, args=(control / OPENED, meanwhile, announce, models), daemon=True)
+        Thread(target=_listen, args=(listener, control / OPENED, announce, models), daemon=True).start()
         del models  # each worker opens its own; this process would keep replaced versions open
-        hand_over.start()
         _collect_garbage_from_now_on()
         supervisor.run()
     if supervisor.killed_by:
@@ -130,16 +123,11 @@ def _create_worker_app(counters: Path, control: Path, settings: Settings) -> Dis
     return app
 
 
-def _hand_over(
-    opened: Path,
-    meanwhile: Meanwhile,
-    announce: Callable[[list[TokenModel | EncoderStem]], None],
-    models: list[TokenModel | EncoderStem],
-) -> None:
-    """Leave the address to the first worker with open models."""
+def _listen(listener: socket.socket, opened: Path, announce: Callable[[Models], None], models: Models) -> None:
+    """Accept connections as soon as the first worker has open models."""
     while not opened.exists():
         time.sleep(POLL_INTERVAL_SECONDS)
-    meanwhile.close()
+    listener.listen(BACKLOG)
     announce(models)
 
 
@@ -158,26 +146,38 @@ class _Server(Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections."""
+        for listener in sockets or ():
+            try:
+                listener.listen(BACKLOG)  # uvloop would not report an address that another server took meanwhile
+            except OSError as error:
+                host, port, *_ = listener.getsockname()
+                raise Invalid("port", f"{host}:{port}", f"an address to listen on ({error.strerror})") from error
         await super().startup(sockets)
         self._announce()
 
 
-def listen(field: str, host: str, port: int) -> socket.socket:
-    """Return a listening socket: no connection is refused from now on.
+def bind(field: str, host: str, port: int) -> socket.socket:
+    """Return a socket with this address. It refuses connections until a server listens.
 
     Raises:
-        Invalid: the address cannot be listened on.
+        Invalid: the address cannot be used.
 
     """
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise Invalid(field, f"{host}:{port}", f"an address to listen on ({error.strerror})") from error
+    with ExitStack() as stack:
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            listener = stack.enter_context(socket.socket(family))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+        except OSError as error:
+            raise Invalid(field, f"{host}:{port}", f"an address to listen on ({error.strerror})") from error
+        stack.pop_all()
+        return listener
 
 
 def configure(settings: Settings, app: Callable[..., object], factory: bool = False) -> Config:
     """Return the server's configuration for `app`; with `factory`, `app` makes the application."""
+    certificates = load_certificates(settings)
     return Config(
         app,
         factory=factory,
@@ -192,11 +192,11 @@ def configure(settings: Settings, app: Callable[..., object], factory: bool = Fa
         timeout_graceful_shutdown=settings.shutdown_timeout_seconds,
         ssl_certfile=settings.tls_cert_file,
         ssl_keyfile=settings.tls_key,
-        ssl_context_factory=None if settings.tls_cert_file is None else follow,
+        ssl_context_factory=None if certificates is None else partial(reloading_context, certificates),
         ssl_ca_certs=None if settings.tls_client_ca is None else str(settings.tls_client_ca),
         ssl_cert_reqs=ssl.CERT_NONE if settings.tls_client_ca is None else ssl.CERT_REQUIRED,
         proxy_headers=settings.trusted_proxies is not None,
-        forwarded_allow_ips=listed(settings.trusted_proxies),
+        forwarded_allow_ips=split_list(settings.trusted_proxies),
     )
 
 

@@ -10,11 +10,9 @@ from time import perf_counter
 from preblock.service.api.http.streaming.session import DecodeSession
 from preblock.service.api.streams import StreamLifetime
 from preblock.service.engine.fast_path import FastRun
+from preblock.service.server.websocket_frames import BINARY, binary_payload
 
 LOG = logging.getLogger(__name__)
-BINARY, MASKED = 0x82, 0x80
-"""First byte of a binary message in one frame, and the mask bit of the second byte (RFC 6455, section 5.2)."""
-MIN_FRAME_BYTES = 6
 
 
 class StepLane:
@@ -49,16 +47,13 @@ class StepLane:
 
     def begin(self, data: bytes) -> bool:
         """Begin to answer, if the data are exactly one plain step and nothing else is waited for."""
-        session = self._session
-        if session is None or self._lifetime is None or len(data) < MIN_FRAME_BYTES or data[0] != BINARY:
+        session, lifetime = self._session, self._lifetime
+        if session is None or lifetime is None:
             return False
-        start = 6 if data[1] < MASKED + 126 else 8
-        length = data[1] - MASKED if start == 6 else int.from_bytes(data[2:4], "big")
-        if not MASKED <= data[1] < MASKED + 127 or len(data) != start + length:
+        payload = binary_payload(data)
+        if payload is None or not lifetime.touch():
             return False
-        if not self._lifetime.touch():
-            return False
-        run = self._context.run(session.begin, unmask(data[start:], data[start - 4 : start]))
+        run = self._context.run(session.begin, payload)
         if run is None:
             return False
         self._run = run
@@ -82,10 +77,3 @@ class StepLane:
             self._transport.write(b"".join((before, head, vectors.data)))
         session.end(run, size, perf_counter() - began)
         self._resume()
-
-
-def unmask(payload: bytes, mask: bytes) -> bytes:
-    """Return the payload of a client's frame without its mask (RFC 6455, section 5.3)."""
-    size = len(payload)
-    whole = (mask * (size // 4 + 1))[:size]
-    return (int.from_bytes(payload, "little") ^ int.from_bytes(whole, "little")).to_bytes(size, "little")

@@ -8,15 +8,17 @@ from contextlib import suppress
 from contextvars import Context
 from copy import copy
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preblock.service.api.http.dispatcher import Dispatcher
 from preblock.service.api.http.request import RawRequest, Route
-from preblock.service.observability.context import RequestContext, wanted
+from preblock.service.observability.context import RequestContext, find_request_id
 from preblock.service.server.incoming_request import Header, IncomingRequest
-from preblock.service.server.read_scheduler import ReadScheduler
-from preblock.service.server.tensor_responder import AnsweringConnection, TensorResponder, receive_nothing
+from preblock.service.server.tensor_responder import TensorResponder, receive_nothing
 from preblock.service.server.uvicorn_adapter import ProxyHeadersMiddleware
+
+if TYPE_CHECKING:
+    from preblock.service.server.front import Front
 
 MAX_BODY_BYTES = 2**18
 """A longer body is read by the application, because its answer takes long anyway."""
@@ -55,20 +57,6 @@ class KnownHead(NamedTuple):
     changes: int
 
 
-class ReadingConnection(AnsweringConnection, Protocol):
-    """The connection, as requests for tensors need it."""
-
-    client: tuple[str, int] | None
-    scheme: str
-    scheduler: ReadScheduler
-    active: IncomingRequest | None
-    between: bool
-    unfinished: int
-
-    def has_come(self) -> None:
-        """Wait for a head no longer."""
-
-
 class TensorPath:
     """Chooses the requests that the connection answers itself, and has them answered.
 
@@ -78,7 +66,7 @@ class TensorPath:
 
     """
 
-    def __init__(self, connection: ReadingConnection, app: Any) -> None:
+    def __init__(self, connection: "Front", app: Any) -> None:
         self._connection = connection
         self._proxies: ProxyHeadersMiddleware | None = None
         if isinstance(app, ProxyHeadersMiddleware):
@@ -185,7 +173,7 @@ class TensorPath:
         assert target is not None
         assert responder is not None
         body = incoming.parts[0] if len(incoming.parts) == 1 else b"".join(incoming.parts)
-        visit = RequestContext(wanted(incoming.passing), incoming.began)
+        visit = RequestContext(find_request_id(incoming.passing), incoming.began)
         visit.received, visit.read = len(body), perf_counter() - incoming.began
         scheme, passing = incoming.scheme, incoming.passing
         if incoming.template is not None and incoming.context is not None:
@@ -212,17 +200,11 @@ class TensorPath:
         # An empty line may stand before a request; it ends no head.
         if end and head.startswith(BEGIN) and len(rest) in (0, length) and incoming.keep_alive:
             head += end
-            passing = incoming.passing, wanted(incoming.passing), incoming.scheme
+            passing = incoming.passing, find_request_id(incoming.passing), incoming.scheme
             self._known = KnownHead(head, len(head) + length, target, incoming.key, *passing, context, incoming.changes)
 
 
-def _complete() -> IncomingRequest:
-    incoming = IncomingRequest(0.0)
-    incoming.complete = True
-    return incoming
-
-
-ANSWERED_AT_ONCE = _complete()
+ANSWERED_AT_ONCE = IncomingRequest(0.0, complete=True)
 """Stands for each request with a known head."""
 
 

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from contextvars import copy_context
 from http import HTTPStatus
 from time import perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import Response
 
@@ -25,29 +25,12 @@ from preblock.service.engine.fast_path import FastRun
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 from preblock.service.server.coroutines import drive
 
+if TYPE_CHECKING:
+    from preblock.service.server.front import Front
+
 LOG = logging.getLogger(__name__)
 CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
-
-
-class AnsweringConnection(Protocol):
-    """The connection, as an answer needs it."""
-
-    transport: asyncio.Transport
-    loop: asyncio.AbstractEventLoop
-    tasks: set[asyncio.Task[None]]
-    keep_alive: bool
-    write_paused: bool
-
-    @property
-    def default_headers(self) -> Headers:
-        """The headers of every answer; another list as soon as the date changes."""
-
-    async def drain(self) -> None:
-        """Wait until the client has taken enough to write more."""
-
-    def finish(self) -> None:
-        """Go on to the next request, the answer being written."""
 
 
 class TensorResponder:
@@ -59,7 +42,7 @@ class TensorResponder:
 
     """
 
-    def __init__(self, connection: AnsweringConnection, dispatcher: Dispatcher) -> None:
+    def __init__(self, connection: "Front", dispatcher: Dispatcher) -> None:
         self._connection, self._dispatcher = connection, dispatcher
         self._default_headers: Headers | None = None
         self._default_lines = b""

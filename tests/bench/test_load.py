@@ -9,11 +9,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import trustme
 
 from preblock.bench.load import PROTOCOLS
-from preblock.bench.stats import LoadCounters, LoadResult
+from preblock.bench.stats import LoadResult
 from preblock.bench.workload import LoadTarget, random_ids
 from preblock.client import Model, connect
 from preblock.client.errors import RequestError
@@ -60,18 +61,21 @@ def test_every_protocol_is_asked_and_every_request_arrives(protocol: str, tiny_s
 
 def answered(server: Server) -> int:
     """Return the server's counter of answered rows of `gpt`."""
-    with connect(server.address) as client:
-        text = client._http.get("/metrics").text
+    text = httpx.get(f"{server.address}/metrics").text
     found = re.findall(r'^preblock_model_rows_total{.*model="gpt".*} (\S+)', text, re.MULTILINE)
     return int(sum(map(float, found)))
 
 
-def test_percentiles_are_those_of_the_latencies() -> None:
-    tally = LoadCounters(begin=10.0, end=12.0, received=4_000)
-    tally.latencies.extend(number / 1000 for number in range(101))
-    result = LoadResult.of(tally, "npy", (2, 5), 4)
+def test_result_has_percentiles_and_rates() -> None:
+    result = LoadResult("npy", (2, 5), connections=4, begin=10.0, end=12.0, received=4_000)
+    result.latencies.extend(number / 1000 for number in range(101))
     assert result.milliseconds == pytest.approx({"p50": 50, "p90": 90, "p99": 99, "max": 100})
     assert result.rates == pytest.approx({"requests": 50.5, "tokens": 505, "bytes": 2000})
+
+
+def test_result_without_an_answer_is_zero() -> None:
+    result = LoadResult("npy", (2, 5), connections=4)
+    assert (result.seconds, result.milliseconds, set(result.rates.values())) == (0, {}, {0})
 
 
 def test_a_table_has_a_line_for_each_protocol_and_shape(tiny_server: Server) -> None:
@@ -150,9 +154,10 @@ def test_a_server_that_ends_is_counted_and_the_load_ends_too(tiny_repository: Pa
         (("--shape", "1,2,3"), "got 1,2,3, allowed"),
         (("--shape", "-1,2"), "got -1,2, allowed"),
         (("--connections", "0"), "'--connections': 0 is not in the range"),
-        (("--seconds", "0"), "'--seconds': 0"),
-        (("--seconds", "nan"), "'--seconds': got nan, allowed a number of seconds"),
-        (("--timeout", "inf"), "'--timeout': got inf, allowed a number of seconds"),
+        (("--seconds", "0"), "'--seconds': got 0, allowed a positive number of seconds"),
+        (("--seconds", "soon"), "'--seconds': got soon, allowed"),
+        (("--seconds", "nan"), "'--seconds': got nan, allowed a positive number of seconds"),
+        (("--timeout", "inf"), "'--timeout': got inf, allowed a positive number of seconds"),
         (("--protocol", "nope"), "'nope' is not one of 'npy', 'v2', 'json', 'grpc', 'steps'"),
         (("--protocol", "grpc"), "--grpc-port: got nothing"),
     ],

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from preblock.client import errors
-from preblock.client.requests import ApiRequest
 from preblock.service.api.http.errors import STATUS, problem
 from preblock.service.core import errors as service
 from tests.client.conftest import Connect, raises_kind
@@ -58,15 +57,15 @@ def test_a_request_at_fault(tiny: Any, ids: Any, options: dict[str, Any], kind: 
 
 
 @pytest.mark.parametrize(
-    ("headers", "kind"),
-    [
-        ({"Content-Type": "text/plain"}, "UnsupportedFormat"),
-        ({"Content-Type": "application/json", "Accept": "text/html"}, "NotAcceptable"),
-    ],
+    ("format", "media_type", "kind"),
+    [("JSON", "text/plain", "UnsupportedFormat"), ("SAFETENSORS", "text/html", "NotAcceptable")],
 )
-def test_a_format_that_these_clients_do_not_use(tiny: Any, headers: dict[str, str], kind: str) -> None:
+def test_format_unknown_to_the_service_is_refused(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch, format: str, media_type: str, kind: str
+) -> None:
+    monkeypatch.setattr(f"preblock.client.api.{format}", media_type)
     with raises_kind(kind):
-        tiny._send(ApiRequest("POST", "/models/gpt/embed", lambda reply: reply, b"{}", headers))
+        tiny.embed([1], model="gpt")
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://", "http://host:port", ""])

@@ -3,15 +3,15 @@
 import asyncio
 import email.utils
 import time
-from typing import Any
 
 import httpx
 import pytest
 
 import preblock
 from preblock.client import errors
-from preblock.client.requests import HttpResponse
-from preblock.client.retry import LONGEST_PAUSE, pause
+from preblock.client.errors import ClientError
+from preblock.client.retry import MAX_PAUSE_SECONDS, of_response, pause
+from preblock.client.transport import AsyncTransport
 from tests.client.conftest import Connect, raises_kind
 from tests.client.flaky import CUT, DROP, STALL, SWALLOW, FlakyProxy, canned
 from tests.support.servers import free_port
@@ -19,9 +19,9 @@ from tests.support.servers import free_port
 BUSY = canned("503 Service Unavailable", b'{"type":"urn:preblock:error:Unavailable","detail":"full"}')
 
 
-def busy(after: str | None = None) -> HttpResponse:
-    headers = {} if after is None else {"Retry-After": after}
-    return HttpResponse(503, httpx.Headers(headers), bytearray())
+def busy(after: str | None = None) -> ClientError:
+    headers = {} if after is None else {"retry-after": after}
+    return of_response(503, httpx.Headers(headers), b"")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_cancelled_call_is_over(flaky: FlakyProxy) -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "least", "most"),
+    ("error", "least", "most"),
     [
         (busy(), 0, 0.25),
         (busy("7"), 7, 7.25),
@@ -115,17 +115,14 @@ def test_a_cancelled_call_is_over(flaky: FlakyProxy) -> None:
         (busy(email.utils.formatdate(time.time() + 3600, usegmt=True)), None, None),
         (busy(email.utils.formatdate(time.time() - 3600, usegmt=True)), 0, 0.25),
         (busy("31"), None, None),
-        (httpx.ConnectError("x"), 0, 0.25),
-        (httpx.ReadTimeout("x"), None, None),
-        (httpx.ConnectTimeout("x"), None, None),
-        (httpx.UnsupportedProtocol("x"), None, None),
-        (HttpResponse(200, {}, bytearray()), None, None),
-        (HttpResponse(500, {}, bytearray()), None, None),
+        (errors.ConnectionFailed("x"), 0, 0.25),
+        (errors.TimedOut("x"), None, None),
+        (errors.StreamClosed("x", []), None, None),
+        (of_response(500, {"Retry-After": "1"}, b""), None, None),
     ],
 )
-def test_pauses(outcome: Any, least: float | None, most: float | None) -> None:
-    found = [pause(outcome, 0, 3) for _ in range(100)]
-    assert pause(outcome, 3, 3) is None
+def test_pauses(error: ClientError, least: float | None, most: float | None) -> None:
+    found = [pause(error, 0) for _ in range(100)]
     if least is None or most is None:
         assert set(found) == {None}
     else:
@@ -135,7 +132,32 @@ def test_pauses(outcome: Any, least: float | None, most: float | None) -> None:
         assert max(pauses) - min(pauses) > (most - least) / 2  # not all at once
 
 
+@pytest.mark.parametrize(
+    ("failure", "kind", "retry_after"),
+    [
+        (httpx.ConnectError("x"), errors.ConnectionFailed, 0),
+        (httpx.RemoteProtocolError("x"), errors.ConnectionFailed, 0),
+        (httpx.ReadTimeout("x"), errors.TimedOut, None),
+        (httpx.ConnectTimeout("x"), errors.TimedOut, None),
+        (httpx.UnsupportedProtocol("x"), errors.ConnectionFailed, None),
+    ],
+)
+def test_only_failed_connections_are_retried(
+    failure: httpx.HTTPError, kind: type[ClientError], retry_after: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    async def request() -> None:
+        with pytest.raises(kind) as raised:
+            await AsyncTransport("http://host", 1, None).request("GET", "/", b"", {})
+        assert (type(raised.value), raised.value.retry_after) == (kind, retry_after)
+
+    monkeypatch.setattr("httpx.AsyncClient.stream", fail)
+    asyncio.run(request())
+
+
 def test_pauses_grow_to_a_limit() -> None:
-    longest = [max(pause(busy(), attempt, 99) or 0 for _ in range(200)) for attempt in range(12)]
+    longest = [max(pause(busy(), attempt) or 0 for _ in range(200)) for attempt in range(12)]
     assert all(limit / 2 < seconds <= limit for limit, seconds in zip((0.25, 0.5, 1, 2, 4), longest, strict=False))
-    assert longest[-1] <= LONGEST_PAUSE
+    assert longest[-1] <= MAX_PAUSE_SECONDS

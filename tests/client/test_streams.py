@@ -18,7 +18,8 @@ import torch
 
 import preblock
 from preblock.client import errors
-from preblock.client.decode_protocol import Connect, DecodeProtocol, Exchange, Pause, decode
+from preblock.client.blocking import finish
+from preblock.client.streams import AsyncDecodeStream
 from tests.client.conftest import Connect as Connecting
 from tests.client.conftest import raises_kind
 from tests.client.flaky import CUT, DROP, STALL, SWALLOW, Act, After, FlakyProxy, canned
@@ -268,7 +269,7 @@ def decode_rows(client: Any) -> bytearray:
 
 @pytest.fixture(scope="module")
 def impatient(tiny_repository: Path) -> Iterator[Server]:
-    """A server that ends a stream after a second without a message."""
+    """A server with an idle timeout of one second for streams."""
     with serve(tiny_repository, PREBLOCK_STREAM_IDLE_TIMEOUT_SECONDS="1") as server:
         yield server
 
@@ -459,15 +460,40 @@ def test_streams_of_one_client_are_apart(tiny: Any) -> None:
 OPENED = json.dumps({"version": 1, "next_offset": [5], "indices": ["token_type_ids"]}).encode()
 
 
-def opened(resume: bool = False) -> DecodeProtocol:
-    """Return the protocol of an open stream with one row at offset 5; the test plays the connection."""
-    decoding = decode("m", offset=5, resume=resume)
-    effects = decoding.open(retries=1)
-    assert next(effects) == Connect("/models/m/decode")
-    assert isinstance(effects.send(None), Exchange)
-    with pytest.raises(StopIteration):
-        effects.send(OPENED)
-    return decoding
+class ScriptedSocket:
+    """A socket for a test: `sent` holds the paths and the messages, `answers` the next answers or errors."""
+
+    def __init__(self, *answers: bytes | Exception) -> None:
+        self.answers = list(answers)
+        self.sent: list[str | bytes] = []
+        self.pauses: list[float] = []
+
+    async def connect(self, path: str) -> None:
+        self.sent.append(path)
+
+    async def exchange(self, message: str | bytes) -> bytes:
+        self.sent.append(message)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+    async def close(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.sent.append(f"close after {kind}")
+
+
+def opened(*answers: bytes | Exception, resume: bool = False) -> tuple[AsyncDecodeStream, ScriptedSocket]:
+    """Return an open stream with one row at offset 5, and its socket."""
+    socket: Any = ScriptedSocket(OPENED, *answers)
+    fields = {"offset": [5], "rows": 1, "output": ["embeddings"], "dtype": "float32"}
+    stream = AsyncDecodeStream(socket, "m", None, fields, retries=1 if resume else None)
+    finish(stream.__aenter__())
+    assert socket.sent == ["/models/m/decode", json.dumps({"open": fields})]
+    socket.sent.clear()
+    return stream, socket
 
 
 @pytest.mark.parametrize(
@@ -491,51 +517,49 @@ def opened(resume: bool = False) -> DecodeProtocol:
     ],
 )
 def test_a_frame_that_answers_nothing_closes_the_stream(frame: bytes) -> None:
-    decoding = opened()
-    effects = decoding.step([1])
-    next(effects)
-    with pytest.raises(errors.StreamClosed) as raised:
-        effects.send(frame)
-    assert raised.value.offset == decoding.offset == [5]
-    with pytest.raises(errors.StreamClosed):
-        next(decoding.step([1]))
+    stream, _ = opened(frame)
+    for _ in range(2):
+        with pytest.raises(errors.StreamClosed) as raised:
+            finish(stream.step([1]))
+        assert raised.value.offset == stream.offset == [5]
 
 
 @pytest.mark.parametrize("message", [b"", b"\xff", b"[]", b"{}"])
 def test_an_opening_that_answers_nothing(message: bytes) -> None:
-    effects = decode("m").open(retries=0)
-    next(effects)
-    effects.send(None)
-    with pytest.raises(errors.ConnectionFailed, match="came"):
-        effects.send(message)
+    socket: Any = ScriptedSocket(message)
+    with pytest.raises(errors.ConnectionFailed, match="came") as raised:
+        finish(AsyncDecodeStream(socket, "m", None, {}, retries=None).__aenter__())
+    assert socket.sent[-1] == f"close after {raised.type}"
 
 
 def test_frames_as_the_document_has_them() -> None:
-    decoding = opened()
-    effects = decoding.step([7, 8], token_type_ids=[0, 1])
-    header = HEADER.pack(b"PRBK", 2, 1, 256 + 4, 1, 1, 2, 0, bytes(3))
-    assert next(effects) == Exchange(header + struct.pack("<qqqqqI", 7, 8, 0, 1, 5, 2))
     answer = HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 2, 1, b"\1\0\0") + struct.pack("<qIIff", 7, 2, 1, 0.5, -2)
-    with pytest.raises(StopIteration) as done:
-        effects.send(answer)
-    assert done.value.value.tolist() == [[[0.5], [-2]]]
-    assert decoding.offset == [7]
-    moved = decoding.rewind(6)
-    assert next(moved) == Exchange(HEADER.pack(b"PRBK", 2, 4, 0, 2, 1, 0, 0, bytes(3)) + struct.pack("<q", 6))
+    state = HEADER.pack(b"PRBK", 2, 10, 0, 2, 1, 0, 0, bytes(3)) + struct.pack("<q", 6)
+    stream, socket = opened(answer, state)
+    assert finish(stream.step([7, 8], token_type_ids=[0, 1])).tolist() == [[[0.5], [-2]]]
+    header = HEADER.pack(b"PRBK", 2, 1, 256 + 4, 1, 1, 2, 0, bytes(3))
+    assert socket.sent == [header + struct.pack("<qqqqqI", 7, 8, 0, 1, 5, 2)]
+    assert stream.offset == [7]
+    finish(stream.rewind(6))
+    assert socket.sent[1] == HEADER.pack(b"PRBK", 2, 4, 0, 2, 1, 0, 0, bytes(3)) + struct.pack("<q", 6)
+    assert stream.offset == [6]
+
+
+def test_refused_input_does_not_count_as_a_message() -> None:
+    state = HEADER.pack(b"PRBK", 2, 10, 0, 1, 1, 0, 0, bytes(3)) + struct.pack("<q", 5)
+    stream, _ = opened(state)
+    with raises_kind("Invalid"):
+        finish(stream.step([1], word=[1]))
+    finish(stream.ping())
 
 
 def test_a_stream_that_resumes_connects_where_its_rows_are() -> None:
-    decoding = opened(resume=True)
-    effects = decoding.reorder([0, 0])
-    first = next(effects)
-    assert isinstance(effects.send(errors.ConnectionFailed("broke")), Pause)
-    assert effects.send(None) == Connect("/models/m/versions/1/decode")
-    opening = effects.send(None)
-    assert isinstance(opening, Exchange)
-    assert json.loads(opening.message)["open"] == {
-        "offset": [5],
-        "rows": 1,
-        "output": ["embeddings"],
-        "dtype": "float32",
-    }
-    assert effects.send(OPENED) == first
+    state = HEADER.pack(b"PRBK", 2, 10, 0, 1, 2, 0, 0, bytes(3)) + struct.pack("<qq", 5, 5)
+    stream, socket = opened(errors.ConnectionFailed("broke"), OPENED, state, resume=True)
+    finish(stream.reorder([0, 0]))
+    first, path, opening, again = socket.sent
+    assert first == again
+    assert path == "/models/m/versions/1/decode"
+    assert json.loads(opening)["open"] == {"offset": [5], "rows": 1, "output": ["embeddings"], "dtype": "float32"}
+    assert len(socket.pauses) == 1
+    assert stream.offset == [5, 5]

@@ -1,4 +1,4 @@
-"""What docker-compose.yml and the files around it promise, read from them; `make smoke` runs them."""
+"""docker-compose.yml and the files around it, read as text; `make smoke` runs them."""
 
 import os
 import re
@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from preblock.service.core.settings import Settings
-from preblock.service.observability.tracing import FLUSH_SECONDS
+from preblock.service.observability.tracing import FLUSH_TIMEOUT_SECONDS
 from tests.support.paths import ROOT
 from tests.support.servers import Server
 
@@ -54,7 +54,7 @@ def test_a_container_is_confined_and_ends_in_time(name: str) -> None:
 def test_the_service_has_longer_to_end_than_it_takes() -> None:
     given = int(SERVICES["service"]["stop_grace_period"].removesuffix("s"))
     grace = Settings.model_fields["shutdown_timeout_seconds"].default
-    assert given > 2 * grace + FLUSH_SECONDS  # HTTP first, then gRPC
+    assert given > 2 * grace + FLUSH_TIMEOUT_SECONDS  # HTTP first, then gRPC
     assert f"docker stop --time {given} " in (ROOT / "deploy/roll.sh").read_text()
 
 
@@ -81,7 +81,7 @@ def test_files_that_are_mounted_are_there() -> None:
 
 
 def test_the_proxy_sends_again_only_what_may_be_sent_twice(server: Server) -> None:
-    """Of all routes that a server has: those whose answers depend on nothing but the request."""
+    """The proxy retries the routes of idempotent requests, among all routes of a server, and no others."""
     again = re.findall(r"^    acl again path_reg (\S+)$", PROXY, re.MULTILINE)
     exactly = re.findall(r"^    acl again path (\S+)$", PROXY, re.MULTILINE)
     methods = re.findall(r"^    acl again method (.+)$", PROXY, re.MULTILINE)

@@ -27,7 +27,7 @@ def image_variables() -> dict[str, str]:
 
 
 def count_page_faults(variables: dict[str, str]) -> int:
-    """Return the page faults for a hundred blocks of 3 MiB, of which four live at a time."""
+    """Return the page faults of a hundred blocks of 3 MiB, with at most four of them allocated at a time."""
     others = {name: value for name, value in os.environ.items() if name not in NAMES}
     command = (sys.executable, "-c", SCRIPT)
     return int(subprocess.run(command, env=others | variables, capture_output=True, check=True).stdout)

@@ -1,6 +1,6 @@
-"""The queries of the dashboard and of the alerts, held against the metrics of a server that runs.
+"""The queries of the dashboard and of the alerts, compared with the metrics of a running server.
 
-promql_parser reads the queries, prometheus-client the metrics. `make smoke` asks a real Prometheus.
+promql_parser reads the queries, prometheus-client the metrics. `make smoke` queries a real Prometheus.
 """
 
 import json
@@ -35,19 +35,19 @@ KNOWN = {
     "stage": {*STAGES},
     "job": {"preblock"},
 }
-"""Values of labels that a query may name."""
+"""Values of labels in queries."""
 
 
 @pytest.fixture(scope="module")
 def exposed(tiny_repository: Path) -> dict[str, set[str]]:
-    """The labels of each series of a server that was asked at several protocols, with what Prometheus adds."""
+    """The labels of each series after requests over several protocols, with the labels added by Prometheus."""
     with serve(tiny_repository) as server, httpx.Client(base_url=server.address) as client:
         body = {"input_ids": [[1, 2]]}
         with connect(f"{server.socket}/models/gpt/decode") as stream:
             stream.send(json.dumps({"input_ids": [1]}))
             stream.recv()
         assert client.post("/models/gpt/embed", json={"input_ids": [[-1]]}).status_code == 422
-        for _ in range(20):  # requests at once, of which some share a run
+        for _ in range(20):  # concurrent requests, until some share a run
             with ThreadPoolExecutor(16) as pool:
                 list(pool.map(lambda _: client.post("/models/gpt/embed", json=body).raise_for_status(), range(64)))
             text = client.get("/metrics").text
@@ -68,7 +68,7 @@ def parts(query: str) -> list[Expr]:
 
 
 def selectors(query: str | Expr) -> list[VectorSelector]:
-    """Return what a query, or a part of one, reads."""
+    """Return the series of a query, or of a part of one."""
     found: list[Expr] = []
     promql_parser.walk(promql_parser.parse(query) if isinstance(query, str) else query, found.append)
     inner = [part.vector_selector for part in found if isinstance(part, MatrixSelector)]

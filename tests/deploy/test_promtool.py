@@ -1,4 +1,4 @@
-"""What Prometheus itself says of the alerts, the settings and every query; skipped where there is no promtool."""
+"""Check the alerts, the settings and every query with promtool; skipped without promtool."""
 
 import shutil
 import subprocess
@@ -29,7 +29,7 @@ def test_the_alerts_are_read_and_fire_when_they_should() -> None:
 
 
 def test_the_settings_are_read(tmp_path: Path) -> None:
-    """With a key where the container has its secret."""
+    """Check the settings with a key in place of the secret."""
     (tmp_path / "metrics").write_text("key")
     settings = (FOLDER / "prometheus.yml").read_text()
     assert "/run/secrets/metrics" in settings
@@ -39,7 +39,7 @@ def test_the_settings_are_read(tmp_path: Path) -> None:
 
 
 def test_every_query_is_one(tmp_path: Path) -> None:
-    """As rules, which is how promtool takes queries without a server."""
+    """Write the queries as rules, because promtool checks them without a server."""
     rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(QUERIES.values())]
     for wrong in ([], [{"record": "query:wrong", "expr": "sum by (protocol (up)"}]):
         (tmp_path / "queries.yml").write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules + wrong}]}))

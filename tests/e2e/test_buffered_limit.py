@@ -1,4 +1,4 @@
-"""Answers that are made whole have a limit; those that are sent in pieces have none. Oracle: NumPy over the tables."""
+"""Buffered answers have a size limit, streamed ones have none. Oracle: NumPy over the tables."""
 
 from collections.abc import Iterator, Sequence
 
@@ -46,7 +46,7 @@ from tests.support.servers import serve
 MOST = 8 * 2**20
 V, D, LONGEST = 7, 256, 9000
 FITS = MOST // (4 * D)
-"""Tokens whose vectors are as large as an answer may be that is made whole."""
+"""Number of tokens of the largest buffered answer."""
 IDS = np.random.default_rng(5).integers(0, V, LONGEST).tolist()
 WHOLE: tuple[Protocol, ...] = (grpc_raw, grpc_typed, decode_frame, decode_json, openai_base64)
 IN_PIECES: tuple[Protocol, ...] = (
@@ -75,7 +75,7 @@ def vectors_of(ids: Sequence[int], positions: Sequence[int]) -> NDArray[np.float
 
 
 def message(tokens: int, width: int = D) -> str:
-    return f"got {4 * tokens * width} bytes of vectors, allowed at most {MOST} in an answer that is made whole"
+    return f"got {4 * tokens * width} bytes of vectors, allowed at most {MOST} in a buffered response"
 
 
 @pytest.mark.parametrize("protocol", WHOLE)
@@ -125,7 +125,7 @@ def test_http_1_0_answer_is_buffered_within_the_limit(clients: Clients, fields: 
 def test_stream_continues_after_a_refused_step(clients: Clients) -> None:
     with clients.own.decode("gpt") as stream:
         begun = stream.step([IDS[:1]])
-        with pytest.raises(RequestError, match="in an answer that is made whole"):
+        with pytest.raises(RequestError, match="in a buffered response"):
             stream.step([IDS[1 : FITS + 2]])
         rest = stream.step([IDS[1 : FITS + 1]])
     assert begun.tobytes() + rest.tobytes() == expected(FITS + 1)
@@ -165,7 +165,7 @@ def test_text_beside_bytes_is_limited(clients: Clients) -> None:
     ]
     with (
         tritonclient.http.InferenceServerClient(str(clients.http.base_url.netloc, "ascii")) as client,
-        pytest.raises(InferenceServerException, match="in an answer that is made whole") as refused,
+        pytest.raises(InferenceServerException, match="in a buffered response") as refused,
     ):
         client.infer("gpt", [inputs], outputs=outputs)
     assert refused.value.status() == "413"
@@ -173,7 +173,7 @@ def test_text_beside_bytes_is_limited(clients: Clients) -> None:
 
 def refused(answer: httpx.Response, field: str, size: int) -> bool:
     problem = answer.json()
-    allowed = f"at most {MOST} in an answer that is made whole"
+    allowed = f"at most {MOST} in a buffered response"
     found = (answer.status_code, problem["field"], problem["got"], problem["allowed"])
     return bool(found == (413, field, f"{size} bytes of vectors", allowed))
 
@@ -204,7 +204,9 @@ def test_vectors_of_images_are_limited(clients: Clients) -> None:
         return len(clients.grpc.infer("vit", [pixels]).as_numpy("embeddings"))
 
     assert ask(most) == most
-    with pytest.raises(InferenceServerException, match=r"pixel_values: got .*, allowed at most 8388608 in an answer"):
+    with pytest.raises(
+        InferenceServerException, match=r"pixel_values: got .*, allowed at most 8388608 in a buffered response"
+    ):
         ask(most + 1)
 
 

@@ -224,7 +224,7 @@ def test_callers_are_counted_apart_and_forgotten() -> None:
     limits, access = Limits(live_settings(rate_limit_per_second=1)), Authenticator()
 
     def ask(address: str) -> None:
-        access.came_from(address)
+        access.identify(address)
         limits.enter()
         limits.leave()
 
@@ -233,7 +233,7 @@ def test_callers_are_counted_apart_and_forgotten() -> None:
     with pytest.raises(RateLimited):
         copy_context().run(ask, "10.0.0.999")
     limits._count("late", 1, time.monotonic() + 60)
-    assert list(limits._spent) == ["late"]
+    assert list(limits._arrivals) == ["late"]
 
 
 def test_work_that_has_waited_too_long_is_dropped_and_never_runs() -> None:

@@ -34,7 +34,7 @@ STEPS: list[tuple[list[list[int]], dict[str, Any], int | str]] = [
     ([[1, 2]], {"sequence_start": True}, 0),
     ([[3]], {}, 2),
     ([[7]], {}, "input_ids[0][0]: got 7, allowed 0 to 6"),
-    ([[4]], {"parameters": {"offset": 2}}, "offset[0]: got 2, allowed 3, where this row is"),
+    ([[4]], {"parameters": {"offset": 2}}, "offset[0]: got 2, allowed 3, the offset of this row"),
     ([[4], [4]], {}, "input_ids: got 2 rows, allowed one row, as are running"),
     ([[4, 5, 6, 1]], {}, "offset[0] + tokens: got 3 + 4 = 7, allowed at most 6, the max_len of this model"),
     ([[4, 5, 6]], {"parameters": {"offset": 3}}, 3),
@@ -269,7 +269,7 @@ def test_sequences_that_wait_too_long_are_forgotten(strict: tuple[Server, Client
             RequestRefused, match=r"parameters\.sequence_id: got 9, allowed a sequence that runs on gpt"
         ):
             call_grpc(clients, "ModelInfer", request([[1]], 9))
-        assert str(stream.recv()).startswith("stream: got nothing from its client for too long, allowed a new stream")
+        assert str(stream.recv()).startswith("stream: got an idle timeout, allowed a new stream")
         with pytest.raises(InferenceServerException, match="no longer in valid state"):
             stream.send([[1]], 1)
     wait_for_streams(clients.http, 0)
@@ -311,7 +311,7 @@ def test_a_server_that_stops_tells_where_sequences_are(tiny_repository: Path) ->
             ],
         }
         for end in (stream.recv(), other.recv()):
-            assert str(end).startswith("stream: got the end of the server while it waited, allowed a new stream")
+            assert str(end).startswith("stream: got server shutdown, allowed a new stream")
         server.process.wait(20)
         assert time.monotonic() - begin < 9  # less than the grace of requests in flight
 

@@ -113,9 +113,12 @@ def test_client_without_a_certificate_is_refused(secure: tuple[Server, bool], fi
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cert-file": "certificate"}, "tls_cert_file: got {certificate}, allowed nothing, or tls_cert_file and"),
-        ({"key": "key"}, "tls_key: got {key}, allowed nothing, or tls_cert_file and tls_key too"),
-        ({"client-ca": "ca"}, "tls_client_ca: got {ca}, allowed nothing, or tls_cert_file and tls_key too"),
+        (
+            {"cert-file": "certificate"},
+            "tls_cert_file: got {certificate}, allowed only together with tls_cert_file",
+        ),
+        ({"key": "key"}, "tls_key: got {key}, allowed only together with tls_cert_file and tls_key"),
+        ({"client-ca": "ca"}, "tls_client_ca: got {ca}, allowed only together with tls_cert_file and tls_key"),
         ({"cert-file": "none", "key": "key"}, "allowed PEM files of a certificate and its key (No such file"),
         ({"cert-file": "ca", "key": "key"}, "allowed PEM files of a certificate and its key (KEY_VALUES_MISMATCH)"),
         ({"cert-file": "key", "key": "key"}, "allowed PEM files of a certificate and its key ("),

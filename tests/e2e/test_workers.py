@@ -17,8 +17,8 @@ from tritonclient.grpc import service_pb2
 from websockets.sync.client import connect as connect_socket
 
 from preblock.service.core.errors import Invalid
-from preblock.service.observability.metrics import FLUSH_SECONDS
-from preblock.service.server.run import listen
+from preblock.service.observability.metrics import FLUSH_INTERVAL_SECONDS
+from preblock.service.server.run import bind
 from tests.support.open_inference import OWN_CONNECTION, open_stub
 from tests.support.paths import ROOT
 from tests.support.processes import fork_servers, status_bytes, workers
@@ -63,7 +63,7 @@ def test_workers_give_the_same_bits_and_sum_their_counters(two: Server) -> None:
         answers.add(httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [1, 2, 3]}, timeout=60).text)
         httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [11]}, timeout=60)
     assert len(answers) == 1
-    time.sleep(2 * FLUSH_SECONDS)
+    time.sleep(2 * FLUSH_INTERVAL_SECONDS)
     samples = read_metrics(two.address)
     assert samples["preblock_requests_total", "bert", "ok", "native"] == 20
     assert samples["preblock_requests_total", "bert", "Invalid", "native"] == 20
@@ -88,11 +88,11 @@ def test_the_statistics_of_a_model_are_summed_over_workers(two: Server) -> None:
         return model["inference_count"], model["inference_stats"]["success"]["count"], sizes.get(2, 0)
 
     httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [1]}, timeout=60)
-    time.sleep(2 * FLUSH_SECONDS)
+    time.sleep(2 * FLUSH_INTERVAL_SECONDS)
     before = read()
     for _ in range(20):  # a connection each, for both workers
         httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [[1], [2]]}, timeout=60)
-    time.sleep(2 * FLUSH_SECONDS)
+    time.sleep(2 * FLUSH_INTERVAL_SECONDS)
     found = {read() for _ in range(6)}  # by any worker
     assert found == {(before[0] + 40, before[1] + 20, before[2] + 20)}
 
@@ -193,7 +193,7 @@ def test_a_change_is_answered_when_all_workers_have_followed_it(tiny_repository:
             client.load_model("bert")
         assert ask() == {(200, 2)}
         assert index() == {(("bert", "1", "READY"), ("bert", "2", "READY"), gpt)}
-        time.sleep(2 * FLUSH_SECONDS)
+        time.sleep(2 * FLUSH_INTERVAL_SECONDS)
         counted = {
             tuple(
                 (m["version"], m["inference_count"]) for m in client.get("/v2/models/bert/stats").json()["model_stats"]
@@ -216,12 +216,12 @@ def test_an_address_in_use_is_refused_by_name() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Invalid, match=f"^grpc-port: got 127.0.0.1:{port}, allowed an address to listen on"):
-            listen("grpc-port", "127.0.0.1", port)
+            bind("grpc-port", "127.0.0.1", port)
 
 
 def test_a_host_that_is_none_is_refused_by_name() -> None:
     with pytest.raises(Invalid, match=r"^port: got no\.such\.host\.invalid:0, allowed an address to listen on"):
-        listen("port", "no.such.host.invalid", 0)
+        bind("port", "no.such.host.invalid", 0)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -247,7 +247,7 @@ def test_what_workers_hold_and_carry_is_summed(two: Server) -> None:
     body = b'{"input_ids": [1]}'
     for _ in range(6):
         httpx.post(f"{two.address}/models/gpt/embed", content=body)
-    time.sleep(2 * FLUSH_SECONDS)
+    time.sleep(2 * FLUSH_INTERVAL_SECONDS)
     text = httpx.get(f"{two.address}/metrics").text
     documentation = (ROOT / "docs" / "operations.md").read_text()
     assert all(f"`{family.name}" in documentation for family in text_string_to_metric_families(text))

@@ -21,24 +21,33 @@ from tests.support.paths import PREBLOCK, ROOT
 DOCUMENT = ROOT / "docs/parity.md"
 HEAD = """# Parity
 
-Every family of the table in `models/checkpoints/families.py`, on a tiny random checkpoint: saved by transformers,
-exported by `preblock export`, run in a bare onnxruntime, and compared with what enters the first block of the model
-itself. The cases: plain rows, rows padded on the left and on the right, rows with segments where the family has them,
-and rows fed in two chunks of 9 and 5 tokens. A difference is the largest of all cases; its ULP are those of the largest
-value of the row it stands in. Without a norm or a projection every bit is determined, and must be equal. Rotary outputs
-are compared with the cosines and sines that the model's attention uses, in one pass and in the two chunks.
+This page compares every family of `models/checkpoints/families.py` with transformers. For each family, transformers
+saves a tiny random checkpoint, `preblock export` exports it, and a bare onnxruntime session runs the artifact. The
+reference is the input of the model's own first block.
 
-`make families` writes this page, with {versions}.
+| case | input |
+|---|---|
+| plain | rows of one length |
+| padding | rows padded on the left, and on the right |
+| segments | rows with segments, if the family has them |
+| chunks | rows fed as 9 tokens, then 5 tokens |
 
-| family | largest difference | ULP | the model's own lookup (`token_embeddings`) | rotary outputs |
+- "Largest difference" is the maximum over all cases. Its ULP are those of the largest value in the same row.
+- Families without a norm or a projection must match bit for bit.
+- `token_embeddings` is the model's own lookup. "The model scales" marks models with a scale on `inputs_embeds`.
+- Rotary outputs are compared with the cosines and sines in the model's attention, in one pass and in chunks.
+
+`make families` writes this page. Versions: {versions}.
+
+| family | largest difference | ULP | `token_embeddings` | rotary outputs |
 |---|---|---|---|---|
 """
 
 STEM_HEAD = """
-Images and spectrograms are compared at the native size and, for images, at two others. How far a convolution may differ
-is said in [front-ends](front-ends.md#images-and-spectrograms).
+Images and spectrograms are compared at the native size. Images are also compared at two other sizes. The tolerance of
+convolutions is in [front-ends](front-ends.md#images-and-spectrograms).
 
-| row | largest difference | ULP |
+| family | largest difference | ULP |
 |---|---|---|
 """
 
@@ -67,8 +76,8 @@ def measure(name: str) -> str:
     rotary = "none" if farthest is None else f"{farthest:.1e}" if farthest else "0"
     tokens = manifest.token_embeddings
     assert tokens is not None
-    lookup = "the same as `embeddings`" if tokens.output == "embeddings" else f"its own graph, width {tokens.width}"
-    return f"| `{name}` | {found} | {lookup}{'; the consumer scales' if tokens.consumer_scales else ''} | {rotary} |"
+    lookup = "same as `embeddings`" if tokens.output == "embeddings" else f"separate graph, width {tokens.width}"
+    return f"| `{name}` | {found} | {lookup}{'; the model scales' if tokens.consumer_scales else ''} | {rotary} |"
 
 
 def measure_stem(name: str) -> str:

@@ -18,7 +18,7 @@ import pytest
 from websockets.sync.client import connect as connect_socket
 
 from preblock.service.artifacts.manifest import DATA
-from preblock.service.observability.metric_files import RESERVED
+from preblock.service.observability.metric_files import RESERVED_BYTES
 from tests.reliability.wires import IDS, connection, still_right
 from tests.support.paths import PREBLOCK
 from tests.support.processes import alive, children, fork_servers, workers
@@ -245,11 +245,11 @@ def test_space_of_metric_files_is_reserved_at_the_start(tiny_repository: Path, t
     with serve(tiny_repository, "--workers", "2", TMPDIR=str(tmp_path)) as server:
         wait_for(partial(ready, server))
         (folder,) = tmp_path.glob("preblock-*/metrics")
-        wait_for(lambda: len(list(folder.glob("*.db"))) == 2 * len(RESERVED))
+        wait_for(lambda: len(list(folder.glob("*.db"))) == 2 * len(RESERVED_BYTES))
         for file in folder.glob("*.db"):
             kind, _, pid = file.stem.rpartition("_")
             assert int(pid) in workers(server.process.pid)
-            assert file.stat().st_blocks * 512 >= RESERVED[kind]
+            assert file.stat().st_blocks * 512 >= RESERVED_BYTES[kind]
 
 
 def test_server_recovers_from_a_lack_of_descriptors(tiny_repository: Path, tmp_path: Path, expected: bytes) -> None:

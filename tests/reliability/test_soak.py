@@ -38,7 +38,7 @@ def test_what_the_server_says_is_seen(repository: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "broken/1/manifest.json" in done.stderr
-    assert done.stderr.endswith("the server ended with 1, and had 1 lines to warn of\n")
+    assert done.stderr.endswith("the server exited with 1 and logged 1 warnings\n")
 
 
 @pytest.mark.parametrize("protocol", soak.PROTOCOLS)

@@ -1,4 +1,4 @@
-"""Errors as gRPC statuses: the one place where kinds of error meet them."""
+"""gRPC statuses of errors, and the request context of a call."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -25,26 +25,26 @@ STATUS: dict[type[errors.PreblockError], grpc.StatusCode] = {
 }
 
 
-async def abort(context: Any, error: errors.PreblockError) -> None:
-    """End a call with an error; the metadata `retry-after` says after how many seconds it may succeed."""
-    metadata = visit_of(context).metadata()
+async def abort(call: Any, error: errors.PreblockError) -> None:
+    """End a call with an error; the metadata `retry-after` is the number of seconds until a retry may succeed."""
+    metadata = context_of(call).metadata()
     if error.retry_after is not None:
         metadata += (("retry-after", str(error.retry_after)),)
-    await context.abort(STATUS[type(error)], str(error), metadata)
+    await call.abort(STATUS[type(error)], str(error), metadata)
 
 
-def metadata_of(context: Any) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the text metadata of a call, as headers."""
-    for name, value in context.invocation_metadata() or ():
+def headers_of(call: Any) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the text metadata of a call as headers."""
+    for name, value in call.invocation_metadata() or ():
         if isinstance(value, str):
             yield name.encode(), value.encode()
 
 
-def visit_of(context: Any) -> RequestContext:
-    """Return the request context of a call; the first time, make it and send its id with the status of the call."""
-    visit = CURRENT_REQUEST.get()
-    if visit is None:
-        visit = RequestContext.of(metadata_of(context))
-        CURRENT_REQUEST.set(visit)
-        context.set_trailing_metadata(visit.metadata())
-    return visit
+def context_of(call: Any) -> RequestContext:
+    """Return the request context of a call. The first use makes it, and adds its id to the trailing metadata."""
+    context = CURRENT_REQUEST.get()
+    if context is None:
+        context = RequestContext.of(headers_of(call))
+        CURRENT_REQUEST.set(context)
+        call.set_trailing_metadata(context.metadata())
+    return context

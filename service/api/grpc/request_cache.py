@@ -1,6 +1,6 @@
-"""Repeated calls: a client sends the same call again and again, with other ids.
+"""Request templates of gRPC calls: clients usually repeat a call with different ids.
 
-Their constant parts are read and written once, as in `service/api/request_cache.py` for HTTP.
+A template holds the parsed start of a message and of its response, as in `service/api/request_cache.py`.
 
 Letters: B batch, L length.
 """
@@ -22,15 +22,15 @@ from preblock.service.engine.fast_path import FastRun, fast_path_of, is_simple
 from preblock.service.observability.context import CURRENT_REQUEST
 from preblock.service.runtime.model import TokenModel
 
-LONGEST_KEPT = 2048
-"""Most bytes before the ids in the message of a template."""
+MAX_HEAD_BYTES = 2048
+"""Maximum bytes before the ids in the message of a template."""
 
 
 class CallTemplates:
-    """Answers calls by templates.
+    """Answers calls with a known template.
 
     Args:
-        engine: answers the other calls.
+        engine: answers all other calls.
         templates: of all protocols.
 
     """
@@ -39,7 +39,10 @@ class CallTemplates:
         self._engine, self._templates = engine, templates
 
     async def answer(self, protocol: str, message: bytes) -> bytes | None:
-        """Answer a message like one before; None where there was none, or where it is to be refused: others say why."""
+        """Answer a message from its template.
+
+        Return None without a template, or if a check fails. The general path then answers, or produces the error.
+        """
         began, template = perf_counter(), self._templates.find((protocol, len(message)))
         if template is None or not message.startswith(template.head):
             return None
@@ -50,70 +53,70 @@ class CallTemplates:
         if run is None:
             return None
         try:
-            written = await _written(template, run)
+            response = await _write(template, run)
         except BaseException as error:
             run.end(error)
             raise
         run.end()
-        return written
+        return response
 
     def keep(
         self,
         protocol: str,
         message: bytes,
-        sent: pb.ModelInferRequest,
+        parsed: pb.ModelInferRequest,
         request: TokenRequest,
         model: TokenModel,
-        written: bytes,
+        response: bytes,
     ) -> None:
-        """Keep the template of an answered message, if it holds nothing but ids.
+        """Keep the template of an answered message, if only the ids in it can vary.
 
         Args:
-            protocol: of the messages.
-            message: the answered one.
-            sent: the parsed message.
-            request: of the message.
-            model: of the answer.
-            written: the answer.
+            protocol: of the message.
+            message: bytes of the message.
+            parsed: the same message, parsed.
+            request: the same request for the engine.
+            model: model of the response.
+            response: bytes of the response.
 
         """
-        rows, offset, limits = request.input_ids, request.offset, self._engine.limits
-        head, raw = message[: -rows.values.nbytes], list(sent.raw_input_contents)
-        if sent.id or not is_simple(request) or rows.length is None or len(head) > LONGEST_KEPT or len(raw) != 1:
-            return  # an id is another in each
-        answers = fast_path_of(self._engine, model, request.outputs, request.dtype)
-        if answers is None or not limits.takes_whole(len(rows.values) * answers.width):
+        rows, raw = request.input_ids, list(parsed.raw_input_contents)
+        head = message[: -rows.values.nbytes]
+        # An id of the client differs in each message.
+        if parsed.id or not is_simple(request) or rows.length is None or len(head) > MAX_HEAD_BYTES or len(raw) != 1:
             return
         if not message.endswith(raw[0]) or not _ends_with_ids(head, np.invert(rows.values).tobytes()):
             return
-        shape, vectors = (len(rows.lengths), rows.length), 4 * len(rows.values) * answers.width
+        fast_path = fast_path_of(self._engine, model, request.outputs, request.dtype)
+        if fast_path is None or not self._engine.limits.allows_buffering(len(rows.values) * fast_path.width):
+            return
         template = RequestTemplate(
             protocol,
-            answers,
+            fast_path,
             head,
-            shape,
-            len(head),
-            np.zeros(1, np.int64) if offset is None else offset,
+            shape=(len(rows.lengths), rows.length),
+            ids_at=len(head),
+            offset=np.zeros(1, np.int64) if request.offset is None else request.offset,
             offset_at=None,
             headers=b"",
-            prefix=written[:-vectors],
-            size=len(written),
-            name=sent.model_name,
-            version=sent.model_version,
+            prefix=response[: -4 * len(rows.values) * fast_path.width],
+            size=len(response),
+            name=parsed.model_name,
+            version=parsed.model_version,
         )
         self._templates.keep((protocol, len(message)), template)
 
 
-def _ends_with_ids(head: bytes, other: bytes) -> bool:
-    """Return whether other bytes behind a head are other ids, and nothing else of a message."""
+def _ends_with_ids(head: bytes, ids: bytes) -> bool:
+    """Return whether the bytes after `head` are the ids of a message, and nothing else; `ids` are different ids."""
     try:
-        return list(read(pb.ModelInferRequest, head + other).raw_input_contents) == [other]
+        return list(read(pb.ModelInferRequest, head + ids).raw_input_contents) == [ids]
     except Malformed:
         return False
 
 
-async def _written(template: RequestTemplate, run: FastRun) -> bytes:
-    """Return the answer of a run."""
+async def _write(template: RequestTemplate, run: FastRun) -> bytes:
+    """Return the response of a run."""
     if run.large:
         vectors = ChunkedTensor((run.nbytes // 4,), "float32", run.pieces())
         return await compute(write_parts([template.prefix, vectors]))

@@ -21,7 +21,7 @@ from preblock.service.api.http.tracing import ROUTE, traced
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.core.auth import EVERYBODY, Authenticator
 from preblock.service.core.errors import Forbidden, PreblockError
-from preblock.service.core.settings import listed
+from preblock.service.core.settings import split_list
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.observability.context import CURRENT_REQUEST, Begin, RequestContext
 
@@ -76,7 +76,7 @@ class Dispatcher:
 
     def _allow_origins(self, text: str | None) -> None:
         """Let pages of these origins send requests; the setting `cors_origins` has this text."""
-        self._cors_origins, origins = text, listed(text)
+        self._cors_origins, origins = text, split_list(text)
         self._origins = origins
         # Outermost, so that a page can read why it was refused. It adds headers, and sees no body.
         self._cors = (
@@ -137,7 +137,7 @@ class Dispatcher:
 
     def changes(self) -> int:
         """Return a number that grows when the keys change: a caller must then be checked again."""
-        self._access.look()
+        self._access.reload()
         return self._access.changes
 
     def _target(self, address: bytes) -> Route | None:
@@ -172,9 +172,9 @@ class Dispatcher:
     def _name(self, headers: Headers, client: tuple[str, int] | None) -> None:
         """Name the caller by its key or its address; raise Unauthenticated where a key is needed and missing."""
         if self._access.needs_key:
-            self._access.enter(_header(headers, b"authorization"))
+            self._access.authenticate(_header(headers, b"authorization"))
         else:
-            self._access.came_from(client[0] if client else "")
+            self._access.identify(client[0] if client else "")
 
     def _check_origin(self, origin: str, headers: Headers) -> None:
         """Raise Forbidden for a page of another server: a browser lets any page open a WebSocket, and names its

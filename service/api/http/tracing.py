@@ -37,7 +37,7 @@ def routed(trace: SpanData, route: str) -> None:
 def ended(trace: SpanData, error: Exception | None) -> None:
     """End the span of a request; after an `error` no more of its answer came."""
     if error is not None:
-        trace.refused(type(error).__name__, failed=True)
+        trace.set_error(type(error).__name__, failed=True)
     trace.end()
 
 

@@ -102,11 +102,11 @@ def model_config(name: str, manifest: Manifests, provider: str) -> dict[str, Any
 
 def model_statistics(name: str, version: int, statistics: InferenceStatistics) -> dict[str, Any]:
     """Return the statistics of a version of a model in Triton's form; an inference is one row."""
-    by_rows, whole = statistics.phases, {phase: Duration() for phase in (QUEUE, INPUT, INFER, OUTPUT)}
+    by_rows, whole = statistics.stages, {phase: Duration() for phase in (QUEUE, INPUT, INFER, OUTPUT)}
     executions = sum(duration.count for (_, phase), duration in by_rows.items() if phase == INFER)
     for phase, duration in [
         *((phase, duration) for (_, phase), duration in by_rows.items()),
-        *statistics.joined.items(),
+        *statistics.batched.items(),
     ]:
         whole[phase].count += duration.count
         whole[phase].seconds += duration.seconds

@@ -15,7 +15,7 @@ import pytest
 from preblock.service.artifacts import checksums, io
 from preblock.service.artifacts.checksums import FILE, Checksums
 from preblock.service.artifacts.manifest import DATA, MANIFEST
-from preblock.service.core.files import open_file, stamp_of
+from preblock.service.core.files import open_file, signature_of
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.support import commands
@@ -33,7 +33,7 @@ def ask(known: Checksums, file: Path) -> str:
 
 
 def key_of(file: Path) -> str:
-    return ":".join(map(str, stamp_of(file.stat())))
+    return ":".join(map(str, signature_of(file.stat())))
 
 
 @pytest.fixture

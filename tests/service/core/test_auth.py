@@ -28,7 +28,7 @@ def enter(access: Authenticator, authorization: bytes | None, model: str = "gpt"
     """Let in and check in a context of its own, as each request has one."""
 
     def request() -> None:
-        access.enter(authorization)
+        access.authenticate(authorization)
         (access.check_admin if admin else access.check_model)(model, caller())
 
     contextvars.copy_context().run(request)
@@ -47,11 +47,11 @@ def test_a_key_of_the_file_is_let_in(file: Path, authorization: bytes) -> None:
         (b"key", "another scheme"),
         (b"Basic key", "another scheme"),
         (b"Bearer", "another scheme"),
-        (b"Bearer ", "a key that is not known"),
-        (b"Bearer Key", "a key that is not known"),
-        (b"Bearer key key", "a key that is not known"),
-        (b"Bearer " + DIGEST.encode(), "a key that is not known"),
-        (b"Bearer \xff\x00", "a key that is not known"),
+        (b"Bearer ", "an unknown key"),
+        (b"Bearer Key", "an unknown key"),
+        (b"Bearer key key", "an unknown key"),
+        (b"Bearer " + DIGEST.encode(), "an unknown key"),
+        (b"Bearer \xff\x00", "an unknown key"),
     ],
 )
 def test_any_other_is_not_and_is_not_repeated(file: Path, authorization: bytes | None, got: str) -> None:
@@ -67,7 +67,7 @@ def test_whoever_was_not_let_in_may_use_nothing(file: Path) -> None:
         access.check_model("gpt", caller())
     access.check_model("gpt", SERVICE)
     with pytest.raises(Unauthenticated):
-        access.enter(b"Bearer no")
+        access.authenticate(b"Bearer no")
     assert not access.shows("gpt", caller())
 
 
@@ -135,7 +135,7 @@ def test_a_mistake_in_the_file_is_named(
 
 
 def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Invalid, match="allowed a TOML file that can be read"):
+    with pytest.raises(Invalid, match="allowed a readable TOML file"):
         Authenticator(tmp_path / "none.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff")
     with pytest.raises(Invalid, match="allowed a TOML file"):
@@ -151,7 +151,8 @@ def test_the_file_is_followed_and_a_broken_one_changes_nothing(file: Path, caplo
         with caplog.at_level(logging.WARNING):
             enter(access, b"Bearer key")
             enter(access, b"Bearer key")
-    assert [record.message.partition(":")[0] for record in caplog.records] == ["the keys stay as they were"] * 2
+    rejected = "API key file rejected, keeping the previous keys"
+    assert [record.message.partition(":")[0] for record in caplog.records] == [rejected] * 2
     other = file.with_suffix(".tmp")
     other.write_text(ENTRY.replace(DIGEST, hashlib.sha256(b"new").hexdigest()))
     other.replace(file)

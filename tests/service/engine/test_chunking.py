@@ -161,7 +161,7 @@ def counted(engine: Engine) -> tuple[dict[str, int], dict[str, float]]:
     """Requests to `gpt` by outcome, and the seconds of its phases."""
     found = engine.metrics.statistics()["gpt", 1]
     phases: dict[str, float] = {}
-    for (_, phase), duration in found.phases.items():
+    for (_, phase), duration in found.stages.items():
         phases[phase] = phases.get(phase, 0) + duration.seconds
     return {outcome: duration.count for outcome, duration in found.outcomes.items()}, phases
 

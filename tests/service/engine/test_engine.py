@@ -180,8 +180,8 @@ def test_requests_of_many_tasks_do_not_mix(engine: Engine) -> None:
 def executions(engine: Engine, model: str) -> tuple[int, int, dict[int | None, int]]:
     """Return how many rows of a model were answered, by how many runs, and how many runs had how many rows."""
     found = engine.metrics.statistics()[model, max(engine.repository.versions(model))]
-    batches = {rows: duration.count for (rows, phase), duration in found.phases.items() if phase == INFER}
-    assert found.joined[INFER].count + sum(batches.values()) == found.outcomes["success"].count
+    batches = {rows: duration.count for (rows, phase), duration in found.stages.items() if phase == INFER}
+    assert found.batched[INFER].count + sum(batches.values()) == found.outcomes["success"].count
     return found.rows, sum(batches.values()), batches
 
 

@@ -138,7 +138,7 @@ def test_concurrent_requests_are_limited(path: CodePath, strict_servers: Servers
                 if (found := caller.ask(GOOD)).status == 503:
                     break
             assert found.status == 503
-            assert "got one more than 1, allowed 1 at a time; try again later" in found.message
+            assert "got more than 1 at a time, allowed at most 1; try again later" in found.message
             check_retry(path, found)
         wait_for(caller, 200)
 

@@ -47,9 +47,9 @@ def test_the_id_of_the_client_comes_back(alike: httpx.Client, name: str) -> None
         assert embed(alike, **{name: f"id-{number}"}).headers.get_list("X-Request-Id") == [f"id-{number}"]
 
 
-@pytest.mark.parametrize("wanted", ["", "a b", "a\tb", "é", "x" * 129])
-def test_an_id_that_is_not_allowed_is_replaced(alike: httpx.Client, wanted: str) -> None:
-    headers = httpx.Headers({b"X-Request-Id": wanted.encode("latin-1")})
+@pytest.mark.parametrize("request_id", ["", "a b", "a\tb", "é", "x" * 129])
+def test_an_id_that_is_not_allowed_is_replaced(alike: httpx.Client, request_id: str) -> None:
+    headers = httpx.Headers({b"X-Request-Id": request_id.encode("latin-1")})
     for answer in (alike.get("/livez", headers=headers), alike.post(EMBED, content=b"{}", headers=headers)):
         assert MADE.fullmatch(answer.headers["X-Request-Id"])
     assert len(RequestContext(b"x" * 128).id) == 128

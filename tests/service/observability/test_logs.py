@@ -115,7 +115,7 @@ def test_ids_of_a_request_are_noted_by_rows_and_once(caplog: pytest.LogCaptureFi
         log.write(RequestRecord("decode", context))  # another step, without its ids
     told = [getattr(line, "fields", {}).get("input_ids") for line in caplog.records]
     assert told == [[[0, 1], [], [2]], None, [[0, 1, 2]], None, [[0]], None, [], None]
-    assert [vars(line)["asked"] for line in caplog.records[:2]] == [" [[0, 1], [], [2]]", ""]
+    assert [vars(line)["ids"] for line in caplog.records[:2]] == [" [[0, 1], [], [2]]", ""]
 
 
 def test_no_request_has_a_line_by_default(models: Path) -> None:

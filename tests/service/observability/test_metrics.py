@@ -10,7 +10,7 @@ from preblock.service.core.errors import Invalid, NotFound
 from preblock.service.core.limits import Limits
 from preblock.service.engine.admission import Admission
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
-from preblock.service.observability.instruments import LARGEST_BATCH, SECONDS
+from preblock.service.observability.instruments import BUCKETS_SECONDS, MAX_BATCH_LABEL
 from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
 from preblock.service.observability.record import RequestRecord
@@ -82,15 +82,21 @@ def test_seconds_fall_into_every_bucket_above_them() -> None:
     found = samples(metrics)
     assert found["preblock_request_duration_seconds_bucket", "+Inf", "native"] == 1
     bounds = {key[1] for key in found if key[0] == "preblock_request_duration_seconds_bucket"}
-    assert {float(bound) for bound in bounds} == {*SECONDS, float("inf")}
+    assert {float(bound) for bound in bounds} == {*BUCKETS_SECONDS, float("inf")}
 
 
 def test_records_are_summed_by_model_and_batch() -> None:
     metrics, now = Metrics(), time.perf_counter()
-    for ago, batch, model in ((60, 1, "m"), (59, 2, "m"), (1, 1, "m"), (58, LARGEST_BATCH + 1, "m"), (57, 1, "other")):
+    for ago, batch, model in (
+        (60, 1, "m"),
+        (59, 2, "m"),
+        (1, 1, "m"),
+        (58, MAX_BATCH_LABEL + 1, "m"),
+        (57, 1, "other"),
+    ):
         record = RequestRecord("native", started=now - ago - 0.2)
-        record.ask(model, 1)
-        record.asked, record.checked, record.dequeued, record.ran, record.ended = (
+        record.select(model, 1)
+        record.selected, record.checked, record.dequeued, record.ran, record.ended = (
             now - ago + late for late in (0, 0.1, 0.3, 0.6, 1)
         )
         record.rows, record.batch, record.tokens = batch, batch, 5
@@ -108,7 +114,7 @@ def test_records_are_summed_by_model_and_batch() -> None:
     assert found["preblock_response_bytes_total", "native"] == 100
     assert found["preblock_tokens_total", "m"] == 20
     assert found["preblock_tokens_total", "other"] == 5
-    assert found["preblock_model_rows_total", "m", "1"] == 1 + 2 + 1 + LARGEST_BATCH + 1
+    assert found["preblock_model_rows_total", "m", "1"] == 1 + 2 + 1 + MAX_BATCH_LABEL + 1
     counts = {key[2]: value for key, value in found.items() if key[:2] == ("preblock_model_stages_total", "m")}
     assert counts == {"1": 2, "2": 1, "more": 1}
     for stage, seconds in (("compute_input", 0.1), ("queue", 0.2), ("compute_infer", 0.3), ("compute_output", 0.4)):

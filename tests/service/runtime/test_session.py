@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +10,11 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import DATA, EMBEDDINGS, GRAPH
+from preblock.service.artifacts.manifest import DATA, GRAPH
 from preblock.service.core.errors import ArtifactError, ProviderError
-from preblock.service.runtime import session as session_module
 from preblock.service.runtime.providers import CPU, CUDA, PROBE, VERSION, choose_provider, cuda_unavailable_reason
 from preblock.service.runtime.runner import Feeds, Float32
-from preblock.service.runtime.session import CpuSession, CudaSession, Session
+from preblock.service.runtime.session import CudaSession, Session
 
 HAS_CUDA = CUDA in onnxruntime.get_available_providers()
 cpu_package = pytest.mark.skipif(HAS_CUDA, reason="onnxruntime-gpu is installed")
@@ -130,38 +128,6 @@ def test_why_a_provider_was_chosen_is_kept() -> None:
     assert choose_provider("cpu") == ("cpu", CPU, None, None)
 
 
-def test_calls_of_one_token_are_those_of_any_other(
-    tiny_repository: Path, tables: dict[str, NDArray[np.float32]]
-) -> None:
-    session = CpuSession(tiny_repository / "gpt" / "1")
-    for token, offset in ((1, 0), (4, 2), (1, 5)):
-        ids, place = np.array([[token]]), np.array([offset])
-        vectors = session.run({"input_ids": ids, "offset": place, "further": ids})[EMBEDDINGS]
-        assert vectors.tobytes() == (tables["tokens"][token] + tables["positions"][offset]).tobytes()
-        assert vectors.shape == (1, 1, 4)
-
-
-def test_what_a_call_of_one_token_gave_stays_as_it_was(tiny_repository: Path) -> None:
-    session = CpuSession(tiny_repository / "gpt" / "1")
-    found = [session.run({"input_ids": np.array([[i % 3]]), "offset": np.array([0])})[EMBEDDINGS] for i in range(6)]
-    assert [vectors.tobytes() for vectors in found[:3]] == [vectors.tobytes() for vectors in found[3:]]
-    assert len({vectors.tobytes() for vectors in found}) == 3
-
-
-def test_calls_of_one_token_in_several_threads_are_right(
-    tiny_repository: Path, tables: dict[str, NDArray[np.float32]]
-) -> None:
-    session = CpuSession(tiny_repository / "gpt" / "1")
-
-    def ask(number: int) -> bool:
-        token, offset = number % 7, number % 5
-        vectors = session.run({"input_ids": np.array([[token]]), "offset": np.array([offset])})[EMBEDDINGS]
-        return bool(vectors.tobytes() == (tables["tokens"][token] + tables["positions"][offset]).tobytes())
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(ask, range(5000)))
-
-
 SHAPES = [(1, 1, 1), (3, 7, 1), (3, 7, 3), (1, 8, 1), (1, 9, 1), (8, 1, 8), (1, 200, 1), (200, 1, 200), (0, 3, 1)]
 
 
@@ -178,37 +144,14 @@ def feeds_of(session: Session, batch: int, length: int, offsets: int = 1) -> dic
 
 @pytest.mark.parametrize("graph", ["model.onnx", "token.onnx"])
 @pytest.mark.parametrize("model", ["gpt2-small", "minilm", "transformer-base"])
-def test_bound_calls_have_the_bits_of_plain_calls(repository: Path, model: str, graph: str) -> None:
+def test_cuda_session_by_io_binding_has_the_bits_of_a_plain_run(repository: Path, model: str, graph: str) -> None:
     folder = repository / model / "1"
-    plain = Session(folder, graph=graph)
-    for bound in (CpuSession(folder, graph=graph), CudaSession(folder, graph=graph, provider=CPU)):
-        for shape in SHAPES:
-            feeds = feeds_of(plain, *shape)
-            expected = plain.run(feeds)
-            for _ in range(2):
-                found = bound.run(feeds)
-                assert found.keys() == expected.keys()
-                assert all(found[name].tobytes() == values.tobytes() for name, values in expected.items())
-
-
-def test_a_bound_call_that_fails_can_be_repeated(repository: Path) -> None:
-    session = CpuSession(repository / "minilm/1")
-    feeds = feeds_of(session, 1, 4)
-    expected = session.run(feeds)[EMBEDDINGS].tobytes()
-    for _ in range(3):
-        with pytest.raises(Exception, match="indices element out of data bounds"):
-            session.run(feeds | {"input_ids": np.full((1, 4), 10**6)})
-    assert session.run(feeds)[EMBEDDINGS].tobytes() == expected
-
-
-def test_shapes_of_bound_calls_are_limited(tiny_repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "MAX_BOUND_CALLS", 3)
-    session = CpuSession(tiny_repository / "gpt/1")
-    for batch in range(1, 20):
-        feeds = {"input_ids": np.full((batch, 1), 2), "offset": np.array([1])}
-        vectors = [session.run(feeds)[EMBEDDINGS] for _ in range(2)]
-        assert vectors[0].tobytes() == vectors[1].tobytes()
-        assert len(session._calls) <= 3
+    plain, bound = Session(folder, graph=graph), CudaSession(folder, CPU, graph=graph)
+    for shape in SHAPES:
+        feeds = feeds_of(plain, *shape)
+        expected, found = plain.run(feeds), bound.run(feeds)
+        assert found.keys() == expected.keys()
+        assert all(found[name].tobytes() == values.tobytes() for name, values in expected.items())
 
 
 class Recording(CudaSession):
@@ -220,7 +163,7 @@ class Recording(CudaSession):
 
 
 def test_a_gpu_is_warmed_up_for_as_many_tokens_as_share_a_run(repository: Path) -> None:
-    session = Recording(repository / "minilm/1", provider=CPU)
+    session = Recording(repository / "minilm/1", CPU)
     session.warm_up(feeds_of(session, 1, 1))
     assert session.sizes == [1, 2, 16, 128, 1024]
 
@@ -229,7 +172,7 @@ def test_tables_larger_than_the_gpu_memory_limit_are_refused(repository: Path) -
     folder = repository / "minilm/1"
     size = (folder / DATA).stat().st_size
     with pytest.raises(ArtifactError) as refused:
-        CudaSession(folder, gpu_mem_limit_bytes=size - 1)
+        CudaSession(folder, CUDA, gpu_mem_limit_bytes=size - 1)
     assert str(refused.value) == (
         f"model.onnx.data: got {size} bytes, allowed at most {size - 1}, which is gpu_mem_limit_bytes"
     )

@@ -6,7 +6,6 @@ Oracles: the answers of the JSON protocol, and the counters.
 import base64
 import gzip
 import http.client
-import re
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -124,29 +123,6 @@ def test_connection_is_closed_on_request(running: Server) -> None:
         for _ in range(3):
             connection.request("POST", path, body, headers)
             assert len(connection.getresponse().read()) == 4 * WIDTH
-
-
-@pytest.mark.parametrize("origin", [{}, {"Origin": "http://elsewhere"}])
-@pytest.mark.parametrize(
-    ("path", "document"),
-    [
-        ("/v1/embeddings", {"model": "gpt", "input": list(range(20))}),
-        ("/models/gpt/embed", {"input_ids": [[1, 2, 3]]}),
-        ("/models/gpt/embed", {"input_ids": [[-1]]}),
-        ("/nowhere", {}),
-    ],
-)
-def test_small_answer_is_one_segment(
-    running: Server, path: str, document: dict[str, object], origin: dict[str, str]
-) -> None:
-    """A killed server then leaves no half answer: a client reads all of it or nothing."""
-    url, body = httpx.URL(running.address), orjson.dumps(document)
-    with dial(url) as stream:
-        for _ in range(20):
-            stream.sendall(http_request(path, body, {"Content-Type": "application/json"} | origin))
-            top, _, content = stream.recv(2**16).partition(b"\r\n\r\n")
-            (length,) = re.findall(rb"content-length: (\d+)", top.lower())
-            assert int(length) == len(content) > 0
 
 
 SMALL_PARTS = orjson.dumps({"input_ids": [[1]] * 40_000, "encoding": "prompt_embeds", "dtype": "float16"})

@@ -18,7 +18,7 @@ def router(engine: Engine) -> APIRouter:
 
     @routes.get("/readyz", status_code=200, response_class=Response, responses={503: {"description": "Not ready."}})
     async def ready() -> None:
-        """Answer 200: every model has run. Before that the server of the start answers 503."""
+        """Answer 200: every model is open. Before that the server refuses connections."""
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": METRICS}})
     async def metrics(request: Request) -> Response:

@@ -109,7 +109,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
 
     @routes.get("/health/ready", response_model=schemas.Ready, responses=schemas.open_inference_errors(503))
     async def server_ready() -> dict[str, bool]:
-        """Answer 200: every model has run. Before that the server of the start answers 503."""
+        """Answer 200: every model is open. Before that the server refuses connections."""
         return {"ready": True}
 
     def statistics(name: str | None, version: str | None) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def test_idle_stream_ends_with_the_reason(stub: Any) -> None:
     answers, error, seconds = until_the_end(stub.ModelStreamInfer(silent()))
     done.append(True)
     assert [answer.error_message for answer in answers] == [""]
-    check(error, "nothing from its client for too long")
+    check(error, "an idle timeout")
     assert seconds > 0.9 * IDLE
 
 
@@ -69,5 +69,5 @@ def test_busy_stream_ends_with_its_offsets(stub: Any) -> None:
     assert {answer.error_message for answer in answers} == {""}
     place = {"model_name": "gpt", "model_version": "1", "sequence_id": 5, "next_offset": [1]}
     assert json.loads(last.error_message) == {"closing": "time", "sequences": [place]}
-    check(error, "more time than a stream may take")
+    check(error, "the maximum lifetime of a stream")
     assert seconds > 0.9 * TOTAL

@@ -140,7 +140,7 @@ BAD_TEXT = [
     ('{"input_ids": [1.0]}', "input_ids[0]: got 1.0, allowed a 64-bit integer"),
     ('{"input_ids": [7]}', "input_ids[0]: got 7, allowed 0 to 6"),
     ('{"input_ids": [-1]}', "input_ids[0]: got -1, allowed 0 to 6"),
-    ('{"input_ids": [1], "offset": 2}', "offset[0]: got 2, allowed 1, where this row is"),
+    ('{"input_ids": [1], "offset": 2}', "offset[0]: got 2, allowed 1, the offset of this row"),
     ('{"input_ids": [1], "offset": [1, 1]}', "offset: got 2 values, allowed one value, or one for each of 1 rows"),
     ('{"input_ids": [1], "attention_mask": [2]}', "attention_mask[0]: got 2, allowed 0 to 1"),
     ('{"input_ids": [1], "text": "a"}', "field: got text, allowed input_ids, position_ids, attention_mask"),

@@ -1,0 +1,129 @@
+"""Handlers of gRPC methods: request context, compression, errors as statuses, and the drain of open calls."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from time import perf_counter
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+
+from preblock.service.api.grpc.errors import abort, context_of
+from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegistry
+from preblock.service.codecs.v2.protobuf import read
+from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, PreblockError, Unavailable
+from preblock.service.engine.engine import Engine
+
+GRPC, GRPC_STREAM = "grpc", "grpc-stream"
+END_REASONS = {
+    "shutdown": "server shutdown",
+    "idle": "an idle timeout",
+    "time": "the maximum lifetime of a stream",
+    "key": "a removed or changed key",
+}
+COMPRESSIONS = {"gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}
+ACCEPT = "accept-encoding"
+"""Metadata with the requested compression, as in HTTP. gRPC itself lists only the encodings of the client's library."""
+DRAIN_POLL_INTERVAL_SECONDS = 0.02
+LOG = logging.getLogger(__name__)
+
+Receive = Callable[[], Awaitable[bytes | None]]
+Send = Callable[[bytes], Awaitable[None]]
+Method = Callable[[Any], Awaitable[Any]]
+StreamMethod = Callable[[Receive, Send, StreamLifetime], Awaitable[None]]
+Answer = Callable[[Any, grpc.aio.ServicerContext], Awaitable[bytes | None]]
+
+
+class CallHandlers:
+    """Makes the handlers of a server's methods, and drains their calls at its end.
+
+    Args:
+        engine: decodes requests, counts bytes and identifies callers.
+        streams: registry of open streams.
+
+    """
+
+    def __init__(self, engine: Engine, streams: StreamRegistry) -> None:
+        self._engine, self._streams = engine, streams
+        self._open: set[Any] = set()
+
+    def unary(self, method: Method, kind: Any) -> grpc.RpcMethodHandler:
+        """Return the handler of a unary method; `kind` is the class of its requests, or None for bytes."""
+
+        async def answer(message: bytes, call: grpc.aio.ServicerContext) -> bytes:
+            size = len(message)
+            request = message if kind is None else await self._engine.scheduler.run(size, partial(read, kind, message))
+            response = await method(request)
+            written: bytes = response if isinstance(response, bytes) else response.SerializeToString()
+            self._engine.metrics.count_bytes(GRPC, size, len(written))
+            call.set_trailing_metadata(context_of(call).metadata())
+            return written
+
+        # Without a deserializer gRPC passes bytes. Its own error for invalid bytes would reveal internals.
+        return grpc.unary_unary_rpc_method_handler(partial(self._run, answer))
+
+    def stream(self, method: StreamMethod) -> grpc.RpcMethodHandler:
+        """Return the handler of a streaming method."""
+        count_bytes = self._engine.metrics.count_bytes
+
+        async def answer(_: Any, call: grpc.aio.ServicerContext) -> None:
+            async def receive() -> bytes | None:
+                message: bytes = await call.read()
+                if message is grpc.aio.EOF:
+                    return None
+                count_bytes(GRPC_STREAM, len(message), 0)
+                return message
+
+            async def send(response: bytes) -> None:
+                began = perf_counter()
+                try:
+                    await call.write(response)
+                except grpc.aio.InternalError:  # the client left; the cancellation of this task follows
+                    raise asyncio.CancelledError from None
+                count_bytes(GRPC_STREAM, 0, len(response), 0, perf_counter() - began)
+
+            try:
+                with self._streams.open() as lifetime:
+                    await method(receive, send, lifetime)
+            except StreamEnd as end:
+                # After the status OK, clients would wait for the responses to their next messages.
+                reason = END_REASONS[end.reason]
+                raise Unavailable("stream", reason, "a new stream, to another server or later") from None
+
+        return grpc.stream_stream_rpc_method_handler(partial(self._run, answer))
+
+    async def _run(self, answer: Answer, message: Any, call: grpc.aio.ServicerContext) -> bytes | None:
+        """Answer a call, and count it until its status is sent."""
+        context_of(call)
+        encoding = dict(call.invocation_metadata() or ()).get(ACCEPT)
+        if encoding in COMPRESSIONS:
+            call.set_compression(COMPRESSIONS[encoding])
+            # With the response of a unary call, grpcio would send the compression too late.
+            await call.send_initial_metadata(())
+        self._open.add(call)
+        call.add_done_callback(self._open.discard)
+        access = self._engine.repository.access
+        if not access.needs_key:
+            host = unquote(call.peer()).rpartition(":")[0].partition(":")[2]  # of ipv4:127.0.0.1:5 or ipv6:[::1]:5
+            access.identify(host.strip("[]"))
+        try:
+            return await answer(message, call)
+        except PreblockError as error:
+            await abort(call, error)
+        except Exception:
+            LOG.exception("internal error in a gRPC call")
+            await call.abort(grpc.StatusCode.INTERNAL, INTERNAL_ERROR_MESSAGE)
+        raise AssertionError("abort raises")
+
+    async def drain(self, server: grpc.aio.Server, seconds: float) -> None:
+        """Accept no new call, and stop the server after the open calls end, or after `seconds`.
+
+        A health watch never ends, and delays nothing.
+        """
+        stopping = asyncio.create_task(server.stop(seconds))
+        while self._open and not stopping.done():
+            await asyncio.sleep(DRAIN_POLL_INTERVAL_SECONDS)
+        await server.stop(None)
+        await stopping
