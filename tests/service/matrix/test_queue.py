@@ -1,4 +1,4 @@
-"""Requests of every code path whose content a thread has to read, on a server whose only thread is busy."""
+"""Large requests of every code path on a server with one busy thread, needed to read them."""
 
 import os
 import threading
@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 ROWS = [path for path in DIRECT if path.repeat == 1 and not path.known]
 """A large request is read without a template."""
 LARGE = np.ones((60_000, 1), np.int64)
-LARGE[-1] = -1  # refused once it is read, so that no large answer follows
+LARGE[-1] = -1  # refused after the read, without a large answer
 LIMITS = {
     "PREBLOCK_MAX_QUEUE_SIZE": ("1", "queue: got a request more than 1 waiting, allowed at most 1 waiting"),
     "PREBLOCK_QUEUE_TIMEOUT_SECONDS": ("0.02", "queue: got more than 0.02 s in it, allowed at most 0.02 s"),
