@@ -1,4 +1,4 @@
-"""Settings of all tests, and the artifacts and servers that many of them share. No test needs torch for these."""
+"""Settings of all tests, and shared artifacts and servers. None of these needs torch."""
 
 import gc
 import os
@@ -53,9 +53,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def trust(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Trust an authority that nobody has, unless a test names its own.
+    """Trust an unused authority, unless a test names its own.
 
-    Each client would otherwise read all certificates of the system, which is slow; no test leaves this machine.
+    Each client would otherwise read all certificates of the system, and that is slow. No test leaves this machine.
     """
     file = tmp_path_factory.mktemp("trust") / "authority.pem"
     trustme.CA().cert_pem.write_to_path(str(file))
@@ -74,7 +74,7 @@ def checkpoint() -> Path:
 
 @pytest.fixture(scope="session")
 def repository() -> Path:
-    """Return the repository that `make serve` serves: minilm, gpt2-small and transformer-base."""
+    """Return the repository of `make serve`: minilm, gpt2-small and transformer-base."""
     return ROOT / "model_repository"
 
 

@@ -1,4 +1,4 @@
-"""Where third-party packages are imported, and that the documents are complete. Directions: import-linter."""
+"""Importers of third-party packages, and completeness of the documents. Directions: import-linter."""
 
 import ast
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-# The packages of Preblock that may import a third-party package.
+# Third-party packages, each with its importers.
 HOMES = {
     "torch": ("models", "export", "client"),
     "safetensors": ("models",),
@@ -18,7 +18,7 @@ HOMES = {
     "tokenizers": ("service.runtime",),
     "fastapi": ("service.api", "service.app", "service.server"),
     "fastapi_offline": ("service.app",),
-    "starlette": ("service.api",),
+    "starlette": ("service.api", "service.server"),
     "uvicorn": ("service.server",),
     "uvloop": ("service.server", "bench"),
     "httptools": ("service.server", "bench"),
@@ -33,7 +33,7 @@ HOMES = {
     "httpx": ("client", "bench"),
     "websockets": ("client", "service.server", "bench"),
 }
-# Imports that a package makes inside functions only, and the modules that are imported there.
+# Imports of a package inside functions only, and the exceptions.
 WHEN_NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     "bench": {"grpc": (), "preblock.service": ()},
     "client": {"torch": (), "ml_dtypes": (), "websockets": ("client.sockets",), "preblock.client.sockets": ()},
@@ -51,7 +51,7 @@ def module_of(file: Path) -> str:
 
 
 def imports_of(file: Path) -> Iterator[tuple[str, bool]]:
-    """Every module that `file` imports, and whether it does so when it is imported itself."""
+    """Yield every imported module of `file`, and whether the import is at the top level."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     top = set(tree.body)
     for node in ast.walk(tree):

@@ -112,7 +112,7 @@ def guarded(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         yield server, key
 
 
-def test_a_key_opens_every_protocol_and_errors_are_counted_by_kind(guarded: tuple[Server, str]) -> None:
+def test_key_opens_every_protocol_and_errors_are_counted(guarded: tuple[Server, str]) -> None:
     server, key = guarded
     for protocol, kind in (
         ("npy", "RateLimited"),

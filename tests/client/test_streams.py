@@ -170,7 +170,7 @@ def test_what_is_refused_changes_nothing(tiny: Any, method: str, argument: Any, 
         assert stream.offset == [2, 2]
 
 
-def test_what_belongs_to_the_tokens_must_pair_with_them_and_be_known(tiny: Any) -> None:
+def test_token_fields_must_be_known_and_of_equal_length(tiny: Any) -> None:
     with tiny.decode("gpt") as stream:
         for further in ({"attention_mask": [1]}, {"position_ids": [[1], [1]]}, {"token_type_ids": [0, 0]}):
             with raises_kind("Invalid") as raised:
@@ -180,7 +180,7 @@ def test_what_belongs_to_the_tokens_must_pair_with_them_and_be_known(tiny: Any) 
         assert stream.offset == [1]
 
 
-def test_the_last_place_is_filled_and_the_next_refused_with_the_numbers(tiny: Any) -> None:
+def test_step_beyond_the_last_position_is_refused(tiny: Any) -> None:
     with tiny.decode("gpt", offset=4) as stream:
         stream.step([1, 2])
         with raises_kind("Invalid", match="6") as raised:
@@ -330,7 +330,7 @@ def test_resuming_ends_and_may_be_tried_again(connect: Connecting, flaky: FlakyP
     assert flaky.connections == 4
 
 
-def test_a_stream_that_cannot_be_opened_is_tried_again_where_it_resumes(connect: Connecting, flaky: FlakyProxy) -> None:
+def test_resuming_stream_is_opened_again_after_a_failure(connect: Connecting, flaky: FlakyProxy) -> None:
     flaky.script = [DROP, BUSY]
     with connect(flaky.address, retries=2).decode("gpt", resume=True) as stream:
         assert stream.offset == [0]
@@ -408,9 +408,7 @@ def test_a_step_without_an_answer_ends_the_stream(connect: Connecting, flaky: Fl
     assert time.monotonic() - start < 5
 
 
-def test_a_stream_that_resumes_goes_on_after_a_step_without_an_answer(
-    connect: Connecting, flaky: FlakyProxy, tiny: Any
-) -> None:
+def test_resuming_stream_continues_after_a_lost_answer(connect: Connecting, flaky: FlakyProxy, tiny: Any) -> None:
     with connect(flaky.address, timeout=0.5).decode("gpt", resume=True) as stream:
         stream.step([1])
         flaky.hold()

@@ -24,7 +24,7 @@ class Page:
     sent: int = field(default=0)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Call a method of the protocol, and return what it answers; events are passed over."""
+        """Call a method of the protocol, and return its result; events are ignored."""
         self.sent += 1
         message = {"id": self.sent, "method": method, "params": parameters}
         self.connection.send(json.dumps(message | ({"sessionId": self.session} if self.session else {})))
@@ -44,11 +44,11 @@ class Page:
 
 @contextmanager
 def browsing(address: str, profile: Path) -> Iterator[Page]:
-    """Open `address` in a browser of its own, which keeps its files in `profile`."""
+    """Open `address` in a browser of its own, with its files in `profile`."""
     assert CHROMIUM is not None
     arguments = [
         "--headless=new",
-        "--no-sandbox",  # which a container, or root, does not allow
+        "--no-sandbox",  # containers and root do not allow a sandbox
         "--disable-gpu",
         "--disable-dev-shm-usage",
         "--disable-background-networking",

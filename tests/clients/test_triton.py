@@ -102,7 +102,7 @@ def test_every_shape_is_that_which_onnxruntime_tells_triton(repository: Path) ->
             ]
 
 
-def test_its_level_of_optimisation_gives_the_bits_that_were_proven(tmp_path: Path) -> None:
+def test_its_optimization_level_gives_the_proven_bits(tmp_path: Path) -> None:
     save("nomic_bert", tmp_path / "nomic_bert")
     folder = export(str(tmp_path / "nomic_bert"), "nomic_bert", tmp_path / "repository").folder
     ids = np.random.default_rng(0).integers(3, 90, (8, 32))

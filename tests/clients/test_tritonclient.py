@@ -27,13 +27,13 @@ FIELDS = {"input_ids": IDS, "offset": [1, 2], "token_type_ids": [[0, 1, 0], [1, 
 
 
 class TritonClient:
-    """A client of tritonclient, whose methods may be coroutines."""
+    """A client of tritonclient, with or without coroutines."""
 
     def __init__(self, module: ModuleType, address: str) -> None:
         self.module, self._address = module, address
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
-        """Return a method that makes a client, calls it and closes it again."""
+        """Return a method to open a client, call it and close it again."""
 
         async def call_aio(*args: Any, **options: Any) -> Any:
             async with self.module.InferenceServerClient(self._address) as client:
@@ -67,13 +67,13 @@ class TritonClient:
         return tensors
 
     def document(self, method: str, *args: Any, **options: Any) -> Any:
-        """Return what `method` answers as a document, numbers of 64 bits as numbers."""
+        """Return the answer of `method` as a document, numbers of 64 bits as numbers."""
         found = getattr(self, method)(*args, **options | ({} if self.http else {"as_json": True}))
         return found if self.http else numbers(found)
 
 
 def numbers(value: Any) -> Any:
-    """Return a document of protobuf's JSON, which writes 64-bit numbers as strings, with numbers."""
+    """Convert the 64-bit numbers of protobuf's JSON from strings to numbers."""
     if isinstance(value, dict):
         keep = ("name", "version", "versions")
         return {key: child if key in keep else numbers(child) for key, child in value.items()}
@@ -173,7 +173,7 @@ def test_the_index_of_the_repository_names_every_version(client: TritonClient) -
 
 
 @pytest.mark.parametrize("method", ["load_model", "unload_model"])
-def test_models_cannot_be_changed_where_the_settings_do_not_allow_it(client: TritonClient, method: str) -> None:
+def test_model_change_is_forbidden_by_default(client: TritonClient, method: str) -> None:
     with pytest.raises(InferenceServerException) as raised:
         getattr(client, method)("bert")
     allowed = "changes by request with model_control explicit; it is none"
@@ -181,7 +181,7 @@ def test_models_cannot_be_changed_where_the_settings_do_not_allow_it(client: Tri
     assert raised.value.status() == ("403" if client.http else "StatusCode.PERMISSION_DENIED")
 
 
-def test_models_are_unloaded_and_loaded_where_the_settings_allow_it(tiny_repository: Path) -> None:
+def test_models_are_unloaded_and_loaded_with_explicit_control(tiny_repository: Path) -> None:
     with serve(tiny_repository, "--model-control", "explicit") as server, connect(server):
         for module, address in (
             (tritonclient.http, server.address.removeprefix("http://")),
@@ -319,7 +319,7 @@ def check_steps(answers: list[Any], tiny_clients: Clients) -> None:
 
 @pytest.fixture(scope="module")
 def large(server: Server, clients: Clients) -> tuple[Server, Any, bytes]:
-    """A server, ids whose answer is some megabytes, and that answer."""
+    """Return a server, ids, and their answer of some megabytes."""
     ids = np.random.default_rng(1).integers(0, 30000, (8, 256))
     return server, ids, native_bytes(clients, "minilm", {"input_ids": ids.tolist()}).tobytes()
 

@@ -1,6 +1,6 @@
-"""The example that feeds vLLM, which is not here: a stand-in takes its place, and reads the field as vLLM does.
+"""The example for vLLM, against a stand-in: it reads the field as vLLM does.
 
-The stand-in proves the bytes that are sent, not what vLLM makes of them.
+The stand-in proves the sent bytes, not their use by vLLM.
 """
 
 import base64
@@ -23,7 +23,7 @@ from tests.support.servers import Server
 
 
 class StandIn(BaseHTTPRequestHandler):
-    """Answers as a vLLM would that serves one model, and completes every prompt alike but for its `wrong` ones."""
+    """Answers like a vLLM with one model; every completion is the same, except for vectors where `wrong` is set."""
 
     seen: list[dict[str, Any]]
     wrong = False

@@ -40,8 +40,8 @@ class Recipe:
     Args:
         build: returns the front-end.
         seed: of the tables.
-        tokenizer: "words" is the tokenizer of 11 words, "broken" a file that is none.
-        changed: values of the first table that are not drawn, by index.
+        tokenizer: "words" is the tokenizer of 11 words, "broken" a malformed file.
+        changed: fixed values of the first table, by index.
 
     """
 
@@ -52,7 +52,7 @@ class Recipe:
 
 
 def build_frontend(name: str) -> AnyFrontEnd:
-    """Return the front-end that a stored artifact was exported from, as the oracle of a test."""
+    """Return the source of a stored artifact, as the oracle of a test."""
     recipe = RECIPES[name]
     frontend = recipe.build().eval()
     tables = list(_tables(frontend))
@@ -66,7 +66,7 @@ def build_frontend(name: str) -> AnyFrontEnd:
 
 
 def make_artifact(name: str, stored: Path) -> Path:
-    """Export an artifact into `stored / name`, without what can be drawn again."""
+    """Export an artifact into `stored / name`, without random tables."""
     recipe = RECIPES[name]
     frontend = build_frontend(name)
     with tempfile.TemporaryDirectory() as place:
@@ -84,12 +84,12 @@ def make_artifact(name: str, stored: Path) -> Path:
 
 
 def _tables(frontend: AnyFrontEnd) -> list[torch.Tensor]:
-    """Return the parameters that are drawn: all but norms, which torch fills with ones and zeros."""
+    """Return the random parameters: all except norms, filled with ones and zeros."""
     return [parameter for name, parameter in frontend.named_parameters() if "norm" not in name]
 
 
 def _drop_drawn_data(folder: Path, frontend: AnyFrontEnd, recipe: Recipe) -> None:
-    """Write how to draw the data file in place of the file, where tables are all that it holds."""
+    """Replace a data file of random tables by the recipe to draw them."""
     data = (folder / DATA).read_bytes()
     if not data:
         return
@@ -187,7 +187,7 @@ RECIPES: dict[str, Recipe] = {
     "rotary-7x256x9000": Recipe(_frontend("rotary", _WIDE, max_len=9000, rotary=_rotary(32)), 1),
     "alibi-7x256x9000": Recipe(_frontend("alibi", _WIDE, max_len=9000, bias=AlibiConfig(heads=2)), 2),
     "vit-2048": Recipe(_vit(2048, 3, 8, 4), 3),
-    # One for each way to count positions, and one that multiplies by the mask.
+    # One for each position source, and one with a mask step.
     "counts-slots": _counting("slots"),
     "counts-ids": _counting("ids"),
     "counts-mask": _counting("mask"),
@@ -222,7 +222,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def main(names: Sequence[str]) -> None:
-    """Export the artifacts of these names, or all; of all, remove the folders that no recipe makes."""
+    """Export the artifacts of these names, or all; of all, remove the folders without a recipe."""
     if not names:
         shutil.rmtree(STORED, ignore_errors=True)
     for name in names or RECIPES:

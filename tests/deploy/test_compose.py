@@ -94,7 +94,7 @@ def test_the_proxy_sends_again_only_what_may_be_sent_twice(server: Server) -> No
     }
 
 
-def test_the_proxy_waits_longer_than_the_service_does_for_a_stream() -> None:
+def test_proxy_timeout_exceeds_the_stream_timeout() -> None:
     idle = Settings.model_fields["stream_idle_timeout_seconds"].default
     for kind in ("client", "server", "tunnel"):
         found = re.search(rf"^    timeout {kind} (\d+)s$", PROXY, re.MULTILINE)

@@ -1,7 +1,6 @@
-"""Answers that are made whole have a limit; those that are sent in pieces have none. Oracle: NumPy over the tables."""
+"""Buffered answers have a size limit, streamed ones have none. Oracle: NumPy over the tables."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import grpc
 import httpx
@@ -18,8 +17,9 @@ from preblock.client.errors import RequestError
 from preblock.service.core.limits import FLOAT32_BYTES
 from preblock.service.core.settings import Settings
 from preblock.service.engine.chunking import WRITTEN_WHOLE
-from tests.support.artifacts import copy_artifact, draw_tables
-from tests.support.connections import dial
+from tests.support.artifacts import draw_tables, make_repository
+from tests.support.connections import dial, http_request
+from tests.support.open_inference import infer_message
 from tests.support.protocols import (
     Clients,
     Protocol,
@@ -46,7 +46,7 @@ from tests.support.servers import serve
 MOST = 8 * 2**20
 V, D, LONGEST = 7, 256, 9000
 FITS = MOST // (4 * D)
-"""Tokens whose vectors are as large as an answer may be that is made whole."""
+"""Number of tokens of the largest buffered answer."""
 IDS = np.random.default_rng(5).integers(0, V, LONGEST).tolist()
 WHOLE: tuple[Protocol, ...] = (grpc_raw, grpc_typed, decode_frame, decode_json, openai_base64)
 IN_PIECES: tuple[Protocol, ...] = (
@@ -59,10 +59,8 @@ TOKENS, POSITIONS = draw_tables(0, [V * D, LONGEST * D])
 
 @pytest.fixture(scope="module")
 def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
-    root: Path = tmp_path_factory.mktemp("whole")
-    for name in ("gpt", "rotary", "alibi"):
-        copy_artifact(f"{name}-7x256x9000", root, name)
-    copy_artifact("vit-2048", root, "vit")
+    models = {name: f"{name}-7x256x9000" for name in ("gpt", "rotary", "alibi")}
+    root = make_repository(tmp_path_factory.mktemp("whole"), vit="vit-2048", **models)
     with serve(root, PREBLOCK_MAX_BUFFERED_RESPONSE_BYTES=str(MOST)) as server, connect(server) as connected:
         yield connected
 
@@ -81,7 +79,7 @@ def message(tokens: int, width: int = D) -> str:
 
 
 @pytest.mark.parametrize("protocol", WHOLE)
-def test_one_token_more_than_fits_is_refused_and_the_next_is_answered(clients: Clients, protocol: Protocol) -> None:
+def test_one_token_over_the_limit_is_refused(clients: Clients, protocol: Protocol) -> None:
     for _ in range(2):
         with pytest.raises(RequestRefused) as refused:
             protocol(clients, "gpt", {"input_ids": [IDS[: FITS + 1]]})
@@ -91,7 +89,7 @@ def test_one_token_more_than_fits_is_refused_and_the_next_is_answered(clients: C
 
 
 @pytest.mark.parametrize("protocol", IN_PIECES)
-def test_what_is_sent_in_pieces_has_no_such_limit(clients: Clients, protocol: Protocol) -> None:
+def test_streamed_answer_has_no_limit(clients: Clients, protocol: Protocol) -> None:
     found = protocol(clients, "gpt", {"input_ids": [IDS]})
     if protocol is openai_mean:
         assert found.shape == (1, D)
@@ -109,15 +107,14 @@ def test_vectors_of_pooled_rows_are_limited(clients: Clients) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"encoding": "float"}, {}])
-def test_what_has_no_size_yet_is_made_whole_for_an_old_client(clients: Clients, fields: dict[str, str]) -> None:
+def test_http_1_0_answer_is_buffered_within_the_limit(clients: Clients, fields: dict[str, str]) -> None:
     url = clients.http.base_url
     coding = {} if fields else {"Accept-Encoding": "gzip"}
     for tokens, status in ((LONGEST, 413), (10, 200)):
         body = orjson.dumps({"input_ids": [IDS[:tokens]]} | fields)
-        lines = {"Content-Type": "application/json", "Content-Length": str(len(body))} | coding
-        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        sent = http_request("/models/gpt/embed", body, {"Content-Type": "application/json"} | coding)
         with dial(url) as stream:
-            stream.sendall(f"POST /models/gpt/embed HTTP/1.0\r\n{head}\r\n".encode() + body)
+            stream.sendall(sent.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
             answer = b"".join(iter(lambda: stream.recv(2**16), b""))
         assert answer.startswith(b"HTTP/1.1 %d " % status)
         if status == 413:
@@ -125,7 +122,7 @@ def test_what_has_no_size_yet_is_made_whole_for_an_old_client(clients: Clients, 
             assert problem["got"] == f"more than {MOST} bytes for HTTP/1.0"
 
 
-def test_a_stream_goes_on_where_it_was(clients: Clients) -> None:
+def test_stream_continues_after_a_refused_step(clients: Clients) -> None:
     with clients.own.decode("gpt") as stream:
         begun = stream.step([IDS[:1]])
         with pytest.raises(RequestError, match="in a buffered response"):
@@ -135,11 +132,9 @@ def test_a_stream_goes_on_where_it_was(clients: Clients) -> None:
 
 
 @pytest.mark.parametrize("of_stream", [False, True])
-def test_a_sequence_goes_on_where_it_was(clients: Clients, of_stream: bool) -> None:
+def test_sequence_continues_after_a_refused_step(clients: Clients, of_stream: bool) -> None:
     def ask(begin: int, end: int, start: bool = False) -> service_pb2.ModelInferRequest:
-        ids = np.array([IDS[begin:end]])
-        request = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[ids.tobytes()])
-        request.inputs.add(name="input_ids", datatype="INT64", shape=ids.shape)
+        request = infer_message([IDS[begin:end]])
         request.parameters["sequence_id"].int64_param = 9
         request.parameters["sequence_start"].bool_param = start
         return request
@@ -215,6 +210,6 @@ def test_vectors_of_images_are_limited(clients: Clients) -> None:
         ask(most + 1)
 
 
-def test_what_is_computed_at_once_fits_in_any_case() -> None:
+def test_least_limit_holds_one_computed_part() -> None:
     (least,) = [bound.ge for bound in Settings.model_fields["max_buffered_response_bytes"].metadata]
     assert least >= FLOAT32_BYTES * WRITTEN_WHOLE

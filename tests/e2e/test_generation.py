@@ -1,7 +1,7 @@
-"""Whole generations whose every vector comes from a running server, over each streaming protocol.
+"""Whole generations with the vectors of a running server, over each streaming protocol.
 
-Oracle: `generate()` of transformers; for RoBERTa, whose `generate()` feeds other positions than its `forward()`, a
-greedy loop of full forward passes.
+Oracle: `generate()` of transformers. For RoBERTa it feeds other positions than `forward()`, so the oracle is a greedy
+loop of full forward passes.
 """
 
 import base64
@@ -30,12 +30,12 @@ from tests.support.servers import serve
 COUNT, BEAMS = 14, 3
 FAMILIES = ("gpt2", "opt", "llama", "marian", "roberta")
 SOURCES = torch.tensor([[4, 5, 6, 7, 0], [8, 9, 0, 1, 1], [10, 11, 12, 0, 1], [13, 0, 1, 1, 1]])
-"""What Marian translates: its decoder begins with one token, which is the prompt."""
+"""Sources for Marian: its decoder begins with one token, the prompt."""
 PAD = 1
-"""Of Marian and of RoBERTa, which must not generate it: its position is no further one."""
+"""Padding id of Marian and RoBERTa, without a position of its own: RoBERTa must not generate it."""
 
 UNTIED: dict[str, Any] = {"tie_word_embeddings": False, "init_std": 0.05}
-"""Otherwise a decoder with random weights says again what it was told."""
+"""Otherwise a decoder with random weights repeats its prompt."""
 Vectors = NDArray[np.float32]
 Ask = Callable[[dict[str, Any]], Any]
 
@@ -84,7 +84,7 @@ BLOCKS = {**example.BLOCKS, "marian": "model.decoder.layers", "roberta": "robert
 
 
 class Decoder(example.Body):  # type: ignore[misc, name-defined]
-    """A body of any of the families, whose first block is handed vectors."""
+    """A body of any family with given vectors for its first block."""
 
     def __init__(self, family: str, model: Any, blocks: Any) -> None:
         self.family = family
@@ -120,7 +120,7 @@ class Decoder(example.Body):  # type: ignore[misc, name-defined]
 
 
 class Embedder(Decoder):
-    """The same, which adds positions itself to the vectors of its own lookup, `inputs_embeds`."""
+    """The same with `inputs_embeds`: the model adds positions itself."""
 
     def __init__(self, family: str, model: Any, blocks: Any) -> None:
         super().__init__(family, model, blocks)
@@ -136,7 +136,7 @@ class Embedder(Decoder):
 
 
 class Asked:
-    """A stream whose messages are JSON, by whatever protocol; it speaks like the client's."""
+    """A stream of JSON messages over any protocol, with the interface of the client's stream."""
 
     def __init__(self, ask: Ask, offset: list[int], outputs: list[str]) -> None:
         self._ask, self.offset, self._outputs = ask, offset, outputs
@@ -168,7 +168,7 @@ class Asked:
 
 
 class Stateless:
-    """A stream that is none: each request states the offsets, which are kept here."""
+    """Requests with the interface of a stream: it keeps the offsets for each of them."""
 
     def __init__(
         self, ask: Callable[[dict[str, Any]], dict[str, Vectors]], offset: list[int], outputs: list[str]
@@ -198,7 +198,7 @@ def query(offset: list[int], outputs: list[str]) -> str:
 
 @contextmanager
 def websocket_binary(clients: Clients, family: str, offset: list[int], outputs: list[str]) -> Iterator[Any]:
-    """The client of this package, which sends frames; it resumes by itself, too."""
+    """The client of this package: it sends frames, and resumes by itself."""
     with (
         preblock.connect(str(clients.http.base_url)) as client,
         client.decode(family, offset=offset, output=outputs[0], companions=outputs[1:], resume=True) as stream,
@@ -258,7 +258,7 @@ def events(clients: Clients, family: str, offset: list[int], outputs: list[str])
 
 @contextmanager
 def stateless(clients: Clients, family: str, offset: list[int], outputs: list[str]) -> Iterator[Any]:
-    """Plain requests, any of which any replica may answer."""
+    """Plain requests, for any replica."""
 
     def ask(fields: dict[str, Any]) -> dict[str, Vectors]:
         found = {}
@@ -299,7 +299,7 @@ def model(family: str) -> Any:
 
 
 def library(model: Any, family: str, beams: int) -> list[list[int]]:
-    """Return what transformers generates."""
+    """Return the generation of transformers."""
     if family == "roberta":
         return [forward_passes(model, prompt) for prompt in prompts_of(family)]
     if family != "marian":
@@ -336,7 +336,7 @@ def body_of(kind: type[Decoder], family: str, model: Any) -> Iterator[Decoder]:
 
 
 def drafts_of(expected: list[list[int]], right: int) -> Any:
-    """Return a draft of which so many tokens are right."""
+    """Return a function to draft tokens, the first `right` of them correct."""
 
     def draft(prompt: int, before: list[int]) -> list[int]:
         true = [*expected[prompt][len(before) :], 20, 20, 20][:3]
@@ -347,7 +347,7 @@ def drafts_of(expected: list[list[int]], right: int) -> Any:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.__name__)
 @pytest.mark.parametrize("kind", [Decoder, Embedder])
-def test_a_batch_with_drafts_and_a_break_generates_what_the_library_does(
+def test_batch_with_drafts_and_a_break_equals_the_library(
     decoders: Clients, family: str, model: Any, expected: list[list[int]], protocol: Protocol, kind: type[Decoder]
 ) -> None:
     """The batch is padded on the left, drafts are taken back, and the connection breaks in the middle."""
@@ -379,7 +379,7 @@ def test_a_beam_search_finds_what_the_library_does(
 
 
 class Forgetful:
-    """A stream that leaves out what it is told beside steps."""
+    """A stream without one of its operations."""
 
     def __init__(self, stream: Any, forgotten: str) -> None:
         self._stream, self._forgotten = stream, forgotten
@@ -389,7 +389,7 @@ class Forgetful:
 
 
 @pytest.mark.parametrize("forgotten", ["rewind", "reorder"])
-def test_what_is_left_out_shows(decoders: Clients, forgotten: str) -> None:
+def test_forgotten_rewind_or_reorder_is_noticed(decoders: Clients, forgotten: str) -> None:
     """The proofs above can fail."""
     model = tiny("gpt2")
     prompts = prompts_of("gpt2")

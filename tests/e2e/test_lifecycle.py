@@ -1,51 +1,43 @@
-"""The life of a server: what it follows while it serves, and how it ends. Real servers, real clients, real signals."""
+"""Reloads and shutdown of a server. Real servers, real clients, real signals."""
 
-import json
 import os
 import signal
 import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
 import httpx
-import numpy as np
 import pytest
 import trustme
 from tritonclient.grpc import service_pb2, service_pb2_grpc
-from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect as connect_socket
 
-from preblock.service.core.auth import new_key
-from tests.support.artifacts import copy_artifact
-from tests.support.connections import dial
+from tests.support.artifacts import make_repository
+from tests.support.connections import dial, http_request
 from tests.support.paths import PREBLOCK
 from tests.support.processes import alive, children, fork_servers
 from tests.support.processes import workers as workers_of
 from tests.support.servers import Server, read_banner, serve
+from tests.support.waiting import wait_until
 
 SECONDS = 30
 LARGE, WIDTH = (64, 500), 256
-"""Rows and tokens of a request whose answer is of 32 MB: more than waits in any buffer."""
-BYTES = "Content-Type: application/octet-stream\r\nAccept: application/octet-stream\r\n"
+"""Rows and tokens of a request with an answer of 32 MB: more than any buffer holds."""
+BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One model with wide vectors, and little else to open."""
-    root = tmp_path_factory.mktemp("life")
-    copy_artifact("gpt-50x256x600", root, "gpt")
-    return root
+    return make_repository(tmp_path_factory.mktemp("life"), gpt="gpt-50x256x600")
 
 
-def large() -> bytes:
-    body = np.zeros(LARGE, np.int64).tobytes()
-    path = f"/models/gpt/embed?shape={LARGE[0]},{LARGE[1]}"
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\n{BYTES}Content-Length: {len(body)}\r\n\r\n".encode() + body
+def request(rows: int = LARGE[0], length: int = LARGE[1]) -> bytes:
+    """Return a request for vectors; a large one by default."""
+    return http_request(f"/models/gpt/embed?shape={rows},{length}", bytes(8 * rows * length), BYTES)
 
 
 def read_large(stream: socket.socket) -> int:
@@ -74,10 +66,10 @@ def test_a_large_answer_that_is_being_sent_is_finished(models: Path, alike: bool
     with serve(models) as server:
         if alike:
             with connected(server) as stream:
-                stream.sendall(large())
+                stream.sendall(request())
                 assert read_large(stream) == 4 * WIDTH * LARGE[0] * LARGE[1]
         with connected(server) as stream:
-            stream.sendall(large())
+            stream.sendall(request())
             stream.recv(10, socket.MSG_PEEK)
             server.process.send_signal(signal.SIGTERM)
             time.sleep(0.5)
@@ -90,19 +82,16 @@ def test_a_large_answer_that_is_being_sent_is_finished(models: Path, alike: bool
 @pytest.mark.parametrize("late", [1, 8])
 def test_requests_that_are_alike_are_answered_until_the_end(models: Path, late: int) -> None:
     """Their last bytes, or all of their bodies, come when the end has begun."""
-    body = np.zeros((1, 1), np.int64).tobytes()
-    request = (
-        f"POST /models/gpt/embed?shape=1,1 HTTP/1.1\r\nHost: x\r\n{BYTES}Content-Length: 8\r\n\r\n".encode() + body
-    )
+    small = request(1, 1)
     with serve(models) as server, connected(server) as stream:
         for _ in range(3):
-            stream.sendall(request)
+            stream.sendall(small)
             assert read_large(stream) == 4 * WIDTH
-        stream.sendall(request[:-late])
+        stream.sendall(small[:-late])
         time.sleep(0.2)
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
-        stream.sendall(request[-late:])
+        stream.sendall(small[-late:])
         assert read_large(stream) == 4 * WIDTH
         assert server.process.wait(SECONDS) == 0
 
@@ -116,35 +105,28 @@ def test_a_second_signal_ends_it_now(models: Path, tmp_path: Path, workers: str)
         httpx.get(address.join("/readyz"), timeout=SECONDS)
         family = [*children(process.pid), *workers_of(process.pid)]
         with dial(address) as stream:
-            stream.sendall(large())  # whose answer nobody reads
+            stream.sendall(request())  # without a reader of the answer
             stream.recv(10, socket.MSG_PEEK)
             process.send_signal(signal.SIGTERM)
             time.sleep(1.5)
             assert process.poll() is None
             process.send_signal(signal.SIGTERM)
             assert process.wait(5) == 128 + signal.SIGTERM
-    deadline = time.monotonic() + SECONDS
-    while any(map(alive, family)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not any(map(alive, family)))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_signal_is_obeyed_before_there_is_a_worker(models: Path, tmp_path: Path) -> None:
     command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--workers", "2"]
     with subprocess.Popen(command, env=os.environ | {"TMPDIR": str(tmp_path)}) as process:
-        deadline = time.monotonic() + SECONDS
-        while not (servers := fork_servers(process.pid)):
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        os.kill(servers[0], signal.SIGSTOP)  # it would import for a while
+        wait_until(lambda: fork_servers(process.pid), pause=0.005)
+        (server,) = fork_servers(process.pid)
+        os.kill(server, signal.SIGSTOP)  # it would import for a while
         time.sleep(0.5)
         process.terminate()
         assert process.wait(SECONDS) == 0
-        os.kill(servers[0], signal.SIGCONT)
-        while alive(servers[0]):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        os.kill(server, signal.SIGCONT)
+        wait_until(lambda: not alive(server))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -154,7 +136,7 @@ def test_sighup_changes_nothing(models: Path, workers: str) -> None:
         assert client.get("/readyz").status_code == 200
         before = workers_of(server.process.pid)
         server.process.send_signal(signal.SIGHUP)
-        for child in before:  # as of a terminal that is closed
+        for child in before:  # as a closed terminal sends it
             os.kill(child, signal.SIGHUP)
         time.sleep(1)
         assert client.get("/readyz").status_code == 200
@@ -163,13 +145,13 @@ def test_sighup_changes_nothing(models: Path, workers: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_all_processes_lets_them_finish(models: Path, number: signal.Signals) -> None:
-    """As a terminal sends it, or who stops a whole control group."""
+    """As a terminal sends it, or a stop of a whole control group."""
     command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--workers", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             address = httpx.URL(read_banner(process)[1])
             with dial(address, SECONDS) as stream:
-                stream.sendall(large())
+                stream.sendall(request())
                 stream.recv(10, socket.MSG_PEEK)
                 family = [process.pid, *children(process.pid), *workers_of(process.pid)]
                 os.killpg(process.pid, number)
@@ -177,63 +159,10 @@ def test_a_signal_to_all_processes_lets_them_finish(models: Path, number: signal
                 assert process.poll() is None
                 assert read_large(stream) == 4 * WIDTH * LARGE[0] * LARGE[1]
             assert process.wait(SECONDS) == 0
-            deadline = time.monotonic() + SECONDS
-            while any(map(alive, family)):
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            wait_until(lambda: not any(map(alive, family)))
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-
-
-@contextmanager
-def guarded(models: Path, folder: Path) -> Iterator[tuple[Server, Path, str]]:
-    """A server with two keys, their file, and one of them."""
-    file = folder / "keys.toml"
-    key, entry = new_key("leaver", (), admin=False)
-    file.write_text(new_key("stayer", (), admin=False)[1] + entry)
-    with serve(models, "--api-keys-file", str(file)) as server:
-        yield server, file, key
-
-
-def revoke(file: Path) -> None:
-    new = file.with_suffix(".new")
-    new.write_text(file.read_text().rpartition("[[keys]]")[0])
-    new.rename(file)
-
-
-def test_a_key_that_is_taken_out_closes_its_streams(models: Path, tmp_path: Path) -> None:
-    with guarded(models, tmp_path) as (server, file, key):
-        headers = {"Authorization": f"Bearer {key}"}
-        with connect_socket(f"{server.socket}/models/gpt/decode", additional_headers=headers) as stream:
-            stream.send('{"input_ids": [1]}')
-            assert json.loads(stream.recv())["next_offset"] == [1]
-            revoke(file)
-            assert json.loads(stream.recv(SECONDS)) == {"next_offset": [1], "closing": "key"}
-            with pytest.raises(ConnectionClosed) as closed:
-                stream.recv(SECONDS)
-            assert closed.value.rcvd is not None
-            assert (closed.value.rcvd.code, json.loads(closed.value.rcvd.reason)["closing"]) == (1008, "key")
-
-
-def test_over_grpc_too(models: Path, tmp_path: Path) -> None:
-    with guarded(models, tmp_path) as (server, file, key), grpc.insecure_channel(server.grpc) as channel:
-        done: list[bool] = []
-
-        def sent() -> Iterator[service_pb2.ModelInferRequest]:
-            message = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(8)])
-            message.inputs.add(name="input_ids", datatype="INT64", shape=[1, 1])
-            yield message
-            while not done:
-                time.sleep(0.05)
-
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        stream = stub.ModelStreamInfer(sent(), metadata=[("authorization", f"Bearer {key}")], timeout=SECONDS)
-        assert not next(stream).error_message
-        revoke(file)
-        with pytest.raises(grpc.RpcError, match="got a removed or changed key"):
-            next(stream)
-        done.append(True)
 
 
 def test_a_certificate_is_renewed_without_a_restart(models: Path, tmp_path: Path) -> None:
@@ -241,7 +170,7 @@ def test_a_certificate_is_renewed_without_a_restart(models: Path, tmp_path: Path
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
 
     def issue() -> bytes:
-        """Write a new certificate, its key a while later, and return what clients will see."""
+        """Write a new certificate, its key a while later, and return it in DER."""
         made = ca.issue_cert("127.0.0.1")
         made.cert_chain_pems[0].write_to_path(str(certificate))
         if key.exists():
@@ -251,7 +180,7 @@ def test_a_certificate_is_renewed_without_a_restart(models: Path, tmp_path: Path
         return ssl.PEM_cert_to_DER_cert(made.cert_chain_pems[0].bytes().decode())
 
     def get() -> bytes | None:
-        """Return the certificate that a new connection sees."""
+        """Return the certificate of a new connection."""
         url = httpx.URL(server.address)
         context = ssl.create_default_context()
         ca.configure_trust(context)
@@ -282,17 +211,14 @@ def test_a_certificate_is_renewed_without_a_restart(models: Path, tmp_path: Path
             assert old.get("/readyz").status_code == 200
             assert get() == grpc_certificate() == first
             second = issue()
-            deadline = time.monotonic() + SECONDS
-            while get() != second or grpc_certificate() != second:
-                assert time.monotonic() < deadline
-                time.sleep(0.2)
+            wait_until(lambda: get() == grpc_certificate() == second, pause=0.2)
             assert old.get("/readyz").status_code == 200
         assert get() == second
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_who_signs_clients_is_followed(models: Path, tmp_path: Path, version: ssl.TLSVersion) -> None:
-    """The server knows the new ones only, whichever way a client comes, also with what it was given before."""
+def test_client_ca_is_reloaded(models: Path, tmp_path: Path, version: ssl.TLSVersion) -> None:
+    """The server accepts the new authority only, also for resumed sessions."""
     ca, others = trustme.CA(), trustme.CA()
     files = {name: tmp_path / f"{name}.pem" for name in ("certificate", "key", "signers", "draft")}
     made = ca.issue_cert("127.0.0.1", "localhost")
@@ -307,7 +233,7 @@ def test_who_signs_clients_is_followed(models: Path, tmp_path: Path, version: ss
         contexts[signer].maximum_version = version
 
     def let_in(signer: trustme.CA, session: ssl.SSLSession | None = None) -> ssl.SSLSession | None:
-        """Return the session of a client that was answered, or None for one that was not."""
+        """Return the session of an accepted client, or None."""
         with dial(url, SECONDS) as plain:
             try:
                 stream = contexts[signer].wrap_socket(plain, server_hostname="localhost", session=session)

@@ -2,37 +2,30 @@
 
 import asyncio
 import json
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
 import grpc
-import httpx
 import pytest
 from tritonclient.grpc import service_pb2
 from websockets import InvalidStatus
 from websockets.sync.client import connect as connect_socket
 
-import preblock
 from preblock.service.core.auth import Authenticator
 from preblock.service.core.errors import RateLimited, Unavailable
 from preblock.service.core.limits import Limits
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 from tests.service.core.test_auth import ENTRY
-from tests.support.artifacts import copy_artifact
 from tests.support.connections import dial
 from tests.support.engines import live_settings
 from tests.support.protocols import (
     Clients,
-    Protocol,
-    RequestRefused,
     connect,
     grpc_raw,
     native_json,
@@ -40,6 +33,7 @@ from tests.support.protocols import (
     openai_base64,
     step_frame,
 )
+from tests.support.scrapes import wait_for_streams
 from tests.support.servers import Server, serve
 
 PROTOCOLS = (native_json, open_inference_json, openai_base64, grpc_raw)
@@ -49,7 +43,7 @@ LINES, JSON = ({"Content-Type": f"application/{kind}"} for kind in ("x-ndjson", 
 
 @pytest.fixture(scope="module")
 def strict(tiny_repository: Path) -> Iterator[Server]:
-    """A server whose limits are near."""
+    """Serve with low limits."""
     limits = {
         "PREBLOCK_MAX_REQUEST_ROWS": "3",
         "PREBLOCK_MAX_CONCURRENT_REQUESTS": "1",
@@ -65,58 +59,11 @@ def clients(strict: Server) -> Iterator[Clients]:
         yield connected
 
 
-def wait(server: Server, sample: str) -> None:
-    """Wait until the metrics say so: the end of a connection is learnt of a little later."""
-    deadline = time.monotonic() + 30
-    while sample not in httpx.get(f"{server.address}/metrics", timeout=60).text.splitlines():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_rows_are_limited(clients: Clients, protocol: Protocol) -> None:
-    assert len(protocol(clients, "gpt", {"input_ids": [[1]] * 3})) == 3
-    with pytest.raises(RequestRefused, match="got 4 rows, allowed at most 3 rows in a request") as refused:
-        protocol(clients, "gpt", {"input_ids": [[1]] * 4})
-    assert refused.value.status in (413, "StatusCode.RESOURCE_EXHAUSTED")
-
-
 def test_rows_of_text_and_of_streams_are_limited(clients: Clients) -> None:
     text = clients.http.post("/models/bert/embed", json={"text": ["a"] * 4})
     assert (text.status_code, text.json()["field"]) == (413, "text")
     stream = clients.http.post("/models/gpt/decode?rows=4", content=b"", headers=LINES)
     assert (stream.status_code, stream.json()["field"]) == (413, "rows")
-
-
-@contextmanager
-def half_a_request(server: Server, clients: Clients) -> Iterator[httpx.Response]:
-    """Send half a request, beside which there may be none, and yield what another is answered.
-
-    Where the other was there first, the half is refused, and another half is sent.
-    """
-    deadline = time.monotonic() + 60
-    while True:
-        with dial(server.address) as half:
-            half.sendall(b"POST /models/gpt/embed HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n")
-            time.sleep(0.1)
-            answer = clients.http.post("/models/gpt/embed", json=ONE)
-            if answer.status_code != 200:
-                yield answer
-                return
-        assert time.monotonic() < deadline
-
-
-def test_requests_at_a_time_are_limited_and_the_next_is_answered(strict: Server, clients: Clients) -> None:
-    with half_a_request(strict, clients) as refused:
-        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
-        assert refused.json()["detail"] == "requests: got more than 1 at a time, allowed at most 1; try again later"
-        with pytest.raises(grpc.RpcError) as raised:
-            clients.stub.ModelInfer(service_pb2.ModelInferRequest(model_name="gpt"))
-        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert dict(raised.value.trailing_metadata())["retry-after"] == "1"
-        assert clients.http.get("/models").status_code == 200
-    with preblock.connect(strict.address) as client:  # is refused until the half request is gone, and asks again
-        assert client.embed([1], model="gpt").vectors.shape == (1, 1, 4)
 
 
 def test_a_small_body_that_is_awaited_holds_nobody_up(strict: Server, clients: Clients) -> None:
@@ -131,7 +78,7 @@ def test_a_small_body_that_is_awaited_holds_nobody_up(strict: Server, clients: C
 
 def test_streams_are_limited_at_every_protocol(strict: Server, clients: Clients) -> None:
     address = f"{strict.socket}/models/gpt/decode"
-    wait(strict, "preblock_streams_open 0.0")
+    wait_for_streams(clients.http, 0)
     with ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(connect_socket(address))
@@ -148,16 +95,14 @@ def test_streams_are_limited_at_every_protocol(strict: Server, clients: Clients)
             list(clients.stub.ModelStreamInfer(iter(())))
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         assert dict(raised.value.trailing_metadata())["retry-after"] == "1"
-    wait(strict, "preblock_streams_open 0.0")
+    wait_for_streams(clients.http, 0)
     with connect_socket(address) as stream:
         stream.send('{"input_ids": [1]}')
         assert json.loads(stream.recv())["next_offset"] == [1]
 
 
 @pytest.mark.parametrize("keys", [False, True], ids=["addresses", "keys"])
-def test_the_rate_of_a_caller_is_limited_at_every_protocol_together(
-    tiny_repository: Path, tmp_path: Path, keys: bool
-) -> None:
+def test_rate_of_a_caller_counts_every_protocol(tiny_repository: Path, tmp_path: Path, keys: bool) -> None:
     environment, headers = {"PREBLOCK_RATE_LIMIT_PER_SECOND": "0.05"}, {}
     if keys:
         (tmp_path / "keys.toml").write_text(ENTRY)
@@ -217,13 +162,13 @@ def test_a_step_has_the_limits_of_any_request(tiny_repository: Path) -> None:
         assert json.loads(stream.recv())["next_offset"] == [0, 0]
         stream.send('{"append": [0]}')
         assert json.loads(stream.recv())["error"]["allowed"] == "at most 2 rows in a request"
-        stream.send(step_frame([1, 2, 3, 4]))  # of one row, which there are two of
+        stream.send(step_frame([1, 2, 3, 4]))  # one row for a stream of two
         answer = stream.recv()
         assert isinstance(answer, bytes)
         assert b"2 rows" in answer
 
 
-def test_who_is_refused_for_others_has_not_asked() -> None:
+def test_refused_request_does_not_count_for_the_rate() -> None:
     limits = Limits(live_settings(max_concurrent_requests=1, rate_limit_per_second=10))
     limits.enter()
     for _ in range(50):
@@ -236,7 +181,7 @@ def test_who_is_refused_for_others_has_not_asked() -> None:
 
 
 def times(per_second: float, moments: list[float]) -> list[int | None]:
-    """Return what a caller who asks at these moments is told: None, or when to come again."""
+    """Return `retry_after` for requests at these moments, None for an accepted one."""
     limits, found = Limits(live_settings()), list[int | None]()
     for moment in moments:
         try:
@@ -291,100 +236,6 @@ def test_callers_are_counted_apart_and_forgotten() -> None:
     assert list(limits._arrivals) == ["late"]
 
 
-@pytest.fixture(scope="module")
-def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of one thread, which some clients keep busy for longer than others may wait for it."""
-    root = tmp_path_factory.mktemp("busy")
-    copy_artifact("gpt-7x768x1024", root, "gpt")
-    large, over = {"model": "gpt", "input": [[0] * 1024] * 64, "encoding_format": "base64"}, threading.Event()
-
-    def ask() -> None:
-        with httpx.Client(base_url=server.address, timeout=60) as http:
-            while not over.is_set():
-                assert http.post("/v1/embeddings", json=large).status_code in (200, 503)
-
-    before = os.sched_getaffinity(0)
-    with ExitStack() as stack:
-        try:
-            os.sched_setaffinity(0, {min(before)})
-            server = stack.enter_context(serve(root, "--queue-timeout-seconds", "0.02"))
-        finally:
-            os.sched_setaffinity(0, before)
-        assert httpx.get(f"{server.address}/readyz", timeout=60).status_code == 200
-        with ThreadPoolExecutor() as threads:
-            asking = [threads.submit(ask) for _ in range(3)]
-            try:
-                yield server
-            finally:
-                over.set()
-        for each in asking:
-            each.result()
-        assert httpx.post(f"{server.address}/models/gpt/embed", json=ONE).status_code == 200
-
-
-WAITED = "queue: got more than 0.02 s in it, allowed at most 0.02 s; try again later"
-LONG_JSON = b" " * 2**15
-"""Before a document: so many bytes are read in a thread."""
-TENSOR = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
-Told = tuple[object, object, object]
-
-
-def over_http(path: str, document: dict[str, Any], *places: str) -> Callable[[Clients], Told]:
-    """Return what asks one protocol, and returns status, `Retry-After`, and what stands in its own place."""
-
-    def ask(clients: Clients) -> Told:
-        answer = clients.http.post(path, content=LONG_JSON + json.dumps(document).encode(), headers=JSON)
-        found = answer.json()
-        for place in places if answer.status_code != 200 else ():
-            found = found[place]
-        return answer.status_code, answer.headers.get("Retry-After"), found
-
-    return ask
-
-
-def over_a_socket(clients: Clients) -> Told:
-    with connect_socket(f"{clients.socket}/models/gpt/decode") as stream:
-        stream.send(LONG_JSON.decode() + json.dumps({"input_ids": [1]}))
-        error = json.loads(stream.recv()).get("error", {})
-    return error.get("status", 200), error.get("retry_after"), error.get("detail")
-
-
-def over_grpc(clients: Clients) -> Told:
-    message = service_pb2.ModelInferRequest(model_name="gpt", id="x" * 2**20)
-    try:
-        clients.stub.ModelInfer(message)
-    except grpc.RpcError as error:
-        return error.code(), dict(error.trailing_metadata()).get("retry-after"), error.details()
-    raise AssertionError("it has no inputs")
-
-
-def over_a_stream_of_grpc(clients: Clients) -> Told:
-    message = service_pb2.ModelInferRequest(model_name="gpt", id="x" * 2**20)
-    (answer,) = clients.stub.ModelStreamInfer(iter([message]))
-    return None, None, answer.error_message
-
-
-@pytest.mark.parametrize(
-    ("protocol", "expected"),
-    [
-        (over_http("/models/gpt/embed", ONE, "detail"), (503, "1", WAITED)),
-        (over_http("/v2/models/gpt/infer", {"inputs": [TENSOR]}, "error"), (503, "1", WAITED)),
-        (over_http("/v1/embeddings", {"model": "gpt", "input": [1]}, "error", "message"), (503, "1", WAITED)),
-        (over_a_socket, (503, 1, WAITED)),
-        (over_grpc, (grpc.StatusCode.UNAVAILABLE, "1", WAITED)),
-        (over_a_stream_of_grpc, (None, None, WAITED)),
-    ],
-    ids=["native", "open-inference", "openai", "socket", "grpc", "grpc-stream"],
-)
-def test_a_request_that_waits_too_long_for_a_thread_is_told_to_come_again(
-    busy: Server, protocol: Callable[[Clients], Told], expected: Told
-) -> None:
-    deadline = time.monotonic() + 30
-    with connect(busy) as clients:
-        while (told := protocol(clients)) != expected:  # a thread may just have been free
-            assert time.monotonic() < deadline, told
-
-
 def test_work_that_has_waited_too_long_is_dropped_and_never_runs() -> None:
     gate, ran = threading.Event(), list[int]()
 
@@ -400,7 +251,7 @@ def test_work_that_has_waited_too_long_is_dropped_and_never_runs() -> None:
         left.cancel()
         with pytest.raises(asyncio.CancelledError):
             await left
-        await asyncio.sleep(0.2)  # what runs may take as long as it needs
+        await asyncio.sleep(0.2)  # running work has no limit
         gate.set()
         assert await first is True
         result: Any = await scheduler.run(INLINE_MAX_VALUES + 1, lambda: 3)

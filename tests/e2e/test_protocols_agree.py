@@ -39,7 +39,7 @@ def lookup(tables: dict[str, NDArray[np.float32]], fields: Fields) -> NDArray[np
 
 
 def protocols_for(fields: Fields) -> list[Protocol]:
-    """Return the protocols that can express a request."""
+    """Return the protocols for a request."""
     protocols = [*NATIVE, *OWN]
     if len({len(row) for row in fields["input_ids"]}) == 1:
         protocols += [native_npy, *TENSORS]
@@ -55,7 +55,7 @@ def protocols_for(fields: Fields) -> list[Protocol]:
 
 @pytest.fixture(scope="module")
 def anywhere(tiny_clients: Clients, tiny_repository: Path) -> Iterator[list[Clients]]:
-    """Clients of a server of one worker, and clients of one of two, over connections that either may have accepted."""
+    """Connect to a server of one worker, and three times to a server of two."""
     with serve(tiny_repository, "--workers", "2") as two, ExitStack() as stack:
         yield [tiny_clients, *(stack.enter_context(connect(two)) for _ in range(3))]
 
@@ -115,7 +115,7 @@ def test_a_batch_of_random_rows_is_bit_equal_to_each_row_alone(clients: Clients,
 
 
 @pytest.mark.parametrize("model", ["minilm", "gpt2-small", "transformer-base"])
-def test_equal_rows_as_one_rectangle_are_bit_equal_to_each_row_alone(clients: Clients, model: str) -> None:
+def test_equal_rows_have_the_bits_of_each_row_alone(clients: Clients, model: str) -> None:
     rows = random_rows(np.random.default_rng(4), [48] * 6, 30000)
     alone = [native_bytes(clients, model, {"input_ids": [row], "offset": 9}) for row in rows]
     assert native_bytes(clients, model, {"input_ids": rows, "offset": 9}).tobytes() == np.concatenate(alone).tobytes()

@@ -48,7 +48,7 @@ def test_every_kind_of_block_is_run() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, repository: Path) -> Path:
-    """A folder with a `model_repository` that a command may add to."""
+    """Return a folder with a writable `model_repository`."""
     for version in repository.glob("*/[1-9]*"):
         model = tmp_path / "model_repository" / version.parent.name
         model.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def test_python(code: str, server: Server, folder: Path) -> None:
 def test_serve(command: str, tmp_path: Path) -> None:
     port = str(free_port())
     if command == "make serve":
-        # The second time: the first installs and exports what is missing, or older than what it is made from.
+        # The second time: the first installs and exports missing and outdated files.
         subprocess.run(["make", "models"], cwd=ROOT, check=True, capture_output=True)
         command += f" ARGS='--port {port}'"
     command = command.replace("8000", port).replace("8001", str(free_port()))

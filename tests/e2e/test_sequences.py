@@ -1,4 +1,4 @@
-"""Sequences at every protocol that has them, asked by tritonclient, unmodified. Oracle: the native API with offsets."""
+"""Sequences over HTTP and gRPC, by an unmodified tritonclient. Oracle: the native API with offsets."""
 
 import asyncio
 import json
@@ -21,9 +21,12 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from tests.clients.test_tritonclient import TritonClient, client
-from tests.service.api.http.routes.test_decode import wait_for_streams
+from tests.support.open_inference import infer_message
+from tests.support.processes import status_bytes
 from tests.support.protocols import Clients, RequestRefused, call_grpc, connect, native_bytes
+from tests.support.scrapes import read_metrics, wait_for_streams
 from tests.support.servers import Server, serve
+from tests.support.waiting import wait_until
 
 __all__ = ["client"]
 
@@ -44,7 +47,7 @@ STEPS: list[tuple[list[list[int]], dict[str, Any], int | str]] = [
         "parameters.sequence_id: got ID, allowed a sequence that runs on gpt version 1: its first request has ",
     ),
 ]
-"""Ids, what is said of the sequence, and where the row is, or why it is refused."""
+"""Ids, parameters of the sequence, and the offset of the row or the error."""
 
 
 def check(answers: list[bytes | str], id_: int | str, clients: Clients) -> None:
@@ -57,15 +60,12 @@ def check(answers: list[bytes | str], id_: int | str, clients: Clients) -> None:
             assert found == native_bytes(clients, "gpt", {"input_ids": ids, "offset": expected}).tobytes()
 
 
-def sequences_open(http: httpx.Client) -> int:
-    return int(float(http.get("/metrics").text.partition("\npreblock_sequences_open ")[2].partition("\n")[0]))
+def sequences_open(http: httpx.Client) -> float:
+    return read_metrics(http)["preblock_sequences_open",]
 
 
-def wait_for_sequences(http: httpx.Client, count: int, seconds: float = 5) -> None:
-    end = time.monotonic() + seconds
-    while (found := sequences_open(http)) != count:
-        assert time.monotonic() < end, f"{found} sequences are open, not {count}"
-        time.sleep(0.01)
+def wait_for_sequences(http: httpx.Client, count: int) -> None:
+    wait_until(lambda: sequences_open(http) == count)
 
 
 @pytest.mark.parametrize("id_", [5, "a sequence"])
@@ -185,15 +185,13 @@ def test_statistics_count_the_requests_of_sequences(tiny_server: Server, tiny_cl
     assert tuple(np.subtract(counts(), before)) == (4, 2, 1)
 
 
-def test_a_model_of_other_tensors_has_no_sequences_in_its_configuration(tiny_clients: Clients) -> None:
+def test_configuration_has_no_sequence_batching(tiny_clients: Clients) -> None:
     assert "sequence_batching" not in tiny_clients.http.get("/v2/models/gpt/config").json()
 
 
 def request(ids: Any, id_: int, **told: bool) -> Any:
-    """Return a request of `gpt` or `gpt2-small` as a message."""
-    array = np.array(ids, np.int64)
-    message = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[array.tobytes()])
-    message.inputs.add(name="input_ids", datatype="INT64", shape=array.shape)
+    """Return a request of a sequence, or of none with the id 0."""
+    message = infer_message(ids)
     if id_:
         message.parameters["sequence_id"].int64_param = id_
     for name, value in told.items():
@@ -277,7 +275,7 @@ def test_sequences_that_wait_too_long_are_forgotten(strict: tuple[Server, Client
     wait_for_streams(clients.http, 0)
 
 
-def test_a_client_that_does_not_read_is_held_back_and_its_sequences_end(repository: Path) -> None:
+def test_unread_stream_is_held_back_and_its_sequences_end(repository: Path) -> None:
     message = request([[1] * 1000], 5, sequence_start=True)
     message.model_name = "gpt2-small"
 
@@ -287,18 +285,13 @@ def test_a_client_that_does_not_read_is_held_back_and_its_sequences_end(reposito
         time.sleep(2)
 
     with serve(repository, PREBLOCK_SEQUENCE_IDLE_TIMEOUT_SECONDS="1") as server, connect(server) as clients:
-        status = Path(f"/proc/{server.process.pid}/status")
-
-        def memory() -> int:
-            return 1024 * int(status.read_text().partition("VmRSS:")[2].split()[0])
-
         with grpc.insecure_channel(server.grpc, options=[("grpc.max_receive_message_length", -1)]) as channel:
-            before = memory()
+            before = status_bytes(server.process.pid, "VmRSS")
             answers: Any = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(flood())
             next(answers)
             wait_for_sequences(clients.http, 1)
             wait_for_sequences(clients.http, 0)
-            assert memory() - before < 64 * 2**20
+            assert status_bytes(server.process.pid, "VmRSS") - before < 64 * 2**20
             answers.cancel()
         wait_for_streams(clients.http, 0)
 
@@ -339,7 +332,7 @@ def test_with_several_workers_requests_state_their_offset(tiny_repository: Path)
             check([stream.recv() for _ in STEPS], 5, clients)
 
 
-def test_one_request_a_sequence_and_the_stateless_form_have_the_same_bits(server: Server, clients: Clients) -> None:
+def test_sequence_has_the_bits_of_stateless_requests(server: Server, clients: Clients) -> None:
     ids = np.random.default_rng(6).integers(0, 30000, 40)
     whole = native_bytes(clients, "gpt2-small", {"input_ids": [ids.tolist()]})
     parts = np.split(ids, [1, 2, 9, 10, 30])

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ import grpc
 import httpx
 import numpy as np
 import pytest
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 from websockets import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as connect_socket
@@ -29,19 +28,22 @@ from websockets.sync.client import connect as connect_socket
 from preblock.service.core.settings import RELOADABLE, Settings
 from tests.service.server.test_websocket import step
 from tests.support.artifacts import copy_artifact
+from tests.support.connections import dial, http_request
+from tests.support.open_inference import NO_LIMIT, infer_message, open_stub
 from tests.support.paths import PREBLOCK, ROOT
 from tests.support.processes import workers as workers_of
 from tests.support.servers import free_port, read_banner
+from tests.support.waiting import wait_until
 
 SECONDS = 30.0
 ONE = {"input_ids": [[1]]}
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
 LARGE = {"input_ids": [[1] * 8] * 2000, "encoding": "float"}
-"""A request whose answer is written by a thread."""
+"""A request with an answer written by a thread."""
 
 
 class Served:
-    """A server, its file of settings, and what it logs."""
+    """A server, its file of settings, and its log."""
 
     def __init__(self, address: str, calls: str, pid: int, file: Path, log: Path) -> None:
         self.address, self.calls, self.pid, self._file, self._log = address, calls, pid, file, log
@@ -69,17 +71,8 @@ class Served:
 def served(models: Path, folder: Path, *options: str) -> Iterator[Served]:
     file, log, port = folder / "preblock.toml", folder / "log", free_port()
     file.write_text("")
-    arguments = [
-        "--repository",
-        str(models),
-        "--port",
-        "0",
-        "--grpc-port",
-        str(port),
-        "--config-file",
-        str(file),
-        *options,
-    ]
+    ports = ["--port", "0", "--grpc-port", str(port)]
+    arguments = ["--repository", str(models), *ports, "--config-file", str(file), *options]
     with (
         log.open("w") as errors,
         subprocess.Popen([PREBLOCK, "serve", *arguments], stdout=subprocess.PIPE, stderr=errors, text=True) as process,
@@ -101,14 +94,6 @@ def server(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         yield running
 
 
-def until(seen: Callable[[], bool]) -> None:
-    """Wait until something is seen."""
-    deadline = time.monotonic() + SECONDS
-    while not seen():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def stream(server: Served) -> ClientConnection:
     return connect_socket(f"{server.address.replace('http', 'ws', 1)}/models/gpt/decode")
 
@@ -123,11 +108,9 @@ def too_many_rows(server: Served) -> bool:
 
 def too_large(server: Served) -> bool:
     """Ask for 9 MB of vectors in one message of gRPC."""
-    request = service_pb2.ModelInferRequest(model_name="wide", raw_input_contents=[bytes(8 * 9000)])
-    request.inputs.add(name="input_ids", datatype="INT64", shape=[9000, 1])
-    with grpc.insecure_channel(server.calls, [("grpc.max_receive_message_length", -1)]) as channel:
+    with open_stub(server.calls, NO_LIMIT) as stub:
         try:
-            answer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=SECONDS)
+            answer = stub.ModelInfer(infer_message(np.zeros((9000, 1)), "wide"), timeout=SECONDS)
         except grpc.RpcError as error:
             return "at most 8388608 in a buffered response" in str(error.details())
     assert len(answer.raw_output_contents[0]) == 4 * 256 * 9000
@@ -139,16 +122,15 @@ def too_often(server: Served) -> bool:
 
 
 def too_many_requests(server: Served) -> bool:
-    address = urlsplit(server.address)
-    head = b"POST /models/gpt/embed HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-    with socket.create_connection((address.hostname, address.port or 0), SECONDS) as half:
+    head = http_request("/models/gpt/embed", headers={"Transfer-Encoding": "chunked"})
+    with dial(server.address, SECONDS) as half:
         half.sendall(head + b"1\r\n{\r\n")
         time.sleep(0.1)
         return server.refused(ONE, 503, "1 at a time")
 
 
 def crowd(server: Served) -> list[str]:
-    """Return what many answers say that are written by threads at a time."""
+    """Return the begin of many concurrent answers, written by threads."""
     with ThreadPoolExecutor(24) as pool:
         url = f"{server.address}/models/gpt/embed"
         return list(pool.map(lambda _: httpx.post(url, json=LARGE, timeout=SECONDS).text[:300], range(24)))
@@ -172,8 +154,7 @@ def too_many_streams(server: Served) -> bool:
 
 
 def headers_come_too_late(server: Served) -> bool:
-    address = urlsplit(server.address)
-    with socket.create_connection((address.hostname, address.port or 0), 1.5) as half:
+    with dial(server.address, 1.5) as half:
         half.sendall(b"GET / HTTP/1.1\r\n")
         with suppress(TimeoutError):
             return b" 408 " in half.recv(100)
@@ -196,8 +177,7 @@ def sequence(server: Served, rows: int = 1, pause: float | None = None) -> str:
     """Begin a sequence in a stream of gRPC, and return the last error; after a pause, feed it once more."""
 
     def requests() -> Iterator[service_pb2.ModelInferRequest]:
-        request = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(8 * rows)])
-        request.inputs.add(name="input_ids", datatype="INT64", shape=[rows, 1])
+        request = infer_message(np.zeros((rows, 1)))
         request.parameters["sequence_id"].int64_param = 7
         request.parameters["sequence_start"].bool_param = True
         yield request
@@ -206,8 +186,7 @@ def sequence(server: Served, rows: int = 1, pause: float | None = None) -> str:
             request.parameters["sequence_start"].bool_param = False
             yield request
 
-    with grpc.insecure_channel(server.calls) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    with open_stub(server.calls) as stub:
         return str([*stub.ModelStreamInfer(requests(), timeout=SECONDS)][-1].error_message)
 
 
@@ -247,10 +226,7 @@ SEEN: dict[str, tuple[str, Callable[[Served], bool]]] = {
     "header_timeout_seconds": ("1", headers_come_too_late),
     "stream_idle_timeout_seconds": ("1", partial(ends, reason="idle")),
     "stream_max_lifetime_seconds": ("1", partial(ends, reason="time")),
-    "sequence_idle_timeout_seconds": (
-        "1",
-        lambda server: "allowed a sequence that runs" in sequence(server, pause=1.5),
-    ),
+    "sequence_idle_timeout_seconds": ("1", lambda server: "a sequence that runs" in sequence(server, pause=1.5)),
     "max_sequence_rows": ("1", too_many_rows_of_sequences),
     "max_stream_sequence_rows": ("1", too_many_rows_of_sequences),
     "cors_origins": ('"https://pages.example"', a_page_may_ask),
@@ -258,23 +234,17 @@ SEEN: dict[str, tuple[str, Callable[[Served], bool]]] = {
     "access_log_max_token_ids": ("1", a_line_with_ids),
     "log_level": ('"info"', says_more),
 }
-"""A value for each setting that is followed, and what shows that it holds."""
+"""A value for each reloadable setting, and a function to see its effect."""
 TOGETHER = (
-    (
-        "max_request_tokens",
-        "max_request_rows",
-        "max_stream_sequence_rows",
-        "cors_origins",
-        "access_log_sample_rate",
-        "access_log_max_token_ids",
-    ),
+    ("max_request_tokens", "max_request_rows", "max_stream_sequence_rows", "cors_origins"),
+    ("access_log_sample_rate", "access_log_max_token_ids"),
     ("max_concurrent_requests", "max_sequence_rows", "max_concurrent_streams", "log_level"),
     ("queue_timeout_seconds", "stream_max_lifetime_seconds"),
     ("max_queue_size", "max_buffered_response_bytes", "stream_idle_timeout_seconds"),
     ("header_timeout_seconds", "sequence_idle_timeout_seconds"),
     ("rate_limit_per_second",),
 )
-"""Those that can be seen beside one another."""
+"""Settings with effects independent of each other."""
 
 
 def test_those_are_all_that_are_followed() -> None:
@@ -292,15 +262,15 @@ def test_a_setting_holds_soon_after_it_is_written(server: Served, names: tuple[s
     assert not any(SEEN[name][1](server) for name in names)
     server.set("".join(f"{name} = {SEEN[name][0]}\n" for name in names))
     for name in names:
-        until(lambda: SEEN[name][1](server))  # noqa: B023 - it is called at once
+        wait_until(lambda: SEEN[name][1](server))  # noqa: B023 - it is called at once
     server.set("")  # the defaults again
     for name in names:
-        if "log_" not in name:  # lines that were logged stay
-            until(lambda: not SEEN[name][1](server))  # noqa: B023
+        if "log_" not in name:  # logged lines stay
+            wait_until(lambda: not SEEN[name][1](server))  # noqa: B023
 
 
 def test_a_request_like_one_that_was_answered_is_refused(server: Served) -> None:
-    """Those are answered by what was kept of the first, limits included. No connection is dropped."""
+    """Requests with a template follow new limits. No connection is dropped."""
 
     def ask() -> int:
         connection.request("POST", "/models/gpt/embed?shape=1,3", np.array([1, 2, 3]).tobytes(), BYTES)
@@ -317,11 +287,11 @@ def test_a_request_like_one_that_was_answered_is_refused(server: Served) -> None
         mine = connection.sock.getsockname()
         assert [ask() for _ in range(3)] == [200] * 3
         server.set("max_request_tokens = 2\n")
-        until(lambda: ask() == 413)
+        wait_until(lambda: ask() == 413)
         opened.send('{"input_ids": [1, 2, 3]}')  # the stream was opened before
         assert json.loads(opened.recv(SECONDS))["error"]["status"] == 413
         server.set("")
-        until(lambda: ask() == 200)
+        wait_until(lambda: ask() == 200)
         opened.send('{"input_ids": [1, 2, 3]}')
         assert json.loads(opened.recv(SECONDS))["next_offset"] == [3]
 
@@ -337,22 +307,22 @@ def test_a_step_of_more_rows_than_are_allowed_by_now_is_refused(server: Served) 
 
         assert answered()
         server.set("max_request_rows = 2\n")
-        until(lambda: server.refused({"input_ids": [[1]] * 3}, 413, "at most 2 rows"))
+        wait_until(lambda: server.refused({"input_ids": [[1]] * 3}, 413, "at most 2 rows"))
         assert not answered()
         server.set("")
 
 
-def test_who_asked_too_often_may_ask_again_where_more_is_allowed(server: Served) -> None:
+def test_higher_rate_ends_the_wait_of_a_caller(server: Served) -> None:
     server.set("rate_limit_per_second = 0.001\n")
-    until(lambda: server.refused(ONE, 429, "at most 0.001 a second"))
+    wait_until(lambda: server.refused(ONE, 429, "at most 0.001 a second"))
     server.set("rate_limit_per_second = 1000\n")
-    until(lambda: server.ask(ONE)[0] == 200)
+    wait_until(lambda: server.ask(ONE)[0] == 200)
     server.set("")
 
 
 def test_a_file_that_cannot_be_used_changes_nothing(server: Served) -> None:
     server.set("max_request_tokens = 2\n")
-    until(lambda: too_many_tokens(server))
+    wait_until(lambda: too_many_tokens(server))
     for number, (text, message) in enumerate(
         [
             ("max_request_tokens = 0\n", "max_request_tokens in "),
@@ -362,36 +332,36 @@ def test_a_file_that_cannot_be_used_changes_nothing(server: Served) -> None:
         ]
     ):
         server.set(text)
-        until(lambda: server.said().count("settings file rejected, keeping the previous settings") == number + 1)  # noqa: B023
+        wait_until(lambda: server.said().count("settings file rejected, keeping the previous settings") == number + 1)  # noqa: B023
         assert message in server.said().splitlines()[-1]
         assert too_many_tokens(server)
     server.set("")
-    until(lambda: not too_many_tokens(server))
+    wait_until(lambda: not too_many_tokens(server))
 
 
-def test_what_needs_a_restart_says_so(server: Served) -> None:
-    server.set("port = 1\nmax_request_tokens = 2\nworkers = 3\nintra_op_threads = 3\n")  # the port is that of an option
-    until(lambda: too_many_tokens(server))
+def test_setting_that_needs_a_restart_is_logged(server: Served) -> None:
+    server.set("port = 1\nmax_request_tokens = 2\nworkers = 3\nintra_op_threads = 3\n")  # an option states the port
+    wait_until(lambda: too_many_tokens(server))
     assert " workers, intra_op_threads changed in " in server.said()
     server.set("")
-    until(lambda: not too_many_tokens(server))
+    wait_until(lambda: not too_many_tokens(server))
 
 
 def test_an_option_still_wins(tiny_repository: Path, tmp_path: Path) -> None:
     with served(tiny_repository, tmp_path, "--max-request-tokens", "3") as server:
         server.set("max_request_tokens = 2\nmax_request_rows = 1\n")
-        until(lambda: too_many_rows(server))
+        wait_until(lambda: too_many_rows(server))
         assert server.ask({"input_ids": [[1, 2, 3]]})[0] == 200
 
 
 def test_each_worker_follows_and_so_does_one_that_starts_later(tiny_repository: Path, tmp_path: Path) -> None:
     with served(tiny_repository, tmp_path, "--workers", "2") as server:
         server.set("max_request_tokens = 2\n")
-        until(lambda: too_many_tokens(server))
+        wait_until(lambda: too_many_tokens(server))
         time.sleep(2)  # the parent and the other worker have looked by now
 
         def statuses() -> set[int]:
-            """Ask often enough that every worker was asked."""
+            """Ask often enough for every worker."""
             return {server.ask({"input_ids": [[1, 2, 3]]})[0] for _ in range(20)}
 
         assert statuses() == {413}
@@ -402,7 +372,7 @@ def test_each_worker_follows_and_so_does_one_that_starts_later(tiny_repository: 
         for worker in workers_of(server.pid):
             before = set(workers_of(server.pid))
             os.kill(worker, signal.SIGKILL)
-            until(lambda: len(workers_of(server.pid)) == 2 and set(workers_of(server.pid)) != before)  # noqa: B023
+            wait_until(lambda: len(workers_of(server.pid)) == 2 and set(workers_of(server.pid)) != before)  # noqa: B023
         assert statuses() == {413}
 
 

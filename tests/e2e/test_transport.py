@@ -1,4 +1,4 @@
-"""TLS at every protocol, which pages may ask, and whose word for an address is taken: real servers, real clients."""
+"""TLS at every protocol, CORS and trusted proxies: real servers, real clients."""
 
 import json
 import ssl
@@ -25,7 +25,7 @@ BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octe
 
 @dataclass(frozen=True)
 class Files:
-    """A certificate of the server, its key, who signed both it and that of a client, and that of the client."""
+    """Certificate and key of the server, the authority of all certificates, and the client's certificate."""
 
     certificate: Path
     key: Path
@@ -82,22 +82,20 @@ def test_every_protocol_speaks_tls(secure: tuple[Server, bool], files: Files) ->
     assert ready_over_grpc(server, files, certificate=asked)
 
 
-def test_no_protocol_answers_without_it(secure: tuple[Server, bool], files: Files) -> None:
+def test_no_protocol_answers_without_tls(secure: tuple[Server, bool], files: Files) -> None:
     server, asked = secure
     with pytest.raises(httpx.HTTPError):
         httpx.get(server.address.replace("https", "http") + "/livez", timeout=60)
     with grpc.insecure_channel(server.grpc) as channel, pytest.raises(grpc.RpcError):
         service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(service_pb2.ServerLiveRequest(), timeout=5)
-    with pytest.raises(httpx.ConnectError):  # who does not trust who signed it
+    with pytest.raises(httpx.ConnectError):  # the authority is not trusted
         httpx.get(f"{server.address}/livez", timeout=60)
     old = context(files, certificate=asked)
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     assert httpx.get(f"{server.address}/livez", verify=old, timeout=60).status_code == 200
 
 
-def test_a_client_without_a_certificate_is_refused_where_one_is_asked_for(
-    secure: tuple[Server, bool], files: Files
-) -> None:
+def test_client_without_a_certificate_is_refused(secure: tuple[Server, bool], files: Files) -> None:
     server, asked = secure
     if not asked:
         assert httpx.get(f"{server.address}/livez", verify=context(files, False), timeout=60).status_code == 200
@@ -191,9 +189,7 @@ def test_a_socket_of_another_page_is_refused(open_to_a_page: Server, tiny_server
         assert json.loads(refused.value.response.body or b"")["field"] == "Origin"
 
 
-def test_a_socket_of_the_server_s_own_page_or_of_one_that_is_named_is_opened(
-    open_to_a_page: Server, tiny_server: Server
-) -> None:
+def test_socket_of_an_allowed_page_is_opened(open_to_a_page: Server, tiny_server: Server) -> None:
     for number, (server, origin) in enumerate([(tiny_server, tiny_server.address), (open_to_a_page, PAGE)]):
         headers = {"Origin": origin, "X-Forwarded-For": f"198.51.100.{number}"}
         with connect_socket(f"{server.socket}/models/gpt/decode", additional_headers=headers):
@@ -216,13 +212,13 @@ def statuses(server: Server, addresses: list[str]) -> list[int]:
     return found
 
 
-def test_a_proxy_that_is_trusted_says_who_asks(open_to_a_page: Server) -> None:
+def test_trusted_proxy_names_the_caller(open_to_a_page: Server) -> None:
     asked = ["203.0.113.1", "203.0.113.1", "203.0.113.2", "203.0.113.1, 203.0.113.3", "203.0.113.3"]
     assert statuses(open_to_a_page, asked) == [200, 429, 200, 200, 429]
 
 
-def test_and_so_it_does_of_requests_that_are_alike(open_to_a_page: Server) -> None:
-    """Those are answered in their connection, without the application that knows proxies."""
+def test_trusted_proxy_names_the_caller_of_template_requests(open_to_a_page: Server) -> None:
+    """The connection answers them, without the application."""
     ids, found = np.array([1, 2, 3]).tobytes(), []
     with httpx.Client(base_url=open_to_a_page.address, timeout=60) as client:
         for address in ("198.51.100.10", "198.51.100.11", "198.51.100.12", "198.51.100.10", "198.51.100.13"):
@@ -231,6 +227,6 @@ def test_and_so_it_does_of_requests_that_are_alike(open_to_a_page: Server) -> No
     assert found == [200, 200, 200, 429, 200]
 
 
-def test_by_default_nobody_is_believed(tiny_repository: Path) -> None:
+def test_forwarded_address_is_ignored_by_default(tiny_repository: Path) -> None:
     with serve(tiny_repository, PREBLOCK_RATE_LIMIT_PER_SECOND="0.01") as server:
         assert statuses(server, ["203.0.113.1", "203.0.113.2"]) == [200, 429]

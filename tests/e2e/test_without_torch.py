@@ -1,4 +1,4 @@
-"""The serving path in an environment of its own, installed from a wheel, that has no torch."""
+"""The serving path in an environment of its own, installed from a wheel, without torch."""
 
 import importlib.metadata
 import json
@@ -22,9 +22,9 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with `preblock[cpu]` and what that requires, and nothing else.
+    """Return the interpreter of an environment with `preblock[cpu]`, its requirements, and nothing else.
 
-    The wheel is built and installed; what it requires is linked from the environment of the tests, without a network.
+    The wheel is built and installed. Its requirements are linked from the environment of the tests, without a network.
     """
     wheels, folder = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", wheels], check=True, cwd=ROOT)
@@ -56,7 +56,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def required(distribution: importlib.metadata.Distribution, extras: set[str]) -> list[importlib.metadata.Distribution]:
-    """Return what a distribution with `extras` requires, and what that requires, from this environment."""
+    """Return the direct and indirect requirements of a distribution with `extras`, from this environment."""
     found: dict[str, importlib.metadata.Distribution] = {}
     seen: set[tuple[str, str]] = set()
 
@@ -80,7 +80,7 @@ def required(distribution: importlib.metadata.Distribution, extras: set[str]) ->
 
 @pytest.fixture(scope="module")
 def address(python: Path, repository: Path) -> Iterator[str]:
-    """The address of a server that runs there."""
+    """Serve from that environment, and return the address."""
     options = ["--repository", str(repository), "--port", "0", "--grpc-port", str(free_port())]
     arguments = [str(python.parent / "preblock"), "serve", *options]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, cwd=python.parent, env=ENVIRONMENT) as process:
@@ -115,7 +115,7 @@ def test_the_wheel_holds_the_rooms(python: Path) -> None:
     }
 
 
-def test_it_serves(address: str) -> None:
+def test_server_answers_without_torch(address: str) -> None:
     request = urllib.request.Request(
         f"{address}/models/minilm/embed",
         json.dumps({"input_ids": [[101, 102]]}).encode(),
@@ -152,7 +152,7 @@ def test_tracing_says_what_is_missing(python: Path, repository: Path, workers: s
     assert done.stderr == f"preblock: {missing}\n"
 
 
-def test_serving_imports_neither_torch_nor_opentelemetry_where_they_are(repository: Path) -> None:
+def test_serving_imports_neither_torch_nor_opentelemetry(repository: Path) -> None:
     script = (
         "import sys; from preblock.service.app import create_app; from preblock.service.core.settings import Settings; "
         f"create_app(Settings(repository={str(repository)!r}, grpc_port=1)); "

@@ -9,26 +9,28 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import grpc
 import httpx
 import pytest
 import tritonclient.grpc
 from prometheus_client.parser import text_string_to_metric_families
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 from websockets.sync.client import connect as connect_socket
 
 from preblock.service.core.errors import Invalid
 from preblock.service.observability.metrics import FLUSH_INTERVAL_SECONDS
 from preblock.service.server.run import bind
+from tests.support.open_inference import OWN_CONNECTION, open_stub
 from tests.support.paths import ROOT
-from tests.support.processes import fork_servers, workers
-from tests.support.protocols import Clients, RequestRefused, connect, grpc_raw, native_bytes, native_json
+from tests.support.processes import fork_servers, status_bytes, workers
+from tests.support.protocols import Clients, RequestRefused, connect, grpc_raw
+from tests.support.scrapes import read_metrics, samples_of
 from tests.support.servers import Server, serve
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
 def limited(tiny_repository: Path) -> Iterator[Clients]:
-    """A server whose limits are set by the environment."""
+    """Serve with limits set by the environment."""
     with (
         serve(tiny_repository, PREBLOCK_MAX_REQUEST_TOKENS="4", PREBLOCK_MAX_BODY_BYTES="200") as server,
         connect(server) as clients,
@@ -43,14 +45,6 @@ def two(tiny_repository: Path) -> Iterator[Server]:
         yield server
 
 
-def test_the_environment_limits_tokens(limited: Clients) -> None:
-    assert native_bytes(limited, "gpt", {"input_ids": [[1, 2], [3, 4]]}).shape == (4, 4)
-    for protocol in (native_json, grpc_raw):
-        with pytest.raises(RequestRefused, match="got 5 tokens, allowed at most 4 tokens in a request"):
-            protocol(limited, "gpt", {"input_ids": [[1, 2, 3, 4, 5]]})
-    assert limited.http.get("/models/gpt").json()["max_tokens"] == 4
-
-
 @pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer"])
 def test_the_environment_limits_bodies(limited: Clients, path: str) -> None:
     response = limited.http.post(path, content=bytes(201))
@@ -63,15 +57,14 @@ def test_the_environment_limits_messages(limited: Clients) -> None:
         grpc_raw(limited, "gpt", {"input_ids": [[1] * 30]})
 
 
-def test_workers_give_the_same_bits_and_their_counters_are_summed(two: Server) -> None:
+def test_workers_give_the_same_bits_and_sum_their_counters(two: Server) -> None:
     answers = set()
-    for _ in range(20):  # a connection each, so that both workers are asked
+    for _ in range(20):  # a connection each, for both workers
         answers.add(httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [1, 2, 3]}, timeout=60).text)
         httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [11]}, timeout=60)
     assert len(answers) == 1
     time.sleep(2 * FLUSH_INTERVAL_SECONDS)
-    text = httpx.get(f"{two.address}/metrics", timeout=60).text
-    samples = {(s.name, *s.labels.values()): s.value for f in text_string_to_metric_families(text) for s in f.samples}
+    samples = read_metrics(two.address)
     assert samples["preblock_requests_total", "bert", "ok", "native"] == 20
     assert samples["preblock_requests_total", "bert", "Invalid", "native"] == 20
     assert samples["preblock_tokens_total", "bert"] == 60
@@ -84,7 +77,7 @@ def test_the_gauge_of_streams_is_summed_over_workers(two: Server) -> None:
         for stream in (one, other, third):
             stream.send('{"input_ids": [1]}')
             assert json.loads(stream.recv())["next_offset"] == [1]
-        for _ in range(6):  # whoever answers
+        for _ in range(6):  # by any worker
             assert "preblock_streams_open 3.0" in httpx.get(f"{two.address}/metrics", timeout=60).text
 
 
@@ -97,10 +90,10 @@ def test_the_statistics_of_a_model_are_summed_over_workers(two: Server) -> None:
     httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [1]}, timeout=60)
     time.sleep(2 * FLUSH_INTERVAL_SECONDS)
     before = read()
-    for _ in range(20):  # a connection each, so that both workers are asked
+    for _ in range(20):  # a connection each, for both workers
         httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [[1], [2]]}, timeout=60)
     time.sleep(2 * FLUSH_INTERVAL_SECONDS)
-    found = {read() for _ in range(6)}  # whoever answers
+    found = {read() for _ in range(6)}  # by any worker
     assert found == {(before[0] + 40, before[1] + 20, before[2] + 20)}
 
 
@@ -125,22 +118,19 @@ def test_workers_share_what_is_imported(two: Server) -> None:
     for worker in both:
         httpx.get(f"{two.address}/readyz", timeout=60)
         assert kilobytes(worker, "Shared_Dirty") > 20_000  # of spawned processes, nothing is
-    # What is forked has no thread but its first.
+    # The fork server has one thread.
     assert "Threads:\t1\n" in Path(f"/proc/{server}/status").read_text()
 
 
 def test_the_parent_lets_go_of_the_models_that_its_workers_serve(repository: Path) -> None:
-    """It would keep open what is replaced, and on a GPU take the memory of a worker."""
+    """It would keep replaced versions open, and on a GPU take the memory of a worker."""
     with serve(repository, "--workers", "2") as server:
 
         def mapped(pid: int) -> bool:
             return "model.onnx.data" in Path(f"/proc/{pid}/maps").read_text()
 
         assert all(map(mapped, workers(server.process.pid)))
-        deadline = time.monotonic() + 20
-        while mapped(server.process.pid):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: not mapped(server.process.pid))
 
 
 def test_ids_of_requests_are_of_their_worker(two: Server) -> None:
@@ -167,7 +157,7 @@ def test_a_change_is_answered_when_all_workers_have_followed_it(tiny_repository:
             time.sleep(0.05)
         deadline = time.monotonic() + 150
         clients: list[httpx.Client] = []
-        while True:  # until each worker has some of the connections, which stay
+        while True:  # until each worker has some of the open connections
             for _ in range(4):
                 clients.append(stack.enter_context(httpx.Client(base_url=server.address, timeout=60)))
                 assert clients[-1].get("/readyz").status_code == 200
@@ -185,7 +175,7 @@ def test_a_change_is_answered_when_all_workers_have_followed_it(tiny_repository:
             clients[0].post(f"/v2/repository/models/bert/{verb}").raise_for_status()
 
         def index() -> set[tuple[tuple[str, str, str], ...]]:
-            """Return what the workers say of the repository."""
+            """Return the repository index of every worker."""
             answers = [client.post("/v2/repository/index").json() for client in clients]
             return {tuple((m["name"], m["version"], m["state"]) for m in answer) for answer in answers}
 
@@ -217,8 +207,7 @@ def test_every_worker_answers_grpc(two: Server) -> None:
     httpx.get(f"{two.address}/readyz", timeout=60)
     answers = set()
     for _ in range(10):  # a connection each
-        with grpc.insecure_channel(two.grpc, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with open_stub(two.grpc, OWN_CONNECTION) as stub:
             answers.add(stub.ModelMetadata(service_pb2.ModelMetadataRequest(name="bert")).SerializeToString())
     assert len(answers) == 1
 
@@ -241,8 +230,7 @@ def test_a_host_may_be_of_either_family(tiny_repository: Path, host: str) -> Non
         written = f"[{host}]" if ":" in host else host
         assert server.address.startswith(f"http://{written}:")
         assert httpx.get(f"{server.address}/readyz", timeout=60).status_code == 200
-        with grpc.insecure_channel(f"{written}:{server.grpc.rpartition(':')[2]}") as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with open_stub(f"{written}:{server.grpc.rpartition(':')[2]}") as stub:
             assert stub.ServerReady(service_pb2.ServerReadyRequest()).ready
 
 
@@ -260,12 +248,11 @@ def test_what_workers_hold_and_carry_is_summed(two: Server) -> None:
     for _ in range(6):
         httpx.post(f"{two.address}/models/gpt/embed", content=body)
     time.sleep(2 * FLUSH_INTERVAL_SECONDS)
-    families = list(text_string_to_metric_families(httpx.get(f"{two.address}/metrics").text))
-    found = {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+    text = httpx.get(f"{two.address}/metrics").text
+    documentation = (ROOT / "docs" / "operations.md").read_text()
+    assert all(f"`{family.name}" in documentation for family in text_string_to_metric_families(text))
+    found = samples_of(text)
     assert found["preblock_request_bytes_total", "native"] >= 6 * len(body)
     assert len([name for name, *_ in found if name == "preblock_provider_info"]) == 1
-    resident = [Path(f"/proc/{worker}/status").read_text() for worker in workers(two.process.pid)]
-    largest = max(1024 * int(status.partition("RssAnon:")[2].split()[0]) for status in resident)
+    largest = max(status_bytes(worker, "RssAnon") for worker in workers(two.process.pid))
     assert found["preblock_resident_memory_bytes", "anonymous"] > 1.5 * largest
-    text = (ROOT / "docs" / "operations.md").read_text()
-    assert all(f"`{f.name}" in text for f in families)

@@ -247,9 +247,7 @@ def states(name: str, model: Any, run: Callable[..., Tensor] | None, factor: flo
 
 
 @pytest.mark.parametrize("name", BIASED)
-def test_the_attention_of_transformers_gives_its_own_states_with_the_bias_of_the_graph(
-    name: str, tmp_path: Path
-) -> None:
+def test_attention_of_transformers_accepts_the_bias_of_the_graph(name: str, tmp_path: Path) -> None:
     model, frontend = saved(name, tmp_path)
     run, own = graph_of(frontend.bias, tmp_path), states(name, model, None)
     if name == "xlnet":

@@ -100,7 +100,7 @@ def test_the_tokenizer_is_copied_byte_for_byte(tiny: Exported, tiny_checkpoint: 
     assert (tiny.folder / "tokenizer.json").read_bytes() == (tiny_checkpoint / "tokenizer.json").read_bytes()
 
 
-def test_a_source_without_a_tokenizer_gives_an_artifact_without_one(tmp_path: Path) -> None:
+def test_source_without_tokenizer_exports_without_one(tmp_path: Path) -> None:
     loaded = LoadedSource(GPT2Embeddings(7, 4, 6), Source(kind="module"))
     exported = export_loaded(loaded, "m", tmp_path)
     assert not (exported.folder / "tokenizer.json").exists()
@@ -150,7 +150,7 @@ def test_minilm_equals_transformers_bert(checkpoint: Path, tmp_path: Path) -> No
         assert np.abs(found - expected).max() <= 2e-6
 
 
-def test_gpt2_equals_what_enters_transformers_first_block_bit_for_bit(tmp_path: Path) -> None:
+def test_gpt2_equals_the_input_of_block_0_bit_for_bit(tmp_path: Path) -> None:
     torch.manual_seed(3)
     model = GPT2Model(GPT2Config(vocab_size=90, n_embd=24, n_positions=40, n_layer=2, n_head=2))
     model.save_pretrained(tmp_path / "source")
@@ -270,7 +270,7 @@ def test_a_graph_that_is_not_proven_is_not_published(tmp_path: Path) -> None:
         (2**20, "int8"),
     ],
 )
-def test_a_disk_that_refuses_in_the_middle_is_said_in_one_line_and_leaves_no_trace(
+def test_full_disk_is_one_line_and_leaves_no_trace(
     large_checkpoint: Path, tmp_path: Path, room: int, dtype: str
 ) -> None:
     arguments = ("export", large_checkpoint, "--name", "m", "--repository", tmp_path, "--dtype", dtype)
@@ -288,7 +288,7 @@ def test_a_front_end_in_training_stays_in_training(tmp_path: Path) -> None:
     assert frontend.dropout.training
 
 
-def test_positions_that_the_graph_computes_are_proven_to_the_last(tmp_path: Path) -> None:
+def test_computed_positions_are_proven_to_the_last(tmp_path: Path) -> None:
     config = FrontEndConfig(
         family="unbounded",
         steps=(Tokens(rows=7, width=6), Positions(table="exact")),

@@ -113,9 +113,7 @@ def run(
     return commands.run(function, *arguments, environment=environment)
 
 
-def test_a_repository_becomes_the_artifact_that_its_folder_becomes(
-    hub: Hub, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_hub_repository_exports_like_its_folder(hub: Hub, tiny_checkpoint: Path, tmp_path: Path) -> None:
     command = ("export", f"hf:{REPOSITORY}@v1.0", "--name", "m", "--repository", tmp_path / "hubs")
     done = run(hub, tmp_path / "home", commands.preblock, *command)
     assert done.returncode == 0, done.stderr
@@ -128,7 +126,7 @@ def test_a_repository_becomes_the_artifact_that_its_folder_becomes(
     )
 
 
-def test_every_revision_is_recorded_as_its_commit_and_downloaded_once(hub: Hub, tmp_path: Path) -> None:
+def test_revision_is_recorded_as_commit_and_downloaded_once(hub: Hub, tmp_path: Path) -> None:
     sources = [f"hf:{REPOSITORY}{revision}" for revision in ("", "@main", "@v1.0", f"@{COMMIT}")]
     done = run(hub, tmp_path / "home", commands.load, *sources)
     assert done.stdout.splitlines() == [COMMIT] * 4, done.stderr
@@ -143,7 +141,7 @@ def shard(hub: Hub) -> dict[str, str]:
     return files
 
 
-def test_of_a_model_in_shards_only_those_of_the_front_end_are_downloaded(hub: Hub, tmp_path: Path) -> None:
+def test_only_shards_of_the_front_end_are_downloaded(hub: Hub, tmp_path: Path) -> None:
     files = shard(hub)
     needed = {file for name, file in files.items() if name.startswith("embeddings.")}
     assert needed < set(files.values())
@@ -154,7 +152,7 @@ def test_of_a_model_in_shards_only_those_of_the_front_end_are_downloaded(hub: Hu
     )
 
 
-def test_of_a_description_only_the_files_that_it_names_are_downloaded(hub: Hub, tmp_path: Path) -> None:
+def test_only_files_of_the_description_are_downloaded(hub: Hub, tmp_path: Path) -> None:
     files = shard(hub)
     weight = "encoder.layer.0.attention.self.query.weight"
     (hub.folder / "frontend.toml").write_text(f'[[steps]]\nkind = "tokens"\nweight = "{weight}"\n')
@@ -165,7 +163,7 @@ def test_of_a_description_only_the_files_that_it_names_are_downloaded(hub: Hub, 
     )
 
 
-def test_of_a_model_that_is_not_understood_no_weights_are_downloaded(hub: Hub, tmp_path: Path) -> None:
+def test_unknown_model_downloads_no_weights(hub: Hub, tmp_path: Path) -> None:
     config = json.loads((hub.folder / "config.json").read_text())
     (hub.folder / "config.json").write_text(json.dumps(config | {"model_type": "other"}))
     done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
@@ -193,7 +191,7 @@ def test_what_the_hub_does_not_have_is_said_in_one_line(hub: Hub, source: str, m
     assert not (tmp_path / "r").exists()
 
 
-def test_a_repository_with_a_pickle_alone_is_refused_and_the_pickle_not_downloaded(hub: Hub, tmp_path: Path) -> None:
+def test_repository_of_pickles_is_refused_without_a_download(hub: Hub, tmp_path: Path) -> None:
     (hub.folder / "model.safetensors").unlink()
     done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
     assert "neither model.safetensors nor model.safetensors.index.json" in done.stderr.splitlines()[-1]

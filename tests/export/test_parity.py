@@ -215,7 +215,7 @@ def test_verify_finds_a_changed_number_in_a_derived_table(artifacts: dict[str, P
         verify(folder)
 
 
-def test_difference_counts_in_units_of_the_largest_value_of_a_row() -> None:
+def test_difference_is_in_units_of_the_largest_value() -> None:
     expected = np.array([[[1.0, 4.0], [0.25, 0.0]]], np.float32)
     found = expected + np.array([[[2**-21, 0.0], [0.0, 2**-25]]], np.float32)
     # numpy's spacing of 4 is 2^-21, and of 0.25 2^-25.

@@ -88,7 +88,7 @@ with draft(Path(sys.argv[1]), "m") as folder:
 """
 
 
-def test_a_draft_of_another_process_is_swept_once_that_process_is_dead(tmp_path: Path) -> None:
+def test_draft_of_a_dead_process_is_swept(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", DRAFT_AND_WAIT, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -135,7 +135,7 @@ def there(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("moment", ["the middle of the table", "the proof"])
-def test_an_export_that_is_killed_shows_nothing_and_the_next_sweeps(
+def test_killed_export_is_invisible_and_swept_by_the_next(
     tiny_checkpoint: Path, large_checkpoint: Path, tmp_path: Path, moment: str
 ) -> None:
     add(tmp_path, "other")
@@ -165,7 +165,7 @@ def test_an_export_that_is_interrupted_leaves_no_trace(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_draft_interrupted_at_any_line_of_its_making_leaves_no_trace(tmp_path: Path) -> None:
+def test_draft_interrupted_at_any_line_leaves_no_trace(tmp_path: Path) -> None:
     """Interrupts `draft` before each of its lines in turn, until the `with` block is reached."""
 
     def stop_at(line: int) -> bool:
@@ -197,7 +197,7 @@ def test_a_draft_interrupted_at_any_line_of_its_making_leaves_no_trace(tmp_path:
     assert stopped > 10
 
 
-def test_a_draft_that_others_take_away_at_any_line_of_its_making_is_made(tmp_path: Path) -> None:
+def test_draft_removed_at_any_line_is_made_again(tmp_path: Path) -> None:
     """Acts as another export: sweeps and removes the name before each line of `draft` and pathlib in turn."""
     files = {publication.__file__, pathlib.__file__}
 

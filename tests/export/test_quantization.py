@@ -231,9 +231,7 @@ def test_verify_builds_it_again_from_the_artifact_and_proves_it(repository: Path
 
 @pytest.mark.parametrize("way", ["float16", "int8", "int4"])
 @pytest.mark.parametrize("ending", ["", ".scale"])
-def test_tables_that_are_stored_otherwise_than_they_are_rounded_are_found(
-    copy: Path, source: Path, way: str, ending: str
-) -> None:
+def test_table_with_other_rounding_is_found(copy: Path, source: Path, way: str, ending: str) -> None:
     folder, frontend = copy / way / "1", load_source(str(source)).frontend
     format_ = find_format(**WAYS[way])
     assert isinstance(frontend, FrontEnd)
@@ -252,9 +250,7 @@ def test_tables_that_are_stored_otherwise_than_they_are_rounded_are_found(
         compare_tables(frontend, format_, folder)
 
 
-def test_a_narrow_table_gives_every_row_that_numpy_rounds_in_any_shape(
-    repository: Path, tables: tuple[Array, Array]
-) -> None:
+def test_narrow_table_has_the_rows_of_numpy_in_any_shape(repository: Path, tables: tuple[Array, Array]) -> None:
     for way in WAYS:
         manifest = read(Manifest, repository / way / "1" / MANIFEST)
         assert manifest.front_end is not None
@@ -352,7 +348,7 @@ def test_the_largest_float16_fits(tmp_path: Path) -> None:
     assert run(exported.folder, {"input_ids": np.array([[3]]), "offset": np.array([0])})[0, 0, 2] == 65504
 
 
-def test_norms_and_projections_stay_in_float32_and_equal_tables_are_all_kept(tmp_path: Path) -> None:
+def test_norms_and_projections_stay_in_float32(tmp_path: Path) -> None:
     frontend = tiny(
         Segments(rows=30), Segments(rows=2, input="kinds"), Positions(rows=20), Norm(eps=1e-5), Project(width=12)
     )
@@ -372,7 +368,7 @@ def test_norms_and_projections_stay_in_float32_and_equal_tables_are_all_kept(tmp
     check_standard(exported.folder)
 
 
-def test_a_hybrid_table_is_rounded_and_the_sinusoids_beyond_are_not(tmp_path: Path) -> None:
+def test_hybrid_table_is_rounded_without_its_sinusoids(tmp_path: Path) -> None:
     frontend = FrontEnd(
         FrontEndConfig(
             family="hybrid",

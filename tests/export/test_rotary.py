@@ -76,7 +76,7 @@ def test_the_artifact_has_a_graph_with_them_and_one_without(artifact: Path) -> N
 
 
 @pytest.mark.parametrize("offset", [(0,), (FAR - 9,), (3, 70_000), (0, FAR - 9)])
-def test_one_offset_gives_one_row_and_an_offset_per_row_a_row_each(artifact: Path, offset: tuple[int, ...]) -> None:
+def test_angles_have_one_row_for_each_offset(artifact: Path, offset: tuple[int, ...]) -> None:
     values = feeds(2, 9, *offset)
     found = Session(artifact).run(values)
     expected = frontend_of(artifact).rotary_outputs(*map(torch.from_numpy, values.values()))
@@ -120,7 +120,7 @@ def test_verify_finds_another_angle(artifact: Path, tmp_path: Path) -> None:
         verify(change(artifact, tmp_path / "1", GRAPH, "Sin", "Cos"))
 
 
-def test_verify_finds_vectors_that_the_graph_without_them_makes_otherwise(artifact: Path, tmp_path: Path) -> None:
+def test_verify_finds_other_vectors_without_angles(artifact: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(artifact, tmp_path / "1")
     model = onnx.load(folder / EMBEDDINGS_GRAPH, load_external_data=False)
     (gather,) = model.graph.node

@@ -106,7 +106,7 @@ def test_a_sound_module_is_exported(tmp_path: Path) -> None:
         (DependsOnValues, r"the exporter of torch cannot follow the module: Could not guard on data-dependent"),
     ],
 )
-def test_a_module_whose_graph_is_not_dynamic_is_refused_and_says_why(
+def test_module_without_a_dynamic_graph_is_refused(
     module: Callable[[], nn.Module], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ExportError, match=message):

@@ -71,7 +71,7 @@ def test_segments_are_rows_of_the_token_table(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["gpt2", "ctrl"])
-def test_in_a_narrow_type_the_scale_of_a_segment_is_rounded_as_that_of_a_token(name: str, tmp_path: Path) -> None:
+def test_segment_scale_is_rounded_like_a_token_in_a_narrow_type(name: str, tmp_path: Path) -> None:
     save(name, tmp_path / "checkpoint", torch.bfloat16)
     session = session_of(tmp_path / "checkpoint", tmp_path / "artifact", arithmetic="source")
     kind = getattr(transformers, PUBLISHED[name].model)
@@ -160,7 +160,7 @@ def test_the_text_side_of_clip_reads_its_own_part_of_the_config(tmp_path: Path) 
             read_frontend(tmp_path, "text")
 
 
-def test_an_xlm_whose_languages_are_not_those_of_its_table_is_refused(tmp_path: Path) -> None:
+def test_xlm_with_other_languages_than_its_table_is_refused(tmp_path: Path) -> None:
     xlm(tmp_path, n_langs=3)
     change(tmp_path, n_langs=4)
     with pytest.raises(CheckpointError, match="n_langs is 4, the tensors have 3"):

@@ -114,7 +114,7 @@ def test_equals_what_enters_the_first_block_of_transformers_gpt2(gpt2: GPT2Model
 
 
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
-def test_a_transformer_embedding_is_the_scaled_table_plus_positions(positions: str) -> None:
+def test_transformer_embedding_is_scaled_table_plus_positions(positions: str) -> None:
     frontend = TransformerEmbedding(V, D, M, "learned" if positions == "learned" else "sinusoidal").eval()
     table = nn.Embedding(V, D, _weight=frontend.tokens.weight)
     rows = frontend.positions(IDS, offset=2)
@@ -202,7 +202,7 @@ def test_a_sequence_longer_than_the_maximum_is_refused(build: Callable[..., Fron
         build(V, D, M)(IDS, 8)
 
 
-def test_positions_take_the_share_of_the_parameters_that_is_published() -> None:
+def test_positions_take_the_published_share_of_parameters() -> None:
     with torch.device("meta"):
         bert, gpt2 = BertEmbeddings(30522, 768, 512), GPT2Embeddings(50257, 768, 1024)
     for frontend, percent in ((bert, 1.7), (gpt2, 2.0)):

@@ -32,7 +32,7 @@ def test_limits_are_those_of_the_papers(name: str, max_len: int) -> None:
     assert config.max_len == max_len
 
 
-def test_seeded_weights_are_the_same_twice_and_others_with_another_seed() -> None:
+def test_seed_determines_the_weights() -> None:
     first, second, other = (BertEmbeddings(11, 4, 8) for _ in range(3))
     for frontend, seed in ((first, 5), (second, 5), (other, 6)):
         torch.manual_seed(seed * 100)

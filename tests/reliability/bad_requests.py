@@ -1,4 +1,4 @@
-"""Bad requests without end, over every protocol: a change to a good one each, nobody knows which."""
+"""Endless bad requests over every protocol, each a random change of a good one."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from tests.support.servers import Server
 
 ANSWER_SECONDS = 60
 PATIENCE_SECONDS = 0.3
-"""After which a client says that nothing more will come: where a length was changed, the server may wait for more."""
+"""Wait of a client before it closes its side: after a changed length, the server may wait for more."""
 BODIES = {
     "json": ("/models/gpt/embed", "application/json"),
     "npy": ("/models/gpt/embed", "application/x-npy"),
@@ -56,7 +56,7 @@ LISTS = (
     {"input_ids": [[1, 2], [3]], "offset": [0, 3], "encoding": "float", "dtype": "bfloat16"},
     {"input_ids": [1, 2, 3], "offset": 4},  # one more than there are positions
 )
-"""Of ids, that are answered as events."""
+"""Lists of ids, answered as events."""
 METHODS = {
     "ServerLive": service_pb2.ServerLiveRequest(),
     "ServerReady": service_pb2.ServerReadyRequest(),
@@ -69,7 +69,7 @@ METHODS = {
     "RepositoryModelLoad": service_pb2.RepositoryModelLoadRequest(model_name="spare"),
     "RepositoryModelUnload": service_pb2.RepositoryModelUnloadRequest(model_name="spare"),
 }
-"""Of gRPC, each with a good request; beside them those that infer."""
+"""Methods of gRPC except those for inference, each with a good request."""
 SERVICE = "/inference.GRPCInferenceService"
 WORDS = (b"null", b"-1", b"1e9", b"[[]]", b'"', b"{", b"\xff", b"\0", b"9" * 25, b"true", b"%00", b"\r\n", b": ", b",")
 GRPC_MAY = {
@@ -84,16 +84,16 @@ REFUSAL = re.compile(
     r"(message|model|version|inputs|outputs|parameters|raw_input_contents|"
     r"input_ids|token_type_ids|position_ids|attention_mask|offset|pixel_values)(\[\d+\]|\.\w+)*: got "
 )
-"""How an error begins that names what a client has sent: within a stream of gRPC there is no status."""
+"""Begin of an error about the request; within a gRPC stream, an error has no status."""
 
 
 class WrongAnswer(Exception):
-    """An answer that no request may get."""
+    """An answer forbidden for every request."""
 
 
 @dataclass
 class Seen:
-    """What was answered, by protocol and status, and the server's own memory by the number of answers."""
+    """Number of answers by protocol and status, and the server's memory every 500 answers."""
 
     answers: Counter[str] = field(default_factory=Counter)
     memory: list[int] = field(default_factory=list)
@@ -125,7 +125,7 @@ def images() -> list[bytes]:
 
 
 def sequence() -> bytes:
-    """Return a message ModelInferRequest that begins a sequence."""
+    """Return the ModelInferRequest at the start of a sequence."""
     message = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(8)])
     message.inputs.add(name="input_ids", datatype="INT64", shape=[1, 1])
     message.parameters["sequence_id"].int64_param = 5
@@ -151,9 +151,8 @@ class Bad:
     """Sends bad requests to a server, and a good one after every hundredth.
 
     Args:
-        server: that serves the tiny models, a stem `vit`, `alibi`, which has a bias, and `spare`, which is loaded and
-            unloaded by requests.
-        parsers: whose inputs are changed.
+        server: with the tiny models, a stem `vit`, `alibi` with a bias, and `spare`, loaded and unloaded by requests.
+        parsers: source of inputs to change.
         expected: the answer to the good request.
 
     """
@@ -169,7 +168,7 @@ class Bad:
         """Send until `count` are answered.
 
         Raises:
-            WrongAnswer: an answer is one that no request may get, or a good request did not get the right one.
+            WrongAnswer: an answer is forbidden, or the answer to a good request is wrong.
             TimeoutError: a request got none.
 
         """
@@ -196,7 +195,7 @@ class Bad:
             self.seen.memory.append(memory(self._pid))
 
     def _bad(self, draw: random.Random) -> tuple[str, bytes]:
-        """Return bytes that may still be a request, and the path of the good one."""
+        """Return changed bytes of a request, and the path of the good one."""
         kind = draw.choice(HTTP_KINDS)
         if kind == "body":
             name = draw.choice(tuple(BODIES))
@@ -217,7 +216,7 @@ class Bad:
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """Connect while a block runs, which ends when the server closes."""
+        """Connect during a block; the end of the connection ends the block."""
         reader, writer = await asyncio.open_connection(self._host, self._port)
         try:
             with suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -277,7 +276,7 @@ class Bad:
                     writer.write(sent)
                     if broken:  # its length may have changed, and the rest of it be waited for
                         writer.write_eof()
-                    # asyncio.wait_for of Python 3.11 forgets now and then that it was cancelled, and would go on.
+                    # asyncio.wait_for of Python 3.11 sometimes loses a cancellation, and would go on.
                     async with asyncio.timeout(ANSWER_SECONDS):
                         code = await message(reader)
                     if code in (1011, 1012) or 500 <= code < 600:
@@ -363,7 +362,7 @@ async def body(reader: asyncio.StreamReader, length: int | None) -> bytes:
 
 
 async def everything(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, patience: float) -> bytes:
-    """Return what comes until the server closes; after `patience` seconds the client says that it is done."""
+    """Return all bytes until the server closes; after `patience` seconds the client closes its side."""
     parts = []
 
     async def read() -> None:
@@ -381,17 +380,17 @@ async def everything(reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
 
 
 def worst(answer: bytes) -> int:
-    """Return the highest status in an answer, or in a part of one: its own, or that of a problem; 0 of none."""
+    """Return the highest status in an answer or a part of it, including problem documents; 0 for none."""
     return max(map(int, STATUS.findall(answer)), default=0)
 
 
 def refusal(answer: bytes) -> str:
-    """Return the error that an answer of ModelStreamInfer is; none where it has vectors."""
+    """Return the error of an answer of ModelStreamInfer; "" for vectors."""
     return str(service_pb2.ModelStreamInferResponse.FromString(answer).error_message)
 
 
 async def message(reader: asyncio.StreamReader) -> int:
-    """Read the next message of a WebSocket, and return the code with which it was closed, its status, or 0."""
+    """Read the next message of a WebSocket, and return its close code, its status, or 0."""
     while True:
         kind, size = await reader.readexactly(2)
         if size == 126:

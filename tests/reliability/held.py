@@ -1,6 +1,6 @@
-"""Holds connections, half of them with half a request, until it is told a line: `python -m tests.reliability.held`.
+"""Holds connections, half of them with half a request, until it reads a line: `python -m tests.reliability.held`.
 
-In a process of its own it takes neither descriptors nor time of a client that is served beside them.
+A process of its own takes neither descriptors nor time of another client.
 """
 
 import socket
@@ -17,7 +17,7 @@ def main() -> None:
         held = [stack.enter_context(socket.create_connection((host, int(port)), 60)) for _ in range(int(count))]
         for stream in held[1::2]:
             stream.sendall(HEAD)
-        print(len(held), flush=True)  # noqa: T201 - what a script says
+        print(len(held), flush=True)  # noqa: T201 - output of a script
         sys.stdin.readline()
         for index, stream in enumerate(held):
             stream.sendall(b"\r\n" if index % 2 else HEAD + b"\r\n")

@@ -1,4 +1,4 @@
-"""Everything that reads bytes of others, each as a function of bytes, with inputs that it takes."""
+"""Every parser of foreign bytes, as a function of bytes, with valid inputs."""
 
 import io
 import json
@@ -31,18 +31,18 @@ from preblock.service.core.errors import PreblockError
 from tests.support.manifests import tiny_manifest, tiny_stem
 
 MOST_EACH, MOST_ALONE = 200, 2**20
-"""Memory that a parser may take: times the bytes of its input, and beside it, for what is remembered of others."""
+"""Memory limits of a parser: a multiple of its input, and a constant for its caches, in bytes."""
 
 
 @dataclass(frozen=True)
 class Parser:
-    """What reads bytes.
+    """A parser of bytes.
 
     Args:
-        read: returns something, or raises an PreblockError.
+        read: returns something, or raises a PreblockError.
         seeds: inputs to change.
-        words: bytes that mean something to it.
-        most: bytes of memory that it may take, whatever the input.
+        words: bytes with a meaning for it.
+        most: limit of its memory for an empty input, in bytes.
 
     """
 
@@ -52,9 +52,9 @@ class Parser:
     most: int = MOST_ALONE
 
     def hold(self, data: bytes) -> None:
-        """Read, and raise whatever is no PreblockError, or MemoryError where it takes too much memory.
+        """Read, and raise MemoryError over the limit, or any error except a PreblockError.
 
-        Who reads millions of inputs traces memory all the time: each start of it costs some that never comes back.
+        For millions of inputs, the caller traces memory all the time: each start of a trace leaks a little.
         """
         begun = not tracemalloc.is_tracing()
         if begun:
@@ -99,13 +99,13 @@ def _v2(header: dict[str, Any], data: bytes = b"") -> bytes:
 
 
 def _read_v2(body: bytes, manifest: Manifests) -> object:
-    """The first two bytes are the header that says where the JSON ends; all ones for none."""
+    """The first two bytes are the header with the length of the JSON; all ones for none."""
     end = int.from_bytes(body[:2], "little")
     return read_infer(body[2:], None if end == 0xFFFF else str(end), manifest)
 
 
 def _read_call(message: bytes, manifest: Manifest) -> object:
-    # In a process of its own: the names of these messages are those of a client's, of which a process holds one.
+    # In a process of its own: tritonclient registers messages of the same names.
     from preblock.service.codecs.v2 import open_inference_pb2 as pb
     from preblock.service.codecs.v2 import protobuf
 
@@ -113,7 +113,7 @@ def _read_call(message: bytes, manifest: Manifest) -> object:
 
 
 def _graph() -> onnx.ModelProto:
-    """A table of 11 rows in the data file, that ids look up, and one in the graph."""
+    """Return a graph with a lookup table of 11 rows in the data file, and an inline tensor."""
     table = TensorProto(name="table", data_type=1, dims=[11, 4], data_location=TensorProto.EXTERNAL)
     for key, value in (("location", DATA), ("offset", "0"), ("length", "176")):
         table.external_data.add(key=key, value=value)
@@ -125,7 +125,7 @@ def _graph() -> onnx.ModelProto:
 
 
 def _files(folder: Path, name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
-    """Return what reads bytes as the file `name` of `folder`."""
+    """Return a function to read bytes as the file `name` of `folder`."""
 
     def read_file(content: bytes) -> object:
         (folder / name).write_bytes(content)
@@ -135,7 +135,7 @@ def _files(folder: Path, name: str, read: Callable[[Path], object]) -> Callable[
 
 
 def parsers(folder: Path) -> dict[str, Parser]:
-    """Return all, by name; `folder` is where those that read files find them."""
+    """Return all, by name; `folder` is for readers of files."""
     manifest = tiny_manifest()
     artifact = manifest.model_copy(
         update={
@@ -182,7 +182,7 @@ def parsers(folder: Path) -> dict[str, Parser]:
             read_npy,
             (_npy(ids), _npy(ids.T), _npy(ids.astype(">u2")), _npy(np.zeros((0, 3)))),
             (b"'|O'",),
-            2**22,  # a name in a header may be the one at which Python's table of names is made anew
+            2**22,  # a name in a header may grow Python's table of interned names
         ),
         "raw": Parser(
             lambda data: read_raw(data[1:], [None, "1,3", "3", "0,1", "9" * 18 + ",9"][data[0] % 5] if data else None),

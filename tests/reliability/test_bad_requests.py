@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
 from preblock.service.api.http.errors import STATUS, problem
@@ -19,17 +17,16 @@ from preblock.service.codecs.decode_json import write_error
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, ArtifactError, Invalid, PreblockError, Unavailable
 from tests.reliability.bad_requests import METHODS, PATHS, REFUSAL, Bad, WrongAnswer, message, refusal, worst
 from tests.reliability.parsers import parsers
-from tests.reliability.wires import IDS
 from tests.support.artifacts import copy_artifact
 from tests.support.servers import Server, serve
 
 GROWTH = 16 * 2**20
-"""Bytes by which the server's own memory may grow in the second half."""
+"""Limit of the server's memory growth in the second half, in bytes."""
 
 
 @pytest.fixture(scope="module")
 def server(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One that also has a stem, a model with a bias, and one that nobody needs: it is loaded and unloaded."""
+    """Serve also a stem, a model with a bias, and a spare one to load and unload."""
     repository = shutil.copytree(tiny_repository, tmp_path_factory.mktemp("every") / "repository")
     shutil.copytree(repository / "gpt", repository / "spare")
     copy_artifact("alibi-7x4x9", repository, "alibi")
@@ -81,13 +78,8 @@ def test_a_fault_is_seen_in_a_stream_of_grpc() -> None:
 
 @pytest.mark.timeout(14_400)
 def test_bad_requests_are_refused_and_good_ones_answered(
-    server: Server,
-    tables: dict[str, NDArray[np.float32]],
-    tmp_path: Path,
-    long: bool,
-    record_property: Callable[[str, object], None],
+    server: Server, expected: bytes, tmp_path: Path, long: bool, record_property: Callable[[str, object], None]
 ) -> None:
-    expected = (tables["tokens"][IDS] + tables["positions"][[2, 3, 4]]).tobytes()
     bad = Bad(server, parsers(tmp_path), expected)
     seen = asyncio.run(bad.run(1_000_000 if long else 6000))
     record_property("answers", dict(seen.answers))

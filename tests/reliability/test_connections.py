@@ -1,9 +1,10 @@
-"""Connections of clients that are slow, deaf, broken, or want everything: real sockets, a real server."""
+"""Connections of slow, deaf, broken and greedy clients: real sockets, a real server."""
 
 import json
 import re
 import resource
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -30,17 +31,17 @@ from tests.reliability.wires import (
     still_right,
     web_socket,
 )
-from tests.service.api.http.routes.test_decode import wait_for_streams
 from tests.support.paths import ROOT
+from tests.support.scrapes import wait_for_streams
 from tests.support.servers import Server, serve
 
 MOST = 24 * 2**20
-"""Bytes by which the server may grow for a client that sends ten times as many."""
+"""Limit of the server's memory growth for a client with ten times as many bytes, in bytes."""
 
 
 @pytest.fixture(scope="module")
 def server(tiny_repository: Path) -> Iterator[Server]:
-    """A server of its own, whose memory nobody else moves, and which waits two seconds for a client."""
+    """Serve with memory of its own and a header timeout of two seconds."""
     with serve(tiny_repository, PREBLOCK_HEADER_TIMEOUT_SECONDS="2") as running:
         yield running
 
@@ -52,15 +53,9 @@ def http(server: Server) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.fixture(scope="module")
-def expected(tables: dict[str, NDArray[np.float32]]) -> bytes:
-    """The answer to a good request, from the raw tables."""
-    return (tables["tokens"][[1, 6, 0]] + tables["positions"][[2, 3, 4]]).tobytes()
-
-
 @contextmanager
 def unharmed(server: Server, http: httpx.Client, expected: bytes) -> Iterator[None]:
-    """Check that others get the right bits during a block and after it, and that the server stays small."""
+    """Check the answers to others during and after a block, and the growth of the server."""
     still_right(http, expected)
     before = memory(server.process.pid)
     over = threading.Event()
@@ -139,6 +134,16 @@ def test_the_length_of_a_head_counts_however_it_comes(
         assert status(received(stream)) == expected_status
 
 
+@pytest.mark.parametrize("sent", [b"", request()[:40], request(), UPGRADE])
+def test_resets_leave_the_server_healthy(server: Server, http: httpx.Client, expected: bytes, sent: bytes) -> None:
+    with unharmed(server, http, expected):
+        for _ in range(200):
+            with connection(server) as stream:
+                stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close sends a reset
+                stream.sendall(sent)
+    wait_for_streams(http, 0)
+
+
 DEAF = {
     "requests": (b"", request() * 200),
     "pings": (UPGRADE, frame(9, b"x" * 125) * 500),
@@ -147,7 +152,7 @@ DEAF = {
 
 
 @pytest.mark.parametrize("name", DEAF)
-def test_who_does_not_read_is_not_read_from(server: Server, http: httpx.Client, expected: bytes, name: str) -> None:
+def test_deaf_client_is_not_read_from(server: Server, http: httpx.Client, expected: bytes, name: str) -> None:
     begin, again = DEAF[name]
     with unharmed(server, http, expected), connection(server) as stream:
         stream.sendall(begin)
@@ -176,10 +181,10 @@ def test_a_message_of_many_fragments_is_read(server: Server) -> None:
         assert b'"next_offset":[2]' in answer
 
 
-def test_heads_and_bodies_that_come_byte_by_byte_keep_nobody_waiting(
+def test_slow_heads_and_bodies_keep_nobody_waiting(
     server: Server, http: httpx.Client, expected: bytes, long: bool
 ) -> None:
-    """Oracle: the last of them, which come whole in the end, get the right bits too."""
+    """Oracle: all of them are complete in the end, and get the right bits."""
     whole = request("/models/gpt/embed", None, "Accept: application/octet-stream", "Connection: close")
     count = 500 if long else 100
     with unharmed(server, http, expected), ExitStack() as stack:
@@ -207,7 +212,7 @@ def test_a_head_that_begins_before_an_answer_is_refused_too(server: Server) -> N
         assert status(received(stream)) == 408
 
 
-def test_a_head_that_does_not_come_is_waited_for_no_longer_than_for_a_stream(server: Server) -> None:
+def test_missing_head_times_out(server: Server) -> None:
     with connection(server) as silent, connection(server) as half, connection(server) as second:
         half.sendall(b"GET /livez HT")
         second.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -332,7 +337,7 @@ def test_nothing_is_said_within_the_answer_to_another_request(
 
 @contextmanager
 def held(server: Server, count: int) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds connections; a line ends that, and is answered with how many were served then."""
+    """Hold connections in a process; a line ends it, and it prints the number of served ones."""
     url = httpx.URL(server.address)
     command = [sys.executable, "-m", "tests.reliability.held", url.host, str(url.port), str(count)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as holder:

@@ -1,6 +1,6 @@
-"""Bytes that nobody foresaw, for everything that reads bytes: a result or an error of ours, and nothing else.
+"""Random bytes for every parser of bytes: a result or a PreblockError, and nothing else.
 
-`make reliability` draws a thousand times as many, and lets atheris look for those that lead to new lines.
+`make reliability` draws a thousand times as many, and lets atheris look for new lines of code.
 """
 
 import subprocess
@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 
 NAMES = ("v2", "stem", "json", "frames", "npy", "raw", "safetensors", "protobuf", "manifest", "graphs")
 ALONE = ("protobuf",)
-"""Those that cannot share a process with the clients of other tests."""
+"""Parsers in conflict with the clients of other tests in the same process."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_what_is_changed_was_taken(every: dict[str, Parser], name: str) -> None:
 
 
 FOUND = {"a key of external data that is no UTF-8": ("graphs", (b"location", b"l\xdecation"))}
-"""Inputs that made parsers fail in another way, by what they changed in the first input."""
+"""Inputs of past failures: a parser, and a change of its first input."""
 
 
 @pytest.mark.parametrize("what", FOUND)

@@ -1,4 +1,4 @@
-"""Processes that are killed, disks that are full, descriptors that run out, folders that break, clocks that jump."""
+"""Killed processes, full disks, a lack of descriptors, broken folders, jumps of the clock."""
 
 import os
 import resource
@@ -7,17 +7,14 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
-from numpy.typing import NDArray
-from prometheus_client.parser import text_string_to_metric_families
 from websockets.sync.client import connect as connect_socket
 
 from preblock.service.artifacts.manifest import DATA
@@ -25,15 +22,11 @@ from preblock.service.observability.metric_files import RESERVED_BYTES
 from tests.reliability.wires import IDS, connection, still_right
 from tests.support.paths import PREBLOCK
 from tests.support.processes import alive, children, fork_servers, workers
+from tests.support.scrapes import samples_of
 from tests.support.servers import Server, free_port, read_banner, serve
+from tests.support.waiting import wait_until
 
 BYTES = {"Accept": "application/octet-stream"}
-
-
-@pytest.fixture(scope="module")
-def expected(tables: dict[str, NDArray[np.float32]]) -> bytes:
-    """The answer to a good request, from the raw tables."""
-    return (tables["tokens"][IDS] + tables["positions"][[2, 3, 4]]).tobytes()
 
 
 def listening(port: str) -> int:
@@ -47,11 +40,7 @@ def descriptors(pid: int) -> list[Path]:
     return list(Path(f"/proc/{pid}/fd").iterdir())
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+wait_for = partial(wait_until, seconds=120, pause=0.05)
 
 
 def answers(server: Server) -> bool:
@@ -61,7 +50,7 @@ def answers(server: Server) -> bool:
 
 
 def ready(server: Server) -> bool:
-    """Whether both workers are there, and have started: one that has not yet may still fail to."""
+    """Return whether both workers have started; before that, a start may fail."""
     own = server.grpc.rpartition(":")[2]
     return len(workers(server.process.pid)) == listening(own) == 2 and answers(server)
 
@@ -76,7 +65,7 @@ def replaced(server: Server, before: list[int]) -> bool:
 
 @dataclass
 class Load:
-    """What clients that ask all the time were answered: right, wrong or broken off."""
+    """Answers to clients under load: right, wrong or broken off."""
 
     right: int = 0
     broken: int = 0
@@ -88,9 +77,9 @@ class Load:
 
 @contextmanager
 def load(server: Server, expected: bytes, clients: int = 8, pause: float = 0) -> Iterator[Load]:
-    """Ask over several connections, each opened again when it is broken, while a block runs.
+    """Ask over several connections during a block, and open each again after an error.
 
-    Each asks again at once, or after a pause in seconds, which leaves processors to workers that start.
+    Each asks again at once, or after a pause in seconds, to leave processors to starting workers.
     """
     seen, over = Load(), threading.Event()
 
@@ -120,7 +109,7 @@ def load(server: Server, expected: bytes, clients: int = 8, pause: float = 0) ->
             thread.join()
 
 
-def test_a_worker_that_is_killed_costs_its_own_requests_and_is_replaced(
+def test_killed_worker_costs_its_own_requests_and_is_replaced(
     tiny_repository: Path, expected: bytes, long: bool
 ) -> None:
     with serve(tiny_repository, "--workers", "2") as server:
@@ -139,9 +128,7 @@ def test_a_worker_that_is_killed_costs_its_own_requests_and_is_replaced(
         assert not seen.wrong
 
 
-def test_a_worker_is_started_again_where_what_starts_it_is_killed_meanwhile(
-    tiny_repository: Path, expected: bytes
-) -> None:
+def test_worker_is_replaced_after_its_fork_server_is_killed(tiny_repository: Path, expected: bytes) -> None:
     with serve(tiny_repository, "--workers", "2") as server:
         wait_for(partial(ready, server))
         before, (first,) = workers(server.process.pid), fork_servers(server.process.pid)
@@ -158,7 +145,7 @@ def test_a_worker_is_started_again_where_what_starts_it_is_killed_meanwhile(
 
 @contextmanager
 def parent(repository: Path, port: int, grpc_port: int) -> Iterator[subprocess.Popen[str]]:
-    """Serve with two workers on these ports, and end all that is left of it."""
+    """Serve with two workers on these ports, and kill all remaining processes."""
     ports = ["--port", str(port), "--grpc-port", str(grpc_port)]
     command = [PREBLOCK, "serve", "--repository", str(repository), *ports, "--workers", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
@@ -172,7 +159,7 @@ def parent(repository: Path, port: int, grpc_port: int) -> Iterator[subprocess.P
 def test_a_service_that_is_killed_leaves_its_port_to_the_next(
     tiny_repository: Path, expected: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # what is killed tidies nothing up
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # a killed process tidies nothing up
     with ExitStack() as stack:
         port, grpc_port = 0, free_port()
         for _ in range(2):
@@ -189,10 +176,8 @@ def test_a_service_that_is_killed_leaves_its_port_to_the_next(
             assert not seen.wrong
 
 
-def test_workers_are_replaced_where_what_they_were_forked_from_is_killed(
-    tiny_repository: Path, expected: bytes
-) -> None:
-    """Nobody is left who tells of their ends, so all of them are replaced, and finish what they have begun."""
+def test_killed_fork_server_is_replaced_with_its_workers(tiny_repository: Path, expected: bytes) -> None:
+    """Nobody can report their ends any more, so all are replaced, after their requests in flight."""
     with serve(tiny_repository, "--workers", "2") as server:
         wait_for(partial(ready, server))
         before, (first,) = workers(server.process.pid), fork_servers(server.process.pid)
@@ -211,7 +196,7 @@ def test_workers_are_replaced_where_what_they_were_forked_from_is_killed(
             right = seen.right
             wait_for(partial(seen.answered, right + 50))
         assert not seen.wrong
-        assert seen.broken <= 4 * clients  # each may lose its connection to a worker that ends, and ask one that will
+        assert seen.broken <= 4 * clients  # each may lose its connection to an ending worker, and reach another one
 
 
 @pytest.fixture
@@ -235,7 +220,7 @@ def fill(disk: Path) -> Path:
 
 
 def test_a_full_disk_takes_nothing_from_clients(tiny_repository: Path, expected: bytes, small_disk: Path) -> None:
-    """A page of a mapped file that the disk has no room for would end its process."""
+    """A page of a mapped file without room on the disk would end its process."""
     folders = {"TMPDIR": str(small_disk), "PREBLOCK_CACHE_DIR": str(small_disk / "cache")}
     with serve(tiny_repository, "--workers", "2", "--model-control", "explicit", **folders) as server:
         wait_for(partial(ready, server))
@@ -256,7 +241,7 @@ def test_a_full_disk_takes_nothing_from_clients(tiny_repository: Path, expected:
         assert workers(server.process.pid) == before
 
 
-def test_the_room_for_the_numbers_of_workers_is_taken_at_the_start(tiny_repository: Path, tmp_path: Path) -> None:
+def test_space_of_metric_files_is_reserved_at_the_start(tiny_repository: Path, tmp_path: Path) -> None:
     with serve(tiny_repository, "--workers", "2", TMPDIR=str(tmp_path)) as server:
         wait_for(partial(ready, server))
         (folder,) = tmp_path.glob("preblock-*/metrics")
@@ -267,9 +252,7 @@ def test_the_room_for_the_numbers_of_workers_is_taken_at_the_start(tiny_reposito
             assert file.stat().st_blocks * 512 >= RESERVED_BYTES[kind]
 
 
-def test_descriptors_that_run_out_are_used_again_when_they_are_free(
-    tiny_repository: Path, tmp_path: Path, expected: bytes
-) -> None:
+def test_server_recovers_from_a_lack_of_descriptors(tiny_repository: Path, tmp_path: Path, expected: bytes) -> None:
     root, later = shutil.copytree(tiny_repository, tmp_path / "repository"), tmp_path / "2"
     (root / "bert/2").rename(later)
     with (
@@ -286,10 +269,10 @@ def test_descriptors_that_run_out_are_used_again_when_they_are_free(
                 with suppress(ConnectionError):
                     stream.sendall(b"GET /livez HTTP/1.1\r\n")
             time.sleep(1)
-            still_right(client, expected)  # whoever is connected
+            still_right(client, expected)  # old connections
             later.rename(root / "bert/2")
             time.sleep(0.5)
-        wait_for(partial(answers, server))  # whoever comes
+        wait_for(partial(answers, server))  # new connections
         still_right(client, expected)
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limits)
         wait_for(lambda: client.post("/models/bert/embed", json={"input_ids": [1]}).json().get("version") == 2)
@@ -309,8 +292,7 @@ def test_metrics_are_true_or_unavailable_without_descriptors(tiny_repository: Pa
             if answer.status_code == 503:
                 assert answer.headers["Retry-After"] == "1"
                 return False
-            families = text_string_to_metric_families(answer.text)
-            found = {(s.name, *s.labels.values()): s.value for f in families for s in f.samples}
+            found = samples_of(answer.text)
             assert found["preblock_requests_total", "gpt", "ok", "native"] == len(clients)
             assert found["preblock_resident_memory_bytes", "anonymous"] > 2**20
             return True
@@ -326,7 +308,7 @@ def test_metrics_are_true_or_unavailable_without_descriptors(tiny_repository: Pa
         wait_for(told)
 
 
-def test_a_folder_that_is_gone_or_broken_is_answered_from_as_it_was(weighty_repository: Path, tmp_path: Path) -> None:
+def test_removed_or_broken_folder_leaves_answers_as_they_were(weighty_repository: Path, tmp_path: Path) -> None:
     """Oracle: the answers before. Files are replaced, as is the way to write them."""
     ids = {"input_ids": [list(range(50))]}
     for mode in ("none", "poll"):
@@ -372,9 +354,7 @@ def test_a_file_that_is_changed_in_place_is_not_answered_from(weighty_repository
         assert client.post("/models/gpt/embed", json={"input_ids": [1]}).json() == before
 
 
-def test_a_worker_that_cannot_start_is_tried_again_and_the_others_serve(
-    tiny_repository: Path, tmp_path: Path, expected: bytes
-) -> None:
+def test_worker_that_cannot_start_is_tried_again(tiny_repository: Path, tmp_path: Path, expected: bytes) -> None:
     root = shutil.copytree(tiny_repository, tmp_path / "root")
     with serve(root, "--workers", "2") as server:
         wait_for(partial(ready, server))
@@ -405,7 +385,7 @@ FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None
 
 @pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed")
 def test_a_clock_that_jumps_changes_nothing(tiny_repository: Path, tmp_path: Path, expected: bytes) -> None:
-    """Time stands still for nobody who measures it by the monotonic clock; the date of an answer shows the jumps."""
+    """The service measures time by the monotonic clock; only the date of an answer shows the jumps."""
     clock = tmp_path / "clock"
     clock.write_text("+0")
     fake = {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1"}

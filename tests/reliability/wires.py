@@ -5,11 +5,11 @@ import re
 import socket
 import struct
 import time
-from pathlib import Path
 
 import httpx
 
 from tests.support.connections import dial
+from tests.support.processes import status_bytes
 from tests.support.servers import Server
 
 IDS = [1, 6, 0]
@@ -71,5 +71,5 @@ def still_right(http: httpx.Client, expected: bytes) -> None:
 
 
 def memory(pid: int) -> int:
-    """Return the bytes of a process that are no pages of files."""
-    return 1024 * int(re.findall(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[0])
+    """Return the bytes of a process without pages of files."""
+    return status_bytes(pid, "RssAnon")

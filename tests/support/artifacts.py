@@ -1,4 +1,4 @@
-"""Copies of the stored artifacts, so that a test that serves a model needs no export."""
+"""Copies of the stored artifacts, for servers without an export."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def draw_tables(seed: int, sizes: list[int]) -> list[Floats]:
 
 
 def draw_data(weights: dict[str, Any]) -> bytes:
-    """Return the data file that a `weights.json` describes."""
+    """Return the data file for a `weights.json`."""
     tables = draw_tables(weights["seed"], [table["size"] for table in weights["tables"]])
     for table, values in zip(weights["tables"], tables, strict=True):
         for index, value in table["changed"].items():
@@ -39,7 +39,7 @@ def draw_data(weights: dict[str, Any]) -> bytes:
 def copy_artifact(stored: str, repository: Path, name: str | None = None) -> Path:
     """Add a stored artifact to `repository` as the next version of `name`, and return its folder.
 
-    A server that watches the repository sees all of the version or nothing, as after an export.
+    A server sees all of the version or nothing, as after an export.
     """
     model = repository / (name or stored)
     draft = model / f".tmp-{stored}"
@@ -49,6 +49,13 @@ def copy_artifact(stored: str, repository: Path, name: str | None = None) -> Pat
         (draft / WEIGHTS).unlink()
     folder = next(model / str(version) for version in count(1) if not (model / str(version)).exists())
     return draft.rename(folder)
+
+
+def make_repository(root: Path, **models: str) -> Path:
+    """Add a stored artifact for each keyword, the name of its model, and return `root`."""
+    for name, stored in models.items():
+        copy_artifact(stored, root, name)
+    return root
 
 
 def read_tables(folder: Path) -> dict[str, Floats]:

@@ -1,4 +1,4 @@
-"""Commands in processes of their own, forked from one that has imported torch already: that takes a command seconds."""
+"""Commands in processes of their own, forked after the import of torch: it takes seconds."""
 
 import multiprocessing
 import os
@@ -38,7 +38,7 @@ class RunningCommand:
     errors: IO[str]
 
     def wait(self) -> subprocess.CompletedProcess[str]:
-        """Wait for its end, and return what it said; the code is negative where a signal ended it."""
+        """Wait for its end, and return output and exit code; negative after a signal."""
         self.process.join()
         assert self.process.exitcode is not None
         self.output.seek(0)

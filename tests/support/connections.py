@@ -1,9 +1,10 @@
-"""Connections on which a test sends any bytes, as no client library would."""
+"""Connections for any bytes, as no client library sends them."""
 
 import re
 import socket
 import time
-from types import TracebackType
+from collections.abc import Mapping
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 import httpx
@@ -16,8 +17,18 @@ def dial(address: str | httpx.URL, timeout: float = 20) -> socket.socket:
     return socket.create_connection((url.host, url.port), timeout)
 
 
+def http_request(
+    path: str, body: bytes = b"", headers: Mapping[str, str] = MappingProxyType({}), method: str = "POST"
+) -> bytes:
+    """Return a request of HTTP/1.1 with the length of its body, or without one for chunks."""
+    length = {} if "Transfer-Encoding" in headers else {"Content-Length": str(len(body))}
+    lines = {"Host": "x", **length, **headers}
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body
+
+
 class RawConnection:
-    """An HTTP/1.1 connection that sends given bytes and reads answers of known length.
+    """An HTTP/1.1 connection for given bytes and answers of known length.
 
     Args:
         address: of the server, a URL.
@@ -39,7 +50,7 @@ class RawConnection:
         self.stream.close()
 
     def send(self, *parts: bytes) -> None:
-        """Send parts that the server reads one by one."""
+        """Send parts, each read by the server before the next."""
         for part in parts:
             self.stream.sendall(part)
             if part is not parts[-1]:

@@ -6,9 +6,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.artifacts import Floats, copy_artifact, read_tables
+from tests.support.artifacts import Floats, make_repository, read_tables
 from tests.support.protocols import Clients, connect
-from tests.support.servers import Server
+from tests.support.servers import Server, serve
 
 
 @pytest.fixture(scope="session")
@@ -37,10 +37,21 @@ def tiny(tiny_clients: Clients) -> httpx.Client:
 
 @pytest.fixture(scope="session")
 def weighty_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One `gpt` whose weights lie in the data file; the weights of the tiny models lie in the graph."""
-    root = tmp_path_factory.mktemp("weighty")
-    copy_artifact("gpt-100x32x50", root, "gpt")
-    return root
+    """Return one `gpt` with weights in the data file; those of the tiny models lie in the graph."""
+    return make_repository(tmp_path_factory.mktemp("weighty"), gpt="gpt-100x32x50")
+
+
+@pytest.fixture(scope="session")
+def wide_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return one `gpt` with wide vectors (V 50, D 768, M 700), for large answers."""
+    return make_repository(tmp_path_factory.mktemp("wide"), gpt="gpt-50x768x700")
+
+
+@pytest.fixture(scope="session")
+def wide_server(wide_repository: Path) -> Iterator[Server]:
+    """Serve the wide `gpt`, with limits beyond every test."""
+    with serve(wide_repository, PREBLOCK_MAX_REQUEST_TOKENS="120000") as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -5,14 +5,14 @@ from pathlib import Path
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes that the first thread of another has started, and that it has not taken leave of."""
+    """Return the children of a process's first thread."""
     with suppress(FileNotFoundError, ProcessLookupError):
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []
 
 
 def fork_servers(parent: int) -> list[int]:
-    """Return the process that workers are forked from; none before it was started."""
+    """Return the process of the workers' fork server; none before its start."""
     found = []
     for child in children(parent):
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -22,8 +22,13 @@ def fork_servers(parent: int) -> list[int]:
 
 
 def workers(parent: int) -> list[int]:
-    """Return the processes that serve for a parent, or are about to."""
+    """Return the workers of a parent, also in their start."""
     return [worker for server in fork_servers(parent) for worker in children(server)]
+
+
+def status_bytes(pid: int, field: str) -> int:
+    """Return a size in `/proc/PID/status`, such as VmRSS, in bytes."""
+    return 1024 * int(Path(f"/proc/{pid}/status").read_text().partition(f"\n{field}:")[2].split()[0])
 
 
 def alive(pid: int) -> bool:

@@ -34,11 +34,18 @@ STEP, VECTORS, ERROR = 1, 2, 3
 
 
 class RequestRefused(Exception):
-    """A protocol's answer to a bad request, as status and message."""
+    """A protocol's answer to a bad request.
 
-    def __init__(self, status: int | str, message: str) -> None:
-        super().__init__(status, message)
-        self.status, self.message = status, message
+    Args:
+        status: of HTTP, or the name of a gRPC code.
+        message: of the error.
+        kind: name of the error's class; "" where the protocol has none.
+
+    """
+
+    def __init__(self, status: int | str, message: str, kind: str = "") -> None:
+        super().__init__(status, message, kind)
+        self.status, self.message, self.kind = status, message, kind
 
 
 @dataclass(frozen=True)
@@ -144,12 +151,12 @@ def native_safetensors(clients: Clients, model: str, fields: Fields) -> Vectors:
 
 
 def own_client(clients: Clients, model: str, fields: Fields) -> Vectors:
-    """Ask with our own client that waits."""
+    """Ask with our own blocking client."""
     return _vectors_of(lambda: clients.own.embed(**_arguments(model, fields)))
 
 
 def own_async_client(clients: Clients, model: str, fields: Fields) -> Vectors:
-    """Ask with our own client that awaits."""
+    """Ask with our own asynchronous client."""
     return _vectors_of(lambda: clients.runner.run(clients.own_async.embed(**_arguments(model, fields))))
 
 
@@ -237,7 +244,7 @@ def grpc_raw(clients: Clients, model: str, fields: Fields) -> Vectors:
 
 
 def grpc_typed(clients: Clients, model: str, fields: Fields) -> Vectors:
-    """Send typed contents, which tritonclient knows only as messages."""
+    """Send typed contents, as messages of tritonclient."""
     model_name, model_version = named(model)
     request = service_pb2.ModelInferRequest(model_name=model_name, model_version=model_version)
     for name, value in _tensors(fields).items():
@@ -302,13 +309,13 @@ def shape_of(name: str, value: Any) -> list[int]:
 
 
 TENSORS: tuple[Protocol, ...] = (open_inference_json, open_inference_binary, grpc_raw, grpc_typed)
-"""Protocols whose tensors are rectangular."""
+"""Protocols of rectangular tensors."""
 
 OWN: tuple[Protocol, ...] = (own_client, own_async_client)
-"""Our own clients, which express every request."""
+"""Our own clients, for every request."""
 
 NATIVE: tuple[Protocol, ...] = (native_json, native_float, native_bytes, native_raw, native_safetensors)
-"""Protocols that express every request."""
+"""Protocols for every request."""
 
 
 def _tensors(fields: Fields) -> Fields:
@@ -317,18 +324,25 @@ def _tensors(fields: Fields) -> Fields:
 
 
 def _accepted(response: httpx.Response) -> httpx.Response:
-    """Return an answer of status 200, and raise RequestRefused for an error in the form of its protocol."""
+    """Return an answer of status 200, and raise RequestRefused for another."""
     if response.status_code == 200:
         return response
-    document = response.json()
-    if response.request.url.path.startswith("/v2"):
+    raise refusal_of(response)
+
+
+def refusal_of(response: httpx.Response) -> RequestRefused:
+    """Return the error of an HTTP answer, and check the form of its protocol."""
+    document, path, status = response.json(), response.request.url.path, response.status_code
+    if path.startswith(("/v1", "/v2")):
         assert response.headers["Content-Type"] == "application/json"
         assert set(document) == {"error"}
-        raise RequestRefused(response.status_code, document["error"])
-    if response.request.url.path.startswith("/v1"):
-        assert response.headers["Content-Type"] == "application/json"
-        assert set(document["error"]) == {"message", "type", "param", "code"}
-        raise RequestRefused(response.status_code, document["error"]["message"])
+        error = document["error"]
+        if path.startswith("/v2"):
+            return RequestRefused(status, error)
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
+        return RequestRefused(status, error["message"], error["code"])
     assert response.headers["Content-Type"] == "application/problem+json"
-    assert document["status"] == response.status_code
-    raise RequestRefused(response.status_code, document["detail"])
+    assert (document["status"], document["type"]) == (status, f"urn:preblock:error:{document['title']}")
+    assert document["detail"] == f"{document['field']}: got {document['got']}, allowed {document['allowed']}"
+    return RequestRefused(status, document["detail"], document["title"])

@@ -5,6 +5,7 @@ import re
 import secrets
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,9 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
+import httpx
 import uvicorn
 
-from tests.support.paths import PREBLOCK
+from tests.support.paths import PREBLOCK, ROOT
+from tests.support.waiting import wait_until
+
+_APPLICATION = "tests.support.asgi_app:create"
+ASGI_SERVERS = {
+    "uvicorn": ["uvicorn", "--factory", "--http", "httptools", "--ws", "websockets-sansio", _APPLICATION],
+    "uvicorn-h11": ["uvicorn", "--factory", "--http", "h11", "--ws", "wsproto", _APPLICATION],
+    "hypercorn": ["hypercorn", f"{_APPLICATION}()"],
+}
+"""Modules to run the application, with their arguments."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +44,7 @@ class Server:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on, below the range that the kernel assigns from."""
+    """Return an unused port below the kernel's range of ephemeral ports."""
     while True:
         port = 10_000 + secrets.randbelow(20_000)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
@@ -54,7 +65,7 @@ def read_banner(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 @contextmanager
 def serve(repository: Path, *options: str, **environment: str) -> Iterator[Server]:
-    """Serve `repository` from a process on free ports, and check that the process ends without an error."""
+    """Serve `repository` from a process on free ports, and check its end for errors."""
     grpc_port = free_port()
     arguments = ["--repository", str(repository), "--port", "0", "--grpc-port", str(grpc_port), *options]
     with (
@@ -85,8 +96,40 @@ def serve(repository: Path, *options: str, **environment: str) -> Iterator[Serve
 
 
 @contextmanager
+def serve_asgi(name: str, repository: Path, **environment: str) -> Iterator[Server]:
+    """Serve `repository` with one of ASGI_SERVERS, without gRPC, and check its log for errors."""
+    port = str(free_port())
+    bind = ["--bind", f"127.0.0.1:{port}"] if name == "hypercorn" else ["--port", port]
+    command = [sys.executable, "-m", *ASGI_SERVERS[name], *bind]
+    environment = {**os.environ, **environment, "PREBLOCK_REPOSITORY": str(repository)}
+    address = f"http://127.0.0.1:{port}"
+
+    def is_ready() -> bool:
+        assert process.poll() is None
+        with suppress(httpx.TransportError):
+            return httpx.get(f"{address}/readyz").status_code == 200
+        return False
+
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=errors, text=True
+        ) as process,
+    ):
+        try:
+            wait_until(is_ready, 60)
+            yield Server(address, "", process, "")
+        finally:
+            process.terminate()
+            process.wait(60)
+        errors.seek(0)
+        written = errors.read()
+        assert "Traceback" not in written, written
+
+
+@contextmanager
 def live_server(config: uvicorn.Config) -> Iterator[int]:
-    """Run uvicorn in a thread, so that a test can watch the objects of the server, and return its port."""
+    """Run uvicorn in a thread, for access to the objects of the server, and return its port."""
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = Thread(target=server.run, args=([listener],))

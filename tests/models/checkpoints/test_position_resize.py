@@ -43,7 +43,7 @@ def test_interpolation_is_torchs_with_aligned_ends(table: Tensor, length: int) -
 
 
 @LENGTHS
-def test_interpolated_positions_are_numpys_values_at_the_scaled_positions(table: Tensor, length: int) -> None:
+def test_interpolated_positions_equal_numpy(table: Tensor, length: int) -> None:
     scaled = np.arange(length) * (M / length)
     expected = np.stack([np.interp(scaled, np.arange(M), column) for column in table.T.double().numpy()], axis=1)
     assert np.abs(interpolate_positions(table, length).numpy() - expected).max() < 2e-7
@@ -72,12 +72,12 @@ def test_interpolation_keeps_both_ends(table: Tensor) -> None:
     assert torch.equal(found[-1], table[-1])
 
 
-def test_interpolation_at_a_whole_multiple_of_the_steps_keeps_every_row(table: Tensor) -> None:
+def test_interpolation_by_a_whole_factor_of_steps_keeps_rows(table: Tensor) -> None:
     assert torch.equal(interpolate(table, 7 * (M - 1) + 1)[::7], table)
 
 
 @pytest.mark.parametrize("factor", [2, 3, 8])
-def test_interpolated_positions_at_a_multiple_of_the_length_keep_every_row(table: Tensor, factor: int) -> None:
+def test_interpolation_to_a_multiple_of_the_length_keeps_rows(table: Tensor, factor: int) -> None:
     assert torch.equal(interpolate_positions(table, factor * M)[::factor], table)
 
 
@@ -128,7 +128,7 @@ def test_the_type_of_the_table_stays(table: Tensor, name: str, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("name", ["interpolate", "interpolate_positions"])
-def test_a_half_table_is_interpolated_at_full_precision_and_rounded_once(table: Tensor, name: str) -> None:
+def test_half_table_is_interpolated_and_rounded_once(table: Tensor, name: str) -> None:
     half = table.to(torch.bfloat16)
     assert torch.equal(RESIZINGS[name](half, 23), RESIZINGS[name](half.double(), 23).to(torch.bfloat16))
 

@@ -186,7 +186,7 @@ def test_a_table_of_roformer_that_is_another_is_not_passed_off(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("family", ["gptj", "codegen", "roformer", "llama", "nomic_bert"])
-def test_queries_turn_as_in_transformers_in_the_layout_of_the_row(family: str) -> None:
+def test_queries_turn_as_in_transformers(family: str) -> None:
     torch.manual_seed(0)
     query, row = torch.randn(1, 2, 9, 16), ROTARY[family]
     cos, sin = RotaryEmbedding(RotaryConfig(dim=16))(torch.zeros(1, 9, dtype=torch.int64))

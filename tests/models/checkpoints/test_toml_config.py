@@ -120,7 +120,7 @@ def test_a_level_may_be_rows_of_the_token_table(tmp_path: Path) -> None:
     assert torch.equal(frontend(IDS, indices={"topic": topic}), expected)
 
 
-def test_segments_may_have_another_name_and_be_rows_of_the_token_table(tmp_path: Path) -> None:
+def test_segments_may_be_renamed_rows_of_the_token_table(tmp_path: Path) -> None:
     text = TOKENS + STEP.format("segments") + 'input = "speaker"\nweight = "kinds"\n'
     text += STEP.format("segments") + 'table = "tokens"\nby = 2.0\n'
     frontend = read_description(describe(tmp_path, text)).eval()

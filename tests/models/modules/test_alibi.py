@@ -89,7 +89,7 @@ def test_the_row_of_bloom_is_that_of_a_query_at_the_first_key(heads: int) -> Non
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4, 8])
-def test_the_row_of_bloom_is_equal_to_the_bit_where_the_slopes_are_powers_of_two(heads: int) -> None:
+def test_bloom_row_is_bit_equal_for_powers_of_two(heads: int) -> None:
     assert torch.equal(AlibiBias(heads)(0, 1, 500)[0], bloom(heads, ones(500)))
 
 
@@ -134,7 +134,7 @@ def test_a_form_that_is_not_known_is_refused(values: dict[str, Any], message: st
 @pytest.mark.parametrize(
     "row", [lambda heads: bloom(heads, ones(40)), lambda heads: mpt(heads, 40)], ids=["bloom", "mpt"]
 )
-def test_a_published_row_differs_by_a_constant_that_softmax_ignores(heads: int, row: Callable[[int], Tensor]) -> None:
+def test_published_row_differs_by_a_constant(heads: int, row: Callable[[int], Tensor]) -> None:
     torch.manual_seed(0)
     published, scores = row(heads), torch.randn(heads, 30, 40)
     bias = AlibiBias(heads)(10, 30, 40)[0]

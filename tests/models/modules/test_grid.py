@@ -99,7 +99,7 @@ def test_a_smaller_grid_is_the_corner_of_the_whole_one(kind: type[Module]) -> No
 
 
 @KINDS
-def test_patches_come_in_any_order_and_differ_by_row_of_the_batch(kind: type[Module]) -> None:
+def test_patches_may_have_any_order_in_each_row(kind: type[Module]) -> None:
     module, x = kind(D, H, W).eval(), torch.randn(2, H * W, D)
     orders = torch.stack([torch.randperm(H * W) for _ in range(2)])
     expected = x + module(NO_IDS)[0, orders]
@@ -147,7 +147,7 @@ def test_a_cell_outside_the_tables_is_refused(kind: type[Module], cell: list[int
 
 
 @pytest.mark.parametrize("d_model", [6, 7])
-def test_sinusoids_of_a_width_that_is_no_multiple_of_four_are_refused(d_model: int) -> None:
+def test_sinusoids_of_a_width_not_divisible_by_4_are_refused(d_model: int) -> None:
     with pytest.raises(ValueError, match=f"d_model: got {d_model}, allowed a multiple of 4"):
         SinusoidalGridEncoding(d_model, H, W)
 

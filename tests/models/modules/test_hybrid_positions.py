@@ -21,7 +21,7 @@ def expected_rows(module: HybridPositionalEncoding) -> Tensor:
     return torch.cat((nn.Embedding(M, D, _weight=module.weight)(torch.arange(M)), beyond))
 
 
-def test_positions_below_the_limit_are_learned_and_the_others_sinusoids() -> None:
+def test_positions_are_learned_below_the_limit_then_sinusoids() -> None:
     module = HybridPositionalEncoding(D, M)
     torch.testing.assert_close(module(NO_IDS)[0], expected_rows(module), rtol=0, atol=2e-7)
 
@@ -58,7 +58,7 @@ def test_a_sequence_fed_in_steps_equals_the_sequence_fed_at_once() -> None:
     assert torch.equal(torch.cat(steps, dim=1), module(x))
 
 
-def test_started_from_sinusoids_it_equals_sinusoidal_positions_everywhere() -> None:
+def test_sinusoidal_start_equals_sinusoidal_positions() -> None:
     module = HybridPositionalEncoding(D, M, base=500.0)
     sinusoidal_(module.weight, base=500.0)
     assert torch.equal(module(NO_IDS), SinusoidalPositionalEncoding(D, M, base=500.0)(NO_IDS))

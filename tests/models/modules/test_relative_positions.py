@@ -158,7 +158,7 @@ def test_equals_transformers_xlnet(d_model: int, clamp_len: int | None, bidirect
 
 
 @SIDES
-def test_the_row_of_a_query_and_a_key_is_that_of_transformers_shift(bidirectional: bool) -> None:
+def test_row_of_a_query_and_a_key_equals_transformers_shift(bidirectional: bool) -> None:
     torch.manual_seed(0)
     queries, keys = 4, 9
     rows = RelativeSinusoid(8, bidirectional=bidirectional)(queries, keys)

@@ -188,7 +188,7 @@ def test_equals_transformers_in_bfloat16(published: PublishedRotary) -> None:
 
 @EACH
 @LENGTHS
-def test_a_file_of_transformers_5_means_the_same_as_an_older_file(published: PublishedRotary, length: int) -> None:
+def test_file_of_transformers_5_equals_an_older_file(published: PublishedRotary, length: int) -> None:
     new = published.config().to_dict()
     assert "rope_scaling" not in new
     assert read(new, length, published.config_class.model_type) == published.read(length)
@@ -221,7 +221,7 @@ def test_an_offset_shifts_the_positions(config: RotaryConfig) -> None:
 
 
 @EACH_SCALING
-def test_a_row_does_not_depend_on_its_neighbours_or_on_earlier_calls(config: RotaryConfig) -> None:
+def test_row_is_independent_of_neighbours_and_earlier_calls(config: RotaryConfig) -> None:
     module, far = RotaryEmbedding(config), torch.tensor([3, 100_000])
     near = RotaryEmbedding(config)(IDS, offset=3)
     assert_equal(tuple(part[:1] for part in module(IDS, offset=far)), near)
@@ -272,7 +272,7 @@ def test_rotate_equals_transformers_llama(rows: int) -> None:
     assert_equal((rotate(query, cos, sin, "half"), rotate(key, cos, sin, "half")), expected)
 
 
-def test_rotate_equals_transformers_gpt_neox_where_a_part_of_the_head_turns() -> None:
+def test_rotate_of_a_partial_head_equals_gpt_neox() -> None:
     torch.manual_seed(0)
     query, key = torch.randn(2, 4, 5, 48), torch.randn(2, 4, 5, 48)
     cos, sin = RotaryEmbedding(CONFIGS["default"])(IDS, offset=100)
@@ -349,7 +349,7 @@ def test_a_negative_position_is_refused(offset: int | Tensor) -> None:
 
 
 @pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
-def test_a_position_beyond_the_length_is_refused_where_the_angles_depend_on_it(scaling: str) -> None:
+def test_position_beyond_the_length_is_refused_if_angles_depend(scaling: str) -> None:
     module = RotaryEmbedding(replace(CONFIGS[scaling], length=5000))
     module(IDS, offset=4995)
     with pytest.raises(ValueError, match="position: got 5000, allowed 0 to 4999"):

@@ -29,14 +29,14 @@ def vectors(module: SinusoidalPositionalEncoding, positions: list[int]) -> NDArr
 
 
 @pytest.mark.parametrize("base", [10000, 500])
-def test_the_table_is_mpmaths_value_to_one_unit_in_the_last_place(base: int) -> None:
+def test_table_is_within_one_unit_of_mpmath(base: int) -> None:
     positions = [0, 1, 2, 3, 100, *range(511, 4096, 117), 4095]
     expected = exact(positions, 32, base)
     found = vectors(SinusoidalPositionalEncoding(32, 4096, base=base), positions)
     assert (np.abs(found - expected) <= np.spacing(np.abs(expected).astype(np.float32))).all()
 
 
-def test_far_positions_are_mpmaths_value_where_a_float32_product_is_wrong() -> None:
+def test_far_positions_equal_mpmath_beyond_float32_products() -> None:
     positions = [10**6 - 1, 10**6, 10**6 + 12345]
     expected = exact(positions, 64)
     assert np.abs(vectors(SinusoidalPositionalEncoding(64, 16), positions) - expected).max() <= 1e-7
@@ -45,7 +45,7 @@ def test_far_positions_are_mpmaths_value_where_a_float32_product_is_wrong() -> N
     assert np.abs(naive - expected[:, 0::2]).max() > 1e-2
 
 
-def test_positions_stay_apart_where_float32_holds_no_more_integers() -> None:
+def test_positions_stay_apart_beyond_float32_integers() -> None:
     positions = [2**24, 2**24 + 1, 10**9, 10**9 + 1]
     assert np.abs(vectors(SinusoidalPositionalEncoding(16, 16), positions) - exact(positions, 16)).max() <= 1e-6
 

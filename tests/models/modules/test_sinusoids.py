@@ -208,13 +208,13 @@ def closest_to_quarters(d_model: int, base: float) -> Iterator[tuple[int, int]]:
 
 
 @WIDTHS_AND_BASES
-def test_powers_of_two_and_their_neighbours_are_mpmaths_values_rounded_once(d_model: int, base: float) -> None:
+def test_powers_of_two_equal_mpmath_rounded_once(d_model: int, base: float) -> None:
     pairs = range(0, d_model // 2, 1 + d_model // 100)
     assert worst(((p, pair) for p in powers_of_two_and_neighbours() for pair in pairs), d_model, base) <= 0.501
 
 
 @WIDTHS_AND_BASES
-def test_powers_of_two_and_their_neighbours_are_right_in_every_column(d_model: int, base: float) -> None:
+def test_powers_of_two_are_right_in_every_column(d_model: int, base: float) -> None:
     positions = np.array(powers_of_two_and_neighbours())[1:]
     found = Sinusoid(d_model, base)(torch.from_numpy(positions)).numpy()
     for pair in range(d_model // 2):
@@ -223,7 +223,7 @@ def test_powers_of_two_and_their_neighbours_are_right_in_every_column(d_model: i
 
 
 @WIDTHS_AND_BASES
-def test_the_smallest_values_of_all_positions_are_mpmaths_values_rounded_once(d_model: int, base: float) -> None:
+def test_smallest_values_equal_mpmath_rounded_once(d_model: int, base: float) -> None:
     assert worst(closest_to_quarters(d_model, base), d_model, base) <= 0.501
 
 
@@ -248,7 +248,7 @@ def test_a_graph_gives_the_same_bits_and_they_are_right(d_model: int, count: int
 
 
 @WIDTHS_AND_BASES
-def test_a_graph_gives_the_same_bits_at_powers_of_two_and_where_values_are_smallest(d_model: int, base: float) -> None:
+def test_graph_has_the_bits_of_critical_positions(d_model: int, base: float) -> None:
     module = Sinusoid(d_model, base)
     positions = np.array(powers_of_two_and_neighbours() + [p for p, _ in closest_to_quarters(d_model, base)])
     expected = module(torch.from_numpy(positions))
@@ -276,7 +276,7 @@ def test_a_float64_angle_is_wrong_where_values_are_small() -> None:
     assert max(off) > 1000
 
 
-def test_the_graph_holds_no_sine_no_table_and_no_rounded_constant() -> None:
+def test_graph_has_no_sine_no_table_no_rounded_constant() -> None:
     graph = exported(Sinusoid(512)).graph
     assert {"Sin", "Cos"}.isdisjoint(node.op_type for node in graph.node)
     constants = [onnx.numpy_helper.to_array(initializer) for initializer in graph.initializer]
@@ -468,7 +468,7 @@ def test_tensor2tensor_refuses_a_width_that_divides_by_zero(d_model: int) -> Non
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_table_is_real_where_parameters_are_built_without_storage(recipe: str) -> None:
+def test_table_is_real_on_the_meta_device(recipe: str) -> None:
     with torch.device("meta"):
         found = RECIPES[recipe](9, 8)
     assert torch.equal(found, RECIPES[recipe](9, 8))

@@ -63,9 +63,7 @@ def test_a_model_in_shards_is_read(name: str, tmp_path: Path) -> None:
 
 @IMAGES
 @pytest.mark.parametrize("grid", [(1, 1), (3, 4), (4, 3), (5, 5), (2, 9), (11, 1)])
-def test_other_sizes_have_the_positions_that_transformers_interpolates(
-    name: str, grid: tuple[int, int], tmp_path: Path
-) -> None:
+def test_other_sizes_have_the_positions_of_transformers(name: str, grid: tuple[int, int], tmp_path: Path) -> None:
     patch = 8 if name == "vit" else 6
     values = sample(name, size=(grid[0] * patch, grid[1] * patch))
     vectors = found(save(name, tmp_path), name, values)

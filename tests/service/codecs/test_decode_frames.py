@@ -127,7 +127,7 @@ def test_every_cut_of_a_step_is_refused(cut: int, version: int) -> None:
         read_frame(step([1], [1], version=version)[:cut])
 
 
-def test_every_changed_byte_of_the_header_is_refused_or_changes_the_number_alone() -> None:
+def test_changed_header_byte_is_refused_or_changes_the_number() -> None:
     frame = step([1, 2], [2])
     for position in range(24):
         changed = bytearray(frame)
@@ -155,9 +155,7 @@ def test_lengths_that_do_not_sum_up_are_refused(frame: bytes) -> None:
         (b"PRBK\2" + bytes(3) + b"\1\2\0\0" + bytes(12), (2, 513)),
     ],
 )
-def test_version_and_number_of_a_broken_frame_are_read_where_there_are_some(
-    frame: bytes, known: tuple[int, int]
-) -> None:
+def test_version_and_number_of_a_broken_frame_are_read(frame: bytes, known: tuple[int, int]) -> None:
     assert read_header(frame) == known
 
 

@@ -159,14 +159,14 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("body", HOSTILE)
-def test_what_lies_is_refused(body: bytes) -> None:
+def test_malformed_file_is_refused(body: bytes) -> None:
     with pytest.raises(
         Malformed, match=r"^body: got no safetensors: .*, allowed integer tensors in safetensors format"
     ):
         read_safetensors(body)
 
 
-def test_changed_bytes_are_refused_or_read_as_the_library_reads_them() -> None:
+def test_changed_bytes_are_refused_or_read_like_the_library() -> None:
     random, read = np.random.default_rng(0), 0
     body = safetensors.numpy.save(IDS, {"a": "b"})
     for _ in range(5000):

@@ -49,7 +49,7 @@ def test_rows_of_json_are_laid_one_after_another(value: Any, values: Any, length
         ([[[1]]], "x[0][0]", "[1]"),
     ],
 )
-def test_what_is_no_rows_of_integers_is_refused_by_place(value: Any, field: str, got: str) -> None:
+def test_other_values_than_rows_are_refused_by_place(value: Any, field: str, got: str) -> None:
     with pytest.raises(Invalid) as refused:
         read_json_rows("x", value)
     assert (refused.value.field, refused.value.got) == (field, got)

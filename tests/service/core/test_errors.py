@@ -32,7 +32,7 @@ def nested(depth: int) -> Any:
 @pytest.mark.parametrize(
     "value", [nested(5000), {"a": nested(5000)}, list(range(10**6)), {str(i): i for i in range(10**5)}]
 )
-def test_a_value_of_any_depth_and_length_is_told_in_a_few_characters(value: Any) -> None:
+def test_value_of_any_depth_and_length_is_shortened(value: Any) -> None:
     assert len(Invalid("f", value, "a").got) <= 81
 
 

@@ -91,7 +91,7 @@ def test_pieces_have_the_bits_of_the_whole(engine: Engine, case: str, model: str
     assert b"".join(part.tobytes() for part in parts) == expected.tobytes()
 
 
-def test_a_rotary_family_is_like_others_where_no_angles_are_asked_for(engine: Engine) -> None:
+def test_rotary_family_has_a_fast_path_without_angles(engine: Engine) -> None:
     vectors, angles, both = ("embeddings",), ("rotary_cos",), ("embeddings", "rotary_cos")
     llama = engine.repository.get("llama")
     assert [fast_path_of(engine, llama, outputs, "float32") is None for outputs in (vectors, angles, both)] == [0, 1, 1]
@@ -133,7 +133,7 @@ def test_a_mask_is_kept_by_the_rows_that_it_belongs_to(engine: Engine) -> None:
         np.testing.assert_array_equal(embed(engine, "gpt", alone).arrays["embeddings"][0], found[row])
 
 
-def test_a_type_that_is_too_narrow_is_refused_before_the_answer_begins(engine: Engine) -> None:
+def test_narrow_type_is_refused_before_the_answer_begins(engine: Engine) -> None:
     ids = rows_of([100] * 90)
     ids.values[8999] = 7
     with pytest.raises(Invalid, match="dtype: got float16"):
@@ -144,7 +144,7 @@ def test_a_type_that_is_too_narrow_is_refused_before_the_answer_begins(engine: E
     )
 
 
-def test_values_that_the_answer_cannot_hold_are_refused_before_it_begins(engine: Engine) -> None:
+def test_unfit_values_are_refused_before_the_answer_begins(engine: Engine) -> None:
     def check(vectors: NDArray[np.generic]) -> None:
         if np.abs(vectors).max() > 1e5:
             raise Invalid("encoding", "float", "base64")
@@ -167,7 +167,7 @@ def counted(engine: Engine) -> tuple[dict[str, int], dict[str, float]]:
 
 
 @pytest.mark.parametrize("taken", [0, 1])
-def test_a_client_that_leaves_is_counted_whether_or_not_it_took_a_piece(engine: Engine, taken: int) -> None:
+def test_disconnect_is_counted_before_and_after_a_chunk(engine: Engine, taken: int) -> None:
     before, _ = counted(engine)
     pieces = embed(engine, "gpt", TokenRequest(input_ids=rows_of([100] * 90), in_pieces=True)).tensors["embeddings"]
     assert isinstance(pieces, ChunkedTensor)
@@ -199,9 +199,7 @@ class RecordingScheduler(Scheduler):
 
 
 @pytest.mark.parametrize(("rows", "in_threads"), [(30, 0), (40, 2)])
-def test_the_tokens_of_large_requests_are_counted_and_cut_in_a_thread(
-    engine: Engine, rows: int, in_threads: int
-) -> None:
+def test_large_requests_are_counted_and_cut_in_a_thread(engine: Engine, rows: int, in_threads: int) -> None:
     scheduler = RecordingScheduler(1, engine.settings)
     try:
         other = Engine(engine.repository, scheduler, Metrics(), engine.settings)
@@ -229,7 +227,7 @@ def test_several_outputs_come_in_pieces_too(engine: Engine) -> None:
             assert b"".join(part.tobytes() for part in parts) == expected.tobytes()
 
 
-def test_rotary_angles_are_computed_with_all_that_their_graph_has(engine: Engine) -> None:
+def test_rotary_angles_come_from_the_graph_that_has_both(engine: Engine) -> None:
     request = TokenRequest(input_ids=rows_of([100] * 90), outputs=("embeddings", "rotary_cos"), in_pieces=True)
     assert embed(engine, "llama", request).arrays.keys() == {"embeddings", "rotary_cos"}
 
@@ -260,7 +258,7 @@ def test_several_outputs_are_counted_once(engine: Engine, left: int) -> None:
 @pytest.mark.parametrize("pooling", ["none", "mean", "first", "last"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_rows_whose_padding_counts_for_nothing_are_cut_too(engine: Engine, pooling: str, masked: bool) -> None:
-    """Oracle: each row alone, in one run of the graph that counts them."""
+    """Oracle: each row alone, in one run of the graph with position counts."""
     rows = rows_of([4100, 4100, 4100])
     random = np.random.default_rng(5)
     rows.values[random.integers(0, 2, len(rows.values)) == 0] = PADDING
@@ -290,7 +288,7 @@ def test_rows_whose_padding_counts_for_nothing_are_cut_too(engine: Engine, pooli
 
 
 class Watched(Session):
-    """Notes the most values that a run gave."""
+    """Notes the largest number of values of a run."""
 
     most = 0
 
@@ -314,7 +312,7 @@ def test_a_long_row_is_pooled_without_all_of_its_vectors(engine: Engine) -> None
     assert found.tobytes() == np.stack(expected).tobytes()
 
 
-def test_who_did_not_allow_pieces_gets_an_array(engine: Engine) -> None:
+def test_request_without_chunks_returns_an_array(engine: Engine) -> None:
     request = TokenRequest(input_ids=rows_of([100] * 90))
     np.testing.assert_array_equal(
         embed(engine, "gpt", request).arrays["embeddings"].reshape(-1, WIDTH), whole(engine, "gpt", request)
@@ -323,7 +321,7 @@ def test_who_did_not_allow_pieces_gets_an_array(engine: Engine) -> None:
 
 @pytest.mark.parametrize("model", ["gpt", "bert", "roberta", "llama"])
 @pytest.mark.parametrize("lengths", [[100] * 400, [3, 4999, 1, *[4500] * 7, 17]])
-def test_what_is_made_whole_has_the_bits_of_the_pieces(engine: Engine, model: str, lengths: list[int]) -> None:
+def test_buffered_answer_has_the_bits_of_the_chunks(engine: Engine, model: str, lengths: list[int]) -> None:
     rows = rows_of(lengths)
     assert len(rows.values) * WIDTH > WRITTEN_WHOLE
     found = embed(engine, model, TokenRequest(input_ids=rows, in_pieces=False)).tensors["embeddings"]
@@ -334,7 +332,7 @@ def test_what_is_made_whole_has_the_bits_of_the_pieces(engine: Engine, model: st
     assert found.tobytes() == b"".join(piece.tobytes() for piece in pieces)
 
 
-def test_several_outputs_that_are_made_whole_are_those_of_the_pieces(engine: Engine) -> None:
+def test_buffered_outputs_have_the_bits_of_the_chunks(engine: Engine) -> None:
     rows, outputs = rows_of([100] * 400), ("token_embeddings", "embeddings")
     found = embed(engine, "bert", TokenRequest(input_ids=rows, outputs=outputs)).arrays
     pieces = embed(engine, "bert", TokenRequest(input_ids=rows, outputs=outputs, in_pieces=True)).tensors

@@ -98,7 +98,7 @@ def test_rows_advance_by_their_own_lengths_also_by_none(engine: Engine) -> None:
     assert stream.offset.tolist() == [3, 6, 7]
 
 
-def test_segments_masks_and_positions_belong_to_a_step_with_empty_rows(engine: Engine) -> None:
+def test_step_with_empty_rows_has_segments_masks_and_positions(engine: Engine) -> None:
     stream = stream_of(engine, offset=(1, 1, 1))
     answer = feed(
         stream,
@@ -210,7 +210,7 @@ def test_after_an_exact_fit_a_stream_can_be_rewound(engine: Engine) -> None:
     assert feed(stream, row(2)).next_offset.tolist() == [8]
 
 
-def test_a_numbered_step_that_is_sent_again_is_answered_again_and_advances_nothing(engine: Engine) -> None:
+def test_repeated_step_is_answered_again_and_advances_nothing(engine: Engine) -> None:
     stream = stream_of(engine, offset=(1, 2))
     first = feed(stream, rows([1], [2, 3]), 5, b"a", offset=array(1, 2))
     again = feed(stream, rows([1], [2, 3]), 5, b"a", offset=array(1, 2))

@@ -88,7 +88,7 @@ def test_the_rest_runs_as_rows_of_one_token_at_their_positions(
     assert feeds["offset"].tolist() == positions
 
 
-def test_positions_of_random_requests_are_those_counted_one_by_one(bert: Manifest) -> None:
+def test_positions_of_random_requests_equal_single_counts(bert: Manifest) -> None:
     random = np.random.default_rng(0)
     for _ in range(300):
         fields = random_request(random, "bert")
@@ -118,7 +118,7 @@ def test_a_graph_without_segments_gets_none(gpt: Manifest) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_cast_rounds_every_kind_of_value_as_torch_does(dtype: str) -> None:
-    # Random bits: every exponent, subnormals, and ties, whose lower half is 0x8000 or 0x1000.
+    # Random bits: every exponent, subnormals, and ties, with a lower half of 0x8000 or 0x1000.
     bits = np.random.default_rng(0).integers(0, 2**32, 200_000, np.uint32)
     ties = np.concatenate([bits, bits & 0xFFFF8000 | 0x8000, bits & 0xFFFFE000 | 0x1000])
     vectors = ties.view(np.float32)
@@ -198,7 +198,7 @@ def bits(answer: EmbedResult) -> list[object]:
     return [answer.version, answer.dtype, *((name, array.shape, array.tobytes()) for name, array in arrays.items())]
 
 
-def test_two_requests_of_different_length_and_offset_share_one_run(tiny_repository: Path) -> None:
+def test_requests_of_other_length_and_offset_share_one_run(tiny_repository: Path) -> None:
     with open_engine(tiny_repository) as engine:
         first, second = (
             read_embed(f).request for f in ({"input_ids": [1, 2, 3]}, {"input_ids": [[4], [5]], "offset": 5})
@@ -212,7 +212,7 @@ def test_two_requests_of_different_length_and_offset_share_one_run(tiny_reposito
         assert [bits(answer) for answer in together] == [bits(answer) for answer in alone]
 
 
-def test_requests_that_share_runs_get_the_bits_that_they_get_alone(tiny_repository: Path) -> None:
+def test_batched_requests_have_the_bits_of_single_ones(tiny_repository: Path) -> None:
     """Both versions of one model and another, every output, type and pooling, random company."""
     with open_engine(tiny_repository) as engine:
         random, asked = np.random.default_rng(5), []
@@ -262,7 +262,7 @@ def test_a_type_that_is_too_narrow_fails_alone(tmp_path: Path) -> None:
         assert [type(answer) for answer in asyncio.run(scenario())] == [EmbedResult, Invalid, EmbedResult]
 
 
-def test_products_are_not_shared_since_their_bits_depend_on_the_shape(tmp_path: Path) -> None:
+def test_models_with_a_product_are_not_batched(tmp_path: Path) -> None:
     copy_artifact("projected", tmp_path)
     with open_engine(tmp_path) as engine:
         request = read_embed({"input_ids": [1]}).request

@@ -51,7 +51,7 @@ def outcomes(engine: Engine) -> dict[str, int]:
     return {outcome: duration.count for outcome, duration in found.items()}
 
 
-def test_where_a_common_run_fails_each_is_answered_for_itself_and_counted_so(
+def test_failed_batch_is_answered_and_counted_one_by_one(
     engine: Engine, failing: FastPath, tables: dict[str, NDArray[np.float32]]
 ) -> None:
     runs = [begin(failing, token) for token in (1, 3, 2)]

@@ -42,7 +42,7 @@ def test_the_steps_of_many_streams_share_runs(clients: Clients) -> None:
     assert b"".join(b"".join(answers) for answers in found) == whole.tobytes()
 
 
-def test_requests_of_every_protocol_at_once_get_the_bits_that_they_get_alone(clients: Clients) -> None:
+def test_concurrent_protocols_have_the_bits_of_single_requests(clients: Clients) -> None:
     random = np.random.default_rng(0)
     lengths = random.integers(1, 20, 60).tolist()
     asked = [{"input_ids": [random.integers(0, 50000, length).tolist()], "offset": 3 * length} for length in lengths]

@@ -1,4 +1,4 @@
-"""Padded rows, in families that count positions in each of the three ways: one pass, and token by token."""
+"""Padded rows, in families of each of the three position sources: one pass, and token by token."""
 
 import asyncio
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ COUNTS: tuple[Counts, ...] = ("slots", "ids", "mask")
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """An engine of one model for each way of counting, and of one that multiplies by the mask and refuses an id."""
+    """Open a model of each position source, and one with a mask step and a refused id."""
     root = tmp_path_factory.mktemp("repository")
     for name in COUNTS:
         copy_artifact(f"counts-{name}", root, name)
@@ -33,7 +33,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 def tables() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """The tables of tokens and positions, drawn once more from the generator that filled them."""
+    """Draw the tables of tokens and positions again from their generator."""
     tokens, positions = draw_tables(3, [20 * 4, (LONGEST + FIRST) * 4])
     return tokens.reshape(-1, 4), positions.reshape(-1, 4)
 
@@ -77,7 +77,7 @@ def test_padding_stands_where_the_library_puts_it(engine: Engine, name: str, row
     np.testing.assert_array_equal(found, np.broadcast_to(tokens[PAD] + positions[row], found.shape))
 
 
-def test_padding_becomes_zero_where_the_family_multiplies_by_the_mask(engine: Engine) -> None:
+def test_padding_is_zero_in_a_family_with_a_mask_step(engine: Engine) -> None:
     ids, mask = padded()
     found = embed(engine, "masked", ids, mask, np.array([0])).arrays["embeddings"].reshape(4, 5, 4)
     assert not found[mask == 0].any()

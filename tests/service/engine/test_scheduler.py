@@ -27,7 +27,7 @@ LARGE = INLINE_MAX_VALUES + 1
 
 @pytest.fixture
 def scheduler() -> Iterator[Scheduler]:
-    """One thread, and one piece that may wait for it."""
+    """Make a scheduler of one thread and a queue of one."""
     running = Scheduler(1, live_settings(max_queue_size=1))
     yield running
     running.close()
@@ -102,7 +102,7 @@ def test_close_finishes_what_runs() -> None:
 
 
 def doubled(runs: list[list[int]]) -> Callable[[list[int]], list[int]]:
-    """Return what doubles its members, notes each run, and fails where a 0 is among them."""
+    """Return a function to double its members; it notes each run, and fails on a 0."""
 
     def run(members: list[int]) -> list[int]:
         runs.append(members)
@@ -111,7 +111,7 @@ def doubled(runs: list[list[int]]) -> Callable[[list[int]], list[int]]:
     return run
 
 
-def test_what_is_ready_in_one_turn_runs_together_and_what_comes_later_apart(scheduler: Scheduler) -> None:
+def test_work_of_one_iteration_runs_as_one_batch(scheduler: Scheduler) -> None:
     runs: list[list[int]] = []
     run = doubled(runs)
 
@@ -144,7 +144,7 @@ def test_who_is_alone_waits_for_nothing(scheduler: Scheduler) -> None:
     ("cancelled", "ran"),
     [
         ({0}, [[2, 3, 4]]),
-        ({1, 3}, [[1, 2, 3, 4]]),  # in one turn: the first goes on before the others learn that they are cancelled
+        ({1, 3}, [[1, 2, 3, 4]]),  # in one turn: the first goes on before the others learn of their end
         ({0, 1, 2}, [[4]]),
         ({0, 1, 2, 3}, []),
     ],
@@ -209,7 +209,7 @@ def protocols(engine: Engine) -> FastAPI:
         ),
     ],
 )
-def test_a_busy_server_answers_503_to_large_requests_and_serves_small_ones(
+def test_busy_server_refuses_large_and_serves_small_requests(
     tiny_repository: Path, scheduler: Scheduler, path: str, body: bytes, message: Callable[[httpx.Response], str]
 ) -> None:
 

@@ -206,7 +206,7 @@ def test_what_is_not_allowed_changes_nothing(
     run(engine, test)
 
 
-def test_the_exact_fit_is_answered_and_the_sequence_outlives_the_refusal_of_more(engine: Engine) -> None:
+def test_sequence_outlives_a_refusal_after_an_exact_fit(engine: Engine) -> None:
     model = engine.repository.get("gpt")
 
     async def test(_: Sequences, room: SequenceStore) -> None:

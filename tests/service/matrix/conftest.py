@@ -1,14 +1,24 @@
 """Rows of the matrix, and servers that all rows share."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.service.matrix.code_paths import PATHS, Caller, CodePath, Ids
-from tests.support.artifacts import copy_artifact, read_tables
-from tests.support.servers import Server, serve
+from tests.service.matrix.bodies import Ids
+from tests.service.matrix.callers import Caller
+from tests.service.matrix.code_paths import PATHS, PREBLOCK, UVICORN, CodePath, Servers
+from tests.support.artifacts import read_tables
+from tests.support.servers import Server, serve, serve_asgi
+
+
+@contextmanager
+def serve_both(models: Path, **environment: str) -> Iterator[Servers]:
+    """Serve with `preblock serve` and with an unmodified uvicorn."""
+    with serve(models, **environment) as own, serve_asgi("uvicorn", models, **environment) as plain:
+        yield {PREBLOCK: own, UVICORN: plain}
 
 
 @pytest.fixture(params=PATHS, ids=lambda path: path.name)
@@ -19,31 +29,23 @@ def path(request: pytest.FixtureRequest) -> CodePath:
 
 
 @pytest.fixture(scope="package")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a repository with one `gpt` (V 50, D 768, M 700)."""
-    root = tmp_path_factory.mktemp("matrix")
-    copy_artifact("gpt-50x768x700", root, "gpt")
-    return root
-
-
-@pytest.fixture(scope="package")
-def plain_server(models: Path) -> Iterator[Server]:
-    """Serve it without keys, and with limits that no test reaches."""
-    with serve(models, "--max-request-tokens", "120000") as server:
-        yield server
+def plain_servers(wide_server: Server, wide_repository: Path) -> Iterator[Servers]:
+    """Serve without keys, and with limits that no test reaches."""
+    with serve_asgi("uvicorn", wide_repository, PREBLOCK_MAX_REQUEST_TOKENS="120000") as plain:
+        yield {PREBLOCK: wide_server, UVICORN: plain}
 
 
 @pytest.fixture
-def caller(path: CodePath, plain_server: Server) -> Iterator[Caller]:
-    """Connect the row to that server."""
-    with path.open(plain_server) as caller:
+def caller(path: CodePath, plain_servers: Servers) -> Iterator[Caller]:
+    """Connect the row to its server."""
+    with path.open(plain_servers) as caller:
         yield caller
 
 
 @pytest.fixture(scope="package")
-def expect(models: Path) -> Callable[..., bytes]:
+def expect(wide_repository: Path) -> Callable[..., bytes]:
     """Return a function that computes the vectors of ids at an offset from the raw tables."""
-    tables = read_tables(models / "gpt" / "1")
+    tables = read_tables(wide_repository / "gpt" / "1")
 
     def vectors(ids: Ids, offset: int = 0) -> bytes:
         return (tables["tokens"][ids] + tables["positions"][offset + np.arange(ids.shape[1])]).tobytes()

@@ -1,29 +1,29 @@
 """Answers and errors of every code path. Oracle: NumPy over the raw tables."""
 
 import re
+import time
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from tests.service.matrix.code_paths import Caller, CodePath
+from tests.service.matrix.callers import ENCODINGS, Caller, HttpCaller
+from tests.service.matrix.code_paths import CodePath, Repeating
 
 Expect = Callable[..., bytes]
 VOCABULARY, MAX_LEN = 50, 700
 TIMING = re.compile(r"parse;dur=\d+\.\d{3}(, (queue|run);dur=\d+\.\d{3})*")
-
-
 GOOD = np.array([[3, 4]])
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 4), (3, 2)])
 def test_vectors_equal_the_tables(path: CodePath, caller: Caller, expect: Expect, shape: tuple[int, int]) -> None:
     random = np.random.default_rng(shape)
-    for offset in (0, 2) if path.offsets else (0,):
-        path.prepare(caller, np.ones(shape, np.int64), offset)
+    for offset in (0, 2, MAX_LEN - shape[1]) if path.offsets else (0,):
+        path.prepare(caller, np.ones(shape, np.int64), offset=offset)
         for _ in range(3):
             ids = random.integers(0, VOCABULARY, shape)
-            answer = caller.ask(ids, offset)
+            answer = caller.ask(ids, offset=offset)
             assert (answer.status, answer.content) == (200, expect(ids, offset)), answer
 
 
@@ -47,14 +47,12 @@ def test_bad_request_is_refused_and_the_next_answered(
     if offset and not path.offsets:
         pytest.skip("no offset")
     path.prepare(caller, GOOD)
-    answer = caller.ask(np.array(ids), offset)
-    found = answer.content.decode()
+    answer = caller.ask(np.array(ids), offset=offset)
     assert answer.status == 422, answer
     if path.protocol == "openai":
         message = message.replace("input_ids", "input")
-    assert message in found
-    assert ": got " in found
-    assert ", allowed " in found
+    assert message in answer.message
+    assert re.search(": got .*, allowed ", answer.message)
     assert caller.ask(GOOD).content == expect(GOOD)
 
 
@@ -70,6 +68,32 @@ def test_content_of_wrong_size_is_refused(path: CodePath, caller: Caller, expect
     assert caller.ask(GOOD).content == expect(GOOD)
 
 
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_encoded_request_has_the_same_answer(path: CodePath, caller: Caller, expect: Expect, encoding: str) -> None:
+    if not path.encoded:
+        pytest.skip("a stream of messages")
+    for _ in range(3):
+        answer = caller.ask(GOOD, encoding=encoding)
+        assert (answer.status, answer.content) == (200, expect(GOOD)), answer
+    if not path.protocol.startswith("grpc"):
+        assert caller.ask(GOOD, encoding="br").status == 415
+        assert caller.ask(GOOD, encoding=encoding, cut=1).status == 400
+    assert caller.ask(GOOD).content == expect(GOOD)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_answer_is_encoded_on_request(path: CodePath, caller: Caller, expect: Expect, encoding: str) -> None:
+    client = caller.caller if isinstance(caller, Repeating) else caller
+    if path.protocol == "decode" or not isinstance(client, HttpCaller):
+        pytest.skip("a stream, or gRPC, which tests/service/api/grpc/test_compression.py measures")
+    accept = {"Accept-Encoding": encoding}
+    path.prepare(caller, GOOD, headers=accept)
+    for ids in (GOOD, GOOD + 1):
+        answer = caller.ask(ids, headers=accept)
+        assert (answer.status, answer.content, answer.headers["Content-Encoding"]) == (200, expect(ids), encoding)
+        assert "Content-Encoding" not in caller.ask(ids).headers
+
+
 def test_disconnects_leave_the_server_working(path: CodePath, caller: Caller, expect: Expect) -> None:
     path.prepare(caller, GOOD)
     for _ in range(5):
@@ -79,7 +103,8 @@ def test_disconnects_leave_the_server_working(path: CodePath, caller: Caller, ex
 
 def test_request_id_is_returned_or_made(path: CodePath, caller: Caller) -> None:
     path.prepare(caller, GOOD)
-    assert caller.ask(GOOD, headers={"x-request-id": "mine"}).headers["x-request-id"] == "mine"
+    for ids in (GOOD, -GOOD):
+        assert caller.ask(ids, headers={"x-request-id": "mine"}).headers["x-request-id"] == "mine"
     made = {
         caller.ask(GOOD, headers=headers).headers["x-request-id"] for headers in ({}, {}, {"x-request-id": "x" * 200})
     }
@@ -91,5 +116,9 @@ def test_header_tells_where_time_went(path: CodePath, caller: Caller) -> None:
     if path.protocol == "decode" or path.name == "grpc-streamed":
         pytest.skip("the headers leave before the first step")
     path.prepare(caller, GOOD)
+    began = time.perf_counter()
     found = caller.ask(GOOD).headers["server-timing"]
+    milliseconds = 1000 * (time.perf_counter() - began)
     assert TIMING.fullmatch(found), found
+    assert 0 < sum(float(part.partition("=")[2]) for part in found.split(", ")) <= milliseconds
+    assert "server-timing" not in caller.ask(GOOD, model="none").headers

@@ -1,5 +1,6 @@
-"""Keys and limits of every code path, on servers that all rows share: each row has keys of its own."""
+"""Keys and limits of every code path, on servers for all rows. Each row has keys of its own."""
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,56 +12,66 @@ import numpy as np
 import pytest
 
 from preblock.service.core.auth import new_key
-from tests.service.matrix.code_paths import PATHS, Caller, CodePath
+from tests.service.matrix.callers import Caller, PathAnswer
+from tests.service.matrix.code_paths import PATHS, CodePath, Servers
+from tests.service.matrix.conftest import serve_both
+from tests.service.matrix.streams import STREAMS
 from tests.support.connections import RawConnection
-from tests.support.servers import Server, serve
+from tests.support.waiting import wait_until
 
 GOOD = np.array([[3, 4]])
 MAX_TOKENS, MAX_ROWS, RATE = 600, 200, 8
+PURPOSES = "gpt", "other", "gone", "rate"
 
 
 @dataclass(frozen=True)
 class Guarded:
-    """A server with keys, their file, and each key with its entry."""
+    """Servers with keys, their file, and each key with its entry."""
 
-    server: Server
+    servers: Servers
     file: Path
     keys: dict[str, tuple[str, str]]
 
     def headers(self, name: str) -> dict[str, str]:
         return {"authorization": f"Bearer {self.keys[name][0]}"}
 
-    def revoke(self, name: str) -> None:
-        """Take a key out of the file."""
+    def revoke(self, *names: str) -> None:
+        """Take keys out of the file."""
+        text = self.file.read_text()
+        for name in names:
+            text = text.replace(self.keys[name][1], "")
         new = self.file.with_suffix(".new")
-        new.write_text(self.file.read_text().replace(self.keys[name][1], ""))
+        new.write_text(text)
         new.rename(self.file)
 
 
 @pytest.fixture(scope="module")
-def guarded(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+def guarded(wide_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     """Serve with keys and a rate for each of them."""
-    names = [f"{path.name}-{purpose}" for path in PATHS for purpose in ("gpt", "other", "gone", "rate")]
+    names = [f"{path.name}-{purpose}" for path in PATHS for purpose in PURPOSES] + [*STREAMS]
     keys = {name: new_key(name, ("bert",) if name.endswith("-other") else ("gpt",), admin=False) for name in names}
     file = tmp_path_factory.mktemp("keys") / "keys.toml"
     file.write_text("".join(entry for _, entry in keys.values()))
-    with serve(models, "--api-keys-file", str(file), "--rate-limit-per-second", str(RATE)) as server:
-        yield Guarded(server, file, keys)
+    limits = {"PREBLOCK_API_KEYS_FILE": str(file), "PREBLOCK_RATE_LIMIT_PER_SECOND": str(RATE)}
+    with serve_both(wide_repository, **limits) as servers:
+        yield Guarded(servers, file, keys)
 
 
 @pytest.fixture(scope="module")
-def strict_server(models: Path) -> Iterator[Server]:
-    """Serve with near limits."""
-    options = "--max-request-tokens", str(MAX_TOKENS), "--max-request-rows", str(MAX_ROWS)
-    control = "--model-control", "explicit", "--max-concurrent-requests", "1"
-    with serve(models, *options, *control) as server:
-        yield server
+def strict_servers(wide_repository: Path) -> Iterator[Servers]:
+    """Serve with low limits."""
+    limits = {"PREBLOCK_MAX_REQUEST_TOKENS": str(MAX_TOKENS), "PREBLOCK_MAX_REQUEST_ROWS": str(MAX_ROWS)}
+    limits |= {"PREBLOCK_MODEL_CONTROL": "explicit", "PREBLOCK_MAX_CONCURRENT_REQUESTS": "1"}
+    with serve_both(wide_repository, **limits) as servers:
+        yield servers
 
 
 def test_missing_or_wrong_key_is_refused(path: CodePath, guarded: Guarded) -> None:
-    with path.open(guarded.server) as caller:
-        assert caller.ask(GOOD).status == 401
-        assert caller.ask(GOOD, headers={"authorization": "Bearer wrong"}).status == 401
+    with path.open(guarded.servers) as caller:
+        for headers in ({}, {"authorization": "Bearer wrong"}):
+            answer = caller.ask(GOOD, headers=headers)
+            assert (answer.status, "allowed Bearer and a key" in answer.message) == (401, True)
+            assert path.protocol.startswith("grpc") or answer.headers["WWW-Authenticate"] == "Bearer"
         assert caller.ask(GOOD, headers=guarded.headers(f"{path.name}-other")).status == 403
         for _ in range(3):
             assert caller.ask(GOOD, headers=guarded.headers(f"{path.name}-gpt")).status == 200
@@ -68,55 +79,83 @@ def test_missing_or_wrong_key_is_refused(path: CodePath, guarded: Guarded) -> No
         assert caller.ask(GOOD, headers=guarded.headers(f"{path.name}-other")).status == 403
 
 
-def test_revoked_key_is_refused_on_an_open_connection(path: CodePath, guarded: Guarded) -> None:
-    name = f"{path.name}-gone"
-    with path.open(guarded.server, guarded.headers(name)) as caller:
-        path.prepare(caller, GOOD)
-        assert caller.ask(GOOD).status == 200
+@pytest.fixture(scope="module")
+def revoked(guarded: Guarded) -> Iterator[dict[str, Caller]]:
+    """Connect every row with a key of its own, and revoke all of those keys after an answer to each."""
+    names = {path.name: f"{path.name}-gone" for path in PATHS}
+    with ExitStack() as stack:
+        callers = {
+            path.name: stack.enter_context(path.open(guarded.servers, guarded.headers(names[path.name])))
+            for path in PATHS
+        }
+        for path in PATHS:
+            path.prepare(callers[path.name], GOOD)
+            assert callers[path.name].ask(GOOD).status == 200
+        guarded.revoke(*names.values())
+        yield callers
+
+
+def test_revoked_key_is_refused_on_an_open_connection(path: CodePath, revoked: dict[str, Caller]) -> None:
+    wait_for(revoked[path.name], 401)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_revoked_key_ends_an_open_stream(guarded: Guarded, name: str) -> None:
+    server, open_stream = STREAMS[name]
+    with open_stream(guarded.servers[server], guarded.headers(name)) as stream:
+        stream.step()
         guarded.revoke(name)
-        wait_for(caller, 401)
+        stream.check_end()
 
 
 def test_rate_of_a_key_is_limited(path: CodePath, guarded: Guarded) -> None:
-    with path.open(guarded.server, guarded.headers(f"{path.name}-rate")) as caller:
-        statuses = [caller.ask(GOOD).status for _ in range(3 * RATE)]
+    with path.open(guarded.servers, guarded.headers(f"{path.name}-rate")) as caller:
+        answers = [caller.ask(GOOD) for _ in range(3 * RATE)]
+        statuses = [answer.status for answer in answers]
         assert set(statuses) == {200, 429}
         assert set(statuses[: RATE // 2]) == {200}
+        check_retry(path, next(answer for answer in answers if answer.status == 429))
 
 
-def test_too_many_tokens_or_rows_are_refused(path: CodePath, strict_server: Server) -> None:
-    with path.open(strict_server) as caller:
+def test_too_many_tokens_or_rows_are_refused(path: CodePath, strict_servers: Servers) -> None:
+    with path.open(strict_servers) as caller:
         path.prepare(caller, GOOD)
         for shape in ((1, MAX_TOKENS + 1), (MAX_ROWS + 1, 1)):
-            assert caller.ask(np.ones(shape, np.int64)).status in (413, 429)
+            answer = caller.ask(np.ones(shape, np.int64))
+            assert answer.status in (413, 429)
+            assert re.search(r": got \d+ (tokens|rows), allowed at most \d+ (tokens|rows) in a request", answer.message)
             assert caller.ask(GOOD).status == 200
 
 
-def test_concurrent_requests_are_limited(path: CodePath, strict_server: Server) -> None:
-    with path.open(strict_server) as caller:
+def test_concurrent_requests_are_limited(path: CodePath, strict_servers: Servers) -> None:
+    half = b"POST /models/gpt/embed HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n"
+    with path.open(strict_servers) as caller:
         path.prepare(caller, GOOD)
         with ExitStack() as halves:
             for _ in range(20):  # the limit may refuse a half request itself, while it holds another
-                half = halves.enter_context(RawConnection(strict_server.address))
-                half.send(b"POST /models/gpt/embed HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n")
+                halves.enter_context(RawConnection(strict_servers[path.server].address)).send(half)
                 time.sleep(0.05)
                 if (found := caller.ask(GOOD)).status == 503:
                     break
             assert found.status == 503
+            assert "got more than 1 at a time, allowed at most 1; try again later" in found.message
+            check_retry(path, found)
         wait_for(caller, 200)
 
 
-def test_unloaded_model_is_not_found(path: CodePath, strict_server: Server) -> None:
-    with path.open(strict_server) as caller, httpx.Client(base_url=strict_server.address) as administrator:
+def test_unloaded_model_is_not_found(path: CodePath, strict_servers: Servers) -> None:
+    address = strict_servers[path.server].address
+    with path.open(strict_servers) as caller, httpx.Client(base_url=address) as administrator:
         path.prepare(caller, GOOD)
         for change, status in (("unload", 404), ("load", 200)):
             assert administrator.post(f"/v2/repository/models/gpt/{change}").status_code == 200
             assert caller.ask(GOOD).status == status
 
 
+def check_retry(path: CodePath, answer: PathAnswer) -> None:
+    """Check that a refusal says when to try again; within a stream, it has no headers."""
+    assert path.protocol in ("decode", "grpc-stream") or answer.headers["retry-after"] == "1"
+
+
 def wait_for(caller: Caller, status: int) -> None:
-    """Ask until the answer has this status."""
-    deadline = time.monotonic() + 30
-    while (found := caller.ask(GOOD)).status != status:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.02)
+    wait_until(lambda: caller.ask(GOOD).status == status)

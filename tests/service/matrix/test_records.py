@@ -2,65 +2,68 @@
 
 import json
 import time
+from pathlib import Path
 from typing import Any, cast
 
-import httpx
 import numpy as np
 import pytest
 
-from tests.service.matrix.code_paths import PATHS, Caller, CodePath
+from tests.service.matrix.callers import Caller
+from tests.service.matrix.code_paths import DIRECT, PREBLOCK, CodePath, Servers
 from tests.service.observability.test_tracing import TRACE, Told, attributes, told_by
+from tests.support.scrapes import read_metrics
 from tests.support.servers import Server
+from tests.support.waiting import wait_until
 
 GOOD, BAD = np.array([[3, 4]]), np.array([[3, -1]])
 
 
-def read_counters(server: Server) -> dict[str, float]:
-    lines = httpx.get(f"{server.address}/metrics").text.splitlines()
-    samples = (line.rpartition(" ") for line in lines if "_total{" in line)
-    return {name: float(value) for name, _, value in samples}
-
-
-def test_counters_move_by_each_request(path: CodePath, caller: Caller, plain_server: Server) -> None:
+def test_counters_move_by_each_request(path: CodePath, caller: Caller, plain_servers: Servers) -> None:
+    address = plain_servers[path.server].address
     path.prepare(caller, GOOD)
     time.sleep(0.01)
-    before = read_counters(plain_server)
+    before, began = read_metrics(address), time.perf_counter()
     sent, received = caller.ask(GOOD).sizes
     caller.ask(BAD)
-    request = f'preblock_requests_total{{model="gpt",outcome="%s",protocol="{path.protocol}"}}'
+    seconds = time.perf_counter() - began
     expected = {
-        request % "ok": 1,
-        request % "Invalid": 1,
-        'preblock_tokens_total{model="gpt"}': GOOD.size * path.repeat,
+        ("preblock_requests_total", "gpt", "ok", path.protocol): 1,
+        ("preblock_requests_total", "gpt", "Invalid", path.protocol): 1,
+        ("preblock_tokens_total", "gpt"): GOOD.size * path.repeat,
+        ("preblock_request_duration_seconds_count", path.protocol): 2,
     }
-    deadline = time.monotonic() + 10
-    while True:
-        now = read_counters(plain_server)
-        moved = {name: now.get(name, 0) - before.get(name, 0) for name in expected}
-        if moved == expected:
-            break
-        assert time.monotonic() < deadline, moved
+    moved: dict[tuple[str, ...], float] = {}
+
+    def is_counted() -> bool:
+        now = read_metrics(address)
+        moved.update({name: value - before.get(name, 0) for name, value in now.items()})
+        return all(moved.get(name, 0) == value for name, value in expected.items())
+
+    wait_until(is_counted, 10)
     for kind, size in (("request", sent), ("response", received)):
-        name = f'preblock_{kind}_bytes_total{{protocol="{path.protocol}"}}'
-        assert now[name] - before.get(name, 0) >= size > 0
+        assert moved[f"preblock_{kind}_bytes_total", path.protocol] >= size > 0
+    decoded = {name[1]: value for name, value in moved.items() if name[0] == "preblock_request_decode_seconds_total"}
+    assert 0 < decoded.pop(path.protocol) < seconds
+    assert set(decoded.values()) <= {0}
 
 
 @pytest.fixture(scope="module")
-def told(models: Any) -> Told:
-    """Return the log and the spans of one good and one bad request of every row."""
+def told(wide_repository: Path) -> Told:
+    """Return the log and the spans of one good and one bad request of every row of `preblock serve`."""
 
     def ask_everything(address: str, calls: str) -> None:
-        server = Server(address, calls, cast(Any, None), "")
-        for number, path in enumerate(PATHS, 1):
+        servers = {PREBLOCK: Server(address, calls, cast(Any, None), "")}
+        for number, path in enumerate(DIRECT, 1):
             headers = {"x-request-id": path.name, "traceparent": f"00-{TRACE:032x}-{number:016x}-01"}
-            with path.open(server, headers) as caller:
+            with path.open(servers, headers) as caller:
                 path.prepare(caller, GOOD)
                 assert caller.ask(GOOD).status == 200
                 assert caller.ask(BAD).status == 422
 
-    return told_by(models, ask_everything, "--log-format", "json", "--access-log-sample-rate", "1")
+    return told_by(wide_repository, ask_everything, "--log-format", "json", "--access-log-sample-rate", "1")
 
 
+@pytest.mark.parametrize("path", DIRECT, ids=lambda path: path.name)
 def test_access_log_has_a_line_for_each_request(path: CodePath, told: Told) -> None:
     lines = [json.loads(line) for line in told.lines]
     protocol = "decode-open" if path.name == "events" else path.protocol  # one line for all events
@@ -72,8 +75,9 @@ def test_access_log_has_a_line_for_each_request(path: CodePath, told: Told) -> N
     assert {line["trace_id"] for line in found} == {f"{TRACE:032x}"}
 
 
+@pytest.mark.parametrize("path", DIRECT, ids=lambda path: path.name)
 def test_span_has_the_caller_as_parent(path: CodePath, told: Told) -> None:
-    parent = (PATHS.index(path) + 1).to_bytes(8, "big")
+    parent = (DIRECT.index(path) + 1).to_bytes(8, "big")
     spans = [attributes(span) for _, span in told.spans if span.parent_span_id == parent]
     assert len(spans) == (4 if path.known else 2)
     assert {span["preblock.protocol"] for span in spans} == {path.protocol}

@@ -4,26 +4,20 @@ Oracles: what the client sent, and the counters.
 """
 
 import http.client
-import json
 import re
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from time import perf_counter
 
-import grpc
 import httpx
 import numpy as np
 import pytest
-from tritonclient.grpc import service_pb2, service_pb2_grpc
-from websockets.sync.client import connect as connect_socket
 
 from preblock.service.app import create_app, create_engine
 from preblock.service.core.settings import Settings
 from preblock.service.observability.context import RequestContext
 from preblock.service.server.run import configure
 from tests.support.connections import dial
-from tests.support.servers import Server, live_server
+from tests.support.servers import live_server
 
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
 MADE = re.compile(r"[0-9a-f]{16}-[0-9a-f]+")
@@ -61,14 +55,6 @@ def test_an_id_that_is_not_allowed_is_replaced(alike: httpx.Client, request_id: 
     assert len(RequestContext(b"x" * 128).id) == 128
 
 
-def test_every_request_without_one_gets_its_own(alike: httpx.Client) -> None:
-    answers = [embed(alike) for _ in range(5)] + [alike.get("/livez") for _ in range(5)]
-    answers += [alike.post(EMBED, json={"input_ids": [[1]]}) for _ in range(5)]
-    ids = {answer.headers["X-Request-Id"] for answer in answers}
-    assert len(ids) == 15
-    assert all(map(MADE.fullmatch, ids))
-
-
 @pytest.mark.parametrize("body", [b"no json", b'{"input_ids": [[70000]]}'])
 def test_a_problem_names_its_request(tiny: httpx.Client, body: bytes) -> None:
     answer = tiny.post(EMBED, content=body, headers={"X-Request-Id": "wrong-1"})
@@ -101,26 +87,6 @@ def test_the_headers_of_tracing_make_no_two_requests_unlike(tiny_repository: Pat
     assert app.templates.hits == 19  # one template for all of them
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_tensors_say_where_their_time_went(alike: httpx.Client, number: int) -> None:
-    header = {"X-Other": str(number)}
-    answers = [
-        embed(alike),
-        embed(alike, **header),
-        alike.post(EMBED, json={"input_ids": [[1]]}),
-        alike.post(
-            "/v2/models/gpt/infer",
-            json={"inputs": [{"name": "input_ids", "shape": [1, 1], "datatype": "INT64", "data": [1]}]},
-        ),
-    ]
-    for answer in answers:
-        assert TIMING.fullmatch(answer.headers["Server-Timing"]), answer.headers
-        times = [float(part.partition("=")[2]) for part in answer.headers["Server-Timing"].split(", ")]
-        assert sum(times) <= 1000 * answer.elapsed.total_seconds()
-    assert "Server-Timing" not in alike.get("/models").headers
-    assert "Server-Timing" not in alike.post(EMBED, content=b"wrong").headers
-
-
 def test_pipelined_requests_keep_their_ids(alike: httpx.Client) -> None:
     ids, body = [f"p{number}" for number in range(6)], np.array([[1, 2]]).tobytes()
     head = f"POST {EMBED}?shape=1,2 HTTP/1.1\r\nHost: x\r\nContent-Length: 16\r\nX-Request-Id: %s\r\n"
@@ -133,58 +99,3 @@ def test_pipelined_requests_keep_their_ids(alike: httpx.Client) -> None:
             while found.count(b"HTTP/1.1 200") < len(ids) or len(found.rpartition(b"\r\n\r\n")[2]) < 32:
                 found += stream.recv(65536)
             assert re.findall(rb"x-request-id: (\S+)", found) == [name.encode() for name in ids]
-
-
-def test_a_websocket_has_an_id(tiny_server: Server) -> None:
-    with connect_socket(f"{tiny_server.socket}/models/gpt/decode", additional_headers={"X-Request-Id": "s1"}) as stream:
-        assert stream.response is not None
-        assert stream.response.headers["X-Request-Id"] == "s1"
-        stream.send(json.dumps({"input_ids": [1]}))
-        assert json.loads(stream.recv())["next_offset"] == [1]
-
-
-@pytest.fixture
-def stub(tiny_server: Server) -> Iterator[service_pb2_grpc.GRPCInferenceServiceStub]:
-    with grpc.insecure_channel(tiny_server.grpc) as channel:
-        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
-
-
-@pytest.mark.parametrize("name", ["gpt", "nope"])
-def test_a_call_of_grpc_has_an_id(stub: service_pb2_grpc.GRPCInferenceServiceStub, name: str) -> None:
-    request = service_pb2.ModelInferRequest(model_name=name, raw_input_contents=[bytes(8)])
-    request.inputs.add(name="input_ids", datatype="INT64", shape=[1, 1])
-
-    def ask(**metadata: str) -> str:
-        future = stub.ModelInfer.future(request, metadata=[(k.replace("_", "-"), v) for k, v in metadata.items()])
-        assert (future.exception() is None) == (name == "gpt")
-        (found,) = [value for key, value in future.trailing_metadata() if key == "x-request-id"]
-        return str(found)
-
-    assert ask(x_request_id="call-1") == "call-1"
-    made = {ask(), ask(), ask(x_request_id="x" * 200)}
-    assert len(made) == 3
-    assert all(map(MADE.fullmatch, made))
-
-
-def test_a_call_of_grpc_says_where_its_time_went(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> None:
-    request = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(8)])
-    request.inputs.add(name="input_ids", datatype="INT64", shape=[1, 1])
-    for _ in range(3):
-        began = perf_counter()
-        future = stub.ModelInfer.future(request)
-        assert future.exception() is None
-        took = 1000 * (perf_counter() - began)
-        (told,) = [value for key, value in future.trailing_metadata() if key == "server-timing"]
-        assert TIMING.fullmatch(told)
-        assert 0 < sum(float(part.partition("=")[2]) for part in told.split(", ")) <= took
-    for wrong in (
-        stub.ModelInfer.future(service_pb2.ModelInferRequest(model_name="nope")),
-        stub.ServerLive.future(service_pb2.ServerLiveRequest()),
-    ):
-        assert "server-timing" not in [key for key, _ in wrong.trailing_metadata()]
-
-
-def test_a_stream_of_grpc_has_an_id(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> None:
-    stream = stub.ModelStreamInfer(iter([]), metadata=[("x-request-id", "stream-1")])
-    assert list(stream) == []
-    assert ("x-request-id", "stream-1") in [tuple(pair) for pair in stream.trailing_metadata()]

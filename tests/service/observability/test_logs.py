@@ -1,4 +1,4 @@
-"""Lines of the log: which requests have one, and what is in it. A real server; oracles: what was asked, and `json`."""
+"""Access log of a real server: its lines and their fields. Oracles: the requests, and `json`."""
 
 import json
 import logging
@@ -11,41 +11,38 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
 import httpx
 import numpy as np
 import pytest
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 from websockets.sync.client import connect as connect_socket
 
 from preblock.service.core.types import TokenRows
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 from preblock.service.observability.logs import AccessLog, JsonFormatter, RequestIdFilter
 from preblock.service.observability.record import RequestRecord
-from tests.support.artifacts import copy_artifact
+from tests.support.artifacts import make_repository
 from tests.support.engines import live_settings
+from tests.support.open_inference import NO_LIMIT, OWN_CONNECTION, infer_message, open_stub
 from tests.support.paths import PREBLOCK
 from tests.support.servers import free_port, read_banner
 
 EMBED = "/models/gpt/embed"
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
 SECRET = 31337
-"""A token id that no line may hold."""
+"""A token id without a place in the log."""
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("log")
-    copy_artifact("gpt-50x64x600", root, "gpt")
-    return root
+    return make_repository(tmp_path_factory.mktemp("log"), gpt="gpt-50x64x600")
 
 
 def said(models: Path, ask: Callable[[str, str], None], *options: str) -> list[str]:
-    """Return the lines that a server logs while it is asked."""
+    """Return the log lines of a server during `ask`."""
     port = free_port()
     command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--grpc-port", str(port), *options]
     with (
-        tempfile.TemporaryFile("w+") as errors,  # a pipe that nobody reads would stop a server that says much
+        tempfile.TemporaryFile("w+") as errors,  # a full pipe would stop the server
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ) as process,
     ):
         ask(read_banner(process)[1], f"127.0.0.1:{port}")
@@ -75,35 +72,14 @@ def ask_everything(address: str, calls: str) -> None:
         for ids in ([1], [SECRET], [2]):
             stream.send(json.dumps({"input_ids": ids}))
             stream.recv()
-    with grpc.insecure_channel(calls) as channel:
-        request = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(8)])
-        request.inputs.add(name="input_ids", datatype="INT64", shape=[1, 1])
-        service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, metadata=[("x-request-id", "call")])
+    with open_stub(calls) as stub:
+        stub.ModelInfer(infer_message([[0]]), metadata=[("x-request-id", "call")])
 
 
-def test_each_request_has_one_line_of_json(models: Path) -> None:
-    lines = said(models, ask_everything, "--log-format", "json", "--access-log-sample-rate", "1")
-    found: list[dict[str, Any]] = [json.loads(line) for line in lines]
-    assert {document["logger"] for document in found} == {"preblock.requests"}
-    assert all(0 < document["seconds"] < 60 and document["model"] in ("gpt", "") for document in found)
-    told = [(document["request_id"], document["protocol"], document["outcome"]) for document in found]
-    assert sorted(told) == sorted(
-        [
-            *((f"{size}-{number}", "native", "ok") for size in ("small", "large") for number in range(3)),
-            ("wrong", "native", "Invalid"),
-            ("s", "decode-open", "ok"),
-            ("s", "decode", "ok"),
-            ("s", "decode", "Invalid"),
-            ("s", "decode", "ok"),
-            ("call", "grpc", "ok"),
-        ]
-    )
-    assert str(SECRET) not in "".join(lines)
-
-
-def test_the_same_as_text(models: Path) -> None:
+def test_access_log_has_a_line_of_text_for_each_request(models: Path) -> None:
     lines = said(models, ask_everything, "--access-log-sample-rate", "1")
     assert len(lines) == 12
+    assert str(SECRET) not in "".join(lines)
     (line,) = [line for line in lines if "wrong" in line]
     assert " INFO preblock.requests [wrong]: native gpt Invalid " in line
 
@@ -136,7 +112,7 @@ def test_ids_of_a_request_are_noted_by_rows_and_once(caplog: pytest.LogCaptureFi
         record = RequestRecord("decode", context)
         log.note_ids(record, TokenRows(np.arange(sum(lengths)), np.array(lengths, np.int64)))
         log.write(record)
-        log.write(RequestRecord("decode", context))  # another step, whose ids were not read
+        log.write(RequestRecord("decode", context))  # another step, without its ids
     told = [getattr(line, "fields", {}).get("input_ids") for line in caplog.records]
     assert told == [[[0, 1], [], [2]], None, [[0, 1, 2]], None, [[0]], None, [], None]
     assert [vars(line)["ids"] for line in caplog.records[:2]] == [" [[0, 1], [], [2]]", ""]
@@ -178,16 +154,12 @@ def test_a_line_of_json_holds_what_went_wrong_and_for_whom() -> None:
 
 
 def test_calls_whose_clients_leave_have_no_line(models: Path) -> None:
-    """A client could fill a disk: gRPC would write a traceback for each whose answer finds nobody."""
+    """gRPC would write a traceback for each lost answer, and clients could fill a disk."""
 
     def leave(_: str, calls: str) -> None:
-        ids = np.ones((109, 600), np.int64)
-        request = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[ids.tobytes()])
-        request.inputs.add(name="input_ids", datatype="INT64", shape=ids.shape)
-        options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
-        for number in range(23):  # each by a connection of its own, whose window is small
-            with grpc.insecure_channel(calls, options) as channel:
-                stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        request = infer_message(np.ones((109, 600)))
+        for number in range(23):  # each has a connection of its own, with a small window
+            with open_stub(calls, NO_LIMIT, OWN_CONNECTION) as stub:
                 began = time.monotonic()
                 call = stub.ModelInfer.future(request, wait_for_ready=True, timeout=60)
                 if number < 3:

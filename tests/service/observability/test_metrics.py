@@ -5,7 +5,6 @@ import gc
 import time
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from preblock.service.core.errors import Invalid, NotFound
 from preblock.service.core.limits import Limits
@@ -16,13 +15,11 @@ from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
 from preblock.service.observability.record import RequestRecord
 from tests.support.engines import live_settings
+from tests.support.scrapes import Samples, samples_of
 
 
-def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
-    text = metrics.expose("")[0].decode()
-    return {
-        (s.name, *s.labels.values()): s.value for family in text_string_to_metric_families(text) for s in family.samples
-    }
+def samples(metrics: Metrics) -> Samples:
+    return samples_of(metrics.expose("")[0].decode())
 
 
 def admission(metrics: Metrics) -> Admission:

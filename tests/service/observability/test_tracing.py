@@ -1,9 +1,11 @@
-"""Traces: real servers, whose spans a collector takes that is written here with the messages of OpenTelemetry itself.
+"""Traces of real servers, sent to a collector in this process with the messages of OpenTelemetry.
 
-Oracles: what the clients sent, what they were answered, and their clocks.
+Oracles: the requests, the answers and the clocks of the clients.
 """
 
 import json
+import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,7 +25,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect as connect_socket
 
@@ -31,29 +33,31 @@ from preblock.service.core.auth import new_key
 from tests.service.observability.test_logs import said
 from tests.service.server.test_repeated_heads import request as same_head
 from tests.service.server.test_websocket import step
-from tests.support import commands
 from tests.support.connections import RawConnection
+from tests.support.open_inference import infer_message, open_stub
+from tests.support.paths import PREBLOCK
 from tests.support.servers import free_port, serve
+from tests.support.waiting import wait_until
 
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
 EMBED = "/models/gpt/embed"
 INFER, STREAM = (f"inference.GRPCInferenceService/Model{method}" for method in ("Infer", "StreamInfer"))
 TRACE = 0x0AF7651916CD43DD8448EB211C80319C
 ONE, MANY = np.ones((1, 3), np.int64), np.ones((2000, 3), np.int64)
-"""Ids whose vectors are not computed together with those of others."""
+"""Ids of a micro-batch, and ids of a run of their own."""
 
 
 @dataclass
 class Told:
-    """What a server told the collector, and its log."""
+    """Spans, resources and log lines of a server."""
 
     spans: list[tuple[str, Span]] = field(default_factory=list)
-    """Each with the instance of the service that sent it."""
+    """Each with the sending instance of the service."""
     resources: list[dict[str, Any]] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
     def of(self, parent: int) -> Span:
-        """Return the one span whose parent has this id."""
+        """Return the only span with this parent."""
         (span,) = [span for _, span in self.spans if span.parent_span_id == parent.to_bytes(8, "big")]
         return span
 
@@ -64,7 +68,7 @@ def attributes(told: Any) -> dict[str, Any]:
 
 @contextmanager
 def collecting() -> Iterator[tuple[str, Told]]:
-    """Take spans by OTLP over HTTP, and yield the address, and what comes."""
+    """Take spans by OTLP over HTTP, and yield the address and the received data."""
     told = Told()
 
     class Collector(BaseHTTPRequestHandler):
@@ -97,7 +101,7 @@ def collecting() -> Iterator[tuple[str, Told]]:
 
 
 def told_by(repository: Path, ask: Callable[[str, str], None], *options: str, **environment: str) -> Told:
-    """Return what a server tells of what `ask` asks: all of it at its end, since it would wait for a minute."""
+    """Return spans and log of the requests of `ask`; the server sends its spans at its end."""
     with collecting() as (collector, told), pytest.MonkeyPatch.context() as patch:
 
         def ask_first(address: str, calls: str) -> None:
@@ -115,12 +119,10 @@ def parent(span: int, sampled: str = "01", **more: str) -> dict[str, str]:
     return {"traceparent": f"00-{TRACE:032x}-{span:016x}-{sampled}", **more}
 
 
-def call(stub: service_pb2_grpc.GRPCInferenceServiceStub, model: str, **metadata: str) -> str:
+def call(stub: Any, model: str, **metadata: str) -> str:
     """Ask for one token, and return the name of the status."""
-    request = service_pb2.ModelInferRequest(model_name=model, raw_input_contents=[bytes(8)])
-    request.inputs.add(name="input_ids", datatype="INT64", shape=[1, 1])
     try:
-        stub.ModelInfer(request, metadata=list(metadata.items()), wait_for_ready=True)
+        stub.ModelInfer(infer_message([[0]], model), metadata=list(metadata.items()), wait_for_ready=True)
     except grpc.RpcError as error:
         return str(error.code().name)
     return "OK"
@@ -160,13 +162,13 @@ def ask_everything(left_open: ExitStack, address: str, calls: str) -> None:
             stream.recv()
         with pytest.raises(InvalidStatus):  # there may be one
             connect_socket(decode, additional_headers=parent(14))
-    with grpc.insecure_channel(calls) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    with open_stub(calls) as stub:
         assert call(stub, "gpt", **parent(15, tracestate="vendor=told")) == "OK"
         assert call(stub, "nope", **parent(16)) == "NOT_FOUND"
-        request = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(16)])
-        request.inputs.add(name="input_ids", datatype="INT64", shape=[2, 1])
-        assert len(list(stub.ModelStreamInfer(iter([request] * 3), metadata=list(parent(17).items())))) == 3
+        assert (
+            len(list(stub.ModelStreamInfer(iter([infer_message([[0], [0]])] * 3), metadata=list(parent(17).items()))))
+            == 3
+        )
         stub.ServerLive(service_pb2.ServerLiveRequest(), metadata=list(parent(18).items()))
     stream = left_open.enter_context(connect_socket(decode, additional_headers=parent(19)))
     stream.send(step([[1]]))
@@ -175,7 +177,7 @@ def ask_everything(left_open: ExitStack, address: str, calls: str) -> None:
 
 @pytest.fixture(scope="module")
 def told(tiny_repository: Path) -> Told:
-    """What a server tells of requests by every protocol."""
+    """Return spans and log of requests by every protocol."""
     options = "--max-concurrent-streams", "1", "--log-format", "json", "--access-log-sample-rate", "1"
     with ExitStack() as left_open:
         return told_by(tiny_repository, partial(ask_everything, left_open), *options)
@@ -237,7 +239,7 @@ def test_the_service_has_a_name(told: Told) -> None:
         ),
     ],
 )
-def test_what_a_span_says(told: Told, parent: int, name: str, expected: dict[str, Any]) -> None:
+def test_span_has_the_attributes_of_its_request(told: Told, parent: int, name: str, expected: dict[str, Any]) -> None:
     span = told.of(parent)
     found = attributes(span)
     if name.startswith("inference"):
@@ -273,30 +275,31 @@ def test_spans_have_the_time_of_the_wall(told: Told) -> None:
 
 def test_lines_of_the_log_name_the_trace(told: Told) -> None:
     lines = [json.loads(line) for line in told.lines]
-    assert {line["logger"] for line in lines} == {"preblock.requests"}  # nothing of headers that cannot be read
+    assert {line["logger"] for line in lines} == {"preblock.requests"}  # and no warning of a malformed header
     traces = {attributes(span)["preblock.request_id"]: span.trace_id.hex() for _, span in told.spans}
     assert {line["request_id"] for line in lines} >= {"native-1", "native-2", "alone"}
     assert [line["trace_id"] for line in lines] == [traces[line["request_id"]] for line in lines]
 
 
-def test_each_worker_sends_its_own_and_whoever_is_refused_has_a_span(tiny_repository: Path, tmp_path: Path) -> None:
+def test_each_worker_sends_spans_also_of_refused_requests(tiny_repository: Path, tmp_path: Path) -> None:
     key, entry = new_key("alice", (), False)
     (tmp_path / "keys.toml").write_text(entry)
     asked: list[str] = []
 
     def ask(address: str, calls: str) -> None:
-        with grpc.insecure_channel(calls) as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with open_stub(calls) as stub:
             assert call(stub, "gpt", **parent(1)) == "UNAUTHENTICATED"
             assert call(stub, "gpt", **parent(2), authorization=f"Bearer {key}") == "OK"
         assert httpx.post(f"{address}{EMBED}", headers=parent(3)).status_code == 401
         body, authorized = {"input_ids": [[1]]}, {"Authorization": f"Bearer {key}"}
-        deadline = time.monotonic() + 60
-        while len({name.partition("-")[0] for name in asked}) < 2:  # ids of a worker begin alike
+
+        def is_seen_from_both_workers() -> bool:
             answer = httpx.post(f"{address}{EMBED}", json=body, headers=authorized, timeout=30)  # a connection each
             assert answer.is_success
             asked.append(answer.headers["X-Request-Id"])
-            assert time.monotonic() < deadline
+            return len({name.partition("-")[0] for name in asked}) == 2  # ids of a worker have the same start
+
+        wait_until(is_seen_from_both_workers, 60)
 
     told = told_by(
         tiny_repository,
@@ -312,7 +315,7 @@ def test_each_worker_sends_its_own_and_whoever_is_refused_has_a_span(tiny_reposi
     assert key not in str(told.spans)
 
 
-def test_a_proxy_that_is_trusted_says_by_which_scheme_a_client_came(tiny_repository: Path) -> None:
+def test_trusted_proxy_states_the_scheme_of_a_span(tiny_repository: Path) -> None:
     def ask(address: str, _: str) -> None:
         with httpx.Client(base_url=address, timeout=30) as http:
             for span, ids, scheme in ((1, ONE, "https"), (2, ONE, "https"), (3, MANY, "https"), (4, MANY, "http")):
@@ -326,11 +329,13 @@ def test_a_proxy_that_is_trusted_says_by_which_scheme_a_client_came(tiny_reposit
     assert schemes == ["https", "https", "https", "http", "https"]
 
 
-@pytest.mark.parametrize(("head", "parents"), [("", 0), (f"traceparent: {parent(1)['traceparent']}\r\n", 20)])
-def test_each_has_its_span_where_heads_are_the_same(tiny_repository: Path, head: str, parents: int) -> None:
+@pytest.mark.parametrize(("headers", "parents"), [({}, 0), (parent(1), 20)])
+def test_each_has_its_span_where_heads_are_the_same(
+    tiny_repository: Path, headers: dict[str, str], parents: int
+) -> None:
     def ask(address: str, _: str) -> None:
         with RawConnection(address) as connection:
-            assert [connection.ask(same_head(1, 2, more=head))[0] for _ in range(20)] == [200] * 20
+            assert [connection.ask(same_head(1, 2, **headers))[0] for _ in range(20)] == [200] * 20
 
     told = told_by(tiny_repository, ask, "--access-log-sample-rate", "1", "--log-format", "json")
     spans = [span for _, span in told.spans]
@@ -343,7 +348,7 @@ def test_each_has_its_span_where_heads_are_the_same(tiny_repository: Path, head:
     assert [json.loads(line)["trace_id"] for line in told.lines] == [span.trace_id.hex() for span in spans]
 
 
-def test_a_share_of_them_is_sent_and_the_others_have_a_trace_all_the_same(tiny_repository: Path) -> None:
+def test_sampled_spans_are_sent_and_all_requests_have_a_trace(tiny_repository: Path) -> None:
     def ask(address: str, _: str) -> None:
         with RawConnection(address) as connection:
             assert [connection.ask(same_head(1, 2))[0] for _ in range(400)] == [200] * 400
@@ -358,7 +363,7 @@ def test_a_share_of_them_is_sent_and_the_others_have_a_trace_all_the_same(tiny_r
     assert len(set(traces)) == 400
 
 
-def test_a_collector_that_is_gone_delays_the_end_by_a_few_seconds(tiny_repository: Path) -> None:
+def test_missing_collector_delays_the_end_by_seconds(tiny_repository: Path) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
     with serve(
         tiny_repository,
@@ -378,7 +383,10 @@ def test_a_collector_that_is_gone_delays_the_end_by_a_few_seconds(tiny_repositor
         ("2", "OTEL_TRACES_EXPORTER", "console", "got console, allowed otlp, or nothing"),
     ],
 )
-def test_what_cannot_be_asked_for(tiny_repository: Path, workers: str, name: str, value: str, message: str) -> None:
+def test_unsupported_exporter_is_refused(
+    tiny_repository: Path, workers: str, name: str, value: str, message: str
+) -> None:
     options = "--repository", str(tiny_repository), "--port", "0", "--tracing", "otlp", "--workers", workers
-    done = commands.run(commands.preblock, "serve", *options, environment={name: value})
+    command = [PREBLOCK, "serve", *options]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {name: value}, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"preblock: {name}: {message}\n")

@@ -72,7 +72,7 @@ def test_special_values_are_summed_as_others(special: float) -> None:
 @built
 @pytest.mark.parametrize("id_", [-1, 100, 2**63 - 1, -(2**63)])
 @pytest.mark.parametrize("at", [0, 3, 8])
-def test_an_id_without_a_row_is_refused_before_anything_is_written(id_: int, at: int) -> None:
+def test_id_without_a_row_is_refused_before_any_write(id_: int, at: int) -> None:
     ids, table, positions = np.arange(9), np.ones((100, 4), np.float32), np.ones((3, 4), np.float32)
     ids[at] = id_
     out = np.full((9, 4), 7, np.float32)
@@ -116,7 +116,7 @@ def test_sizes_that_do_not_fit_are_refused(name: str, change: Callable[[dict[str
 
 
 @built
-def test_memory_that_cannot_be_read_or_written_in_order_is_refused() -> None:
+def test_memory_of_another_layout_is_refused() -> None:
     ids, table, positions = np.arange(4), np.ones((9, 4), np.float32), np.ones((2, 4), np.float32)
     out = np.zeros((4, 4), np.float32)
     with pytest.raises(ValueError, match="contiguous"):
@@ -237,7 +237,7 @@ def test_a_manifest_that_declares_other_tables_is_refused(
         Repository(tmp_path / "root", CPU, 1)
 
 
-def test_an_artifact_that_declares_no_kernel_is_run_by_onnxruntime(weighty_repository: Path, tmp_path: Path) -> None:
+def test_artifact_without_kernel_is_run_by_onnxruntime(weighty_repository: Path, tmp_path: Path) -> None:
     shutil.copytree(weighty_repository, tmp_path / "root")
     file = tmp_path / "root/gpt/1" / MANIFEST
     manifest = json.loads(file.read_text())
@@ -266,9 +266,7 @@ print(BUILT, model.tables is not None)
 
 
 @pytest.mark.parametrize("compiler", ["cc", "/nonexistent"])
-def test_a_package_is_built_and_serves_with_a_compiler_and_without(
-    tmp_path: Path, weighty_repository: Path, compiler: str
-) -> None:
+def test_wheel_serves_with_and_without_a_compiler(tmp_path: Path, weighty_repository: Path, compiler: str) -> None:
     if shutil.which(compiler) is None and compiler == "cc":
         pytest.skip("there is no compiler")
     tree = tmp_path / "tree"

@@ -33,7 +33,7 @@ def states(repository: Repository) -> dict[tuple[str, int], str]:
     return {(state.name, state.version): state.state for state in repository.index()}
 
 
-def test_a_new_version_is_opened_and_the_others_stay_what_they_are(root: Path) -> None:
+def test_new_version_is_opened_beside_the_others(root: Path) -> None:
     repository = Repository(root, CPU, 1)
     before = repository.get("gpt")
     assert repository.refresh() == []

@@ -45,7 +45,7 @@ def test_the_tokens_are_those_of_transformers(checkpoint: Path) -> None:
     assert tokens.spans.tolist() == [list(span) for row in oracle["offset_mapping"] for span in row]
 
 
-def test_what_the_file_states_of_truncation_and_padding_is_switched_off(tiny: Tokenizer) -> None:
+def test_truncation_and_padding_of_the_file_are_disabled(tiny: Tokenizer) -> None:
     tokens = tiny.encode(["a b c d e f g", "a"], 100, spans=False)
     assert tokens.input_ids.values.tolist() == [1, 4, 5, 6, 7, 8, 9, 10, 2, 1, 4, 2]
     assert tokens.special.tolist() == [True, *[False] * 7, True, True, False, True]

@@ -1,6 +1,6 @@
-"""Plain steps are answered in the connection of a WebSocket: however their bytes come, and whatever comes between.
+"""Plain steps, answered in the connection of a WebSocket, in any parts and between any other messages.
 
-Oracle: the rows that the native API gives, and `websockets`, which reads the answers.
+Oracles: the rows of the native API; `websockets` reads the answers.
 """
 
 import base64
@@ -40,7 +40,7 @@ def masked(payload: bytes, mask: bytes, first: int = 0x82) -> bytes:
 
 
 class RawWebSocket:
-    """A WebSocket whose bytes a test writes, and whose answers `websockets` reads."""
+    """A WebSocket with bytes written by a test and answers read by `websockets`."""
 
     def __init__(self, stream: socket.socket, address: str) -> None:
         self.stream = stream
@@ -65,7 +65,7 @@ class RawWebSocket:
         return self._events.pop(0)
 
     def recv(self) -> Frame:
-        """Return the next frame that is no pong, which may overtake others (RFC 6455, section 5.4)."""
+        """Return the next frame except pongs; these may overtake others (RFC 6455, section 5.4)."""
         while True:
             event = self._next()
             assert isinstance(event, Frame)
@@ -107,7 +107,7 @@ def ways_of_cutting(frames: list[bytes]) -> dict[str, list[bytes]]:
 
 
 @pytest.mark.parametrize("cut", ["one by one", "together", "byte by byte", "across", "one and a half"])
-def test_steps_are_answered_in_their_order_however_their_bytes_come(server: Server, clients: Clients, cut: str) -> None:
+def test_steps_in_any_parts_are_answered_in_order(server: Server, clients: Clients, cut: str) -> None:
     ids = [[[5]], [[6]], [[7, 8]], [[9]], [[10]]]
     frames = [masked(step(row, number + 1), os.urandom(4)) for number, row in enumerate(ids)]
     with opened(server, "?offset=3") as raw:
@@ -140,7 +140,7 @@ def test_rows_of_one_length_are_answered_and_others_too(
         assert vectors == expected(clients, [[7], [8], [9]], [5, 13, 43])
 
 
-def test_what_comes_between_is_answered_in_its_place(server: Server, clients: Clients) -> None:
+def test_other_messages_are_answered_in_order(server: Server, clients: Clients) -> None:
     mask = os.urandom(4)
     with opened(server) as raw:
         plain = masked(step([[5]]), mask)
@@ -177,7 +177,7 @@ def test_a_step_that_is_sent_again_is_answered_again(server: Server, clients: Cl
         assert raw.vectors((1, 1)) == ([4], expected(clients, [[8]], [3]))
 
 
-def test_a_step_beyond_the_last_position_is_refused_and_the_stream_stays(server: Server, clients: Clients) -> None:
+def test_step_beyond_max_len_is_refused_and_keeps_the_stream(server: Server, clients: Clients) -> None:
     mask = os.urandom(4)
     with opened(server, "?offset=1023") as raw:
         raw.stream.sendall(masked(step([[5]]), mask) + masked(step([[6]]), mask))
@@ -193,11 +193,11 @@ def test_a_step_beyond_the_last_position_is_refused_and_the_stream_stays(server:
     "frame",
     [
         b"\x82\x24" + step([[5]]),  # not masked
-        b"\xc2" + masked(step([[5]]), bytes(4))[1:],  # a bit that stands for nothing
+        b"\xc2" + masked(step([[5]]), bytes(4))[1:],  # a bit without a meaning
         b"\x82\xff" + (2**62).to_bytes(8, "big") + bytes(4),  # too long
     ],
 )
-def test_what_is_no_frame_ends_the_connection_alone(server: Server, clients: Clients, frame: bytes) -> None:
+def test_malformed_frame_ends_its_own_connection_only(server: Server, clients: Clients, frame: bytes) -> None:
     with opened(server) as raw:
         raw.stream.sendall(masked(step([[5]]), bytes(4)))
         raw.vectors((1, 1))

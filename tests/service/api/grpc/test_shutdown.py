@@ -11,8 +11,9 @@ import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2_grpc
 
+from tests.support.open_inference import infer_message
 from tests.support.servers import Server, serve
 
 NOTHING_WAITS_SECONDS = 8
@@ -20,10 +21,7 @@ NOTHING_WAITS_SECONDS = 8
 
 
 def request(rows: int) -> Any:
-    ids = np.zeros((rows, 1), np.int64)
-    message = service_pb2.ModelInferRequest(model_name="gpt", id=str(rows), raw_input_contents=[ids.tobytes()])
-    message.inputs.add(name="input_ids", datatype="INT64", shape=ids.shape)
-    return message
+    return infer_message(np.zeros((rows, 1)), id=str(rows))
 
 
 @contextmanager
@@ -43,7 +41,7 @@ def end(server: Server, then: Callable[[], Any] = lambda: None) -> Any:
     return found
 
 
-def test_streams_that_wait_are_told_of_the_end_and_hold_nothing_up(tiny_repository: Path) -> None:
+def test_waiting_streams_end_at_shutdown_without_delay(tiny_repository: Path) -> None:
     with connected(tiny_repository) as (server, channel):
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
 

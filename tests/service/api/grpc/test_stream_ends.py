@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from tests.support.open_inference import infer_message, open_stub
 from tests.support.servers import serve
 
 IDLE, TOTAL = 1, 3
@@ -20,18 +19,9 @@ IDLE, TOTAL = 1, 3
 def stub(tiny_repository: Path) -> Iterator[Any]:
     """A client of a server that waits one second for it, and serves a stream for three."""
     limits = {"PREBLOCK_STREAM_IDLE_TIMEOUT_SECONDS": str(IDLE), "PREBLOCK_STREAM_MAX_LIFETIME_SECONDS": str(TOTAL)}
-    with serve(tiny_repository, **limits) as server, grpc.insecure_channel(server.grpc) as channel:
-        grpc.channel_ready_future(channel).result(30)
-        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
-
-
-def request(**parameters: Any) -> Any:
-    ids = np.array([[1]])
-    message = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[ids.tobytes()])
-    message.inputs.add(name="input_ids", datatype="INT64", shape=ids.shape)
-    for name, value in parameters.items():
-        message.parameters[name].CopyFrom(service_pb2.InferParameter(**value))
-    return message
+    with serve(tiny_repository, **limits) as server, open_stub(server.grpc) as stub:
+        assert list(stub.ModelStreamInfer(iter([infer_message([[1]])]), wait_for_ready=True))
+        yield stub
 
 
 def until_the_end(stream: Any) -> tuple[list[Any], Any, float]:
@@ -52,7 +42,7 @@ def test_idle_stream_ends_with_the_reason(stub: Any) -> None:
     done: list[bool] = []
 
     def silent() -> Iterator[Any]:
-        yield request()
+        yield infer_message([[1]])
         while not done:
             time.sleep(0.05)
 
@@ -65,10 +55,13 @@ def test_idle_stream_ends_with_the_reason(stub: Any) -> None:
 
 def test_busy_stream_ends_with_its_offsets(stub: Any) -> None:
     done: list[bool] = []
+    message = infer_message([[1]])
+    message.parameters["sequence_id"].int64_param = 5
+    message.parameters["sequence_start"].bool_param = True
 
     def busy() -> Iterator[Any]:
         while not done:
-            yield request(sequence_id={"int64_param": 5}, sequence_start={"bool_param": True})
+            yield message
             time.sleep(0.1)
 
     (*answers, last), error, seconds = until_the_end(stub.ModelStreamInfer(busy()))

@@ -5,7 +5,6 @@ import json
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -13,18 +12,11 @@ import pytest
 
 from preblock.service.api.http.body import MIN_COMPRESSED_BYTES, choose_encoding, expand
 from preblock.service.core.errors import Malformed, TooLarge
-from tests.support.protocols import Clients
+from tests.support.processes import status_bytes
 from tests.support.servers import Server, serve
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
 ROWS = np.random.default_rng(2).integers(0, 30000, (4, 128)).tolist()
-TENSOR = {"name": "input_ids", "datatype": "INT64", "shape": [4, 128], "data": ROWS}
-PROTOCOLS: dict[str, tuple[str, dict[str, Any]]] = {
-    "native": ("/models/minilm/embed", {"input_ids": ROWS, "encoding": "float"}),
-    "openai": ("/v1/embeddings", {"model": "minilm", "input": ROWS, "pooling": "none"}),
-    "open-inference": ("/v2/models/minilm/infer", {"inputs": [TENSOR]}),
-}
-protocols = pytest.mark.parametrize(("path", "document"), PROTOCOLS.values(), ids=PROTOCOLS)
 
 
 def raw(server: Server, path: str, content: bytes, **headers: str) -> tuple[bytes, httpx.Headers]:
@@ -36,27 +28,8 @@ def raw(server: Server, path: str, content: bytes, **headers: str) -> tuple[byte
     return body, response.headers
 
 
-@protocols
-@pytest.mark.parametrize("coding", COMPRESS)
-def test_a_compressed_body_and_a_compressed_answer_are_those_of_the_plain_ones(
-    server: Server, clients: Clients, path: str, document: dict[str, Any], coding: str
-) -> None:
-    assert clients.http.get("/readyz").status_code == 200
-    body = json.dumps(document).encode()
-    plain, headers = raw(server, path, body, Accept_Encoding="identity")
-    assert "Content-Encoding" not in headers
-    packed, headers = raw(
-        server, path, COMPRESS[coding](body), Content_Encoding=coding, Accept_Encoding=f"{coding}, br;q=0.5"
-    )
-    assert headers["Content-Encoding"] == coding
-    assert headers.get("Content-Length", str(len(packed))) == str(len(packed))  # large ones are sent in parts
-    assert len(packed) < len(plain) * 0.6
-    assert (gzip if coding == "gzip" else zlib).decompress(packed) == plain
-
-
-def test_bytes_are_compressed_only_where_one_coding_is_named_alone(server: Server) -> None:
-    path, document = PROTOCOLS["native"]
-    body = json.dumps(document).encode()
+def test_bytes_are_compressed_only_for_a_single_coding(server: Server) -> None:
+    path, body = "/models/minilm/embed", json.dumps({"input_ids": ROWS}).encode()
     plain, headers = raw(server, path, body, Accept="application/octet-stream", Accept_Encoding="gzip, deflate, br")
     assert "Content-Encoding" not in headers
     packed, headers = raw(server, path, body, Accept="application/octet-stream", Accept_Encoding="gzip")
@@ -129,15 +102,9 @@ def test_a_bomb_is_refused_without_being_expanded(tiny_repository: Path) -> None
         for path in ("/models/gpt/embed", "/models/gpt/bias", "/v1/embeddings", "/v2/models/gpt/infer"):
             small = httpx.post(server.address + path, content=zlib.compress(b"{}"), headers=headers)
             assert small.status_code == 422
-        before = peak(server)
+        before = status_bytes(server.process.pid, "VmHWM")
         for path in ("/models/gpt/embed", "/models/gpt/bias", "/v1/embeddings", "/v2/models/gpt/infer"):
             answer = httpx.post(server.address + path, content=bomb, headers=headers)
             assert answer.status_code == 413
             assert "body: got more than 16777216 bytes after decompression" in answer.text
-        assert peak(server) - before < 2**27
-
-
-def peak(server: Server) -> int:
-    """Return the most memory that the server has held, in bytes."""
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+        assert status_bytes(server.process.pid, "VmHWM") - before < 2**27

@@ -1,6 +1,6 @@
-"""JSON requests that use the template of an earlier request.
+"""JSON requests with the template of an earlier request.
 
-Oracle: the answers to the same bodies with a header that no request had before.
+Oracle: the answers to the same bodies with a new header.
 """
 
 import json
@@ -58,7 +58,7 @@ def document(ids: Any, size: int, **fields: Any) -> bytes:
 
 
 OTHERS = [
-    *("[[1, 2]]", "[[ 1,2 ]]", " [[1\n,\t2]]", "[[6, 0]]"),  # what is allowed
+    *("[[1, 2]]", "[[ 1,2 ]]", " [[1\n,\t2]]", "[[6, 0]]"),  # allowed ids
     *("[1, 2]", "[[1], [2]]", "[[1, 2], [3, 4]]", "[[1, 2, 3]]", "[[1, 2], [3]]", "[[1]]"),  # of other shapes
     *("[[true, 2]]", "[[1, false]]", "[[1.0, 2]]", "[[1e0, 2]]", '["1", 2]', '[["1", 2]]', "[[null, 2]]", "null", "7"),
     *(

@@ -206,7 +206,7 @@ def prompt_of(text: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_a_prompt_is_the_lookup_of_transformers_in_a_file_of_torch(
+def test_prompt_is_the_lookup_of_transformers_as_a_torch_file(
     http: httpx.Client, bert: Any, checkpoint: Path, dtype: str
 ) -> None:
     answer = ask(http, "minilm", text="Hello, world!", encoding="prompt_embeds", dtype=dtype).json()

@@ -1,4 +1,4 @@
-"""What the server does for a client that does not read, or has left: nothing. Oracle: the counter of tokens."""
+"""The server computes nothing for a deaf or disconnected client. Oracle: the counter of tokens."""
 
 import time
 from collections.abc import Iterator
@@ -7,42 +7,40 @@ from pathlib import Path
 
 import grpc
 import httpx
-import numpy as np
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2
 
-from tests.service.api.http.routes.test_decode import wait_for_streams
 from tests.service.api.http.streaming.test_stream_ends import floods, memory_of
 from tests.support.connections import dial
+from tests.support.open_inference import infer_message
+from tests.support.scrapes import read_metrics, wait_for_streams
 from tests.support.servers import Server, serve
+from tests.support.waiting import wait_until
 
 
 def tokens_of(http: httpx.Client, model: str) -> float:
-    """Return how many tokens of a model were embedded."""
-    for family in text_string_to_metric_families(http.get("/metrics").text):
-        for sample in family.samples:
-            if sample.name == "preblock_tokens_total" and sample.labels == {"model": model}:
-                return sample.value
-    return 0
+    """Return the number of embedded tokens of a model."""
+    return read_metrics(http).get(("preblock_tokens_total", model), 0)
 
 
 @pytest.fixture(scope="module")
 def calm(repository: Path) -> Iterator[Server]:
-    """A server of its own, whose memory and counters nobody else moves."""
+    """Serve with memory and counters of its own."""
     with serve(repository) as running, httpx.Client(base_url=running.address) as http:
         assert http.get("/readyz").status_code == 200
         yield running
 
 
 def wait_until_nothing_is_computed(http: httpx.Client, begin: float = -1) -> float:
-    """Return the tokens that were embedded once they are more than `begin`, and their number stands still."""
-    last, deadline = -1.0, time.monotonic() + 20
-    while (now := tokens_of(http, "gpt2-small")) != last or now <= begin:
-        assert time.monotonic() < deadline
-        last = now
-        time.sleep(0.3)
-    return last
+    """Return the number of embedded tokens once it exceeds `begin` and stays the same."""
+    seen = [-1.0]
+
+    def stands_still() -> bool:
+        seen.append(tokens_of(http, "gpt2-small"))
+        return seen[-1] == seen[-2] and seen[-1] > begin
+
+    wait_until(stands_still, pause=0.3)
+    return seen[-1]
 
 
 @pytest.mark.parametrize("protocol", ["socket", "lines", "events"])
@@ -59,17 +57,15 @@ def test_nothing_is_computed_for_who_does_not_read_or_has_left(calm: Server, pro
             with suppress(TimeoutError):
                 deaf.sendall(again * 60)
             held_back = wait_until_nothing_is_computed(http, begin)
-            assert 1000 <= held_back - begin < 30_000  # of 60,000 that were asked for, 184 MB
+            assert 1000 <= held_back - begin < 30_000  # of 60,000 requested tokens, 184 MB
             assert memory_of(calm) - memory < 64 * 2**20
         time.sleep(0.3)
-        # What had been begun may end; what is in flight between the two is read by nobody.
+        # Work in flight may end.
         assert wait_until_nothing_is_computed(http) - held_back <= 2000
 
 
 def test_a_grpc_stream_that_nobody_reads_is_held_back(calm: Server) -> None:
-    request = service_pb2.ModelInferRequest(model_name="gpt2-small")
-    request.inputs.add(name="input_ids", datatype="INT64", shape=[1, 1000])
-    request.raw_input_contents.append(np.ones(1000, "<i8").tobytes())
+    request = infer_message([[1] * 1000], "gpt2-small")
     with httpx.Client(base_url=calm.address, timeout=20) as http:
         begin, memory = tokens_of(http, "gpt2-small"), memory_of(calm)
         with grpc.insecure_channel(calm.grpc) as channel:

@@ -67,7 +67,7 @@ def test_package_and_methods_are_those_of_tritonclient(ours: Any, theirs: Any) -
     assert ours["methods"].items() <= theirs["methods"].items()
 
 
-def test_every_message_has_fields_of_the_names_numbers_and_types_of_tritonclient(ours: Any, theirs: Any) -> None:
+def test_every_message_has_the_fields_of_tritonclient(ours: Any, theirs: Any) -> None:
     assert len(ours["messages"]) >= 40
     differing = {
         name for name, fields in ours["messages"].items() if not fields.items() <= theirs["messages"][name].items()

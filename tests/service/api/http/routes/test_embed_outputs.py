@@ -75,7 +75,7 @@ def test_a_format_of_one_tensor_refuses_two(tiny: httpx.Client, media: str) -> N
     assert answer.json()["detail"] == f"Accept: got {media}, allowed {allowed}"
 
 
-def test_open_inference_gives_the_outputs_asked_for_in_their_order(tiny: httpx.Client, tables: Tables) -> None:
+def test_open_inference_returns_requested_outputs_in_order(tiny: httpx.Client, tables: Tables) -> None:
     ids = {"name": "input_ids", "datatype": "INT64", "shape": [2, 3], "data": IDS}
     outputs = [{"name": BOTH[0], "parameters": {"binary_data": True}}, {"name": BOTH[1]}]
     answer = tiny.post("/v2/models/gpt/infer", json={"inputs": [ids], "outputs": outputs})

@@ -2,26 +2,21 @@
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
 import httpx
-import numpy as np
 import pytest
-from prometheus_client import Metric, parser
+from prometheus_client import parser
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
-from tritonclient.grpc import service_pb2
 from websockets.sync.client import connect as connect_socket
 
+from tests.support.open_inference import infer_message
 from tests.support.paths import ROOT
-from tests.support.protocols import Clients, grpc_raw, native_json, step_frame
+from tests.support.processes import status_bytes
+from tests.support.protocols import Clients, step_frame
+from tests.support.scrapes import read_metrics
 from tests.support.servers import Server
-
-
-def read_metrics(http: httpx.Client) -> dict[tuple[str, ...], float]:
-    """Return the samples by name and label values."""
-    families: Iterable[Metric] = parser.text_string_to_metric_families(http.get("/metrics").text)
-    return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz"])
@@ -29,22 +24,6 @@ def test_live_and_ready(tiny: httpx.Client, path: str) -> None:
     response = tiny.get(path)
     assert response.status_code == 200
     assert response.content == b""
-
-
-@pytest.mark.parametrize(
-    ("protocol", "label"),
-    [(native_json, "native"), (grpc_raw, "grpc")],
-)
-def test_requests_and_tokens_are_counted(tiny_clients: Clients, protocol: Callable[..., object], label: str) -> None:
-    before = read_metrics(tiny_clients.http)
-    protocol(tiny_clients, "gpt", {"input_ids": [[1, 2, 3], [4, 5, 6]]})
-    protocol(tiny_clients, "gpt", {"input_ids": [[1]]})
-    after = read_metrics(tiny_clients.http)
-    counts = {key: after[key] - before.get(key, 0) for key in after}
-    assert counts["preblock_requests_total", "gpt", "ok", label] == 2
-    assert counts["preblock_tokens_total", "gpt"] == 7
-    assert counts["preblock_request_duration_seconds_count", label] == 2
-    assert counts["preblock_request_duration_seconds_sum", label] > 0
 
 
 @pytest.mark.parametrize(
@@ -101,93 +80,20 @@ def test_every_metric_is_documented(tiny: httpx.Client) -> None:
     assert {name for name in names if not name.endswith("_created")} == documented()
 
 
-@pytest.mark.parametrize("size", [1, 6])
-def test_bytes_are_counted_by_protocol_both_ways(tiny_clients: Clients, size: int) -> None:
-    http, ids = tiny_clients.http, np.ones((1, size), np.int64)
-    headers = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
-    before = read_metrics(http)
-    for _ in range(3):  # the first, and those that are like it
-        answer = http.post(f"/models/gpt/embed?shape=1,{size}", content=ids.tobytes(), headers=headers)
-        assert len(answer.content) == 16 * size
-    text = http.post("/models/gpt/embed", content=b"{wrong")
-    (vectors,) = grpc_raw(tiny_clients, "gpt", {"input_ids": ids.tolist()})[:1]
-    assert vectors.size
-    after = read_metrics(http)
-    counts = {key: after[key] - before.get(key, 0) for key in after}
-    assert counts["preblock_request_bytes_total", "native"] == 3 * ids.nbytes + len(b"{wrong")
-    assert counts["preblock_response_bytes_total", "native"] == 3 * 16 * size + len(text.content)
-    assert counts["preblock_request_bytes_total", "grpc"] > ids.nbytes
-    assert counts["preblock_response_bytes_total", "grpc"] > 16 * size
-    assert 0 < counts["preblock_request_body_read_seconds_total", "native"] < 30
-    assert 0 < counts["preblock_request_response_write_seconds_total", "native"] < 30
+def test_decode_seconds_of_a_grpc_stream_exclude_its_pauses(tiny_clients: Clients) -> None:
+    name = "preblock_request_decode_seconds_total", "grpc-stream"
+
+    def requests() -> Iterator[Any]:
+        for _ in range(3):
+            yield infer_message([[1, 1]])
+            time.sleep(0.1)
+
+    before = read_metrics(tiny_clients.http)
+    assert len(list(tiny_clients.stub.ModelStreamInfer(requests()))) == 3
+    assert 0 < read_metrics(tiny_clients.http)[name] - before.get(name, 0) < 0.1
 
 
-def test_the_time_until_it_is_checked_is_told_by_each_protocol(tiny_clients: Clients) -> None:
-    http, ids = tiny_clients.http, np.ones((1, 2), np.int64)
-    headers = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
-
-    def parsed() -> dict[str, float]:
-        name = "preblock_request_decode_seconds_total"
-        return {labels[1]: told for labels, told in read_metrics(http).items() if labels[0] == name}
-
-    def native() -> None:
-        for _ in range(3):  # the first, and those that are like it
-            assert http.post("/models/gpt/embed?shape=1,2", content=ids.tobytes(), headers=headers).is_success
-
-    def decode() -> None:
-        with connect_socket(f"{tiny_clients.socket}/models/gpt/decode") as stream:
-            for message in (step_frame([1]), '{"input_ids": [1]}', step_frame([1])):
-                stream.send(message)
-                stream.recv()
-
-    def call() -> None:
-        request = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(16)])
-        request.inputs.add(name="input_ids", datatype="INT64", shape=[1, 2])
-
-        def requests() -> Iterator[service_pb2.ModelInferRequest]:
-            for _ in range(3):
-                yield request
-                time.sleep(0.1)  # which is no time of the service
-
-        before = parsed().get("grpc-stream", 0)
-        assert len(list(tiny_clients.stub.ModelStreamInfer(requests()))) == 3
-        assert parsed()["grpc-stream"] - before < 0.1
-
-    asked: dict[str, Callable[[], object]] = {
-        "native": native,
-        "openai": lambda: http.post("/v1/embeddings", json={"model": "bert", "input": [1, 2]}),
-        "grpc": lambda: grpc_raw(tiny_clients, "gpt", {"input_ids": ids.tolist()}),
-        "grpc-stream": call,
-        "decode": decode,
-    }
-    for protocol, ask in asked.items():
-        before, began = parsed(), time.perf_counter()
-        ask()
-        seconds, after = time.perf_counter() - began, parsed()
-        assert 0 < after.pop(protocol) - before.pop(protocol, 0) < seconds
-        assert after == before
-    refused = parsed()
-    assert http.post("/models/gpt/embed", content=b"{wrong").status_code == 400
-    assert http.get("/models").is_success
-    assert parsed() == refused
-
-
-def test_routes_of_fastapi_and_sockets_count_their_bytes_too(tiny: httpx.Client, tiny_server: Server) -> None:
-    before, body = read_metrics(tiny), b'{"model": "bert", "input": [1, 2]}'
-    answer = tiny.post("/v1/embeddings", content=body, headers={"Content-Type": "application/json"})
-    with connect_socket(f"{tiny_server.socket}/models/gpt/decode") as stream:
-        stream.send('{"input_ids": [1]}')
-        told = stream.recv()
-    after = read_metrics(tiny)
-    counts = {key: after[key] - before.get(key, 0) for key in after}
-    assert counts["preblock_request_bytes_total", "openai"] == len(body)
-    assert counts["preblock_response_bytes_total", "openai"] == len(answer.content)
-    assert counts["preblock_request_bytes_total", "decode"] == len('{"input_ids": [1]}')
-    assert counts["preblock_response_bytes_total", "decode"] == len(told)
-
-
-def test_what_a_stream_takes_to_send_is_told_and_what_nobody_knows_is_not(tiny_clients: Clients) -> None:
-    """Also of frames that are answered in their connection."""
+def test_write_seconds_are_counted_for_streams_only(tiny_clients: Clients) -> None:
     http, sent = tiny_clients.http, ("preblock_request_response_write_seconds_total", "decode")
     found = [read_metrics(http)]
     with connect_socket(f"{tiny_clients.socket}/models/gpt/decode") as stream:
@@ -197,27 +103,21 @@ def test_what_a_stream_takes_to_send_is_told_and_what_nobody_knows_is_not(tiny_c
             found.append(read_metrics(http))
     values = [metrics.get(sent, 0) for metrics in found]
     assert values == sorted(set(values))
-    request = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(8)])
-    request.inputs.add(name="input_ids", datatype="INT64", shape=[1, 1])
+    request = infer_message([[0]])
     (answer,) = tiny_clients.stub.ModelStreamInfer(iter([request]))
     assert not answer.error_message
     tiny_clients.stub.ModelInfer(request)
     last = read_metrics(http)
     assert last["preblock_request_response_write_seconds_total", "grpc-stream"] > 0
     assert last.get(("preblock_request_response_write_seconds_total", "grpc"), 0) == 0
-    for protocol in (
-        "decode",
-        "grpc",
-        "grpc-stream",
-    ):  # of lines and events, which are of the protocol decode too, it is told
+    for protocol in ("decode", "grpc", "grpc-stream"):
         read = "preblock_request_body_read_seconds_total", protocol
         assert last.get(read, 0) == found[0].get(read, 0)
 
 
 def test_memory_and_provider_are_told(tiny: httpx.Client, tiny_server: Server) -> None:
     found = read_metrics(tiny)
-    status = Path(f"/proc/{tiny_server.process.pid}/status").read_text()
-    anonymous = 1024 * int(status.partition("RssAnon:")[2].split()[0])
+    anonymous = status_bytes(tiny_server.process.pid, "RssAnon")
     assert anonymous / 2 < found["preblock_resident_memory_bytes", "anonymous"] < 2 * anonymous
     for model in tiny.get("/models").json():
         declared = model["manifest"]["files"]["model.onnx.data"]["bytes"]

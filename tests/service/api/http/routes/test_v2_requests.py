@@ -103,7 +103,7 @@ def test_an_offset_may_be_a_parameter(tiny: httpx.Client, tiny_clients: Clients,
     assert vectors_of(infer(tiny, tensor(), parameters=parameters)).tobytes() == expected.tobytes()
 
 
-def test_an_unknown_field_is_refused_since_it_might_change_what_is_meant(tiny: httpx.Client) -> None:
+def test_unknown_field_is_refused(tiny: httpx.Client) -> None:
     error = error_of(infer(tiny, tensor(), offset=2))
     assert error == "field: got offset, allowed id, parameters, inputs, outputs, model_name"
     assert infer(tiny, tensor(), model_name="gpt").status_code == 200

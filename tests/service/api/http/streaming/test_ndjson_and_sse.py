@@ -41,7 +41,7 @@ def send(connection: socket.socket, text: str) -> None:
 
 
 def receive(answer: Any) -> Any:
-    """Read one chunk, which is one line."""
+    """Read one chunk of one line."""
     content = answer.read(int(answer.readline(), 16))
     assert answer.read(2) == b"\r\n"
     assert content.count(b"\n") == (1 if content else 0)
@@ -197,11 +197,11 @@ def test_an_error_before_the_first_event_has_a_status(
     assert answer.json()["detail"].startswith(detail)
 
 
-def test_an_error_after_the_first_event_is_an_event_with_the_same_problem(tiny_clients: Clients) -> None:
+def test_error_after_the_first_event_is_an_event(tiny_clients: Clients) -> None:
     events = events_of(tiny_clients, "gpt", input_ids=[1, 2, 3], offset=4)
     assert [name for name, _, _ in events] == ["message", "message", "error"]
     problem = tiny_clients.http.post("/models/gpt/embed", json={"input_ids": [3], "offset": 6}).json()
-    del problem["request_id"]  # the stream is another request, which its head names
+    del problem["request_id"]  # the stream is another request
     assert events[-1][2] == {"error": problem}
 
 

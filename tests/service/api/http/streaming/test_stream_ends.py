@@ -1,4 +1,4 @@
-"""What ends a stream that is not its client: limits of time, the end of the server; and clients that do not read."""
+"""Ends of streams by time limits and by shutdown, and clients without a reader."""
 
 import json
 import signal
@@ -17,9 +17,10 @@ import pytest
 from websockets import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from tests.service.api.http.routes.test_decode import wait_for_streams
 from tests.support.connections import dial
+from tests.support.processes import status_bytes
 from tests.support.protocols import FRAME, step_frame
+from tests.support.scrapes import wait_for_streams
 from tests.support.servers import Server, serve
 
 PING = FRAME.pack(b"PRBK", 2, 8, 0, 0, 0, 0, 0, bytes(3))
@@ -28,7 +29,7 @@ CLOSING = 11
 
 @pytest.fixture(scope="module")
 def impatient(repository: Path) -> Iterator[Server]:
-    """A server that waits one second for a client, and serves a stream for two."""
+    """Serve with an idle timeout of one second and a stream lifetime of two."""
     limits = {"PREBLOCK_STREAM_IDLE_TIMEOUT_SECONDS": "1", "PREBLOCK_STREAM_MAX_LIFETIME_SECONDS": "2"}
     with serve(repository, **limits) as running, httpx.Client(base_url=running.address) as http:
         assert http.get("/readyz").status_code == 200
@@ -50,7 +51,7 @@ def last_words(stream: ClientConnection) -> tuple[Any, int, Any]:
     return last, stream.close_code, json.loads(stream.close_reason)
 
 
-def test_a_stream_whose_client_says_nothing_is_closed_and_told_where_it_is(impatient: Server) -> None:
+def test_idle_stream_is_closed_with_its_offsets(impatient: Server) -> None:
     with open_stream(impatient) as stream:
         begin = time.monotonic()
         assert last_words(stream) == (None, 1008, {"closing": "idle", "next_offset": [4, 2]})
@@ -102,12 +103,11 @@ def test_lines_end_with_where_they_are(impatient: Server) -> None:
 
 def memory_of(server: Server) -> int:
     """Return the resident bytes of the server."""
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
-    return 1024 * int(status.partition("VmRSS:")[2].split()[0])
+    return status_bytes(server.process.pid, "VmRSS")
 
 
 def floods() -> dict[str, tuple[bytes, bytes]]:
-    """Return how each protocol is asked for what nobody reads: what is sent once, and again and again."""
+    """Return, for each protocol, bytes to send once and bytes to repeat, for answers without a reader."""
     ids = [1] * 1000
     host = b"Host: x\r\n"
     upgrade = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
@@ -130,7 +130,7 @@ def floods() -> dict[str, tuple[bytes, bytes]]:
 
 
 @pytest.mark.parametrize("protocol", ["socket", "lines", "events"])
-def test_who_does_not_read_is_held_back_and_then_dropped(impatient: Server, protocol: str) -> None:
+def test_unread_stream_is_held_back_and_then_dropped(impatient: Server, protocol: str) -> None:
     """Each step is answered with 3 MB: a hundred of them would show."""
     first, again = floods()[protocol]
     url = httpx.URL(impatient.address)
@@ -149,7 +149,7 @@ def test_who_does_not_read_is_held_back_and_then_dropped(impatient: Server, prot
                     sent += 1
             except TimeoutError:
                 assert sent > 0
-            except ConnectionError:  # it took so long that it was dropped already
+            except ConnectionError:  # it was dropped before
                 pass
             assert http.get("/livez").status_code == 200
             assert memory_of(impatient) - before < 64 * 2**20
@@ -202,11 +202,11 @@ def test_a_server_that_stops_tells_every_stream_where_to_go_on(tiny_repository: 
         assert time.monotonic() - begin < 15
 
 
-def test_an_answer_that_was_not_sent_was_not_fed_when_the_server_stops(repository: Path) -> None:
-    """Each client reads nothing until the server is told to stop, so that an answer waits to be sent."""
+def test_unsent_answer_is_not_counted_in_the_last_offset(repository: Path) -> None:
+    """Each client reads nothing until the shutdown begins, so that an answer waits."""
 
     def read(connection: socket.socket) -> list[Any]:
-        """Return what was answered as documents, without the heads of HTTP and of its chunks."""
+        """Return the answers as documents, without the headers of HTTP and of its chunks."""
         with connection.makefile("rb") as answer:
             lines = [line.removeprefix(b"data: ") for line in answer]
         return [json.loads(line) for line in lines if line.startswith(b"{")]
@@ -226,7 +226,7 @@ def test_an_answer_that_was_not_sent_was_not_fed_when_the_server_stops(repositor
         address = (http.base_url.host, http.base_url.port)
 
         def narrow() -> socket.socket:
-            """Return a connection that holds little, so that what waits is read quickly."""
+            """Return a connection with a small buffer."""
             connection = stack.enter_context(socket.socket())
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
             connection.settimeout(20)
@@ -253,7 +253,7 @@ def test_an_answer_that_was_not_sent_was_not_fed_when_the_server_stops(repositor
         assert closing == {"closing": "shutdown", "next_offset": last["next_offset"]}
 
 
-def test_a_reason_that_is_too_long_for_its_frame_is_cut_to_one_word(impatient: Server) -> None:
+def test_long_close_reason_is_cut_to_one_word(impatient: Server) -> None:
     with open_stream(impatient, "?rows=60") as stream:
         stream.send('{"ping": true}')
         words = stream.recv(), stream.recv()

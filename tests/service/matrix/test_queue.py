@@ -1,0 +1,73 @@
+"""Large requests of every code path on a server with one busy thread, needed to read them."""
+
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.service.matrix.code_paths import DIRECT, CodePath
+from tests.service.matrix.test_limits import check_retry
+from tests.support.servers import Server, serve
+from tests.support.waiting import wait_until
+
+ROWS = [path for path in DIRECT if path.repeat == 1 and not path.known]
+"""A large request is read without a template."""
+LARGE = np.ones((60_000, 1), np.int64)
+LARGE[-1] = -1  # refused after the read, without a large answer
+LIMITS = {
+    "PREBLOCK_MAX_QUEUE_SIZE": ("1", "queue: got a request more than 1 waiting, allowed at most 1 waiting"),
+    "PREBLOCK_QUEUE_TIMEOUT_SECONDS": ("0.02", "queue: got more than 0.02 s in it, allowed at most 0.02 s"),
+}
+"""Value and message of each limit."""
+
+
+@pytest.fixture(scope="module", params=LIMITS)
+def busy(request: pytest.FixtureRequest, wide_repository: Path) -> Iterator[tuple[Server, str]]:
+    """Keep a server of one thread busy, and return it with the message of its limit."""
+    value, message = LIMITS[request.param]
+    body, over = {"model": "gpt", "input": [[0] * 700] * 20, "encoding_format": "base64"}, threading.Event()
+
+    def load() -> None:
+        with httpx.Client(base_url=server.address, timeout=60) as client:
+            while not over.is_set():
+                assert client.post("/v1/embeddings", json=body).status_code in (200, 503)
+
+    cores = os.sched_getaffinity(0)
+    with ExitStack() as stack:
+        try:
+            os.sched_setaffinity(0, {min(cores)})
+            server = stack.enter_context(serve(wide_repository, **{request.param: value}))
+        finally:
+            os.sched_setaffinity(0, cores)
+        assert httpx.get(f"{server.address}/readyz", timeout=60).status_code == 200
+        with ThreadPoolExecutor() as threads:
+            loads = [threads.submit(load) for _ in range(3)]
+            try:
+                yield server, message
+            finally:
+                over.set()
+        for each in loads:
+            each.result()
+        assert httpx.post(f"{server.address}/models/gpt/embed", json={"input_ids": [[1]]}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ROWS, ids=lambda path: path.name)
+def test_large_request_is_refused_by_a_full_queue(path: CodePath, busy: tuple[Server, str]) -> None:
+    server, message = busy
+    with path.connect(server, {}) as caller:
+
+        def is_refused() -> bool:
+            answer = caller.ask(LARGE)
+            if answer.status == 422:  # the thread was free
+                return False
+            assert (answer.status, message in answer.message) == (503, True), answer
+            check_retry(path, answer)
+            return True
+
+        wait_until(is_refused)
