@@ -23,72 +23,72 @@ from preblock.service.runtime.chunks import PIECE
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
-WRITTEN_WHOLE = 2**21
+MAX_BUFFERED_TEXT_VALUES = 2**21
 """Most values of a text answer that a thread makes at once: several times as fast as piece by piece, for some 30 MB."""
 
 
-def in_pieces(request: TokenRequest, manifest: Manifest, size: int) -> bool:
+def is_streamed(request: TokenRequest, manifest: Manifest, size: int) -> bool:
     """Return whether an answer of `size` values is computed in pieces.
 
     An answer with rotary angles never is: their graph computes all other outputs for each piece.
     """
-    large = size > (INLINE_MAX_VALUES if request.check is None else WRITTEN_WHOLE)
+    large = size > (INLINE_MAX_VALUES if request.check is None else MAX_BUFFERED_TEXT_VALUES)
     return large and (request.in_pieces or request.pooling != "none") and not manifest.rotary_of(request.outputs)
 
 
-def divide(model: TokenModel, outputs: Mapping[str, str], member: BatchItem) -> None:
+def to_token_rows(model: TokenModel, outputs: Mapping[str, str], item: BatchItem) -> None:
     """Turn a call into a call that can be cut into pieces of any output."""
-    least = min(_most(model, name) for name in outputs.values())
-    if model.manifest.counts != "slots" and member.feeds["input_ids"].shape[1] > least:
+    least = min(_max_chunk_tokens(model, name) for name in outputs.values())
+    if model.manifest.counts != "slots" and item.feeds["input_ids"].shape[1] > least:
         # How many real tokens precede one, only the whole row tells.
-        member.feeds = rows_of_one(member, model.manifest)
+        item.feeds = rows_of_one(item, model.manifest)
 
 
-def check_values(model: TokenModel, outputs: Mapping[str, str], member: BatchItem) -> None:
+def check_values(model: TokenModel, outputs: Mapping[str, str], item: BatchItem) -> None:
     """Raise Invalid where the type of the answer cannot hold a value of a call.
 
-    This is the first half of the run; `computed` is the second. The call was divided.
+    This is the first half of the run; `stream_chunks` is the second. The call was divided.
     """
-    request = member.request
+    request = item.request
     assert request is not None
     for name in dict.fromkeys(outputs.values()):
-        for vectors in _vectors(model, name, member):
+        for vectors in _vectors(model, name, item):
             narrow = cast(vectors, request.dtype)
             if request.check is not None:
                 request.check(narrow)
 
 
-def computed(
-    model: TokenModel, outputs: Mapping[str, str], member: BatchItem, admission: Admission
+def stream_chunks(
+    model: TokenModel, outputs: Mapping[str, str], item: BatchItem, admission: Admission
 ) -> dict[str, ChunkedTensor]:
     """Return the vectors of a request in chunks; its record ends when all are sent, or one is given up.
 
     Args:
         model: computes them.
         outputs: graph output of each wanted output.
-        member: the request, after `divide`.
+        item: the request, after `to_token_rows`.
         admission: ends the record.
 
     """
-    request, end = member.request, _End(admission, member.record, len(outputs))
+    request, closer = item.request, _RecordCloser(admission, item.record, len(outputs))
     assert request is not None
     rows, tensors = request.input_ids, {}
     shape = (len(rows.values),) if rows.length is None else (len(rows.lengths), rows.length)
     for output, name in outputs.items():
-        parts = _computed(model, name, member, end)
+        parts = _stream_output(model, name, item, closer)
         next(parts)  # begun: it is counted even if its client leaves before the first chunk
         tensors[output] = ChunkedTensor((*shape, model.manifest.widths[output]), request.dtype, parts)
     return tensors
 
 
-class _End:
+class _RecordCloser:
     """Ends a record with the last of its outputs."""
 
     def __init__(self, admission: Admission, record: RequestRecord, outputs: int) -> None:
         self._admission, self._record, self._left = admission, record, outputs
         self._error: BaseException | None = None
 
-    def of_one(self, error: BaseException | None) -> None:
+    def close_output(self, error: BaseException | None) -> None:
         """Note that one output was sent, or failed with `error`."""
         self._left -= 1
         self._error = self._error or error
@@ -98,50 +98,52 @@ class _End:
             self._admission.end(self._record, self._error)
 
 
-def _computed(model: TokenModel, name: str, member: BatchItem, end: _End) -> Iterator[NDArray[np.generic]]:
+def _stream_output(
+    model: TokenModel, name: str, item: BatchItem, closer: _RecordCloser
+) -> Iterator[NDArray[np.generic]]:
     """Yield no value, and then the vectors of one output."""
-    request = member.request
+    request = item.request
     assert request is not None
     try:
         yield np.empty(0, np.float32)
-        for vectors in _vectors(model, name, member):
+        for vectors in _vectors(model, name, item):
             yield cast(vectors, request.dtype)
             del vectors  # the next may lie where these do
     except BaseException as error:
-        end.of_one(error)
+        closer.close_output(error)
         raise
-    end.of_one(None)
+    closer.close_output(None)
 
 
-def _vectors(model: TokenModel, name: str, member: BatchItem) -> Iterator[NDArray[np.float32]]:
+def _vectors(model: TokenModel, name: str, item: BatchItem) -> Iterator[NDArray[np.float32]]:
     """Yield the vectors of one output, float32."""
-    return model.run_in_pieces(member.feeds, name, _most(model, name))
+    return model.run_in_pieces(item.feeds, name, _max_chunk_tokens(model, name))
 
 
-def _most(model: TokenModel, name: str) -> int:
+def _max_chunk_tokens(model: TokenModel, name: str) -> int:
     """Return how many tokens a piece of an output has at most."""
     return max(1, PIECE // model.manifest.widths[name])
 
 
-def whole(model: TokenModel, names: tuple[str, ...], member: BatchItem) -> dict[str, NDArray[np.float32]]:
+def compute_buffered(model: TokenModel, names: tuple[str, ...], item: BatchItem) -> dict[str, NDArray[np.float32]]:
     """Return outputs of a call, (B, L, width), put together from pieces where they are large.
 
     onnxruntime keeps the memory of its largest run; this is let go of with the answer.
     """
-    size = member.feeds["input_ids"].size * max(model.manifest.widths[name] for name in names)
-    if size <= WRITTEN_WHOLE or model.manifest.rotary_of(names):
-        return run_members(model, names, [member])[0]
-    member.record.dequeued = perf_counter()
-    divide(model, {name: name for name in names}, member)
-    found = {name: _whole(model, name, member) for name in names}
-    member.record.ran, member.record.batch = perf_counter(), member.record.rows
+    size = item.feeds["input_ids"].size * max(model.manifest.widths[name] for name in names)
+    if size <= MAX_BUFFERED_TEXT_VALUES or model.manifest.rotary_of(names):
+        return run_members(model, names, [item])[0]
+    item.record.dequeued = perf_counter()
+    to_token_rows(model, {name: name for name in names}, item)
+    found = {name: _buffer_output(model, name, item) for name in names}
+    item.record.ran, item.record.batch = perf_counter(), item.record.rows
     return found
 
 
-def _whole(model: TokenModel, name: str, member: BatchItem) -> NDArray[np.float32]:
-    shape, width = member.feeds["input_ids"].shape, model.manifest.widths[name]
+def _buffer_output(model: TokenModel, name: str, item: BatchItem) -> NDArray[np.float32]:
+    shape, width = item.feeds["input_ids"].shape, model.manifest.widths[name]
     vectors, end = np.empty((math.prod(shape), width), np.float32), 0
-    for piece in _vectors(model, name, member):
+    for piece in _vectors(model, name, item):
         flat = piece.reshape(-1, width)
         begin, end = end, end + len(flat)
         vectors[begin:end] = flat
@@ -149,30 +151,30 @@ def _whole(model: TokenModel, name: str, member: BatchItem) -> NDArray[np.float3
     return vectors.reshape(*shape, width)
 
 
-def pooled(model: TokenModel, outputs: Mapping[str, str], member: BatchItem) -> dict[str, NDArray[np.generic]]:
+def compute_pooled(model: TokenModel, outputs: Mapping[str, str], item: BatchItem) -> dict[str, NDArray[np.generic]]:
     """Return one vector for each row, (B, width), by output; only a few vectors of tokens are there at a time."""
-    request, record = member.request, member.record
+    request, record = item.request, item.record
     assert request is not None
     record.dequeued = perf_counter()
-    divide(model, outputs, member)
-    found = {name: _pooled(model, name, member, request) for name in dict.fromkeys(outputs.values())}
+    to_token_rows(model, outputs, item)
+    found = {name: _pool_output(model, name, item, request) for name in dict.fromkeys(outputs.values())}
     record.ran, record.batch = perf_counter(), record.rows
     return {output: cast(found[name], request.dtype) for output, name in outputs.items()}
 
 
-def _pooled(model: TokenModel, name: str, member: BatchItem, request: TokenRequest) -> NDArray[np.float32]:
+def _pool_output(model: TokenModel, name: str, item: BatchItem, request: TokenRequest) -> NDArray[np.float32]:
     rows, real = request.input_ids, real_tokens(request, model.manifest)
-    feeds, most = member.feeds, _most(model, name)
+    feeds, max_tokens = item.feeds, _max_chunk_tokens(model, name)
     length = feeds["input_ids"].shape[1]
     found: list[NDArray[np.float32]] = []
-    for first, last in _groups(rows.lengths, most):
+    for first, last in _row_ranges(rows.lengths, max_tokens):
         begin, end = int(rows.starts[first]), int(rows.starts[last - 1] + rows.lengths[last - 1])
         part = {key: values[begin // length : end // length] for key, values in feeds.items()}
         if len(feeds["offset"]) == 1:
             part["offset"] = feeds["offset"]
         kept = None if real is None else real[begin:end]
-        pieces = (vectors.reshape(-1, vectors.shape[-1]) for vectors in model.run_in_pieces(part, name, most))
-        if end - begin <= most:
+        pieces = (vectors.reshape(-1, vectors.shape[-1]) for vectors in model.run_in_pieces(part, name, max_tokens))
+        if end - begin <= max_tokens:
             (vectors,) = pieces
             found.append(
                 pool(vectors, TokenRows(rows.values[begin:end], rows.lengths[first:last]), kept, request.pooling)
@@ -182,11 +184,11 @@ def _pooled(model: TokenModel, name: str, member: BatchItem, request: TokenReque
     return np.concatenate(found)
 
 
-def _groups(lengths: Int64, most: int) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of groups of rows: each has at most `most` tokens, or one row."""
+def _row_ranges(lengths: Int64, max_tokens: int) -> Iterator[tuple[int, int]]:
+    """Yield the bounds of groups of rows: each has at most `max_tokens` tokens, or one row."""
     first, tokens = 0, 0
     for row, length in enumerate(lengths.tolist()):
-        if row > first and tokens + length > most:
+        if row > first and tokens + length > max_tokens:
             yield first, row
             first, tokens = row, 0
         tokens += length

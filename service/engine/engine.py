@@ -24,7 +24,14 @@ from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.core.types import AnyRequest, Int64, PairwiseBiasRequest, StemRequest, TextRequest, TokenRequest
 from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
-from preblock.service.engine.chunking import check_values, computed, divide, in_pieces, pooled, whole
+from preblock.service.engine.chunking import (
+    check_values,
+    compute_buffered,
+    compute_pooled,
+    is_streamed,
+    stream_chunks,
+    to_token_rows,
+)
 from preblock.service.engine.planning import BatchItem, RunInputs, plan, run_members, shared, sources
 from preblock.service.engine.pooling import pool
 from preblock.service.engine.positions import real_tokens
@@ -103,10 +110,10 @@ class Engine:
         outputs, names, width = sources(request.outputs, model.manifest)
         record.rows, record.tokens = len(request.input_ids.lengths), len(request.input_ids.values)
         size = record.tokens * width
-        pieces = in_pieces(request, model.manifest, size)
-        if pieces and request.pooling != "none":
+        streamed = is_streamed(request, model.manifest, size)
+        if streamed and request.pooling != "none":
             self.limits.check_whole("input_ids", record.rows * width)
-        elif request.whole or not pieces:
+        elif request.whole or not streamed:
             self.limits.check_whole("input_ids", size)
         record.checked = perf_counter()
         member = BatchItem(call.feeds, record, request)
@@ -115,19 +122,19 @@ class Engine:
         if size <= shared(model):
             found = await self.scheduler.share((id(model), names), size, member, run)
             tensors = _finish(request, member, model.manifest, outputs, found)
-        elif not pieces:
+        elif not streamed:
             tensors = await self.scheduler.run(
-                size, lambda: _finish(request, member, model.manifest, outputs, whole(model, names, member))
+                size, lambda: _finish(request, member, model.manifest, outputs, compute_buffered(model, names, member))
             )
         elif request.pooling != "none":
-            tensors = await self.scheduler.run(size, lambda: pooled(model, outputs, member))
+            tensors = await self.scheduler.run(size, lambda: compute_pooled(model, outputs, member))
         else:
-            await self.scheduler.run(cost, lambda: divide(model, outputs, member))
+            await self.scheduler.run(cost, lambda: to_token_rows(model, outputs, member))
             record.dequeued = perf_counter()
             # Once the answer has begun, it is too late to refuse it.
             if request.dtype != "float32" or request.check is not None:
                 await self.scheduler.run(size, lambda: check_values(model, outputs, member))
-            tensors = computed(model, outputs, member, self.admission)
+            tensors = stream_chunks(model, outputs, member, self.admission)
             record.deferred = True
         return EmbedResult(
             model=model.name,

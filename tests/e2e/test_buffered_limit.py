@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 from preblock.client.errors import RequestError
 from preblock.service.core.limits import FLOAT32_BYTES
 from preblock.service.core.settings import Settings
-from preblock.service.engine.chunking import WRITTEN_WHOLE
+from preblock.service.engine.chunking import MAX_BUFFERED_TEXT_VALUES
 from tests.support.artifacts import copy_artifact, draw_tables
 from tests.support.connections import dial
 from tests.support.protocols import (
@@ -215,4 +215,4 @@ def test_vectors_of_images_are_limited(clients: Clients) -> None:
 
 def test_what_is_computed_at_once_fits_in_any_case() -> None:
     (least,) = [bound.ge for bound in Settings.model_fields["max_buffered_response_bytes"].metadata]
-    assert least >= FLOAT32_BYTES * WRITTEN_WHOLE
+    assert least >= FLOAT32_BYTES * MAX_BUFFERED_TEXT_VALUES
