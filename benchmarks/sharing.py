@@ -4,7 +4,7 @@
 
 asks gpt2-small and minilm of `model_repository` in this process, without a protocol: so many requests at once, each of
 one row, and the same one after another. Processor time, the medians of the ratios of rounds in turn; below 1, sharing
-wins. The limit up to which requests share, `SHARED` in `service/planning.py`, is lifted meanwhile.
+wins. The limit up to which requests share, `MAX_BATCHED_VALUES` in `service/engine/planning.py`, is lifted meanwhile.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ async def measure(name: str) -> None:
 
 def main() -> None:
     """Measure both models."""
-    planning.SHARED = 2**30
+    planning.MAX_BATCHED_VALUES = 2**30
     for name in ("gpt2-small", "minilm"):
         uvloop.run(measure(name))
 

@@ -15,7 +15,7 @@ from preblock.service.core.results import ChunkedTensor
 from preblock.service.core.types import Int64, TokenRequest, TokenRows
 from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
-from preblock.service.engine.planning import BatchItem, rows_of_one, run_members
+from preblock.service.engine.planning import BatchItem, run_batch, single_token_feeds
 from preblock.service.engine.pooling import pool, pool_row
 from preblock.service.engine.positions import real_tokens
 from preblock.service.observability.record import RequestRecord
@@ -41,7 +41,7 @@ def to_token_rows(model: TokenModel, outputs: Mapping[str, str], item: BatchItem
     least = min(_max_chunk_tokens(model, name) for name in outputs.values())
     if model.manifest.counts != "slots" and item.feeds["input_ids"].shape[1] > least:
         # How many real tokens precede one, only the whole row tells.
-        item.feeds = rows_of_one(item, model.manifest)
+        item.feeds = single_token_feeds(item, model.manifest)
 
 
 def check_values(model: TokenModel, outputs: Mapping[str, str], item: BatchItem) -> None:
@@ -132,7 +132,7 @@ def compute_buffered(model: TokenModel, names: tuple[str, ...], item: BatchItem)
     """
     size = item.feeds["input_ids"].size * max(model.manifest.widths[name] for name in names)
     if size <= MAX_BUFFERED_TEXT_VALUES or model.manifest.rotary_of(names):
-        return run_members(model, names, [item])[0]
+        return run_batch(model, names, [item])[0]
     item.record.dequeued = perf_counter()
     to_token_rows(model, {name: name for name in names}, item)
     found = {name: _buffer_output(model, name, item) for name in names}

@@ -32,7 +32,7 @@ from preblock.service.engine.chunking import (
     stream_chunks,
     to_token_rows,
 )
-from preblock.service.engine.planning import BatchItem, RunInputs, plan, run_members, shared, sources
+from preblock.service.engine.planning import BatchItem, RunInputs, max_batched_values, plan, resolve_outputs, run_batch
 from preblock.service.engine.pooling import pool
 from preblock.service.engine.positions import real_tokens
 from preblock.service.engine.scheduler import TOKEN_COST, TOKENIZER_COST, Scheduler
@@ -107,7 +107,7 @@ class Engine:
         self.admission.log.note_ids(record, sent.input_ids)
         cost = TOKEN_COST * len(sent.input_ids.values)
         request, call = await self.scheduler.run(cost, lambda: self._prepare(sent, model.manifest))
-        outputs, names, width = sources(request.outputs, model.manifest)
+        outputs, names, width = resolve_outputs(request.outputs, model.manifest)
         record.rows, record.tokens = len(request.input_ids.lengths), len(request.input_ids.values)
         size = record.tokens * width
         streamed = is_streamed(request, model.manifest, size)
@@ -116,25 +116,25 @@ class Engine:
         elif request.whole or not streamed:
             self.limits.check_whole("input_ids", size)
         record.checked = perf_counter()
-        member = BatchItem(call.feeds, record, request)
-        run = partial(run_members, model, names)
+        item = BatchItem(call.feeds, record, request)
+        run = partial(run_batch, model, names)
         tensors: Mapping[str, Tensor]
-        if size <= shared(model):
-            found = await self.scheduler.share((id(model), names), size, member, run)
-            tensors = _finish(request, member, model.manifest, outputs, found)
+        if size <= max_batched_values(model):
+            found = await self.scheduler.share((id(model), names), size, item, run)
+            tensors = _finish(request, item, model.manifest, outputs, found)
         elif not streamed:
             tensors = await self.scheduler.run(
-                size, lambda: _finish(request, member, model.manifest, outputs, compute_buffered(model, names, member))
+                size, lambda: _finish(request, item, model.manifest, outputs, compute_buffered(model, names, item))
             )
         elif request.pooling != "none":
-            tensors = await self.scheduler.run(size, lambda: compute_pooled(model, outputs, member))
+            tensors = await self.scheduler.run(size, lambda: compute_pooled(model, outputs, item))
         else:
-            await self.scheduler.run(cost, lambda: to_token_rows(model, outputs, member))
+            await self.scheduler.run(cost, lambda: to_token_rows(model, outputs, item))
             record.dequeued = perf_counter()
             # Once the answer has begun, it is too late to refuse it.
             if request.dtype != "float32" or request.check is not None:
-                await self.scheduler.run(size, lambda: check_values(model, outputs, member))
-            tensors = stream_chunks(model, outputs, member, self.admission)
+                await self.scheduler.run(size, lambda: check_values(model, outputs, item))
+            tensors = stream_chunks(model, outputs, item, self.admission)
             record.deferred = True
         return EmbedResult(
             model=model.name,
@@ -238,13 +238,13 @@ def _run_graph(
 
 def _finish(
     request: TokenRequest,
-    member: BatchItem,
+    item: BatchItem,
     manifest: Manifest,
     outputs: Mapping[str, str],
     found: Mapping[str, NDArray[np.float32]],
 ) -> dict[str, NDArray[np.generic]]:
     """Return the outputs of a request, in its type and shape."""
-    rows, called = request.input_ids, member.feeds["input_ids"].shape
+    rows, called = request.input_ids, item.feeds["input_ids"].shape
     shape = (len(rows.values),) if rows.length is None else (len(rows.lengths), rows.length)
     tensors: dict[str, NDArray[np.generic]] = {}
     for output, name in outputs.items():

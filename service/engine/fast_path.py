@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from preblock.service.core.errors import PreblockError
 from preblock.service.core.types import Int64, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.planning import BatchItem, run_members, shared, sources
+from preblock.service.engine.planning import BatchItem, max_batched_values, resolve_outputs, run_batch
 from preblock.service.engine.scheduler import MicroBatch
 from preblock.service.observability.context import RequestContext
 from preblock.service.observability.record import RequestRecord
@@ -77,13 +77,13 @@ class FastPath:
 
     def __init__(self, engine: Engine, model: TokenModel, output: str) -> None:
         manifest = model.manifest
-        _, self.names, self.width = sources((output,), manifest)
+        _, self.names, self.width = resolve_outputs((output,), manifest)
         (self.name,) = self.names
         self.model, self.metrics, self.scheduler = model, engine.metrics, engine.scheduler
         self.admission = engine.admission
-        self.run = partial(run_members, model, self.names)
+        self.run = partial(run_batch, model, self.names)
         self.key = (id(model), self.names)
-        self.shared = shared(model)
+        self.shared = max_batched_values(model)
         self.indices = tuple(manifest.indices)
         self._vocabulary, self._limit = manifest.vocab_size, manifest.limit
 

@@ -20,7 +20,7 @@ from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
-SHARED = 2**14
+MAX_BATCHED_VALUES = 2**14
 """Most values of a request that shares a run on the CPU; a larger request gains nothing by it."""
 
 
@@ -45,14 +45,14 @@ class BatchItem:
     request: TokenRequest | None = None
 
 
-def shared(model: TokenModel) -> int:
+def max_batched_values(model: TokenModel) -> int:
     """Return the most values of a request that may share a run; 0 where none may.
 
     On a GPU a call takes hardly longer for more of them.
     """
     if not model.manifest.exact_rows:
         return 0
-    return INLINE_MAX_VALUES if model.sessions[GRAPH].batches_freely else SHARED
+    return INLINE_MAX_VALUES if model.sessions[GRAPH].batches_freely else MAX_BATCHED_VALUES
 
 
 def plan(request: TokenRequest, manifest: Manifest) -> RunInputs:
@@ -83,7 +83,7 @@ def plan(request: TokenRequest, manifest: Manifest) -> RunInputs:
 
 
 @lru_cache
-def sources(outputs: tuple[str, ...], manifest: Manifest) -> tuple[Mapping[str, str], tuple[str, ...], int]:
+def resolve_outputs(outputs: tuple[str, ...], manifest: Manifest) -> tuple[Mapping[str, str], tuple[str, ...], int]:
     """Return the graph output of each wanted output, all graph outputs, and the width of all wanted."""
     # Where the model's own lookup enters block 0 unchanged, it has no output of its own.
     same = manifest.token_embeddings is not None and manifest.token_embeddings.output == EMBEDDINGS
@@ -91,35 +91,35 @@ def sources(outputs: tuple[str, ...], manifest: Manifest) -> tuple[Mapping[str, 
     return sources, tuple(dict.fromkeys(sources.values())), sum(manifest.widths[name] for name in outputs)
 
 
-def run_members(
-    model: TokenModel, outputs: tuple[str, ...], members: list[BatchItem]
+def run_batch(
+    model: TokenModel, outputs: tuple[str, ...], items: list[BatchItem]
 ) -> list[dict[str, NDArray[np.float32]]]:
-    """Return the outputs of each member; several share one run, as rows of one token."""
+    """Return the outputs of each item; several share one run, as rows of one token."""
     dequeued = perf_counter()
-    if len(members) == 1:
-        record = members[0].record
-        found = model.run(members[0].feeds, outputs)
+    if len(items) == 1:
+        record = items[0].record
+        found = model.run(items[0].feeds, outputs)
         record.dequeued, record.ran, record.batch = dequeued, perf_counter(), record.rows
         return [found]
-    rows = [rows_of_one(member, model.manifest) for member in members]
+    rows = [single_token_feeds(item, model.manifest) for item in items]
     feeds = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
-    answers = _parts(model.run(feeds, outputs), members)
+    answers = _split_outputs(model.run(feeds, outputs), items)
     ran = perf_counter()
-    for member in members:
-        member.record.dequeued, member.record.ran, member.record.batch = dequeued, ran, 0
-    members[0].record.batch = sum(member.record.rows for member in members)
+    for item in items:
+        item.record.dequeued, item.record.ran, item.record.batch = dequeued, ran, 0
+    items[0].record.batch = sum(item.record.rows for item in items)
     return answers
 
 
-def rows_of_one(member: BatchItem, manifest: Manifest) -> dict[str, Int64]:
+def single_token_feeds(item: BatchItem, manifest: Manifest) -> dict[str, Int64]:
     """Return the inputs of a call as rows of one token, each at its position: any of them are a call of their own."""
-    feeds, offset = member.feeds, member.feeds["offset"]
+    feeds, offset = item.feeds, item.feeds["offset"]
     batch, length = feeds["input_ids"].shape
     if length == 1:
         return feeds if len(offset) == batch else feeds | {"offset": np.repeat(offset, batch)}
     feeds = {name: values.reshape(-1, 1) for name, values in feeds.items() if name != "offset"}
-    if member.request is not None and manifest.counts != "slots":
-        positions = position_index(member.request, manifest, offset)
+    if item.request is not None and manifest.counts != "slots":
+        positions = position_index(item.request, manifest, offset)
     elif batch == 1:  # as in nearly all shared runs
         positions = offset + np.arange(length)
     else:
@@ -127,11 +127,13 @@ def rows_of_one(member: BatchItem, manifest: Manifest) -> dict[str, Int64]:
     return feeds | {"offset": positions}
 
 
-def _parts(found: Mapping[str, NDArray[np.float32]], members: list[BatchItem]) -> list[dict[str, NDArray[np.float32]]]:
-    """Return each member's part of vectors (T, 1, width), in the shape of its call."""
+def _split_outputs(
+    found: Mapping[str, NDArray[np.float32]], items: list[BatchItem]
+) -> list[dict[str, NDArray[np.float32]]]:
+    """Return each item's part of vectors (T, 1, width), in the shape of its call."""
     parts, begin = [], 0
-    for member in members:
-        shape = member.feeds["input_ids"].shape
+    for item in items:
+        shape = item.feeds["input_ids"].shape
         end = begin + math.prod(shape)
         parts.append({name: vectors[begin:end].reshape(*shape, -1) for name, vectors in found.items()})
         begin = end
