@@ -120,7 +120,7 @@ class Engine:
         run = partial(run_batch, model, names)
         tensors: Mapping[str, Tensor]
         if size <= max_batched_values(model):
-            found = await self.scheduler.share((id(model), names), size, item, run)
+            found = await self.scheduler.run_batched((id(model), names), size, item, run)
             tensors = _finish(request, item, model.manifest, outputs, found)
         elif not streamed:
             tensors = await self.scheduler.run(

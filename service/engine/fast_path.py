@@ -146,7 +146,7 @@ class FastRun:
         self.nbytes = 4 * size
         record.checked = perf_counter()
         if self.shared:
-            self._group: MicroBatch[BatchItem, Outputs] = fast_path.scheduler.group(fast_path.key, size, fast_path.run)
+            self._group: MicroBatch[BatchItem, Outputs] = fast_path.scheduler.batch(fast_path.key, size, fast_path.run)
             self._number = self._group.join(size, self._member)
 
     def leave(self) -> None:
@@ -157,7 +157,7 @@ class FastRun:
         """Return the vectors, (B, L, width)."""
         found: Outputs
         if self.shared:
-            found = self._group.answer(self._number)
+            found = self._group.result(self._number)
         else:
             (found,) = self._fast_path.run([self._member])
         self.record.ended = perf_counter()

@@ -11,8 +11,8 @@ from preblock.service.core.errors import Unavailable
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
-T = TypeVar("T")
-M = TypeVar("M")
+ResultT = TypeVar("ResultT")
+ItemT = TypeVar("ItemT")
 
 TEXT_COST = 32
 """Reading a byte of JSON, or writing a number as text, takes as long as this many values."""
@@ -23,46 +23,48 @@ TOKEN_COST = 32
 """Checking a token and counting its position takes as long as this many values."""
 
 
-class MicroBatch(Generic[M, T]):
-    """Members that are ready in one turn of the event loop; they run together when the first asks for its answer.
+class MicroBatch(Generic[ItemT, ResultT]):
+    """Items that are ready in one turn of the event loop; they run together when the first asks for its result.
 
     Args:
-        run: returns the answer to each of some members.
-        end: called with the group when no more may join.
+        run: returns the result to each of some items.
+        end: called with the batch when no more may join.
 
     """
 
-    __slots__ = ("_answers", "_end", "_joined", "_members", "_run", "size")
+    __slots__ = ("_end", "_items", "_last_number", "_results", "_run", "size")
 
-    def __init__(self, run: Callable[[list[M]], list[T]], end: Callable[["MicroBatch[M, T]"], object]) -> None:
-        self.size = self._joined = 0
-        self._members: dict[int, M] = {}
-        self._answers: dict[int, T | Exception] | None = None
+    def __init__(
+        self, run: Callable[[list[ItemT]], list[ResultT]], end: Callable[["MicroBatch[ItemT, ResultT]"], object]
+    ) -> None:
+        self.size = self._last_number = 0
+        self._items: dict[int, ItemT] = {}
+        self._results: dict[int, ResultT | Exception] | None = None
         self._run, self._end = run, end
 
-    def join(self, size: int, member: M) -> int:
-        """Add a member, and return its number."""
+    def join(self, size: int, item: ItemT) -> int:
+        """Add a item, and return its number."""
         self.size += size
-        number = self._joined = self._joined + 1
-        self._members[number] = member
+        number = self._last_number = self._last_number + 1
+        self._items[number] = item
         return number
 
     def leave(self, number: int) -> None:
-        """Forget a member."""
-        del self._members[number]
+        """Forget a item."""
+        del self._items[number]
 
-    def answer(self, number: int) -> T:
-        """Return the answer to a member once the turn is over; the first call runs all members."""
-        if self._answers is None:
+    def result(self, number: int) -> ResultT:
+        """Return the result to a item once the turn is over; the first call runs all items."""
+        if self._results is None:
             self._end(self)
-            if len(self._members) == 1:
-                (alone,) = self._run([*self._members.values()])
+            if len(self._items) == 1:
+                (alone,) = self._run([*self._items.values()])
                 return alone
-            self._answers = _run_all(self._members, self._run)
-        answer = self._answers[number]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+            self._results = _run_all(self._items, self._run)
+        result = self._results[number]
+        if isinstance(result, Exception):
+            raise result
+        return result
 
 
 class Scheduler:
@@ -79,14 +81,14 @@ class Scheduler:
         self._threads = threads
         self._settings = settings
         self._pending = 0
-        self._groups: dict[Hashable, MicroBatch[Any, Any]] = {}
+        self._batches: dict[Hashable, MicroBatch[Any, Any]] = {}
 
     @staticmethod
-    def is_small(size: int, text: bool = False) -> bool:
+    def is_inline(size: int, text: bool = False) -> bool:
         """Return whether work of such a `size`, as `run` counts it, is not worth a thread."""
         return size * (TEXT_COST if text else 1) <= INLINE_MAX_VALUES
 
-    async def run(self, size: int, work: Callable[[], T], text: bool = False) -> T:
+    async def run(self, size: int, work: Callable[[], ResultT], text: bool = False) -> ResultT:
         """Return the result of `work`; a `size` of at most `INLINE_MAX_VALUES` is not worth a thread.
 
         `size` counts values of arrays or bytes; with `text`, bytes of JSON or numbers as text.
@@ -95,7 +97,7 @@ class Scheduler:
             Unavailable: too many pieces wait already, or this one has waited too long.
 
         """
-        if self.is_small(size, text):
+        if self.is_inline(size, text):
             return work()
         settings = self._settings.current
         if self._pending >= self._threads + settings.max_queue_size:
@@ -110,7 +112,7 @@ class Scheduler:
         finally:
             self._pending -= 1
 
-    async def _result(self, future: Future[T], timeout: float) -> T:
+    async def _result(self, future: Future[ResultT], timeout: float) -> ResultT:
         """Return the result of a piece of work that begins in time."""
         loop, expired = asyncio.get_running_loop(), False
 
@@ -129,51 +131,55 @@ class Scheduler:
         finally:
             timer.cancel()
 
-    def group(self, key: Hashable, size: int, run: Callable[[list[M]], list[T]]) -> MicroBatch[M, T]:
-        """Return the group of this `key` for a member of `size` in this turn of the event loop.
+    def batch(
+        self, key: Hashable, size: int, run: Callable[[list[ItemT]], list[ResultT]]
+    ) -> MicroBatch[ItemT, ResultT]:
+        """Return the batch of this `key` for a item of `size` in this turn of the event loop.
 
-        `size` counts values of arrays; members of more than `INLINE_MAX_VALUES` in all run in several groups, so that
-        no group holds the loop for long.
+        `size` counts values of arrays; items of more than `INLINE_MAX_VALUES` in all run in several batches, so that
+        no batch holds the loop for long.
         """
-        group = self._groups.get(key)
-        if group is None or group.size + size > INLINE_MAX_VALUES:
-            group = self._groups[key] = MicroBatch(run, partial(self._close, key))
-        return group
+        batch = self._batches.get(key)
+        if batch is None or batch.size + size > INLINE_MAX_VALUES:
+            batch = self._batches[key] = MicroBatch(run, partial(self._close, key))
+        return batch
 
-    async def share(self, key: Hashable, size: int, member: M, run: Callable[[list[M]], list[T]]) -> T:
-        """Return the answer of `run` to `member`; members of this `key` that are ready in the same turn run together.
+    async def run_batched(
+        self, key: Hashable, size: int, item: ItemT, run: Callable[[list[ItemT]], list[ResultT]]
+    ) -> ResultT:
+        """Return the result of `run` to `item`; items of this `key` that are ready in the same turn run together.
 
-        There is no timer: a member waits until everything that is ready has joined, and alone for nothing. Where a run
-        fails, each member runs by itself and meets its own error.
+        There is no timer: a item waits until everything that is ready has joined, and alone for nothing. Where a run
+        fails, each item runs by itself and meets its own error.
         """
-        group: MicroBatch[M, T] = self.group(key, size, run)
-        number = group.join(size, member)
+        batch: MicroBatch[ItemT, ResultT] = self.batch(key, size, run)
+        number = batch.join(size, item)
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
-            group.leave(number)
+            batch.leave(number)
             raise
-        return group.answer(number)
+        return batch.result(number)
 
-    def _close(self, key: Hashable, group: MicroBatch[M, T]) -> None:
-        if self._groups.get(key) is group:
-            del self._groups[key]
+    def _close(self, key: Hashable, batch: MicroBatch[ItemT, ResultT]) -> None:
+        if self._batches.get(key) is batch:
+            del self._batches[key]
 
     def close(self) -> None:
         """Finish the work that runs and take no more."""
         self._pool.shutdown()
 
 
-def _run_all(members: dict[int, M], run: Callable[[list[M]], list[T]]) -> dict[int, T | Exception]:
-    """Return the answer to each member, by its number."""
+def _run_all(items: dict[int, ItemT], run: Callable[[list[ItemT]], list[ResultT]]) -> dict[int, ResultT | Exception]:
+    """Return the result to each item, by its number."""
     try:
-        return dict(zip(members, run([*members.values()]), strict=True))
+        return dict(zip(items, run([*items.values()]), strict=True))
     except Exception:
         pass  # one of them may be at fault: it fails alone
-    answers: dict[int, T | Exception] = {}
-    for number, member in members.items():
+    results: dict[int, ResultT | Exception] = {}
+    for number, item in items.items():
         try:
-            (answers[number],) = run([member])
+            (results[number],) = run([item])
         except Exception as error:
-            answers[number] = error
-    return answers
+            results[number] = error
+    return results

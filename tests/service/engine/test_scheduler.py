@@ -117,10 +117,10 @@ def test_what_is_ready_in_one_turn_runs_together_and_what_comes_later_apart(sche
 
     async def later() -> int:
         await asyncio.sleep(0)
-        return await scheduler.share("a", 1, 4, run)
+        return await scheduler.run_batched("a", 1, 4, run)
 
     async def scenario() -> list[int]:
-        together = (scheduler.share(key, 1, member, run) for key, member in (("a", 1), ("b", 2), ("a", 3)))
+        together = (scheduler.run_batched(key, 1, member, run) for key, member in (("a", 1), ("b", 2), ("a", 3)))
         return await asyncio.gather(*together, later())
 
     assert asyncio.run(scenario()) == [2, 4, 6, 8]
@@ -130,7 +130,7 @@ def test_what_is_ready_in_one_turn_runs_together_and_what_comes_later_apart(sche
 def test_who_is_alone_waits_for_nothing(scheduler: Scheduler) -> None:
     async def scenario() -> list[str]:
         order: list[str] = []
-        task = asyncio.create_task(scheduler.share("a", 1, 1, doubled([])))
+        task = asyncio.create_task(scheduler.run_batched("a", 1, 1, doubled([])))
         task.add_done_callback(lambda _: order.append("answered"))
         for turn in range(4):
             await asyncio.sleep(0)
@@ -153,14 +153,14 @@ def test_who_is_cancelled_hurts_nobody_else(scheduler: Scheduler, cancelled: set
     runs: list[list[int]] = []
 
     async def scenario() -> None:
-        tasks = [asyncio.create_task(scheduler.share("a", 1, number + 1, doubled(runs))) for number in range(4)]
+        tasks = [asyncio.create_task(scheduler.run_batched("a", 1, number + 1, doubled(runs))) for number in range(4)]
         await asyncio.sleep(0)
         for number in cancelled:
             tasks[number].cancel()
         answers = await asyncio.gather(*tasks, return_exceptions=True)
         for number, answer in enumerate(answers):
             assert isinstance(answer, asyncio.CancelledError) if number in cancelled else answer == 2 * number + 2
-        assert await scheduler.share("a", 1, 9, doubled(runs)) == 18
+        assert await scheduler.run_batched("a", 1, 9, doubled(runs)) == 18
 
     asyncio.run(scenario())
     assert runs == [*ran, [9]]
@@ -170,7 +170,7 @@ def test_who_is_at_fault_fails_alone(scheduler: Scheduler) -> None:
     runs: list[list[int]] = []
 
     async def scenario() -> list[int | BaseException]:
-        members = (scheduler.share("a", 1, member, doubled(runs)) for member in (1, 0, 2))
+        members = (scheduler.run_batched("a", 1, member, doubled(runs)) for member in (1, 0, 2))
         return await asyncio.gather(*members, return_exceptions=True)
 
     first, second, third = asyncio.run(scenario())
@@ -184,7 +184,9 @@ def test_a_run_is_bounded_so_that_nobody_holds_the_loop(scheduler: Scheduler) ->
     sizes = [INLINE_MAX_VALUES // 2, INLINE_MAX_VALUES // 2, 1, INLINE_MAX_VALUES, 1]
 
     async def scenario() -> None:
-        await asyncio.gather(*(scheduler.share("a", size, 1 + at, doubled(runs)) for at, size in enumerate(sizes)))
+        await asyncio.gather(
+            *(scheduler.run_batched("a", size, 1 + at, doubled(runs)) for at, size in enumerate(sizes))
+        )
 
     asyncio.run(scenario())
     assert runs == [[1, 2], [3], [4], [5]]

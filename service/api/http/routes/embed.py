@@ -65,7 +65,7 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             answer = await engine.embed(model, wanted, record)
             files = FILE_COST * len(answer.lengths) if encoding == PROMPT_EMBEDS else 0
             response = await engine.scheduler.run(answer.size + files, lambda: respond(answer, media, encoding), text)
-            alike = kind in ARRAYS or (kind == JSON and engine.scheduler.is_small(len(body), text=True))
+            alike = kind in ARRAYS or (kind == JSON and engine.scheduler.is_inline(len(body), text=True))
             if (
                 alike
                 and isinstance(wanted, TokenRequest)
