@@ -101,7 +101,7 @@ class RequestTemplate:
     async def packets(self, run: FastRun) -> AsyncGenerator[Buffer, None]:
         """Yield the body of a large answer, computed chunk by chunk."""
         yield self.prefix
-        chunks = map(raw_bytes, run.pieces())  # map keeps no chunk, so that the next may reuse its memory
+        chunks = map(raw_bytes, run.chunks())  # map keeps no chunk, so that the next may reuse its memory
         for chunk in chunks if self.suffix is None else encoded(chunks):
             yield chunk
             del chunk

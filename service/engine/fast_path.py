@@ -83,14 +83,14 @@ class FastPath:
         self.admission = engine.admission
         self.run = partial(run_batch, model, self.names)
         self.key = (id(model), self.names)
-        self.shared = max_batched_values(model)
+        self.max_batched_values = max_batched_values(model)
         self.indices = tuple(manifest.indices)
         self._vocabulary, self._limit = manifest.vocab_size, manifest.limit
 
     def start(
         self, protocol: str, ids: Int64, offset: Int64, context: RequestContext | None, started: float
     ) -> "FastRun | None":
-        """Begin a request after `takes`; None where a limit refuses it. `end` must follow.
+        """Begin a request after `accepts`; None where a limit refuses it. `end` must follow.
 
         Args:
             protocol: of the request.
@@ -107,7 +107,7 @@ class FastPath:
             return None
         return FastRun(self, record, ids, offset)
 
-    def takes(self, ids: Int64, offset: Int64) -> bool:
+    def accepts(self, ids: Int64, offset: Int64) -> bool:
         """Return whether ids (B, L) at `offset`, (1,) or (B,), are allowed; of how many there are nothing is said."""
         if ids.size == 1:
             right = 0 <= ids.item() < self._vocabulary
@@ -123,15 +123,14 @@ class FastRun:
     """The run of one request with legal ids and offset.
 
     Attributes:
-        shared: whether the request may share a run with others of this iteration of the event loop; then it ends in the
-        next.
-        large: whether the answer is computed chunk by chunk.
+        batched: whether the request may share a run with others of this event-loop iteration; it then ends in the next.
+        streamed: whether the answer is computed chunk by chunk.
         nbytes: of the vectors.
         record: of the request.
 
     """
 
-    __slots__ = ("_fast_path", "_group", "_member", "_number", "large", "nbytes", "record", "shared")
+    __slots__ = ("_batch", "_fast_path", "_item", "_number", "batched", "nbytes", "record", "streamed")
 
     def __init__(self, fast_path: FastPath, record: RequestRecord, ids: Int64, offset: Int64) -> None:
         self._fast_path, self.record = fast_path, record
@@ -139,40 +138,40 @@ class FastRun:
         feeds = {"input_ids": ids, "offset": offset}
         for name in fast_path.indices:
             feeds[name] = np.zeros_like(ids)
-        self._member = BatchItem(feeds, record)
+        self._item = BatchItem(feeds, record)
         record.rows, record.tokens = len(ids), ids.size
         size = ids.size * fast_path.width
-        self.shared, self.large = size <= fast_path.shared, size > INLINE_MAX_VALUES
+        self.batched, self.streamed = size <= fast_path.max_batched_values, size > INLINE_MAX_VALUES
         self.nbytes = 4 * size
         record.checked = perf_counter()
-        if self.shared:
-            self._group: MicroBatch[BatchItem, Outputs] = fast_path.scheduler.batch(fast_path.key, size, fast_path.run)
-            self._number = self._group.join(size, self._member)
+        if self.batched:
+            self._batch: MicroBatch[BatchItem, Outputs] = fast_path.scheduler.batch(fast_path.key, size, fast_path.run)
+            self._number = self._batch.join(size, self._item)
 
     def leave(self) -> None:
         """Leave the shared run: nobody waits for the answer."""
-        self._group.leave(self._number)
+        self._batch.leave(self._number)
 
     def finish(self) -> Float32:
         """Return the vectors, (B, L, width)."""
         found: Outputs
-        if self.shared:
-            found = self._group.result(self._number)
+        if self.batched:
+            found = self._batch.result(self._number)
         else:
-            (found,) = self._fast_path.run([self._member])
+            (found,) = self._fast_path.run([self._item])
         self.record.ended = perf_counter()
         return found[self._fast_path.name]
 
-    def pieces(self) -> Iterator[Float32]:
+    def chunks(self) -> Iterator[Float32]:
         """Yield the vectors, a few of the B * L after another."""
         fast_path, record = self._fast_path, self.record
         record.dequeued = perf_counter()
-        yield from fast_path.model.run_in_pieces(self._member.feeds, fast_path.name, PIECE // fast_path.width)
+        yield from fast_path.model.run_in_pieces(self._item.feeds, fast_path.name, PIECE // fast_path.width)
         record.ran, record.batch = perf_counter(), record.rows
 
     def end(self, error: BaseException | None = None) -> None:
         """End the request, answered or failed with `error`."""
         log = self._fast_path.admission.log
         if log.max_token_ids:
-            log.note_ids(self.record, TokenRows.of_array(self._member.feeds["input_ids"]))
+            log.note_ids(self.record, TokenRows.of_array(self._item.feeds["input_ids"]))
         self._fast_path.admission.end(self.record, error)

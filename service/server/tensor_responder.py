@@ -60,15 +60,15 @@ class TensorResponder:
         if not body.startswith(template.head):
             return False
         read = template.read(body)
-        if read is None or not template.fast_path.takes(*read):
+        if read is None or not template.fast_path.accepts(*read):
             return False
         run = template.fast_path.start(template.protocol, *read, visit, visit.began + visit.read)
         if run is None:
             return False
         self._trace(target, visit, scheme, passing)
-        if run.shared:
+        if run.batched:
             self._connection.loop.call_soon(self._finish, template, run, visit)
-        elif run.large:
+        elif run.streamed:
             drive(self._send_chunks(template, run, visit), copy_context(), self._connection.tasks)
         else:
             self._finish(template, run, visit)

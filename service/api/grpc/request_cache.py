@@ -44,7 +44,7 @@ class CallTemplates:
         if template is None or not message.startswith(template.head):
             return None
         ids, offset = template.read_binary(message)
-        if not template.fast_path.takes(ids, offset):
+        if not template.fast_path.accepts(ids, offset):
             return None
         run = template.fast_path.start(protocol, ids, offset, CURRENT_REQUEST.get(), began)
         if run is None:
@@ -81,15 +81,15 @@ class CallTemplates:
         head, raw = message[: -rows.values.nbytes], list(sent.raw_input_contents)
         if sent.id or not is_simple(request) or rows.length is None or len(head) > LONGEST_KEPT or len(raw) != 1:
             return  # an id is another in each
-        answers = fast_path_of(self._engine, model, request.outputs, request.dtype)
-        if answers is None or not limits.takes_whole(len(rows.values) * answers.width):
+        fast_path = fast_path_of(self._engine, model, request.outputs, request.dtype)
+        if fast_path is None or not limits.takes_whole(len(rows.values) * fast_path.width):
             return
         if not message.endswith(raw[0]) or not _ends_with_ids(head, np.invert(rows.values).tobytes()):
             return
-        shape, vectors = (len(rows.lengths), rows.length), 4 * len(rows.values) * answers.width
+        shape, vectors = (len(rows.lengths), rows.length), 4 * len(rows.values) * fast_path.width
         template = RequestTemplate(
             protocol,
-            answers,
+            fast_path,
             head,
             shape,
             len(head),
@@ -114,10 +114,10 @@ def _ends_with_ids(head: bytes, other: bytes) -> bool:
 
 async def _written(template: RequestTemplate, run: FastRun) -> bytes:
     """Return the answer of a run."""
-    if run.large:
-        vectors = ChunkedTensor((run.nbytes // 4,), "float32", run.pieces())
+    if run.streamed:
+        vectors = ChunkedTensor((run.nbytes // 4,), "float32", run.chunks())
         return await compute(write_parts([template.prefix, vectors]))
-    if run.shared:
+    if run.batched:
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:

@@ -98,16 +98,16 @@ def _template(
     engine: Engine, model: TokenModel, request: TokenRequest, body: bytes, kind: str, response: ChunkedResponse
 ) -> RequestTemplate | None:
     """Return the template of a request; its body ends with its ids, or is JSON."""
-    answers, ids = fast_path_of(engine, model, request.outputs, request.dtype), request.input_ids.values
-    if answers is None or not is_simple(request):
+    fast_path, ids = fast_path_of(engine, model, request.outputs, request.dtype), request.input_ids.values
+    if fast_path is None or not is_simple(request):
         return None
     if kind == JSON:
-        return json_template_of("native", answers, request, response, body)
+        return json_template_of("native", fast_path, request, response, body)
     start = len(body) - ids.nbytes
     # The ids are a view of these very bytes: type and byte order are those of the reader.
     if ids.ctypes.data != np.frombuffer(body, np.uint8).ctypes.data + start:
         return None
-    return template_of("native", answers, request, response, body[:start], start)
+    return template_of("native", fast_path, request, response, body[:start], start)
 
 
 def _read(body: bytes, kind: str, query: bytes, indices: Collection[str]) -> EmbedMessage:

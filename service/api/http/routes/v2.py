@@ -85,12 +85,12 @@ def _template(
     """Return the template of a request with binary tensors in request and answer."""
     if header_length is None or not isinstance(model, TokenModel) or not isinstance(request, TokenRequest):
         return None
-    answers = fast_path_of(engine, model, request.outputs, request.dtype)
+    fast_path = fast_path_of(engine, model, request.outputs, request.dtype)
     at = places(body, header_length, model.manifest)
-    if answers is None or not is_simple(request) or at is None or not at.keys() <= {"input_ids", "offset"}:
+    if fast_path is None or not is_simple(request) or at is None or not at.keys() <= {"input_ids", "offset"}:
         return None
     head = body[: min(at.values())]
-    return template_of("open-inference", answers, request, reply, head, at["input_ids"], at.get("offset"))
+    return template_of("open-inference", fast_path, request, reply, head, at["input_ids"], at.get("offset"))
 
 
 def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) -> APIRouter:

@@ -113,21 +113,21 @@ class DecodeSession:
 
         Return None for any other message.
         """
-        began, stream, answers = perf_counter(), self.stream, self._fast_path
-        step = None if answers is None else decode_frames.read_plain(frame)
+        began, stream, fast_path = perf_counter(), self.stream, self._fast_path
+        step = None if fast_path is None else decode_frames.read_plain(frame)
         if (
-            answers is None
+            fast_path is None
             or step is None
             or step.shape.rows != len(stream.offset)
             or (step.stated and step.stated != stream.offset.tobytes())
             or step.ids.size > self.engine.max_tokens
             or step.shape.rows > self.engine.limits.max_rows
-            or step.ids.size * answers.width > answers.shared
+            or step.ids.size * fast_path.width > fast_path.max_batched_values
             or (step.number and step.shape.version == 2 and not stream.is_new(step.number))
-            or not answers.takes(step.ids, stream.offset)
+            or not fast_path.accepts(step.ids, stream.offset)
         ):
             return None
-        run = answers.start("decode", step.ids, stream.offset, self.visit, began)
+        run = fast_path.start("decode", step.ids, stream.offset, self.visit, began)
         if run is not None:
             run.record.operation = StepOp.name
             self._begun = frame, step
@@ -136,14 +136,14 @@ class DecodeSession:
     def finish(self, run: FastRun) -> tuple[bytes, Float32]:
         """Return head and vectors of the answer to the begun step; the stream has made the step."""
         assert self._fast_path is not None
-        stream, answers, (frame, step) = self.stream, self._fast_path, self._begun
+        stream, fast_path, (frame, step) = self.stream, self._fast_path, self._begun
         vectors = run.finish()
         after = stream.offset + step.shape.ahead
         # In version 1 the number is an echo and says nothing of repetitions.
         number = step.number if step.shape.version == 2 else 0
         stream.advance(after, number, decode_json.digest(frame) if number else b"")
         self.opened = True
-        return decode_frames.head_of_plain(step, after, answers.width), vectors
+        return decode_frames.head_of_plain(step, after, fast_path.width), vectors
 
     def end(self, run: FastRun, size: int, send: float) -> None:
         """Count the begun step, and the bytes and seconds of its answer; 0 where it was not sent."""
