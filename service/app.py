@@ -134,7 +134,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
     app.openapi = partial(document, app.openapi)  # type: ignore[method-assign]
     errors.install(app)
     embedding = embed.handler(engine, settings.max_body_bytes)
-    inference = v2.handler(engine, sequences.loose, settings.max_body_bytes)
+    inference = v2.handler(engine, sequences.shared_store, settings.max_body_bytes)
     app.include_router(embed.router(embedding))
     app.include_router(bias.router(engine, settings.max_body_bytes))
     app.include_router(models.router(engine))

@@ -24,13 +24,13 @@ from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import DTYPES, Int64, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.positions import count_real
-from preblock.service.engine.validation import check_like
+from preblock.service.engine.validation import check_same_lengths
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import TokenModel
 
 
 @dataclass(frozen=True)
-class _Done:
+class _LastMessage:
     """The last numbered message, and the offsets around it: enough to answer it again, since answers are pure."""
 
     number: int
@@ -67,7 +67,7 @@ class DecodeState:
         self.model = model
         self.options = options
         self._engine = engine
-        self._last: _Done | None = None
+        self._last: _LastMessage | None = None
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
@@ -94,7 +94,9 @@ class DecodeState:
             before = repeated.before
         answer: EmbedResult | None = None
         if isinstance(operation, StepOp):
-            answer = await feed(self._engine, self.model, self._request(operation), record, before, operation.offset)
+            answer = await run_step(
+                self._engine, self.model, self._request(operation), record, before, operation.offset
+            )
             after = answer.next_offset
         elif isinstance(operation, CloseOp):
             after = before
@@ -104,20 +106,20 @@ class DecodeState:
         if repeated is None:
             self.offset = after
             if message.number:
-                self._last = _Done(message.number, message.digest, before, after)
+                self._last = _LastMessage(message.number, message.digest, before, after)
         return answer
 
     def advance(self, after: Int64, number: int, digest: bytes) -> None:
         """Go on after a step with a new number that the step lane answered."""
         if number:
-            self._last = _Done(number, digest, self.offset, after)
+            self._last = _LastMessage(number, digest, self.offset, after)
         self.offset = after
 
     def is_new(self, number: int) -> bool:
         """Return whether no earlier message had this number."""
         return not number or self._last is None or number > self._last.number
 
-    def _repeats(self, message: DecodeMessage) -> _Done | None:
+    def _repeats(self, message: DecodeMessage) -> _LastMessage | None:
         """Return the earlier result if this message repeats the last one."""
         last = self._last
         if not message.number or last is None or message.number > last.number:
@@ -139,7 +141,7 @@ class DecodeState:
         )
 
 
-async def feed(
+async def run_step(
     engine: Engine,
     model: TokenModel,
     request: TokenRequest,
@@ -179,7 +181,7 @@ async def feed(
     return replace(answer, tensors=flat, lengths=ids.lengths, next_offset=after)
 
 
-def chunks(step: StepOp, size: int) -> Iterator[StepOp]:
+def split_step(step: StepOp, size: int) -> Iterator[StepOp]:
     """Return the tokens of `step` as one or more steps of at most `size` tokens of each row.
 
     Raises:
@@ -190,7 +192,7 @@ def chunks(step: StepOp, size: int) -> Iterator[StepOp]:
     parts = {"position_ids": step.position_ids, "attention_mask": step.attention_mask, **step.indices}
     for name, rows in parts.items():
         if rows is not None:
-            check_like(name, rows, ids)
+            check_same_lengths(name, rows, ids)
     longest = max(1, int(ids.lengths.max(initial=0)))
     return (step.columns(begin, begin + size) for begin in range(0, longest, size))
 
@@ -207,7 +209,7 @@ def _without_empty(request: TokenRequest, kept: Int64) -> TokenRequest:
     ids = request.input_ids
 
     def compact(field: str, rows: TokenRows) -> TokenRows:
-        check_like(field, rows, ids)
+        check_same_lengths(field, rows, ids)
         return TokenRows(rows.values, rows.lengths[kept], numbers=kept)
 
     return replace(

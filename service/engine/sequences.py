@@ -15,7 +15,7 @@ from preblock.service.core.decode_ops import check_each, per_row
 from preblock.service.core.errors import Conflict, Invalid, TooLarge, Unavailable
 from preblock.service.core.results import Result
 from preblock.service.core.types import AnyRequest, Int64, TokenRequest
-from preblock.service.engine.decode_stream import feed
+from preblock.service.engine.decode_stream import run_step
 from preblock.service.engine.engine import Engine
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import EncoderStem, TokenModel
@@ -53,16 +53,16 @@ class Sequences:
         self.engine, self.settings = engine, engine.settings
         self.rows = 0
         # For requests outside streams: any worker may get the next one.
-        self.loose = SequenceStore(self, None, engine.settings.current.workers)
+        self.shared_store = SequenceStore(self, None, engine.settings.current.workers)
 
     @contextmanager
     def stream(self) -> Iterator["SequenceStore"]:
-        """Make a room for the sequences of one stream; the end of the block is theirs."""
-        room = SequenceStore(self, self.settings.current.max_stream_sequence_rows)
+        """Make a store for the sequences of one stream; the end of the block is theirs."""
+        store = SequenceStore(self, self.settings.current.max_stream_sequence_rows)
         try:
-            yield room
+            yield store
         finally:
-            room.clear()
+            store.clear()
 
 
 class SequenceStore:
@@ -70,16 +70,16 @@ class SequenceStore:
 
     Args:
         sequences: all of the process.
-        most: rows of all sequences in this store.
+        max_rows: rows of all sequences in this store.
         workers: processes that may get the next request; with several, no sequence can run.
 
     """
 
-    def __init__(self, sequences: Sequences, most: int | None, workers: int = 1) -> None:
-        self._all, self._most, self._workers = sequences, most, workers
+    def __init__(self, sequences: Sequences, max_rows: int | None, workers: int = 1) -> None:
+        self._all, self._max_rows, self._workers = sequences, max_rows, workers
         self._rows = 0
         # In the order of their last requests: the first is the first to be forgotten.
-        self._places: dict[SequenceKey, _Slot] = {}
+        self._slots: dict[SequenceKey, _Slot] = {}
         self._busy: set[SequenceKey] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -101,23 +101,23 @@ class SequenceStore:
         if not isinstance(model, TokenModel) or not isinstance(request, TokenRequest) or request.sequence is None:
             yield await self._all.engine.answer(model, request, record)
             return
-        turn, key = request.sequence, SequenceKey(model.name, model.version, model.identity, request.sequence.id)
-        before = self._find(key, turn.start)
+        reference, key = request.sequence, SequenceKey(model.name, model.version, model.identity, request.sequence.id)
+        before = self._find(key, reference.start)
         offset, stated = before, request.offset
-        if turn.start or offset is None:
+        if reference.start or offset is None:
             rows = len(request.input_ids.lengths)
             offset = per_row("offset", ZERO if stated is None else stated, rows)
             check_each("offset", offset, np.full(rows, model.manifest.limit))
             stated = None
         held = max(_rows(before), len(offset))
         self._hold(held - _rows(before))
-        self._places.pop(key, None)
+        self._slots.pop(key, None)
         self._busy.add(key)
         after = before
         try:
-            answer = await feed(self._all.engine, model, replace(request, offset=None), record, offset, stated)
+            answer = await run_step(self._all.engine, model, replace(request, offset=None), record, offset, stated)
             yield answer
-            after = None if turn.end else answer.next_offset
+            after = None if reference.end else answer.next_offset
         finally:
             self._busy.remove(key)
             self._hold(_rows(after) - held)
@@ -127,11 +127,11 @@ class SequenceStore:
 
     def offsets(self) -> dict[SequenceKey, Int64]:
         """Return the offsets int64 (R,) of every sequence that waits for its next request."""
-        return {key: place.offset for key, place in self._places.items()}
+        return {key: slot.offset for key, slot in self._slots.items()}
 
     def clear(self) -> None:
         """Release every sequence that waits."""
-        for key in tuple(self._places):
+        for key in tuple(self._slots):
             self._release(key)
         if self._timer is not None:
             self._timer.cancel()
@@ -144,16 +144,16 @@ class SequenceStore:
             raise Invalid(ID, name, allowed)
         if key in self._busy:
             raise Conflict(ID, name, "one request of a sequence at a time; another is being answered")
-        place = self._places.get(key)
-        if place is None and not start:
+        slot = self._slots.get(key)
+        if slot is None and not start:
             allowed = f"a sequence that runs on {key.model} version {key.version}: its first request has sequence_start"
             raise Invalid(ID, name, allowed)
-        return None if place is None else place.offset
+        return None if slot is None else slot.offset
 
     def _hold(self, rows: int) -> None:
         """Count so many rows more."""
         for running, most in (
-            (self._rows, self._most),
+            (self._rows, self._max_rows),
             (self._all.rows, self._all.settings.current.max_sequence_rows),
         ):
             if most is not None and 0 < rows > most - running:
@@ -164,21 +164,21 @@ class SequenceStore:
 
     def _keep(self, key: SequenceKey, offset: Int64) -> None:
         loop = asyncio.get_running_loop()
-        self._places[key] = _Slot(offset, loop.time())
+        self._slots[key] = _Slot(offset, loop.time())
         if self._timer is None:
             self._timer = loop.call_later(self._all.settings.current.sequence_idle_timeout_seconds, self._forget)
 
     def _forget(self) -> None:
         """Release the sequences that waited too long, and set the timer for the next."""
         loop, self._timer = asyncio.get_running_loop(), None
-        for key, place in tuple(self._places.items()):
-            if (end := place.since + self._all.settings.current.sequence_idle_timeout_seconds) > loop.time():
+        for key, slot in tuple(self._slots.items()):
+            if (end := slot.since + self._all.settings.current.sequence_idle_timeout_seconds) > loop.time():
                 self._timer = loop.call_at(end, self._forget)
                 return
             self._release(key)
 
     def _release(self, key: SequenceKey) -> None:
-        self._hold(-len(self._places.pop(key).offset))
+        self._hold(-len(self._slots.pop(key).offset))
         self._all.engine.metrics.sequences(-1)
 
 

@@ -17,7 +17,7 @@ from preblock.service.engine.positions import count_real, position_limit, real_t
 SIDES = ("left", "right")
 
 
-def least_room(request: TokenRequest, manifest: Manifest) -> Int64:
+def min_row_tokens(request: TokenRequest, manifest: Manifest) -> Int64:
     """Return the tokens that each row must have room for, int64 (B,): all, or the fixed ones and one more."""
     real = count_real(request, manifest)
     if request.truncate is None:

@@ -12,11 +12,11 @@ from preblock.service.core.errors import Invalid, TooLarge
 from preblock.service.core.types import DTYPES, Int64, PairwiseBiasRequest, StemRequest, TokenRequest, TokenRows
 from preblock.service.engine.pooling import POOLINGS
 from preblock.service.engine.positions import count_real, position_limit
-from preblock.service.engine.truncation import SIDES, least_room
+from preblock.service.engine.truncation import SIDES, min_row_tokens
 
 ZERO = np.zeros(1, np.int64)
 ZERO.flags.writeable = False
-_WHAT = {"token_type_ids": "segments"}
+_INPUT_TITLES = {"token_type_ids": "segments"}
 
 
 def check(request: TokenRequest, manifest: Manifest, max_tokens: int) -> None:
@@ -27,7 +27,7 @@ def check(request: TokenRequest, manifest: Manifest, max_tokens: int) -> None:
         TooLarge: more than `max_tokens` tokens.
 
     """
-    if _plainly_right(request, manifest, max_tokens):
+    if _is_simple_and_valid(request, manifest, max_tokens):
         return
     if request.dtype not in DTYPES:
         raise Invalid("dtype", request.dtype, ", ".join(DTYPES))
@@ -53,14 +53,14 @@ def check(request: TokenRequest, manifest: Manifest, max_tokens: int) -> None:
             raise Invalid("output", output, ", ".join(manifest.widths))
     for name, rows in request.indices.items():
         if name not in manifest.indices:
-            raise Invalid(name, "a value", f"nothing, since this model has no {_WHAT.get(name, name)}")
-        check_like(name, rows, ids)
+            raise Invalid(name, "a value", f"nothing, since this model has no {_INPUT_TITLES.get(name, name)}")
+        check_same_lengths(name, rows, ids)
         _check_range(name, rows, manifest.indices[name])
     for name in manifest.needed:
         if name not in request.indices:
             raise Invalid(name, "nothing", "one for each token, since none is not 0 for this model")
     if request.attention_mask is not None:
-        check_like("attention_mask", request.attention_mask, ids)
+        check_same_lengths("attention_mask", request.attention_mask, ids)
         _check_range("attention_mask", request.attention_mask, 2)
     if request.pooling != "none" and not (real := count_real(request, manifest)).all():
         row = int(np.flatnonzero(real == 0)[0])
@@ -73,13 +73,13 @@ def check(request: TokenRequest, manifest: Manifest, max_tokens: int) -> None:
             raise Invalid(
                 "truncate", "truncate and position_ids", "one of them: no length is too long for position_ids"
             )
-        check_like("position_ids", request.position_ids, ids)
+        check_same_lengths("position_ids", request.position_ids, ids)
         _check_range("position_ids", request.position_ids, limit)
     else:
         _check_offset(request, manifest, limit)
 
 
-def _plainly_right(request: TokenRequest, manifest: Manifest, max_tokens: int) -> bool:
+def _is_simple_and_valid(request: TokenRequest, manifest: Manifest, max_tokens: int) -> bool:
     """Return True for most requests that `check` allows: rows of one length, and an offset at most.
 
     A small answer is computed in less time than the whole check takes.
@@ -100,13 +100,13 @@ def _plainly_right(request: TokenRequest, manifest: Manifest, max_tokens: int) -
         or manifest.refused_ids
         or manifest.rotary_of(request.outputs)
         or not manifest.widths.keys() >= set(request.outputs)
-        or _largest(rows.values) >= manifest.vocab_size
+        or _max_unsigned(rows.values) >= manifest.vocab_size
     ):
         return False
     room = manifest.limit - length
     if offset is None:
         return room >= 0
-    return len(offset) in (1, len(rows.lengths)) and room >= 0 and _largest(offset) <= room
+    return len(offset) in (1, len(rows.lengths)) and room >= 0 and _max_unsigned(offset) <= room
 
 
 def check_bias(request: PairwiseBiasRequest, manifest: Manifest, max_tokens: int) -> tuple[int, ...]:
@@ -167,7 +167,7 @@ def check_stem(request: StemRequest, manifest: StemManifest, max_tokens: int) ->
     return tokens
 
 
-def check_like(field: str, rows: TokenRows, ids: TokenRows) -> None:
+def check_same_lengths(field: str, rows: TokenRows, ids: TokenRows) -> None:
     """Compare the number and the lengths of `rows` with those of the ids.
 
     Raises:
@@ -185,12 +185,12 @@ def check_like(field: str, rows: TokenRows, ids: TokenRows) -> None:
 
 def _check_range(field: str, rows: TokenRows, limit: int) -> None:
     """Raise Invalid where a value is outside 0 to `limit` - 1."""
-    if _largest(rows.values) >= limit:
+    if _max_unsigned(rows.values) >= limit:
         index = int(np.flatnonzero(rows.values.view(np.uint64) >= limit)[0])
         raise Invalid(field + rows.place(index), int(rows.values[index]), f"0 to {limit - 1}")
 
 
-def _largest(values: Int64) -> int:
+def _max_unsigned(values: Int64) -> int:
     """Return the largest of some values, negative ones being larger than any other: one pass checks both ends."""
     unsigned = values.view(np.uint64)
     return int(unsigned[0] if len(unsigned) == 1 else np.maximum.reduce(unsigned))
@@ -206,7 +206,7 @@ def _check_offset(request: TokenRequest, manifest: Manifest, limit: int) -> None
             row = int(np.flatnonzero(offset < 0)[0])
             raise Invalid(f"offset[{row}]", int(offset[row]), "0 or more")
     # Not offset + tokens > max_len: the sum of a large offset could wrap.
-    beyond = np.flatnonzero(offset > limit - (least := least_room(request, manifest)))
+    beyond = np.flatnonzero(offset > limit - (least := min_row_tokens(request, manifest)))
     if len(beyond):
         row = int(beyond[0])
         start, tokens = int(np.broadcast_to(offset, batch)[row]), int(least[row])

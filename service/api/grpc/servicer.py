@@ -112,7 +112,7 @@ class InferenceService:
         if (answer := await self._alike.answer("grpc", message)) is not None:
             return answer
         request = await self._engine.scheduler.run(len(message), lambda: read(pb.ModelInferRequest, message))
-        return await self._infer("grpc", message, request, self._sequences.loose, write_infer)
+        return await self._infer("grpc", message, request, self._sequences.shared_store, write_infer)
 
     async def ModelStreamInfer(self, receive: Receive, send: Send, lifetime: StreamLifetime) -> None:
         """Answer each request of a stream in turn; an error is an answer, and ends nothing.

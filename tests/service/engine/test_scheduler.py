@@ -196,7 +196,7 @@ def protocols(engine: Engine) -> FastAPI:
     app = FastAPI()
     errors.install(app)
     app.include_router(embed.router(embed.handler(engine, 2**24)))
-    app.include_router(v2.router(engine, v2.handler(engine, Sequences(engine).loose, 2**24), "0", 2**24))
+    app.include_router(v2.router(engine, v2.handler(engine, Sequences(engine).shared_store, 2**24), "0", 2**24))
     return app
 
 

@@ -18,7 +18,7 @@ from preblock.service.codecs import decode_json
 from preblock.service.codecs.native_json import read_json
 from preblock.service.core.decode_ops import DecodeMessage as Told
 from preblock.service.core.errors import Invalid, PreblockError
-from preblock.service.engine.decode_stream import DecodeState, chunks
+from preblock.service.engine.decode_stream import DecodeState, split_step
 from preblock.service.engine.engine import Engine
 from preblock.service.runtime.model import TokenModel
 
@@ -64,7 +64,7 @@ class EventChunks:
     def __init__(self, engine: Engine, stream: DecodeState, feed: decode_json.Feed) -> None:
         self._engine, self.stream, self._encoding = engine, stream, feed.encoding
         self.begin = stream.offset
-        self._steps = chunks(feed.step, feed.chunk)
+        self._steps = split_step(feed.step, feed.chunk)
         self._fed = 0
 
     async def next(self) -> bytes | None:
