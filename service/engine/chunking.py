@@ -3,8 +3,8 @@
 Letters: B batch, T tokens of all rows.
 """
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -15,12 +15,13 @@ from preblock.service.core.results import ChunkedTensor
 from preblock.service.core.types import Int64, TokenRequest, TokenRows
 from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
-from preblock.service.engine.planning import BatchItem, run_batch, single_token_feeds
+from preblock.service.engine.planning import BatchItem, Outputs, run_batch, single_token_feeds
 from preblock.service.engine.pooling import pool, pool_row
 from preblock.service.engine.positions import real_tokens
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.chunks import PIECE
 from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 MAX_BUFFERED_TEXT_VALUES = 2**21
@@ -36,22 +37,20 @@ def is_streamed(request: TokenRequest, manifest: Manifest, size: int) -> bool:
     return large and (request.in_pieces or request.pooling != "none") and not manifest.rotary_of(request.outputs)
 
 
-def to_token_rows(model: TokenModel, outputs: Mapping[str, str], item: BatchItem) -> None:
+def to_token_rows(model: TokenModel, names: tuple[str, ...], item: BatchItem) -> None:
     """Turn a call into a call that can be cut into pieces of any output."""
-    least = min(_max_chunk_tokens(model, name) for name in outputs.values())
+    least = min(_max_chunk_tokens(model, name) for name in names)
     if model.manifest.counts != "slots" and item.feeds["input_ids"].shape[1] > least:
         # How many real tokens precede one, only the whole row tells.
         item.feeds = single_token_feeds(item, model.manifest)
 
 
-def check_values(model: TokenModel, outputs: Mapping[str, str], item: BatchItem) -> None:
+def check_values(model: TokenModel, names: tuple[str, ...], item: BatchItem, request: TokenRequest) -> None:
     """Raise Invalid where the type of the answer cannot hold a value of a call.
 
     This is the first half of the run; `stream_chunks` is the second. The call was divided.
     """
-    request = item.request
-    assert request is not None
-    for name in dict.fromkeys(outputs.values()):
+    for name in names:
         for vectors in _vectors(model, name, item):
             narrow = cast(vectors, request.dtype)
             if request.check is not None:
@@ -59,23 +58,23 @@ def check_values(model: TokenModel, outputs: Mapping[str, str], item: BatchItem)
 
 
 def stream_chunks(
-    model: TokenModel, outputs: Mapping[str, str], item: BatchItem, admission: Admission
+    model: TokenModel, outputs: Mapping[str, str], item: BatchItem, request: TokenRequest, admission: Admission
 ) -> dict[str, ChunkedTensor]:
     """Return the vectors of a request in chunks; its record ends when all are sent, or one is given up.
 
     Args:
         model: computes them.
         outputs: graph output of each wanted output.
-        item: the request, after `to_token_rows`.
+        item: of the request, after `to_token_rows`.
+        request: of the item.
         admission: ends the record.
 
     """
-    request, closer = item.request, _RecordCloser(admission, item.record, len(outputs))
-    assert request is not None
+    closer = _RecordCloser(admission, item.record, len(outputs))
     rows, tensors = request.input_ids, {}
     shape = (len(rows.values),) if rows.length is None else (len(rows.lengths), rows.length)
     for output, name in outputs.items():
-        parts = _stream_output(model, name, item, closer)
+        parts = _stream_output(_vectors(model, name, item), request.dtype, closer)
         next(parts)  # begun: it is counted even if its client leaves before the first chunk
         tensors[output] = ChunkedTensor((*shape, model.manifest.widths[output]), request.dtype, parts)
     return tensors
@@ -98,16 +97,12 @@ class _RecordCloser:
             self._admission.end(self._record, self._error)
 
 
-def _stream_output(
-    model: TokenModel, name: str, item: BatchItem, closer: _RecordCloser
-) -> Iterator[NDArray[np.generic]]:
+def _stream_output(chunks: Iterator[Float32], dtype: str, closer: _RecordCloser) -> Iterator[NDArray[np.generic]]:
     """Yield no value, and then the vectors of one output."""
-    request = item.request
-    assert request is not None
     try:
         yield np.empty(0, np.float32)
-        for vectors in _vectors(model, name, item):
-            yield cast(vectors, request.dtype)
+        for vectors in chunks:
+            yield cast(vectors, dtype)
             del vectors  # the next may lie where these do
     except BaseException as error:
         closer.close_output(error)
@@ -115,7 +110,7 @@ def _stream_output(
     closer.close_output(None)
 
 
-def _vectors(model: TokenModel, name: str, item: BatchItem) -> Iterator[NDArray[np.float32]]:
+def _vectors(model: TokenModel, name: str, item: BatchItem) -> Iterator[Float32]:
     """Yield the vectors of one output, float32."""
     return model.run_in_pieces(item.feeds, name, _max_chunk_tokens(model, name))
 
@@ -125,7 +120,7 @@ def _max_chunk_tokens(model: TokenModel, name: str) -> int:
     return max(1, PIECE // model.manifest.widths[name])
 
 
-def compute_buffered(model: TokenModel, names: tuple[str, ...], item: BatchItem) -> dict[str, NDArray[np.float32]]:
+def compute_buffered(model: TokenModel, names: tuple[str, ...], item: BatchItem) -> Outputs:
     """Return outputs of a call, (B, L, width), put together from pieces where they are large.
 
     onnxruntime keeps the memory of its largest run; this is let go of with the answer.
@@ -133,40 +128,42 @@ def compute_buffered(model: TokenModel, names: tuple[str, ...], item: BatchItem)
     size = item.feeds["input_ids"].size * max(model.manifest.widths[name] for name in names)
     if size <= MAX_BUFFERED_TEXT_VALUES or model.manifest.rotary_of(names):
         return run_batch(model, names, [item])[0]
+    return _compute(model, names, item, partial(_buffer_output, model, item))
+
+
+def compute_pooled(
+    model: TokenModel, outputs: Mapping[str, str], item: BatchItem, request: TokenRequest
+) -> dict[str, NDArray[np.generic]]:
+    """Return one vector for each row, (B, width), by output; only a few vectors of tokens are there at a time."""
+    names = tuple(dict.fromkeys(outputs.values()))
+    found = _compute(model, names, item, partial(_pool_output, model, item, request))
+    return {output: cast(found[name], request.dtype) for output, name in outputs.items()}
+
+
+def _compute(model: TokenModel, names: tuple[str, ...], item: BatchItem, compute: Callable[[str], Float32]) -> Outputs:
+    """Return outputs by `compute`, as one run in the record."""
     item.record.dequeued = perf_counter()
-    to_token_rows(model, {name: name for name in names}, item)
-    found = {name: _buffer_output(model, name, item) for name in names}
+    to_token_rows(model, names, item)
+    found = {name: compute(name) for name in names}
     item.record.ran, item.record.batch = perf_counter(), item.record.rows
     return found
 
 
-def _buffer_output(model: TokenModel, name: str, item: BatchItem) -> NDArray[np.float32]:
-    shape, width = item.feeds["input_ids"].shape, model.manifest.widths[name]
-    vectors, end = np.empty((math.prod(shape), width), np.float32), 0
-    for piece in _vectors(model, name, item):
-        flat = piece.reshape(-1, width)
-        begin, end = end, end + len(flat)
-        vectors[begin:end] = flat
-        del piece, flat  # the next may lie where this one does
-    return vectors.reshape(*shape, width)
+def _buffer_output(model: TokenModel, item: BatchItem, name: str) -> Float32:
+    vectors = np.empty((*item.feeds["input_ids"].shape, model.manifest.widths[name]), np.float32)
+    rest = vectors.reshape(-1)
+    for chunk in _vectors(model, name, item):
+        rest[: chunk.size] = chunk.reshape(-1)
+        rest = rest[chunk.size :]
+        del chunk  # lets the next chunk reuse this buffer
+    return vectors
 
 
-def compute_pooled(model: TokenModel, outputs: Mapping[str, str], item: BatchItem) -> dict[str, NDArray[np.generic]]:
-    """Return one vector for each row, (B, width), by output; only a few vectors of tokens are there at a time."""
-    request, record = item.request, item.record
-    assert request is not None
-    record.dequeued = perf_counter()
-    to_token_rows(model, outputs, item)
-    found = {name: _pool_output(model, name, item, request) for name in dict.fromkeys(outputs.values())}
-    record.ran, record.batch = perf_counter(), record.rows
-    return {output: cast(found[name], request.dtype) for output, name in outputs.items()}
-
-
-def _pool_output(model: TokenModel, name: str, item: BatchItem, request: TokenRequest) -> NDArray[np.float32]:
+def _pool_output(model: TokenModel, item: BatchItem, request: TokenRequest, name: str) -> Float32:
     rows, real = request.input_ids, real_tokens(request, model.manifest)
     feeds, max_tokens = item.feeds, _max_chunk_tokens(model, name)
     length = feeds["input_ids"].shape[1]
-    found: list[NDArray[np.float32]] = []
+    found: list[Float32] = []
     for first, last in _row_ranges(rows.lengths, max_tokens):
         begin, end = int(rows.starts[first]), int(rows.starts[last - 1] + rows.lengths[last - 1])
         part = {key: values[begin // length : end // length] for key, values in feeds.items()}

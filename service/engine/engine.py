@@ -9,6 +9,7 @@ Letters: B batch, L length, T tokens of all rows, D output width.
 
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -16,12 +17,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import BIAS_GRAPH, EMBEDDINGS, GRAPH, Manifest
+from preblock.service.artifacts.manifest import BIAS_GRAPH, GRAPH, Manifest
 from preblock.service.core.errors import Invalid
 from preblock.service.core.limits import Limits
 from preblock.service.core.results import EmbedResult, Result, Tensor
 from preblock.service.core.settings_reload import LiveSettings
-from preblock.service.core.types import AnyRequest, Int64, PairwiseBiasRequest, StemRequest, TextRequest, TokenRequest
+from preblock.service.core.types import (
+    AnyRequest,
+    EmbedOptions,
+    PairwiseBiasRequest,
+    StemRequest,
+    TextRequest,
+    TokenRequest,
+)
 from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
 from preblock.service.engine.chunking import (
@@ -32,7 +40,15 @@ from preblock.service.engine.chunking import (
     stream_chunks,
     to_token_rows,
 )
-from preblock.service.engine.planning import BatchItem, RunInputs, max_batched_values, plan, resolve_outputs, run_batch
+from preblock.service.engine.planning import (
+    BatchItem,
+    Outputs,
+    RunInputs,
+    max_batched_values,
+    plan,
+    resolve_outputs,
+    run_batch,
+)
 from preblock.service.engine.pooling import pool
 from preblock.service.engine.positions import real_tokens
 from preblock.service.engine.scheduler import TOKEN_COST, TOKENIZER_COST, Scheduler
@@ -117,24 +133,23 @@ class Engine:
             self.limits.check_whole("input_ids", size)
         record.checked = perf_counter()
         item = BatchItem(call.feeds, record, request)
-        run = partial(run_batch, model, names)
         tensors: Mapping[str, Tensor]
         if size <= max_batched_values(model):
-            found = await self.scheduler.run_batched((id(model), names), size, item, run)
+            found = await self.scheduler.run_batched((id(model), names), size, item, partial(run_batch, model, names))
             tensors = _finish(request, item, model.manifest, outputs, found)
         elif not streamed:
             tensors = await self.scheduler.run(
                 size, lambda: _finish(request, item, model.manifest, outputs, compute_buffered(model, names, item))
             )
         elif request.pooling != "none":
-            tensors = await self.scheduler.run(size, lambda: compute_pooled(model, outputs, item))
+            tensors = await self.scheduler.run(size, lambda: compute_pooled(model, outputs, item, request))
         else:
-            await self.scheduler.run(cost, lambda: to_token_rows(model, outputs, item))
+            await self.scheduler.run(cost, lambda: to_token_rows(model, names, item))
             record.dequeued = perf_counter()
             # Once the answer has begun, it is too late to refuse it.
             if request.dtype != "float32" or request.check is not None:
-                await self.scheduler.run(size, lambda: check_values(model, outputs, item))
-            tensors = stream_chunks(model, outputs, item, self.admission)
+                await self.scheduler.run(size, lambda: check_values(model, names, item, request))
+            tensors = stream_chunks(model, outputs, item, request, self.admission)
             record.deferred = True
         return EmbedResult(
             model=model.name,
@@ -163,20 +178,10 @@ class Engine:
         self.limits.check_rows("text", len(text))
         size = TOKENIZER_COST * (sum(map(len, text)) + len(text)) if tokenizer.opened else INLINE_MAX_VALUES + 1
         tokens = await self.scheduler.run(size, lambda: tokenizer.encode(text, self.max_tokens, request.spans))
-        segments = {"token_type_ids": tokens.token_type_ids}
+        options: dict[str, Any] = {option.name: getattr(request, option.name) for option in fields(EmbedOptions)}
+        segments = {"token_type_ids": tokens.token_type_ids} if "token_type_ids" in model.manifest.indices else {}
         return TokenRequest(
-            input_ids=tokens.input_ids,
-            indices={name: rows for name, rows in segments.items() if name in model.manifest.indices},
-            special=tokens.special,
-            spans=tokens.spans,
-            offset=request.offset,
-            truncate=request.truncate,
-            pooling=request.pooling,
-            outputs=request.outputs,
-            dtype=request.dtype,
-            in_pieces=request.in_pieces,
-            whole=request.whole,
-            check=request.check,
+            input_ids=tokens.input_ids, indices=segments, special=tokens.special, spans=tokens.spans, **options
         )
 
     async def bias(self, model: TokenModel, request: PairwiseBiasRequest, record: RequestRecord) -> Result:
@@ -190,14 +195,14 @@ class Engine:
         record.ask(model.name, model.version)
         shape = check_bias(request, model.manifest, self.max_tokens)
         self.limits.check_whole("query_length and key_length", math.prod(shape))
-        lengths = (request.query_offset or 0, request.query_length, request.key_length)
-        feeds = dict(zip(("query_offset", "query_length", "key_length"), map(_single, lengths), strict=True))
+        lengths = {
+            "query_offset": request.query_offset or 0,
+            "query_length": request.query_length,
+            "key_length": request.key_length,
+        }
+        feeds = {name: np.array([length], np.int64) for name, length in lengths.items()}
         record.rows = record.batch = 1
-        record.checked = perf_counter()
-        tensors = await self.scheduler.run(
-            math.prod(shape), lambda: _run_graph(model, BIAS_GRAPH, feeds, request.dtype, record)
-        )
-        return Result(model=model.name, version=model.version, dtype=request.dtype, tensors=tensors)
+        return await self._run_graph(model, BIAS_GRAPH, feeds, request.dtype, record, math.prod(shape))
 
     async def stem(self, stem: EncoderStem, request: StemRequest, record: RequestRecord) -> Result:
         """Return the vectors that enter block 0 of an encoder of images or spectrograms.
@@ -211,29 +216,33 @@ class Engine:
         vectors = check_stem(request, stem.manifest, self.max_tokens)
         self.limits.check_whole(request.input, vectors * stem.manifest.width)
         self.limits.check_rows(request.input, len(request.values))
-        feeds = {request.input: request.values}
         record.rows = record.batch = len(request.values)
-        record.checked = perf_counter()
+        feeds = {request.input: request.values}
         # A convolution is never small.
-        tensors = await self.scheduler.run(
-            INLINE_MAX_VALUES + 1, lambda: _run_graph(stem, GRAPH, feeds, request.dtype, record)
-        )
-        record.tokens = math.prod(tensors[EMBEDDINGS].shape[:2])
-        return Result(model=stem.name, version=stem.version, dtype=request.dtype, tensors=tensors)
+        result = await self._run_graph(stem, GRAPH, feeds, request.dtype, record, INLINE_MAX_VALUES + 1)
+        record.tokens = vectors
+        return result
 
+    async def _run_graph(
+        self,
+        model: TokenModel | EncoderStem,
+        graph: str,
+        feeds: Mapping[str, NDArray[Any]],
+        dtype: str,
+        record: RequestRecord,
+        size: int,
+    ) -> Result:
+        """Return every output of a graph, in the type `dtype`; `size` counts the values for the scheduler."""
+        record.checked = perf_counter()
 
-def _single(value: int) -> Int64:
-    return np.array([value], np.int64)
+        def run() -> dict[str, NDArray[np.generic]]:
+            record.dequeued = perf_counter()
+            found = model.sessions[graph].run(feeds)
+            record.ran = perf_counter()
+            return {name: cast(tensor, dtype) for name, tensor in found.items()}
 
-
-def _run_graph(
-    model: TokenModel | EncoderStem, graph: str, feeds: Mapping[str, NDArray[Any]], dtype: str, record: RequestRecord
-) -> dict[str, NDArray[np.generic]]:
-    """Return every output of a graph, in the type `dtype`."""
-    record.dequeued = perf_counter()
-    found = model.sessions[graph].run(feeds)
-    record.ran = perf_counter()
-    return {name: cast(tensor, dtype) for name, tensor in found.items()}
+        tensors = await self.scheduler.run(size, run)
+        return Result(model=model.name, version=model.version, dtype=dtype, tensors=tensors)
 
 
 def _finish(
@@ -241,7 +250,7 @@ def _finish(
     item: BatchItem,
     manifest: Manifest,
     outputs: Mapping[str, str],
-    found: Mapping[str, NDArray[np.float32]],
+    found: Outputs,
 ) -> dict[str, NDArray[np.generic]]:
     """Return the outputs of a request, in its type and shape."""
     rows, called = request.input_ids, item.feeds["input_ids"].shape

@@ -11,23 +11,21 @@ from functools import partial
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from preblock.service.core.errors import PreblockError
 from preblock.service.core.types import Int64, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.planning import BatchItem, max_batched_values, resolve_outputs, run_batch
+from preblock.service.engine.planning import BatchItem, Outputs, max_batched_values, resolve_outputs, run_batch
 from preblock.service.engine.scheduler import MicroBatch
 from preblock.service.observability.context import RequestContext
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.chunks import PIECE
 from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 ALIGNED = 8
 """Bytes: integers begin at a multiple, or onnxruntime would read beside them."""
-Float32 = NDArray[np.float32]
-Outputs = dict[str, Float32]
 
 
 def fast_path_of(engine: Engine, model: TokenModel, outputs: tuple[str, ...], dtype: str) -> "FastPath | None":

@@ -10,7 +10,6 @@ from functools import lru_cache
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, GRAPH, TOKEN_EMBEDDINGS, Manifest
 from preblock.service.core.types import Int64, TokenRequest
@@ -18,10 +17,14 @@ from preblock.service.engine.positions import count_real, graph_counts, position
 from preblock.service.engine.validation import ZERO
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 MAX_BATCHED_VALUES = 2**14
 """Most values of a request that shares a run on the CPU; a larger request gains nothing by it."""
+
+Outputs = dict[str, Float32]
+"""Vectors by the name of their output."""
 
 
 # The classes that every request makes are not frozen: a frozen one takes three times as long to make.
@@ -71,14 +74,13 @@ def plan(request: TokenRequest, manifest: Manifest) -> RunInputs:
             positions = request.position_ids.values
             real = real_tokens(request, manifest)
             next_offset = np.maximum.reduceat((positions + 1) * (1 if real is None else real), rows.starts)
-    feeds = {"input_ids": rows.values.reshape(shape), "offset": positions}
+    feeds = {"input_ids": rows.values}
     for name in manifest.indices:
-        feeds[name] = (request.indices[name].values if name in request.indices else np.zeros_like(rows.values)).reshape(
-            shape
-        )
+        feeds[name] = request.indices[name].values if name in request.indices else np.zeros_like(rows.values)
     if manifest.needs_mask:
         mask = request.attention_mask
-        feeds["attention_mask"] = (np.ones_like(rows.values) if mask is None else mask.values).reshape(shape)
+        feeds["attention_mask"] = np.ones_like(rows.values) if mask is None else mask.values
+    feeds = {name: values.reshape(shape) for name, values in feeds.items()} | {"offset": positions}
     return RunInputs(feeds, next_offset)
 
 
@@ -91,9 +93,7 @@ def resolve_outputs(outputs: tuple[str, ...], manifest: Manifest) -> tuple[Mappi
     return sources, tuple(dict.fromkeys(sources.values())), sum(manifest.widths[name] for name in outputs)
 
 
-def run_batch(
-    model: TokenModel, outputs: tuple[str, ...], items: list[BatchItem]
-) -> list[dict[str, NDArray[np.float32]]]:
+def run_batch(model: TokenModel, outputs: tuple[str, ...], items: list[BatchItem]) -> list[Outputs]:
     """Return the outputs of each item; several share one run, as rows of one token."""
     dequeued = perf_counter()
     if len(items) == 1:
@@ -102,39 +102,29 @@ def run_batch(
         record.dequeued, record.ran, record.batch = dequeued, perf_counter(), record.rows
         return [found]
     rows = [single_token_feeds(item, model.manifest) for item in items]
-    feeds = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
-    answers = _split_outputs(model.run(feeds, outputs), items)
-    ran = perf_counter()
+    found = model.run({name: np.concatenate([row[name] for row in rows]) for name in rows[0]}, outputs)
+    ran, begin, results = perf_counter(), 0, []
     for item in items:
+        shape = item.feeds["input_ids"].shape
+        end = begin + math.prod(shape)
+        results.append({name: vectors[begin:end].reshape(*shape, -1) for name, vectors in found.items()})
+        begin = end
         item.record.dequeued, item.record.ran, item.record.batch = dequeued, ran, 0
     items[0].record.batch = sum(item.record.rows for item in items)
-    return answers
+    return results
 
 
 def single_token_feeds(item: BatchItem, manifest: Manifest) -> dict[str, Int64]:
     """Return the inputs of a call as rows of one token, each at its position: any of them are a call of their own."""
     feeds, offset = item.feeds, item.feeds["offset"]
     batch, length = feeds["input_ids"].shape
+    if len(offset) < batch:
+        offset = np.repeat(offset, batch)
+        feeds = feeds | {"offset": offset}
     if length == 1:
-        return feeds if len(offset) == batch else feeds | {"offset": np.repeat(offset, batch)}
-    feeds = {name: values.reshape(-1, 1) for name, values in feeds.items() if name != "offset"}
+        return feeds
     if item.request is not None and manifest.counts != "slots":
         positions = position_index(item.request, manifest, offset)
-    elif batch == 1:  # as in nearly all shared runs
-        positions = offset + np.arange(length)
     else:
-        positions = np.broadcast_to(offset.reshape(-1, 1) + np.arange(length), (batch, length)).reshape(-1)
-    return feeds | {"offset": positions}
-
-
-def _split_outputs(
-    found: Mapping[str, NDArray[np.float32]], items: list[BatchItem]
-) -> list[dict[str, NDArray[np.float32]]]:
-    """Return each item's part of vectors (T, 1, width), in the shape of its call."""
-    parts, begin = [], 0
-    for item in items:
-        shape = item.feeds["input_ids"].shape
-        end = begin + math.prod(shape)
-        parts.append({name: vectors[begin:end].reshape(*shape, -1) for name, vectors in found.items()})
-        begin = end
-    return parts
+        positions = (offset.reshape(-1, 1) + np.arange(length)).reshape(-1)
+    return {name: values.reshape(-1, 1) for name, values in feeds.items() if name != "offset"} | {"offset": positions}

@@ -4,7 +4,6 @@ import asyncio
 import contextvars
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from preblock.service.core.errors import Unavailable
@@ -13,6 +12,7 @@ from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 ResultT = TypeVar("ResultT")
 ItemT = TypeVar("ItemT")
+BatchFunction = Callable[[list[ItemT]], list[ResultT]]
 
 TEXT_COST = 32
 """Reading a byte of JSON, or writing a number as text, takes as long as this many values."""
@@ -24,47 +24,63 @@ TOKEN_COST = 32
 
 
 class MicroBatch(Generic[ItemT, ResultT]):
-    """Items that are ready in one turn of the event loop; they run together when the first asks for its result.
+    """Items that are ready in one event-loop iteration; they run together when the first result is requested.
 
     Args:
-        run: returns the result to each of some items.
-        end: called with the batch when no more may join.
+        run: returns the result of each of some items.
+        batches: the batches that take further items, by key; this one leaves them when it runs.
+        key: of this batch.
 
     """
 
-    __slots__ = ("_end", "_items", "_last_number", "_results", "_run", "size")
+    __slots__ = ("_batches", "_items", "_key", "_last_number", "_results", "_run", "size")
 
     def __init__(
-        self, run: Callable[[list[ItemT]], list[ResultT]], end: Callable[["MicroBatch[ItemT, ResultT]"], object]
+        self, run: BatchFunction[ItemT, ResultT], batches: dict[Hashable, "MicroBatch[Any, Any]"], key: Hashable
     ) -> None:
         self.size = self._last_number = 0
         self._items: dict[int, ItemT] = {}
         self._results: dict[int, ResultT | Exception] | None = None
-        self._run, self._end = run, end
+        self._run, self._batches, self._key = run, batches, key
 
     def join(self, size: int, item: ItemT) -> int:
-        """Add a item, and return its number."""
+        """Add an item, and return its number."""
         self.size += size
         number = self._last_number = self._last_number + 1
         self._items[number] = item
         return number
 
     def leave(self, number: int) -> None:
-        """Forget a item."""
+        """Remove an item."""
         del self._items[number]
 
     def result(self, number: int) -> ResultT:
-        """Return the result to a item once the turn is over; the first call runs all items."""
+        """Return the result of an item in the next event-loop iteration; the first call runs all items."""
         if self._results is None:
-            self._end(self)
+            if self._batches.get(self._key) is self:
+                del self._batches[self._key]
             if len(self._items) == 1:
                 (alone,) = self._run([*self._items.values()])
                 return alone
-            self._results = _run_all(self._items, self._run)
+            self._results = self._run_all()
         result = self._results[number]
         if isinstance(result, Exception):
             raise result
         return result
+
+    def _run_all(self) -> dict[int, ResultT | Exception]:
+        """Return the result of each item by its number; if the batch fails, each item runs alone."""
+        try:
+            return dict(zip(self._items, self._run([*self._items.values()]), strict=True))
+        except Exception:
+            pass  # one item may be at fault: it fails alone
+        results: dict[int, ResultT | Exception] = {}
+        for number, item in self._items.items():
+            try:
+                (results[number],) = self._run([item])
+            except Exception as error:
+                results[number] = error
+        return results
 
 
 class Scheduler:
@@ -131,9 +147,7 @@ class Scheduler:
         finally:
             timer.cancel()
 
-    def batch(
-        self, key: Hashable, size: int, run: Callable[[list[ItemT]], list[ResultT]]
-    ) -> MicroBatch[ItemT, ResultT]:
+    def batch(self, key: Hashable, size: int, run: BatchFunction[ItemT, ResultT]) -> MicroBatch[ItemT, ResultT]:
         """Return the batch of this `key` for a item of `size` in this turn of the event loop.
 
         `size` counts values of arrays; items of more than `INLINE_MAX_VALUES` in all run in several batches, so that
@@ -141,12 +155,10 @@ class Scheduler:
         """
         batch = self._batches.get(key)
         if batch is None or batch.size + size > INLINE_MAX_VALUES:
-            batch = self._batches[key] = MicroBatch(run, partial(self._close, key))
+            batch = self._batches[key] = MicroBatch(run, self._batches, key)
         return batch
 
-    async def run_batched(
-        self, key: Hashable, size: int, item: ItemT, run: Callable[[list[ItemT]], list[ResultT]]
-    ) -> ResultT:
+    async def run_batched(self, key: Hashable, size: int, item: ItemT, run: BatchFunction[ItemT, ResultT]) -> ResultT:
         """Return the result of `run` to `item`; items of this `key` that are ready in the same turn run together.
 
         There is no timer: a item waits until everything that is ready has joined, and alone for nothing. Where a run
@@ -161,25 +173,6 @@ class Scheduler:
             raise
         return batch.result(number)
 
-    def _close(self, key: Hashable, batch: MicroBatch[ItemT, ResultT]) -> None:
-        if self._batches.get(key) is batch:
-            del self._batches[key]
-
     def close(self) -> None:
         """Finish the work that runs and take no more."""
         self._pool.shutdown()
-
-
-def _run_all(items: dict[int, ItemT], run: Callable[[list[ItemT]], list[ResultT]]) -> dict[int, ResultT | Exception]:
-    """Return the result to each item, by its number."""
-    try:
-        return dict(zip(items, run([*items.values()]), strict=True))
-    except Exception:
-        pass  # one of them may be at fault: it fails alone
-    results: dict[int, ResultT | Exception] = {}
-    for number, item in items.items():
-        try:
-            (results[number],) = run([item])
-        except Exception as error:
-            results[number] = error
-    return results
