@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.core.results import ChunkedTensor
-from preblock.service.core.types import Int64, TokenRequest, TokenRows
+from preblock.service.core.types import TokenRequest
 from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
 from preblock.service.engine.planning import BatchItem, Outputs, run_batch, single_token_feeds
-from preblock.service.engine.pooling import pool, pool_row
+from preblock.service.engine.pooling import mean, pooled_tokens
 from preblock.service.engine.positions import real_tokens
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.chunks import PIECE
@@ -160,33 +160,9 @@ def _buffer_output(model: TokenModel, item: BatchItem, name: str) -> Float32:
 
 
 def _pool_output(model: TokenModel, item: BatchItem, request: TokenRequest, name: str) -> Float32:
-    rows, real = request.input_ids, real_tokens(request, model.manifest)
-    feeds, max_tokens = item.feeds, _max_chunk_tokens(model, name)
-    length = feeds["input_ids"].shape[1]
-    found: list[Float32] = []
-    for first, last in _row_ranges(rows.lengths, max_tokens):
-        begin, end = int(rows.starts[first]), int(rows.starts[last - 1] + rows.lengths[last - 1])
-        part = {key: values[begin // length : end // length] for key, values in feeds.items()}
-        if len(feeds["offset"]) == 1:
-            part["offset"] = feeds["offset"]
-        kept = None if real is None else real[begin:end]
-        pieces = (vectors.reshape(-1, vectors.shape[-1]) for vectors in model.run_in_pieces(part, name, max_tokens))
-        if end - begin <= max_tokens:
-            (vectors,) = pieces
-            found.append(
-                pool(vectors, TokenRows(rows.values[begin:end], rows.lengths[first:last]), kept, request.pooling)
-            )
-        else:
-            found.append(pool_row(pieces, kept, request.pooling))
-    return np.concatenate(found)
-
-
-def _row_ranges(lengths: Int64, max_tokens: int) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of groups of rows: each has at most `max_tokens` tokens, or one row."""
-    first, tokens = 0, 0
-    for row, length in enumerate(lengths.tolist()):
-        if row > first and tokens + length > max_tokens:
-            yield first, row
-            first, tokens = row, 0
-        tokens += length
-    yield first, len(lengths)
+    rows, real, width = request.input_ids, real_tokens(request, model.manifest), model.manifest.widths[name]
+    if request.pooling == "mean":
+        return mean((chunk.reshape(-1, width) for chunk in _vectors(model, name, item)), rows, real)
+    tokens = pooled_tokens(rows, real, request.pooling)
+    feeds = {key: values[tokens] for key, values in single_token_feeds(item, model.manifest).items()}
+    return _buffer_output(model, BatchItem(feeds, item.record), name).reshape(-1, width)

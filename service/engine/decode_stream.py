@@ -9,22 +9,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from preblock.service.core.decode_ops import (
-    CloseOp,
-    DecodeMessage,
-    DecodeOptions,
-    StepOp,
-    check_count,
-    check_each,
-    check_stated,
-    per_row,
-)
+from preblock.service.core import decode_ops
+from preblock.service.core.decode_ops import DecodeMessage, StepOp
 from preblock.service.core.errors import Conflict, Invalid, PreblockError
 from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import DTYPES, Int64, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.positions import count_real
-from preblock.service.engine.validation import check_same_lengths
+from preblock.service.engine.validation import check_choice, check_same_lengths
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import TokenModel
 
@@ -53,16 +45,14 @@ class DecodeState:
 
     """
 
-    def __init__(self, engine: Engine, model: TokenModel, options: DecodeOptions) -> None:
-        check_count("rows", options.rows, engine.max_tokens)
+    def __init__(self, engine: Engine, model: TokenModel, options: decode_ops.DecodeOptions) -> None:
+        decode_ops.check_count("rows", options.rows, engine.max_tokens)
         engine.limits.check_rows("rows", options.rows)
-        offset = per_row("offset", options.offset, options.rows)
-        check_each("offset", offset, np.full(options.rows, model.manifest.limit))
-        if options.dtype not in DTYPES:
-            raise Invalid("dtype", options.dtype, ", ".join(DTYPES))
+        offset = decode_ops.per_row("offset", options.offset, options.rows)
+        decode_ops.check_each("offset", offset, np.full(options.rows, model.manifest.limit))
+        check_choice("dtype", options.dtype, DTYPES)
         for output in options.outputs:
-            if output not in model.manifest.widths:
-                raise Invalid("output", output, ", ".join(model.manifest.widths))
+            check_choice("output", output, model.manifest.widths)
         self.offset = offset
         self.model = model
         self.options = options
@@ -98,15 +88,13 @@ class DecodeState:
                 self._engine, self.model, self._request(operation), record, before, operation.offset
             )
             after = answer.next_offset
-        elif isinstance(operation, CloseOp):
+        elif isinstance(operation, decode_ops.CloseOp):
             after = before
         else:
             after = operation.after(before, self.model.manifest.limit, self._engine.max_tokens)
             self._engine.limits.check_rows("rows", len(after))
         if repeated is None:
-            self.offset = after
-            if message.number:
-                self._last = _LastMessage(message.number, message.digest, before, after)
+            self.advance(after, message.number, message.digest)
         return answer
 
     def advance(self, after: Int64, number: int, digest: bytes) -> None:
@@ -164,21 +152,22 @@ async def run_step(
         allowed = "one row" if len(offset) == 1 else f"{len(offset)} rows"
         raise Invalid("input_ids", f"{len(ids.lengths)} rows", f"{allowed}, as are running")
     if stated is not None:
-        check_stated(stated, offset)
+        decode_ops.check_stated(stated, offset)
     if request.position_ids is None:
         request.offset = offset
-    if ids.lengths.all() or not len(ids.values):
-        answer = await engine.embed(model, request, record)
-        if request.position_ids is None:
-            return answer
-        return replace(answer, next_offset=_after(request, answer, offset, model))
-    kept = np.flatnonzero(ids.lengths)
-    request = _without_empty(request, kept)
+    fed = np.flatnonzero(ids.lengths)
+    some = 0 < len(fed) < len(offset)
+    if some:
+        request = _without_empty(request, fed)
     answer = await engine.embed(model, request, record)
-    after = offset.copy()
-    after[kept] = _after(request, answer, offset[kept], model)
-    flat = {name: tensor.reshape(-1, tensor.shape[-1]) for name, tensor in answer.arrays.items()}
-    return replace(answer, tensors=flat, lengths=ids.lengths, next_offset=after)
+    if request.position_ids is not None:  # a row of padding alone stays where it is
+        answer.next_offset = np.where(count_real(request, model.manifest), answer.next_offset, offset[fed])
+    if some:
+        after = offset.copy()
+        after[fed] = answer.next_offset
+        flat = {name: tensor.reshape(-1, tensor.shape[-1]) for name, tensor in answer.arrays.items()}
+        answer.tensors, answer.lengths, answer.next_offset = flat, ids.lengths, after
+    return answer
 
 
 def split_step(step: StepOp, size: int) -> Iterator[StepOp]:
@@ -195,13 +184,6 @@ def split_step(step: StepOp, size: int) -> Iterator[StepOp]:
             check_same_lengths(name, rows, ids)
     longest = max(1, int(ids.lengths.max(initial=0)))
     return (step.columns(begin, begin + size) for begin in range(0, longest, size))
-
-
-def _after(request: TokenRequest, answer: EmbedResult, offset: Int64, model: TokenModel) -> Int64:
-    """Return the offsets after a request: a row of padding alone stays where it is."""
-    if request.position_ids is None:
-        return answer.next_offset
-    return np.where(count_real(request, model.manifest), answer.next_offset, offset)
 
 
 def _without_empty(request: TokenRequest, kept: Int64) -> TokenRequest:

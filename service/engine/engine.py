@@ -9,10 +9,8 @@ Letters: B batch, L length, T tokens of all rows, D output width.
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,33 +20,11 @@ from preblock.service.core.errors import Invalid
 from preblock.service.core.limits import Limits
 from preblock.service.core.results import EmbedResult, Result, Tensor
 from preblock.service.core.settings_reload import LiveSettings
-from preblock.service.core.types import (
-    AnyRequest,
-    EmbedOptions,
-    PairwiseBiasRequest,
-    StemRequest,
-    TextRequest,
-    TokenRequest,
-)
+from preblock.service.core.types import AnyRequest, Int64, PairwiseBiasRequest, StemRequest, TextRequest, TokenRequest
+from preblock.service.engine import chunking, planning
 from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
-from preblock.service.engine.chunking import (
-    check_values,
-    compute_buffered,
-    compute_pooled,
-    is_streamed,
-    stream_chunks,
-    to_token_rows,
-)
-from preblock.service.engine.planning import (
-    BatchItem,
-    Outputs,
-    RunInputs,
-    max_batched_values,
-    plan,
-    resolve_outputs,
-    run_batch,
-)
+from preblock.service.engine.planning import BatchItem, Outputs
 from preblock.service.engine.pooling import pool
 from preblock.service.engine.positions import real_tokens
 from preblock.service.engine.scheduler import TOKEN_COST, TOKENIZER_COST, Scheduler
@@ -57,9 +33,10 @@ from preblock.service.engine.validation import check, check_bias, check_stem
 from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
 from preblock.service.observability.record import RequestRecord
-from preblock.service.runtime.model import EncoderStem, TokenModel
+from preblock.service.runtime.model import EncoderStem, LoadedModel, TokenModel
 from preblock.service.runtime.model_control import Control
 from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.runner import Feeds
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 
@@ -122,34 +99,37 @@ class Engine:
         sent = await self._tokenize(model, wanted) if isinstance(wanted, TextRequest) else wanted
         self.admission.log.note_ids(record, sent.input_ids)
         cost = TOKEN_COST * len(sent.input_ids.values)
-        request, call = await self.scheduler.run(cost, lambda: self._prepare(sent, model.manifest))
-        outputs, names, width = resolve_outputs(request.outputs, model.manifest)
+        request, feeds, next_offset = await self.scheduler.run(cost, lambda: self._prepare(sent, model.manifest))
+        outputs, names, width = planning.resolve_outputs(request.outputs, model.manifest)
         record.rows, record.tokens = len(request.input_ids.lengths), len(request.input_ids.values)
         size = record.tokens * width
-        streamed = is_streamed(request, model.manifest, size)
+        streamed = chunking.is_streamed(request, model.manifest, size)
         if streamed and request.pooling != "none":
             self.limits.check_whole("input_ids", record.rows * width)
         elif request.whole or not streamed:
             self.limits.check_whole("input_ids", size)
         record.checked = perf_counter()
-        item = BatchItem(call.feeds, record, request)
+        item = BatchItem(feeds, record, request)
         tensors: Mapping[str, Tensor]
-        if size <= max_batched_values(model):
-            found = await self.scheduler.run_batched((id(model), names), size, item, partial(run_batch, model, names))
+        if size <= planning.max_batched_values(model):
+            found = await self.scheduler.run_batched(
+                (id(model), names), size, item, partial(planning.run_batch, model, names)
+            )
             tensors = _finish(request, item, model.manifest, outputs, found)
         elif not streamed:
             tensors = await self.scheduler.run(
-                size, lambda: _finish(request, item, model.manifest, outputs, compute_buffered(model, names, item))
+                size,
+                lambda: _finish(request, item, model.manifest, outputs, chunking.compute_buffered(model, names, item)),
             )
         elif request.pooling != "none":
-            tensors = await self.scheduler.run(size, lambda: compute_pooled(model, outputs, item, request))
+            tensors = await self.scheduler.run(size, lambda: chunking.compute_pooled(model, outputs, item, request))
         else:
-            await self.scheduler.run(cost, lambda: to_token_rows(model, names, item))
+            await self.scheduler.run(cost, lambda: chunking.to_token_rows(model, names, item))
             record.dequeued = perf_counter()
             # Once the answer has begun, it is too late to refuse it.
             if request.dtype != "float32" or request.check is not None:
-                await self.scheduler.run(size, lambda: check_values(model, names, item, request))
-            tensors = stream_chunks(model, outputs, item, request, self.admission)
+                await self.scheduler.run(size, lambda: chunking.check_values(model, names, item, request))
+            tensors = chunking.stream_chunks(model, outputs, item, request, self.admission)
             record.deferred = True
         return EmbedResult(
             model=model.name,
@@ -157,18 +137,18 @@ class Engine:
             dtype=request.dtype,
             tensors=tensors,
             lengths=request.input_ids.lengths,
-            next_offset=call.next_offset,
+            next_offset=next_offset,
             truncated=sent.input_ids.lengths - request.input_ids.lengths if request.truncate else None,
             input_ids=None if request.spans is None else request.input_ids,
             spans=request.spans,
         )
 
-    def _prepare(self, sent: TokenRequest, manifest: Manifest) -> tuple[TokenRequest, RunInputs]:
-        """Check a request, and return its truncated form and its call."""
+    def _prepare(self, sent: TokenRequest, manifest: Manifest) -> tuple[TokenRequest, dict[str, Int64], Int64]:
+        """Check a request, and return it after truncation, with its inputs and next offsets."""
         check(sent, manifest, self.max_tokens)
         self.limits.check_rows("input_ids", len(sent.input_ids.lengths))
         request = truncate(sent, manifest)
-        return request, plan(request, manifest)
+        return request, *planning.plan(request, manifest)
 
     async def _tokenize(self, model: TokenModel, request: TextRequest) -> TokenRequest:
         """Return the token ids of a text request, by the model's tokenizer."""
@@ -178,11 +158,13 @@ class Engine:
         self.limits.check_rows("text", len(text))
         size = TOKENIZER_COST * (sum(map(len, text)) + len(text)) if tokenizer.opened else INLINE_MAX_VALUES + 1
         tokens = await self.scheduler.run(size, lambda: tokenizer.encode(text, self.max_tokens, request.spans))
-        options: dict[str, Any] = {option.name: getattr(request, option.name) for option in fields(EmbedOptions)}
+        options = {
+            **vars(request),
+            "spans": tokens.spans,
+        }  # a token request has all fields of a text request but `text`
+        del options["text"]
         segments = {"token_type_ids": tokens.token_type_ids} if "token_type_ids" in model.manifest.indices else {}
-        return TokenRequest(
-            input_ids=tokens.input_ids, indices=segments, special=tokens.special, spans=tokens.spans, **options
-        )
+        return TokenRequest(input_ids=tokens.input_ids, indices=segments, special=tokens.special, **options)
 
     async def bias(self, model: TokenModel, request: PairwiseBiasRequest, record: RequestRecord) -> Result:
         """Return the attention bias of `model` for the distance between a query and a key.
@@ -224,13 +206,7 @@ class Engine:
         return result
 
     async def _run_graph(
-        self,
-        model: TokenModel | EncoderStem,
-        graph: str,
-        feeds: Mapping[str, NDArray[Any]],
-        dtype: str,
-        record: RequestRecord,
-        size: int,
+        self, model: LoadedModel, graph: str, feeds: Feeds, dtype: str, record: RequestRecord, size: int
     ) -> Result:
         """Return every output of a graph, in the type `dtype`; `size` counts the values for the scheduler."""
         record.checked = perf_counter()
@@ -246,11 +222,7 @@ class Engine:
 
 
 def _finish(
-    request: TokenRequest,
-    item: BatchItem,
-    manifest: Manifest,
-    outputs: Mapping[str, str],
-    found: Outputs,
+    request: TokenRequest, item: BatchItem, manifest: Manifest, outputs: Mapping[str, str], found: Outputs
 ) -> dict[str, NDArray[np.generic]]:
     """Return the outputs of a request, in its type and shape."""
     rows, called = request.input_ids, item.feeds["input_ids"].shape

@@ -17,6 +17,7 @@ from preblock.service.core.types import Int64, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.planning import BatchItem, Outputs, max_batched_values, resolve_outputs, run_batch
 from preblock.service.engine.scheduler import MicroBatch
+from preblock.service.engine.validation import has_only_ids, is_in_range
 from preblock.service.observability.context import RequestContext
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.chunks import PIECE
@@ -45,16 +46,8 @@ def fast_path_of(engine: Engine, model: TokenModel, outputs: tuple[str, ...], dt
 
 
 def is_simple(request: TokenRequest) -> bool:
-    """Return whether a request says nothing but ids, in rows of one length, and offsets."""
-    return (
-        bool(request.input_ids.length)
-        and not request.indices
-        and request.attention_mask is None
-        and request.position_ids is None
-        and request.truncate is None
-        and request.sequence is None
-        and request.pooling == "none"
-    )
+    """Return whether a request has nothing but ids, in rows of one length, and offsets."""
+    return request.sequence is None and has_only_ids(request)
 
 
 def integers(content: bytes, count: int, start: int) -> Int64:
@@ -83,7 +76,7 @@ class FastPath:
         self.key = (id(model), self.names)
         self.max_batched_values = max_batched_values(model)
         self.indices = tuple(manifest.indices)
-        self._vocabulary, self._limit = manifest.vocab_size, manifest.limit
+        self._vocab_size, self._limit = manifest.vocab_size, manifest.limit
 
     def start(
         self, protocol: str, ids: Int64, offset: Int64, context: RequestContext | None, started: float
@@ -106,15 +99,8 @@ class FastPath:
         return FastRun(self, record, ids, offset)
 
     def accepts(self, ids: Int64, offset: Int64) -> bool:
-        """Return whether ids (B, L) at `offset`, (1,) or (B,), are allowed; of how many there are nothing is said."""
-        if ids.size == 1:
-            right = 0 <= ids.item() < self._vocabulary
-        else:
-            right = np.maximum.reduce(ids.view(np.uint64), axis=None) < self._vocabulary
-        room = self._limit - ids.shape[1]
-        if len(offset) == 1:
-            return bool(right) and 0 <= offset.item() <= room
-        return bool(right) and room >= 0 and bool(np.maximum.reduce(offset.view(np.uint64)) <= room)
+        """Return whether ids, (B, L), at an offset, (1,) or (B,), are legal; the number of tokens is not checked."""
+        return is_in_range(ids, offset, ids.shape[1], self._vocab_size, self._limit)
 
 
 class FastRun:

@@ -27,15 +27,7 @@ Outputs = dict[str, Float32]
 """Vectors by the name of their output."""
 
 
-# The classes that every request makes are not frozen: a frozen one takes three times as long to make.
-@dataclass(eq=False, slots=True)
-class RunInputs:
-    """The inputs of one run of a graph, and the offset (B,) that continues each row."""
-
-    feeds: dict[str, Int64]
-    next_offset: Int64
-
-
+# Not frozen: every request makes one, and a frozen one takes three times as long.
 @dataclass(eq=False, slots=True)
 class BatchItem:
     """One request's part of a run.
@@ -58,7 +50,7 @@ def max_batched_values(model: TokenModel) -> int:
     return INLINE_MAX_VALUES if model.sessions[GRAPH].batches_freely else MAX_BATCHED_VALUES
 
 
-def plan(request: TokenRequest, manifest: Manifest) -> RunInputs:
+def plan(request: TokenRequest, manifest: Manifest) -> tuple[dict[str, Int64], Int64]:
     """Choose the shape and the positions of the call for a checked request."""
     rows = request.input_ids
     offset = ZERO if request.offset is None else request.offset
@@ -81,7 +73,7 @@ def plan(request: TokenRequest, manifest: Manifest) -> RunInputs:
         mask = request.attention_mask
         feeds["attention_mask"] = np.ones_like(rows.values) if mask is None else mask.values
     feeds = {name: values.reshape(shape) for name, values in feeds.items()} | {"offset": positions}
-    return RunInputs(feeds, next_offset)
+    return feeds, next_offset
 
 
 @lru_cache

@@ -17,10 +17,11 @@ from preblock.service.core.results import Result
 from preblock.service.core.types import AnyRequest, Int64, TokenRequest
 from preblock.service.engine.decode_stream import run_step
 from preblock.service.engine.engine import Engine
+from preblock.service.engine.validation import ZERO
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import EncoderStem, TokenModel
 
-ZERO = np.zeros(1, np.int64)
+NO_ROWS = np.empty(0, np.int64)
 ID = "parameters.sequence_id"
 
 
@@ -104,25 +105,25 @@ class SequenceStore:
         reference, key = request.sequence, SequenceKey(model.name, model.version, model.identity, request.sequence.id)
         before = self._find(key, reference.start)
         offset, stated = before, request.offset
-        if reference.start or offset is None:
+        if reference.start or not len(before):
             rows = len(request.input_ids.lengths)
             offset = per_row("offset", ZERO if stated is None else stated, rows)
             check_each("offset", offset, np.full(rows, model.manifest.limit))
             stated = None
-        held = max(_rows(before), len(offset))
-        self._hold(held - _rows(before))
+        held = max(len(before), len(offset))
+        self._hold(held - len(before))
         self._slots.pop(key, None)
         self._busy.add(key)
         after = before
         try:
             answer = await run_step(self._all.engine, model, replace(request, offset=None), record, offset, stated)
             yield answer
-            after = None if reference.end else answer.next_offset
+            after = NO_ROWS if reference.end else answer.next_offset
         finally:
             self._busy.remove(key)
-            self._hold(_rows(after) - held)
-            self._all.engine.metrics.sequences((after is not None) - (before is not None))
-            if after is not None:
+            self._hold(len(after) - held)
+            self._all.engine.metrics.sequences(bool(len(after)) - bool(len(before)))
+            if len(after):
                 self._keep(key, after)
 
     def offsets(self) -> dict[SequenceKey, Int64]:
@@ -136,8 +137,8 @@ class SequenceStore:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _find(self, key: SequenceKey, start: bool) -> Int64 | None:
-        """Return the offsets of a sequence; None for a new one."""
+    def _find(self, key: SequenceKey, start: bool) -> Int64:
+        """Return the offsets of a sequence; no offsets for a new one."""
         name = repr(key.id)
         if self._workers > 1:
             allowed = f"none, since any of {self._workers} workers may get the next request: state its offset instead"
@@ -148,7 +149,7 @@ class SequenceStore:
         if slot is None and not start:
             allowed = f"a sequence that runs on {key.model} version {key.version}: its first request has sequence_start"
             raise Invalid(ID, name, allowed)
-        return None if slot is None else slot.offset
+        return NO_ROWS if slot is None else slot.offset
 
     def _hold(self, rows: int) -> None:
         """Count so many rows more."""
@@ -163,24 +164,20 @@ class SequenceStore:
         self._all.rows += rows
 
     def _keep(self, key: SequenceKey, offset: Int64) -> None:
-        loop = asyncio.get_running_loop()
-        self._slots[key] = _Slot(offset, loop.time())
+        self._slots[key] = _Slot(offset, asyncio.get_running_loop().time())
         if self._timer is None:
-            self._timer = loop.call_later(self._all.settings.current.sequence_idle_timeout_seconds, self._forget)
+            self._release_idle()
 
-    def _forget(self) -> None:
+    def _release_idle(self) -> None:
         """Release the sequences that waited too long, and set the timer for the next."""
         loop, self._timer = asyncio.get_running_loop(), None
         for key, slot in tuple(self._slots.items()):
-            if (end := slot.since + self._all.settings.current.sequence_idle_timeout_seconds) > loop.time():
-                self._timer = loop.call_at(end, self._forget)
+            end = slot.since + self._all.settings.current.sequence_idle_timeout_seconds
+            if end > loop.time():
+                self._timer = loop.call_at(end, self._release_idle)
                 return
             self._release(key)
 
     def _release(self, key: SequenceKey) -> None:
         self._hold(-len(self._slots.pop(key).offset))
         self._all.engine.metrics.sequences(-1)
-
-
-def _rows(offset: Int64 | None) -> int:
-    return 0 if offset is None else len(offset)

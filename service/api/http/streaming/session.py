@@ -11,9 +11,10 @@ from preblock.service.core.decode_ops import CloseOp, DecodeMessage, StepOp
 from preblock.service.core.errors import Conflict, PreblockError
 from preblock.service.engine.decode_stream import DecodeState
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.fast_path import FastRun, Float32, fast_path_of
+from preblock.service.engine.fast_path import FastRun, fast_path_of
 from preblock.service.observability.context import CURRENT_REQUEST
 from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.runner import Float32
 
 
 class DecodeSession:
