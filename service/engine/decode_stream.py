@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from preblock.service.core import decode_ops
-from preblock.service.core.decode_ops import DecodeMessage, StepOp
+from preblock.service.core.decode_ops import StepOp
 from preblock.service.core.errors import Conflict, Invalid, PreblockError
 from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import DTYPES, Int64, TokenRequest, TokenRows
@@ -48,12 +48,11 @@ class DecodeState:
     def __init__(self, engine: Engine, model: TokenModel, options: decode_ops.DecodeOptions) -> None:
         decode_ops.check_count("rows", options.rows, engine.max_tokens)
         engine.limits.check_rows("rows", options.rows)
-        offset = decode_ops.per_row("offset", options.offset, options.rows)
-        decode_ops.check_each("offset", offset, np.full(options.rows, model.manifest.limit))
+        self.offset = decode_ops.per_row("offset", options.offset, options.rows)
+        decode_ops.check_each("offset", self.offset, np.full(options.rows, model.manifest.limit))
         check_choice("dtype", options.dtype, DTYPES)
         for output in options.outputs:
             check_choice("output", output, model.manifest.widths)
-        self.offset = offset
         self.model = model
         self.options = options
         self._engine = engine
@@ -69,7 +68,7 @@ class DecodeState:
             self.offset, self._last = before
             raise
 
-    async def do(self, message: DecodeMessage, record: RequestRecord) -> EmbedResult | None:
+    async def do(self, message: decode_ops.DecodeMessage, record: RequestRecord) -> EmbedResult | None:
         """Carry out a message and return the vectors of a step; None for another message.
 
         A numbered message may come again before another changes an offset: the answer is repeated, and nothing changes.
@@ -78,15 +77,19 @@ class DecodeState:
             ClientFault: it is not allowed; it changed nothing.
 
         """
-        operation, before = message.operation, self.offset
-        repeated = self._repeats(message)
-        if repeated is not None:
-            before = repeated.before
+        operation, repeated = message.operation, self._repeats(message)
+        before = self.offset if repeated is None else repeated.before
         answer: EmbedResult | None = None
         if isinstance(operation, StepOp):
-            answer = await run_step(
-                self._engine, self.model, self._request(operation), record, before, operation.offset
+            request = TokenRequest(
+                input_ids=operation.input_ids,
+                position_ids=operation.position_ids,
+                attention_mask=operation.attention_mask,
+                indices=operation.indices,
+                outputs=self.options.outputs,
+                dtype=self.options.dtype,
             )
+            answer = await run_step(self._engine, self.model, request, record, before, operation.offset)
             after = answer.next_offset
         elif isinstance(operation, decode_ops.CloseOp):
             after = before
@@ -107,7 +110,7 @@ class DecodeState:
         """Return whether no earlier message had this number."""
         return not number or self._last is None or number > self._last.number
 
-    def _repeats(self, message: DecodeMessage) -> _LastMessage | None:
+    def _repeats(self, message: decode_ops.DecodeMessage) -> _LastMessage | None:
         """Return the earlier result if this message repeats the last one."""
         last = self._last
         if not message.number or last is None or message.number > last.number:
@@ -118,24 +121,9 @@ class DecodeState:
         again = f", or {last.number} again with the same content" if last.after is self.offset else ""
         raise Conflict("step", message.number, f"more than {last.number}{again}")
 
-    def _request(self, step: StepOp) -> TokenRequest:
-        return TokenRequest(
-            input_ids=step.input_ids,
-            position_ids=step.position_ids,
-            attention_mask=step.attention_mask,
-            indices=step.indices,
-            outputs=self.options.outputs,
-            dtype=self.options.dtype,
-        )
-
 
 async def run_step(
-    engine: Engine,
-    model: TokenModel,
-    request: TokenRequest,
-    record: RequestRecord,
-    offset: Int64,
-    stated: Int64 | None = None,
+    engine: Engine, model: TokenModel, request: TokenRequest, record: RequestRecord, offset: Int64, stated: Int64 | None
 ) -> EmbedResult:
     """Return the vectors of the next tokens of rows at `offset`, int64 (R,), and the offsets after them.
 

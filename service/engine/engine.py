@@ -104,24 +104,19 @@ class Engine:
         record.rows, record.tokens = len(request.input_ids.lengths), len(request.input_ids.values)
         size = record.tokens * width
         streamed = chunking.is_streamed(request, model.manifest, size)
-        if streamed and request.pooling != "none":
-            self.limits.check_whole("input_ids", record.rows * width)
-        elif request.whole or not streamed:
-            self.limits.check_whole("input_ids", size)
+        pooled = streamed and request.pooling != "none"
+        if request.whole or pooled or not streamed:
+            self.limits.check_whole("input_ids", record.rows * width if pooled else size)
         record.checked = perf_counter()
         item = BatchItem(feeds, record, request)
+        finish = partial(_finish, request, item, model.manifest, outputs)
         tensors: Mapping[str, Tensor]
         if size <= planning.max_batched_values(model):
-            found = await self.scheduler.run_batched(
-                (id(model), names), size, item, partial(planning.run_batch, model, names)
-            )
-            tensors = _finish(request, item, model.manifest, outputs, found)
+            run = partial(planning.run_batch, model, names)
+            tensors = finish(await self.scheduler.run_batched((id(model), names), size, item, run))
         elif not streamed:
-            tensors = await self.scheduler.run(
-                size,
-                lambda: _finish(request, item, model.manifest, outputs, chunking.compute_buffered(model, names, item)),
-            )
-        elif request.pooling != "none":
+            tensors = await self.scheduler.run(size, lambda: finish(chunking.compute_buffered(model, names, item)))
+        elif pooled:
             tensors = await self.scheduler.run(size, lambda: chunking.compute_pooled(model, outputs, item, request))
         else:
             await self.scheduler.run(cost, lambda: chunking.to_token_rows(model, names, item))
@@ -158,10 +153,8 @@ class Engine:
         self.limits.check_rows("text", len(text))
         size = TOKENIZER_COST * (sum(map(len, text)) + len(text)) if tokenizer.opened else INLINE_MAX_VALUES + 1
         tokens = await self.scheduler.run(size, lambda: tokenizer.encode(text, self.max_tokens, request.spans))
-        options = {
-            **vars(request),
-            "spans": tokens.spans,
-        }  # a token request has all fields of a text request but `text`
+        # All fields of a text request but `text` are fields of a token request.
+        options = {**vars(request), "spans": tokens.spans}
         del options["text"]
         segments = {"token_type_ids": tokens.token_type_ids} if "token_type_ids" in model.manifest.indices else {}
         return TokenRequest(input_ids=tokens.input_ids, indices=segments, special=tokens.special, **options)
@@ -177,11 +170,8 @@ class Engine:
         record.ask(model.name, model.version)
         shape = check_bias(request, model.manifest, self.max_tokens)
         self.limits.check_whole("query_length and key_length", math.prod(shape))
-        lengths = {
-            "query_offset": request.query_offset or 0,
-            "query_length": request.query_length,
-            "key_length": request.key_length,
-        }
+        offset = request.query_offset or 0
+        lengths = {"query_offset": offset, "query_length": request.query_length, "key_length": request.key_length}
         feeds = {name: np.array([length], np.int64) for name, length in lengths.items()}
         record.rows = record.batch = 1
         return await self._run_graph(model, BIAS_GRAPH, feeds, request.dtype, record, math.prod(shape))
@@ -230,12 +220,12 @@ def _finish(
     tensors: dict[str, NDArray[np.generic]] = {}
     for output, name in outputs.items():
         vectors = found[name]
-        if vectors.shape[0] != called[0]:  # rotary angles, computed once for rows with one offset
-            vectors = np.ascontiguousarray(np.broadcast_to(vectors, (*called, vectors.shape[-1])))
         width = vectors.shape[-1]
+        if vectors.shape[0] != called[0]:  # rotary angles, computed once for rows with one offset
+            vectors = np.ascontiguousarray(np.broadcast_to(vectors, (*called, width)))
         if request.pooling == "none":
-            tensors[output] = cast(vectors, request.dtype).reshape(*shape, width)
+            vectors = vectors.reshape(*shape, width)
         else:
-            pooled = pool(vectors.reshape(-1, width), rows, real_tokens(request, manifest), request.pooling)
-            tensors[output] = cast(pooled, request.dtype)
+            vectors = pool(vectors.reshape(-1, width), rows, real_tokens(request, manifest), request.pooling)
+        tensors[output] = cast(vectors, request.dtype)
     return tensors

@@ -138,11 +138,7 @@ class FastRun:
 
     def finish(self) -> Float32:
         """Return the vectors, (B, L, width)."""
-        found: Outputs
-        if self.batched:
-            found = self._batch.result(self._number)
-        else:
-            (found,) = self._fast_path.run([self._item])
+        found = self._batch.result(self._number) if self.batched else self._fast_path.run([self._item])[0]
         self.record.ended = perf_counter()
         return found[self._fast_path.name]
 

@@ -55,17 +55,15 @@ def plan(request: TokenRequest, manifest: Manifest) -> tuple[dict[str, Int64], I
     rows = request.input_ids
     offset = ZERO if request.offset is None else request.offset
     next_offset: Int64 = offset + count_real(request, manifest)
-    shape: tuple[int, int]
+    shape, positions = (len(rows.values), 1), offset
     if graph_counts(request, manifest):
-        shape, positions = (len(rows.lengths), len(rows.values) // len(rows.lengths)), offset
+        shape = (len(rows.lengths), len(rows.values) // len(rows.lengths))
+    elif request.position_ids is None:
+        positions = position_index(request, manifest, offset)
     else:
-        shape = (len(rows.values), 1)
-        if request.position_ids is None:
-            positions = position_index(request, manifest, offset)
-        else:
-            positions = request.position_ids.values
-            real = real_tokens(request, manifest)
-            next_offset = np.maximum.reduceat((positions + 1) * (1 if real is None else real), rows.starts)
+        positions = request.position_ids.values
+        real = real_tokens(request, manifest)
+        next_offset = np.maximum.reduceat((positions + 1) * (1 if real is None else real), rows.starts)
     feeds = {"input_ids": rows.values}
     for name in manifest.indices:
         feeds[name] = request.indices[name].values if name in request.indices else np.zeros_like(rows.values)

@@ -35,9 +35,7 @@ class MicroBatch(Generic[ItemT, ResultT]):
 
     __slots__ = ("_batches", "_items", "_key", "_last_number", "_results", "_run", "size")
 
-    def __init__(
-        self, run: BatchFunction[ItemT, ResultT], batches: dict[Hashable, "MicroBatch[Any, Any]"], key: Hashable
-    ) -> None:
+    def __init__(self, run: BatchFunction[ItemT, ResultT], batches: dict[Hashable, Any], key: Hashable) -> None:
         self.size = self._last_number = 0
         self._items: dict[int, ItemT] = {}
         self._results: dict[int, ResultT | Exception] | None = None
@@ -60,8 +58,7 @@ class MicroBatch(Generic[ItemT, ResultT]):
             if self._batches.get(self._key) is self:
                 del self._batches[self._key]
             if len(self._items) == 1:
-                (alone,) = self._run([*self._items.values()])
-                return alone
+                return self._run([*self._items.values()])[0]
             self._results = self._run_all()
         result = self._results[number]
         if isinstance(result, Exception):
@@ -117,14 +114,13 @@ class Scheduler:
             return work()
         settings = self._settings.current
         if self._pending >= self._threads + settings.max_queue_size:
-            waiting = f"{settings.max_queue_size} waiting"
-            raise Unavailable("queue", f"a request more than {waiting}", f"at most {waiting}; try again later")
+            allowed = f"at most {settings.max_queue_size} waiting; try again later"
+            raise Unavailable("queue", "a full queue", allowed)
         self._pending += 1
         try:
-            # In the context of the request: the thread knows the caller too.
-            return await self._result(
-                self._pool.submit(contextvars.copy_context().run, work), settings.queue_timeout_seconds
-            )
+            # The thread runs in the context of the request, so that it knows the caller.
+            future = self._pool.submit(contextvars.copy_context().run, work)
+            return await self._result(future, settings.queue_timeout_seconds)
         finally:
             self._pending -= 1
 
@@ -142,8 +138,8 @@ class Scheduler:
         except asyncio.CancelledError:
             if not expired:
                 raise
-            waited = f"{timeout:g} s"
-            raise Unavailable("queue", f"more than {waited} in it", f"at most {waited}; try again later") from None
+            allowed = f"at most {timeout:g} s; try again later"
+            raise Unavailable("queue", f"a wait of more than {timeout:g} s", allowed) from None
         finally:
             timer.cancel()
 

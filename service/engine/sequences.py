@@ -153,10 +153,8 @@ class SequenceStore:
 
     def _hold(self, rows: int) -> None:
         """Count so many rows more."""
-        for running, most in (
-            (self._rows, self._max_rows),
-            (self._all.rows, self._all.settings.current.max_sequence_rows),
-        ):
+        limit = self._all.settings.current.max_sequence_rows
+        for running, most in ((self._rows, self._max_rows), (self._all.rows, limit)):
             if most is not None and 0 < rows > most - running:
                 kind = TooLarge if rows > most else Unavailable
                 raise kind("input_ids", f"{rows} rows beside {running} that run", f"at most {most} rows of sequences")

@@ -20,12 +20,7 @@ SIDES = ("left", "right")
 def min_row_tokens(request: TokenRequest, manifest: Manifest) -> Int64:
     """Return the tokens that each row must have room for, int64 (B,): all, or the fixed ones and one more."""
     real = count_real(request, manifest)
-    if request.truncate is None:
-        return real
-    special = (
-        0 if request.special is None else np.add.reduceat(request.special, request.input_ids.starts, dtype=np.int64)
-    )
-    return np.minimum(real, special + 1)
+    return real if request.truncate is None else np.minimum(real, _special_tokens(request) + 1)
 
 
 def truncate(request: TokenRequest, manifest: Manifest) -> TokenRequest:
@@ -35,9 +30,9 @@ def truncate(request: TokenRequest, manifest: Manifest) -> TokenRequest:
     rows = request.input_ids
     real = real_tokens(request, manifest)
     counted: Int64 = np.ones_like(rows.values) if real is None else real
-    room = position_limit(request, manifest) - (np.zeros(1, np.int64) if request.offset is None else request.offset)
+    start = 0 if request.offset is None else request.offset
+    room = position_limit(request, manifest) - start - _special_tokens(request)
     special: Bools = np.zeros(len(rows.values), np.bool_) if request.special is None else request.special
-    room = room - np.add.reduceat(special, rows.starts, dtype=np.int64)
     counted = counted * ~special
     before = np.cumsum(counted) - counted
     rank = before - rows.spread(before[rows.starts])
@@ -52,3 +47,12 @@ def truncate(request: TokenRequest, manifest: Manifest) -> TokenRequest:
         special=None if request.special is None else request.special[keep],
         spans=None if request.spans is None else request.spans[keep],
     )
+
+
+def _special_tokens(request: TokenRequest) -> Int64:
+    """Return the number of special tokens of each row, int64 (B,)."""
+    rows = request.input_ids
+    if request.special is None:
+        return np.zeros_like(rows.lengths)
+    counts: Int64 = np.add.reduceat(request.special, rows.starts, dtype=np.int64)
+    return counts

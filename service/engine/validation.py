@@ -61,9 +61,8 @@ def check(request: TokenRequest, manifest: Manifest, max_tokens: int) -> None:
         check_same_lengths("attention_mask", request.attention_mask, ids)
         _check_range("attention_mask", request.attention_mask, 2)
     if request.pooling != "none" and not (real := count_real(request, manifest)).all():
-        raise Invalid(
-            f"input_ids[{int(np.argmin(real))}]", "no real token", f"at least one, to take the {request.pooling}"
-        )
+        row = int(np.argmin(real))
+        raise Invalid(f"input_ids[{row}]", "no real token", f"at least one, to take the {request.pooling}")
     limit = position_limit(request, manifest)
     if request.position_ids is None:
         _check_offset(request, manifest, limit)
@@ -165,10 +164,9 @@ def check_stem(request: StemRequest, manifest: StemManifest, max_tokens: int) ->
     expected, shape = manifest.input, request.values.shape
     if request.input != expected.name:
         raise Invalid("inputs.name", request.input, expected.name)
-    fits = len(shape) == len(expected.shape) and all(
+    if len(shape) != len(expected.shape) or not all(
         got == size if isinstance(size, int) else got > 0 for got, size in zip(shape, expected.shape, strict=True)
-    )
-    if not fits:
+    ):
         raise Invalid(f"{expected.name}.shape", list(shape), f"[{', '.join(map(str, expected.shape))}]")
     native, patch = manifest.image_size, manifest.patch_size
     if patch is not None and shape[2:] != (native, native) and (shape[2] % patch or shape[3] % patch):
@@ -215,8 +213,5 @@ def _check_offset(request: TokenRequest, manifest: Manifest, limit: int) -> None
     if beyond.any():
         row = int(np.argmax(beyond))
         start, count = int(offset[row]), int(tokens[row])
-        raise Invalid(
-            f"offset[{ids.number(row)}] + tokens",
-            f"{start} + {count} = {start + count}",
-            f"at most {limit}, the max_len of this model",
-        )
+        got = f"{start} + {count} = {start + count}"
+        raise Invalid(f"offset[{ids.number(row)}] + tokens", got, f"at most {limit}, the max_len of this model")

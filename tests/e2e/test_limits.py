@@ -322,7 +322,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         assert httpx.post(f"{server.address}/models/gpt/embed", json=ONE).status_code == 200
 
 
-WAITED = "queue: got more than 0.02 s in it, allowed at most 0.02 s; try again later"
+WAITED = "queue: got a wait of more than 0.02 s, allowed at most 0.02 s; try again later"
 LONG_JSON = b" " * 2**15
 """Before a document: so many bytes are read in a thread."""
 TENSOR = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
@@ -392,7 +392,9 @@ def test_work_that_has_waited_too_long_is_dropped_and_never_runs() -> None:
         scheduler = Scheduler(1, live_settings(queue_timeout_seconds=0.1))
         first = asyncio.create_task(scheduler.run(INLINE_MAX_VALUES + 1, gate.wait))
         await asyncio.sleep(0)
-        with pytest.raises(Unavailable, match=r"queue: got more than 0\.1 s in it, allowed at most 0\.1 s") as refused:
+        with pytest.raises(
+            Unavailable, match=r"queue: got a wait of more than 0\.1 s, allowed at most 0\.1 s"
+        ) as refused:
             await scheduler.run(INLINE_MAX_VALUES + 1, lambda: ran.append(1))
         assert refused.value.retry_after == 1
         left = asyncio.create_task(scheduler.run(INLINE_MAX_VALUES + 1, lambda: ran.append(2)))
