@@ -1,4 +1,4 @@
-"""Large answers, computed piece by piece: they take little memory, and other requests run in between.
+"""Large responses, computed in chunks: they need little memory, and other requests run between the chunks.
 
 Letters: B batch, T tokens of all rows.
 """
@@ -25,30 +25,32 @@ from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 MAX_BUFFERED_TEXT_VALUES = 2**21
-"""Most values of a text answer that a thread makes at once: several times as fast as piece by piece, for some 30 MB."""
+"""Most values of a text response (JSON) in one run, which is several times as fast as chunks, and takes about 30 MB."""
 
 
 def is_streamed(request: TokenRequest, manifest: Manifest, size: int) -> bool:
-    """Return whether an answer of `size` values is computed in pieces.
+    """Return whether a response of `size` values is computed in chunks.
 
-    An answer with rotary angles never is: their graph computes all other outputs for each piece.
+    Rotary angles are never chunked, because their graph computes all other outputs for each chunk.
     """
     large = size > (INLINE_MAX_VALUES if request.check is None else MAX_BUFFERED_TEXT_VALUES)
     return large and (request.in_pieces or request.pooling != "none") and not manifest.rotary_of(request.outputs)
 
 
 def to_token_rows(model: TokenModel, names: tuple[str, ...], item: BatchItem) -> None:
-    """Turn a call into a call that can be cut into pieces of any output."""
+    """Turn the feeds of `item` into rows of one token, if chunks would cut rows and the graph counts real tokens."""
     least = min(_max_chunk_tokens(model, name) for name in names)
     if model.manifest.counts != "slots" and item.feeds["input_ids"].shape[1] > least:
-        # How many real tokens precede one, only the whole row tells.
+        # The graph needs the whole row to count the real tokens before a token.
         item.feeds = single_token_feeds(item, model.manifest)
 
 
 def check_values(model: TokenModel, names: tuple[str, ...], item: BatchItem, request: TokenRequest) -> None:
-    """Raise Invalid where the type of the answer cannot hold a value of a call.
+    """Compute all values once, after `to_token_rows`, and discard them. `stream_chunks` computes them again.
 
-    This is the first half of the run; `stream_chunks` is the second. The call was divided.
+    Raises:
+        Invalid: the type of the response cannot hold a value.
+
     """
     for name in names:
         for vectors in _vectors(model, name, item):
@@ -60,13 +62,13 @@ def check_values(model: TokenModel, names: tuple[str, ...], item: BatchItem, req
 def stream_chunks(
     model: TokenModel, outputs: Mapping[str, str], item: BatchItem, request: TokenRequest, admission: Admission
 ) -> dict[str, ChunkedTensor]:
-    """Return the vectors of a request in chunks; its record ends when all are sent, or one is given up.
+    """Return the vectors of a request in chunks. The record ends after the last chunk, or after an error.
 
     Args:
-        model: computes them.
-        outputs: graph output of each wanted output.
-        item: of the request, after `to_token_rows`.
-        request: of the item.
+        model: computes the vectors.
+        outputs: requested output -> output of the graph.
+        item: feeds and record of the request, after `to_token_rows`.
+        request: the request.
         admission: ends the record.
 
     """
@@ -75,20 +77,20 @@ def stream_chunks(
     shape = (len(rows.values),) if rows.length is None else (len(rows.lengths), rows.length)
     for output, name in outputs.items():
         parts = _stream_output(_vectors(model, name, item), request.dtype, closer)
-        next(parts)  # begun: it is counted even if its client leaves before the first chunk
+        next(parts)  # starts the generator, so that its `except` runs even if the client leaves before the first chunk
         tensors[output] = ChunkedTensor((*shape, model.manifest.widths[output]), request.dtype, parts)
     return tensors
 
 
 class _RecordCloser:
-    """Ends a record with the last of its outputs."""
+    """Ends a record after the last of its outputs."""
 
     def __init__(self, admission: Admission, record: RequestRecord, outputs: int) -> None:
         self._admission, self._record, self._left = admission, record, outputs
         self._error: BaseException | None = None
 
     def close_output(self, error: BaseException | None) -> None:
-        """Note that one output was sent, or failed with `error`."""
+        """Count one output as sent, or as failed with `error`."""
         self._left -= 1
         self._error = self._error or error
         if not self._left:
@@ -98,12 +100,12 @@ class _RecordCloser:
 
 
 def _stream_output(chunks: Iterator[Float32], dtype: str, closer: _RecordCloser) -> Iterator[NDArray[np.generic]]:
-    """Yield no value, and then the vectors of one output."""
+    """Yield an empty array, and then the vectors of one output."""
     try:
         yield np.empty(0, np.float32)
         for vectors in chunks:
             yield cast(vectors, dtype)
-            del vectors  # the next may lie where these do
+            del vectors  # lets the next chunk reuse this buffer
     except BaseException as error:
         closer.close_output(error)
         raise
@@ -111,19 +113,19 @@ def _stream_output(chunks: Iterator[Float32], dtype: str, closer: _RecordCloser)
 
 
 def _vectors(model: TokenModel, name: str, item: BatchItem) -> Iterator[Float32]:
-    """Yield the vectors of one output, float32."""
+    """Yield the vectors of one output in chunks, float32."""
     return model.run_in_pieces(item.feeds, name, _max_chunk_tokens(model, name))
 
 
 def _max_chunk_tokens(model: TokenModel, name: str) -> int:
-    """Return how many tokens a piece of an output has at most."""
+    """Return the most tokens of a chunk of one output."""
     return max(1, PIECE // model.manifest.widths[name])
 
 
 def compute_buffered(model: TokenModel, names: tuple[str, ...], item: BatchItem) -> Outputs:
-    """Return outputs of a call, (B, L, width), put together from pieces where they are large.
+    """Return outputs in full, (B, L, width). Large outputs are computed in chunks and copied together.
 
-    onnxruntime keeps the memory of its largest run; this is let go of with the answer.
+    onnxruntime keeps the memory of its largest run. The memory of a copy is freed with the response.
     """
     size = item.feeds["input_ids"].size * max(model.manifest.widths[name] for name in names)
     if size <= MAX_BUFFERED_TEXT_VALUES or model.manifest.rotary_of(names):
@@ -134,14 +136,14 @@ def compute_buffered(model: TokenModel, names: tuple[str, ...], item: BatchItem)
 def compute_pooled(
     model: TokenModel, outputs: Mapping[str, str], item: BatchItem, request: TokenRequest
 ) -> dict[str, NDArray[np.generic]]:
-    """Return one vector for each row, (B, width), by output; only a few vectors of tokens are there at a time."""
+    """Return the pooled vectors of each output, (B, width). Only one chunk of token vectors is in memory at a time."""
     names = tuple(dict.fromkeys(outputs.values()))
     found = _compute(model, names, item, partial(_pool_output, model, item, request))
     return {output: cast(found[name], request.dtype) for output, name in outputs.items()}
 
 
 def _compute(model: TokenModel, names: tuple[str, ...], item: BatchItem, compute: Callable[[str], Float32]) -> Outputs:
-    """Return outputs by `compute`, as one run in the record."""
+    """Return each output from `compute`, and record the time as one run."""
     item.record.dequeued = perf_counter()
     to_token_rows(model, names, item)
     found = {name: compute(name) for name in names}

@@ -1,4 +1,4 @@
-"""A decode stream: the running offsets of its rows. Its connection keeps them.
+"""State of a decode stream: the running offsets of its rows. The connection owns the state.
 
 Letters: R rows of the stream, T tokens of a step.
 """
@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from preblock.service.core import decode_ops
-from preblock.service.core.decode_ops import StepOp
 from preblock.service.core.errors import Conflict, Invalid, PreblockError
 from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import DTYPES, Int64, TokenRequest, TokenRows
@@ -23,7 +22,7 @@ from preblock.service.runtime.model import TokenModel
 
 @dataclass(frozen=True)
 class _LastMessage:
-    """The last numbered message, and the offsets around it: enough to answer it again, since answers are pure."""
+    """The last numbered message, and the offsets before and after it. A repeated step is computed again from them."""
 
     number: int
     digest: bytes
@@ -32,16 +31,16 @@ class _LastMessage:
 
 
 class DecodeState:
-    """The rows of a stream, fed step by step.
+    """Offsets and options of a decode stream.
 
     Args:
-        engine: answers the steps.
-        model: stays the same for the whole stream.
-        options: offsets, outputs and type.
+        engine: computes the steps.
+        model: model of the whole stream.
+        options: start offsets, outputs and type.
 
     Raises:
         Invalid: an offset, output or type is not allowed.
-        TooLarge: more rows than a step may have tokens.
+        TooLarge: the stream has more rows than a step may have tokens.
 
     """
 
@@ -60,7 +59,7 @@ class DecodeState:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Put everything back where the block fails: a step without an answer was not made."""
+        """Restore the state if the block raises a PreblockError: a step without a response does not count."""
         before = self.offset, self._last
         try:
             yield
@@ -69,18 +68,19 @@ class DecodeState:
             raise
 
     async def do(self, message: decode_ops.DecodeMessage, record: RequestRecord) -> EmbedResult | None:
-        """Carry out a message and return the vectors of a step; None for another message.
+        """Execute a message, and return the vectors of a step, or None for another operation.
 
-        A numbered message may come again before another changes an offset: the answer is repeated, and nothing changes.
+        A client may repeat the last numbered message until another message changes an offset. The repeated message has
+        the same response, and changes nothing.
 
         Raises:
-            ClientFault: it is not allowed; it changed nothing.
+            ClientFault: the message is not allowed; the state is unchanged.
 
         """
         operation, repeated = message.operation, self._repeats(message)
         before = self.offset if repeated is None else repeated.before
         answer: EmbedResult | None = None
-        if isinstance(operation, StepOp):
+        if isinstance(operation, decode_ops.StepOp):
             request = TokenRequest(
                 input_ids=operation.input_ids,
                 position_ids=operation.position_ids,
@@ -101,21 +101,26 @@ class DecodeState:
         return answer
 
     def advance(self, after: Int64, number: int, digest: bytes) -> None:
-        """Go on after a step with a new number that the step lane answered."""
+        """Set the offsets after a new message, and remember the message if it has a number."""
         if number:
             self._last = _LastMessage(number, digest, self.offset, after)
         self.offset = after
 
     def is_new(self, number: int) -> bool:
-        """Return whether no earlier message had this number."""
+        """Return whether a number is higher than all earlier numbers, or 0, for no number."""
         return not number or self._last is None or number > self._last.number
 
     def _repeats(self, message: decode_ops.DecodeMessage) -> _LastMessage | None:
-        """Return the earlier result if this message repeats the last one."""
+        """Return the last message if this message repeats it.
+
+        Raises:
+            Conflict: the number is not new, and the message is no repetition.
+
+        """
         last = self._last
         if not message.number or last is None or message.number > last.number:
             return None
-        # The same array, not an equal one: a change without a number leads elsewhere even where it leads back.
+        # `is`, not `==`: after a message without a number, a repetition is refused even if the offsets are equal.
         if message.number == last.number and message.digest == last.digest and last.after is self.offset:
             return last
         again = f", or {last.number} again with the same content" if last.after is self.offset else ""
@@ -125,14 +130,14 @@ class DecodeState:
 async def run_step(
     engine: Engine, model: TokenModel, request: TokenRequest, record: RequestRecord, offset: Int64, stated: Int64 | None
 ) -> EmbedResult:
-    """Return the vectors of the next tokens of rows at `offset`, int64 (R,), and the offsets after them.
+    """Return the vectors of the next tokens of rows at `offset`, int64 (R,), and the offsets after the tokens.
 
-    Rows may be empty, but not all. `request` has no offset yet; `stated` is the offset that the client expects.
+    Some rows may be empty, but not all. `request` has no offset yet. `stated` is the offset expected by the client.
 
     Raises:
-        Conflict: they are elsewhere.
+        Conflict: `stated` differs from `offset`.
         ClientFault: the step is not allowed.
-        Unavailable: too much work waits.
+        Unavailable: the work queue is full.
 
     """
     ids = request.input_ids
@@ -148,7 +153,7 @@ async def run_step(
     if some:
         request = _without_empty(request, fed)
     answer = await engine.embed(model, request, record)
-    if request.position_ids is not None:  # a row of padding alone stays where it is
+    if request.position_ids is not None:  # a row with only padding keeps its offset
         answer.next_offset = np.where(count_real(request, model.manifest), answer.next_offset, offset[fed])
     if some:
         after = offset.copy()
@@ -158,11 +163,11 @@ async def run_step(
     return answer
 
 
-def split_step(step: StepOp, size: int) -> Iterator[StepOp]:
-    """Return the tokens of `step` as one or more steps of at most `size` tokens of each row.
+def split_step(step: decode_ops.StepOp, size: int) -> Iterator[decode_ops.StepOp]:
+    """Split `step` into one or more steps with at most `size` tokens of each row.
 
     Raises:
-        Invalid: another input does not pair with the tokens.
+        Invalid: another input has other lengths than the token ids.
 
     """
     ids = step.input_ids
@@ -175,7 +180,7 @@ def split_step(step: StepOp, size: int) -> Iterator[StepOp]:
 
 
 def _without_empty(request: TokenRequest, kept: Int64) -> TokenRequest:
-    """Return the request without its empty rows; messages keep the numbers of the others."""
+    """Return the request with only the rows `kept`, which errors name by their numbers in the stream."""
     ids = request.input_ids
 
     def compact(field: str, rows: TokenRows) -> TokenRows:

@@ -1,8 +1,8 @@
-"""The one path from request to answer; every protocol uses it.
+"""The engine: turns requests of every protocol into results.
 
-Every front-end is token-wise: a token's vector depends on its id, its position and its segment alone. So rows of
-unequal length, masks and explicit positions all run as T rows of length 1 whose offset is the position: no padding.
-Small requests that are ready together run the same way, with any lengths, offsets and protocols.
+Every front-end is token-wise: the vector of a token depends on its id, its position and its segment alone. So rows of
+unequal length, masks and explicit positions run as T rows of length 1 with the position as offset, without padding.
+Small requests of one event-loop iteration run together in the same way, with any lengths, offsets and protocols.
 
 Letters: B batch, L length, T tokens of all rows, D output width.
 """
@@ -41,14 +41,14 @@ from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 
 class Engine:
-    """Answers requests.
+    """Computes the results of requests.
 
     Args:
         repository: the models.
-        scheduler: runs long work.
-        metrics: counts.
-        settings: the limits, and the share of requests in the log.
-        control: loads and unloads models; default: nothing does.
+        scheduler: runs small work inline, and large work in threads.
+        metrics: counts the requests.
+        settings: the limits, and the share of requests in the access log.
+        control: loads and unloads models; default: models stay as they are.
 
     """
 
@@ -70,11 +70,11 @@ class Engine:
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens of one request."""
+        """Most tokens of a request."""
         return self.settings.current.max_request_tokens
 
     async def answer(self, model: TokenModel | EncoderStem, request: AnyRequest, record: RequestRecord) -> Result:
-        """Return the answer to `request`; raises as the methods for each kind of request."""
+        """Return the result of `embed`, `bias` or `stem`, by the kind of request."""
         match model, request:
             case TokenModel(), TokenRequest():
                 return await self.embed(model, request, record)
@@ -85,14 +85,14 @@ class Engine:
         raise TypeError(f"{type(model).__name__} takes no {type(request).__name__}")
 
     async def embed(self, model: TokenModel, wanted: TokenRequest | TextRequest, record: RequestRecord) -> EmbedResult:
-        """Return the vectors of ids, or of text.
+        """Return the vectors of token ids, or of text.
 
-        A large answer is computed while it is sent: then the record is deferred, and ends with the last chunk.
+        A large response is computed while it is sent. Its record is deferred, and ends after the last chunk.
 
         Raises:
             ClientFault: the request is not allowed.
-            ArtifactError: of text, the tokenizer is broken.
-            Unavailable: too much work waits.
+            ArtifactError: the tokenizer is broken.
+            Unavailable: the work queue is full.
 
         """
         record.ask(model.name, model.version)
@@ -121,7 +121,7 @@ class Engine:
         else:
             await self.scheduler.run(cost, lambda: chunking.to_token_rows(model, names, item))
             record.dequeued = perf_counter()
-            # Once the answer has begun, it is too late to refuse it.
+            # After the first chunk is sent, the request can no longer be rejected.
             if request.dtype != "float32" or request.check is not None:
                 await self.scheduler.run(size, lambda: chunking.check_values(model, names, item, request))
             tensors = chunking.stream_chunks(model, outputs, item, request, self.admission)
@@ -139,14 +139,14 @@ class Engine:
         )
 
     def _prepare(self, sent: TokenRequest, manifest: Manifest) -> tuple[TokenRequest, dict[str, Int64], Int64]:
-        """Check a request, and return it after truncation, with its inputs and next offsets."""
+        """Validate and truncate a request, and return it with its feeds and next offsets."""
         check(sent, manifest, self.max_tokens)
         self.limits.check_rows("input_ids", len(sent.input_ids.lengths))
         request = truncate(sent, manifest)
         return request, *planning.plan(request, manifest)
 
     async def _tokenize(self, model: TokenModel, request: TextRequest) -> TokenRequest:
-        """Return the token ids of a text request, by the model's tokenizer."""
+        """Tokenize a text request."""
         tokenizer, text = model.tokenizer, request.text
         if tokenizer is None:
             raise Invalid("text", repr(text[0]), "token ids, since this model has no tokenizer")
@@ -160,11 +160,11 @@ class Engine:
         return TokenRequest(input_ids=tokens.input_ids, indices=segments, special=tokens.special, **options)
 
     async def bias(self, model: TokenModel, request: PairwiseBiasRequest, record: RequestRecord) -> Result:
-        """Return the attention bias of `model` for the distance between a query and a key.
+        """Return the attention bias by the distance between query and key.
 
         Raises:
             ClientFault: the request is not allowed.
-            Unavailable: too much work waits.
+            Unavailable: the work queue is full.
 
         """
         record.ask(model.name, model.version)
@@ -177,11 +177,11 @@ class Engine:
         return await self._run_graph(model, BIAS_GRAPH, feeds, request.dtype, record, math.prod(shape))
 
     async def stem(self, stem: EncoderStem, request: StemRequest, record: RequestRecord) -> Result:
-        """Return the vectors that enter block 0 of an encoder of images or spectrograms.
+        """Return the embeddings of images or spectrograms for block 0.
 
         Raises:
             ClientFault: the request is not allowed.
-            Unavailable: too much work waits.
+            Unavailable: the work queue is full.
 
         """
         record.ask(stem.name, stem.version)
@@ -190,7 +190,7 @@ class Engine:
         self.limits.check_rows(request.input, len(request.values))
         record.rows = record.batch = len(request.values)
         feeds = {request.input: request.values}
-        # A convolution is never small.
+        # Always in a thread, because a convolution is slow at any size.
         result = await self._run_graph(stem, GRAPH, feeds, request.dtype, record, INLINE_MAX_VALUES + 1)
         record.tokens = vectors
         return result
@@ -198,7 +198,7 @@ class Engine:
     async def _run_graph(
         self, model: LoadedModel, graph: str, feeds: Feeds, dtype: str, record: RequestRecord, size: int
     ) -> Result:
-        """Return every output of a graph, in the type `dtype`; `size` counts the values for the scheduler."""
+        """Run a graph, and return all its outputs in the type `dtype`; `size` is their number of values."""
         record.checked = perf_counter()
 
         def run() -> dict[str, NDArray[np.generic]]:
@@ -214,7 +214,7 @@ class Engine:
 def _finish(
     request: TokenRequest, item: BatchItem, manifest: Manifest, outputs: Mapping[str, str], found: Outputs
 ) -> dict[str, NDArray[np.generic]]:
-    """Return the outputs of a request, in its type and shape."""
+    """Pool the outputs of a run on request, and return them in the type and shape of the response."""
     rows, called = request.input_ids, item.feeds["input_ids"].shape
     shape = (len(rows.values),) if rows.length is None else (len(rows.lengths), rows.length)
     tensors: dict[str, NDArray[np.generic]] = {}

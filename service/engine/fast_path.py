@@ -1,7 +1,7 @@
-"""The short way of requests with nothing but ids and an offset: nearly all requests.
+"""The fast path: requests with only ids and an offset, which are nearly all requests.
 
-The general way takes several times as long as the run of the model for one token. Here that work is done once for a
-model and an output, and each request only has its numbers checked. The engine answers a request that fails the checks.
+For one token, the general path takes several times as long as the run of the model. The fast path prepares that work
+once for a model and an output, and only validates the numbers of each request. The general path reports the errors.
 
 Letters: B batch, L length, D output width.
 """
@@ -26,11 +26,11 @@ from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 ALIGNED = 8
-"""Bytes: integers begin at a multiple, or onnxruntime would read beside them."""
+"""Alignment of integers in bytes; onnxruntime reads wrong values from unaligned memory."""
 
 
 def fast_path_of(engine: Engine, model: TokenModel, outputs: tuple[str, ...], dtype: str) -> "FastPath | None":
-    """Return the fast path for simple requests of a model for such outputs, if the model and they allow it."""
+    """Return the fast path of a model for `outputs` in the type `dtype`; None if it supports no fast path for them."""
     manifest = model.manifest
     if (
         dtype != "float32"
@@ -46,22 +46,22 @@ def fast_path_of(engine: Engine, model: TokenModel, outputs: tuple[str, ...], dt
 
 
 def is_simple(request: TokenRequest) -> bool:
-    """Return whether a request has nothing but ids, in rows of one length, and offsets."""
+    """Return whether a request has only ids, in rows of one length, and offsets."""
     return request.sequence is None and has_only_ids(request)
 
 
 def integers(content: bytes, count: int, start: int) -> Int64:
-    """Return the int64 values (count,) of little-endian bytes."""
+    """Return the int64 values (count,) of little-endian bytes from `start` on."""
     values: Int64 = np.frombuffer(content, "<i8", count, start)
     return values if start % ALIGNED == 0 else values.copy()
 
 
 class FastPath:
-    """One output of a model, as float32, for rows of one length.
+    """Computes one output of a model, as float32, for rows of one length.
 
     Args:
-        engine: its scheduler, metrics and limits apply.
-        model: answers.
+        engine: source of the scheduler, the metrics and the admission.
+        model: the model.
         output: name of the output.
 
     """
@@ -81,14 +81,14 @@ class FastPath:
     def start(
         self, protocol: str, ids: Int64, offset: Int64, context: RequestContext | None, started: float
     ) -> "FastRun | None":
-        """Begin a request after `accepts`; None where a limit refuses it. `end` must follow.
+        """Start a request after `accepts`, or return None if a limit rejects it. The caller must call `end` later.
 
         Args:
-            protocol: of the request.
+            protocol: protocol of the request.
             ids: int64 (B, L).
             offset: int64 (1,) or (B,).
-            context: the connection's request, or the stream.
-            started: timestamp of `perf_counter` when all of the request was there.
+            context: context of the request, or of the stream.
+            started: `perf_counter` at the time when the request was complete.
 
         """
         record = RequestRecord(protocol, context, started)
@@ -99,18 +99,18 @@ class FastPath:
         return FastRun(self, record, ids, offset)
 
     def accepts(self, ids: Int64, offset: Int64) -> bool:
-        """Return whether ids, (B, L), at an offset, (1,) or (B,), are legal; the number of tokens is not checked."""
+        """Return whether ids (B, L) and their offset, (1,) or (B,), are legal, except for the number of tokens."""
         return is_in_range(ids, offset, ids.shape[1], self._vocab_size, self._limit)
 
 
 class FastRun:
-    """The run of one request with legal ids and offset.
+    """The run of one accepted request.
 
     Attributes:
-        batched: whether the request may share a run with others of this event-loop iteration; it then ends in the next.
-        streamed: whether the answer is computed chunk by chunk.
-        nbytes: of the vectors.
-        record: of the request.
+        batched: whether the request joins the micro-batch of this event-loop iteration; it then ends in the next.
+        streamed: whether the response is computed in chunks.
+        nbytes: size of the vectors in bytes.
+        record: record of the request.
 
     """
 
@@ -133,7 +133,7 @@ class FastRun:
             self._number = self._batch.join(size, self._item)
 
     def leave(self) -> None:
-        """Leave the shared run: nobody waits for the answer."""
+        """Leave the micro-batch, because the caller was cancelled."""
         self._batch.leave(self._number)
 
     def finish(self) -> Float32:
@@ -143,14 +143,14 @@ class FastRun:
         return found[self._fast_path.name]
 
     def chunks(self) -> Iterator[Float32]:
-        """Yield the vectors, a few of the B * L after another."""
+        """Yield the vectors (B * L, width) in chunks."""
         fast_path, record = self._fast_path, self.record
         record.dequeued = perf_counter()
         yield from fast_path.model.run_in_pieces(self._item.feeds, fast_path.name, PIECE // fast_path.width)
         record.ran, record.batch = perf_counter(), record.rows
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the request, answered or failed with `error`."""
+        """End the request with success, or with `error`."""
         log = self._fast_path.admission.log
         if log.max_token_ids:
             log.note_ids(self.record, TokenRows.of_array(self._item.feeds["input_ids"]))

@@ -1,4 +1,4 @@
-"""Calls of a model: the shape of one request's call, and shared runs of several requests.
+"""Plans runs of a model: the feeds of one request, and the common run of a micro-batch.
 
 Letters: B batch, L length, T tokens of all rows.
 """
@@ -21,7 +21,7 @@ from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 MAX_BATCHED_VALUES = 2**14
-"""Most values of a request that shares a run on the CPU; a larger request gains nothing by it."""
+"""Most values of a request in a micro-batch on the CPU; a larger request gains nothing from batching."""
 
 Outputs = dict[str, Float32]
 """Vectors by the name of their output."""
@@ -30,9 +30,9 @@ Outputs = dict[str, Float32]
 # Not frozen: every request makes one, and a frozen one takes three times as long.
 @dataclass(eq=False, slots=True)
 class BatchItem:
-    """One request's part of a run.
+    """One request in a run.
 
-    `request` is None where every token is real and follows the one before.
+    `request` is None if all tokens are real and have consecutive positions.
     """
 
     feeds: dict[str, Int64]
@@ -41,9 +41,9 @@ class BatchItem:
 
 
 def max_batched_values(model: TokenModel) -> int:
-    """Return the most values of a request that may share a run; 0 where none may.
+    """Return the most values of a request in a micro-batch of this model; 0 if it runs every request alone.
 
-    On a GPU a call takes hardly longer for more of them.
+    The limit is higher on a GPU, because a larger call takes hardly longer there.
     """
     if not model.manifest.exact_rows:
         return 0
@@ -51,7 +51,7 @@ def max_batched_values(model: TokenModel) -> int:
 
 
 def plan(request: TokenRequest, manifest: Manifest) -> tuple[dict[str, Int64], Int64]:
-    """Choose the shape and the positions of the call for a checked request."""
+    """Return the feeds of a validated request, and the offset after it of each row, int64 (B,)."""
     rows = request.input_ids
     offset = ZERO if request.offset is None else request.offset
     next_offset: Int64 = offset + count_real(request, manifest)
@@ -76,15 +76,15 @@ def plan(request: TokenRequest, manifest: Manifest) -> tuple[dict[str, Int64], I
 
 @lru_cache
 def resolve_outputs(outputs: tuple[str, ...], manifest: Manifest) -> tuple[Mapping[str, str], tuple[str, ...], int]:
-    """Return the graph output of each wanted output, all graph outputs, and the width of all wanted."""
-    # Where the model's own lookup enters block 0 unchanged, it has no output of its own.
+    """Return the graph output of each requested output, the distinct graph outputs, and the sum of the widths."""
+    # If the token embeddings enter block 0 unchanged, the graph has no separate output for them.
     same = manifest.token_embeddings is not None and manifest.token_embeddings.output == EMBEDDINGS
     sources = {name: EMBEDDINGS if same and name == TOKEN_EMBEDDINGS else name for name in outputs}
     return sources, tuple(dict.fromkeys(sources.values())), sum(manifest.widths[name] for name in outputs)
 
 
 def run_batch(model: TokenModel, outputs: tuple[str, ...], items: list[BatchItem]) -> list[Outputs]:
-    """Return the outputs of each item; several share one run, as rows of one token."""
+    """Return the outputs of each item. Several items run together, as rows of one token."""
     dequeued = perf_counter()
     if len(items) == 1:
         record = items[0].record
@@ -105,7 +105,7 @@ def run_batch(model: TokenModel, outputs: tuple[str, ...], items: list[BatchItem
 
 
 def single_token_feeds(item: BatchItem, manifest: Manifest) -> dict[str, Int64]:
-    """Return the inputs of a call as rows of one token, each at its position: any of them are a call of their own."""
+    """Return the feeds of an item as rows of one token, with the position as offset. Any subset of the rows can run."""
     feeds, offset = item.feeds, item.feeds["offset"]
     batch, length = feeds["input_ids"].shape
     if len(offset) < batch:

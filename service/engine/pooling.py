@@ -30,7 +30,7 @@ def pool(vectors: Float32, rows: TokenRows, real: Int64 | None, pooling: str) ->
 
 
 def pooled_tokens(rows: TokenRows, real: Int64 | None, pooling: str) -> Int64:
-    """Return the index of the "first" or "last" real token of each row: int64 (B,), from 0 to T - 1."""
+    """Return the index of the "first" or "last" real token of each row: int64 (B,), 0 to T - 1."""
     index = np.arange(len(rows.values))
     if real is not None:
         keep = real.astype(np.bool_)

@@ -1,4 +1,4 @@
-"""Decides when and where work runs: small pieces in the event loop, the smallest together, large ones in a pool."""
+"""Scheduler: runs small work in the event loop, the smallest requests in micro-batches, and large work in threads."""
 
 import asyncio
 import contextvars
@@ -15,21 +15,21 @@ ItemT = TypeVar("ItemT")
 BatchFunction = Callable[[list[ItemT]], list[ResultT]]
 
 TEXT_COST = 32
-"""Reading a byte of JSON, or writing a number as text, takes as long as this many values."""
+"""Cost of one byte of JSON read, or one number written as text, in values."""
 TOKENIZER_COST = 2**11
-"""Tokenizing a character takes as long as this many values."""
+"""Cost of one character tokenized, in values."""
 
 TOKEN_COST = 32
-"""Checking a token and counting its position takes as long as this many values."""
+"""Cost of one token validated and its position counted, in values."""
 
 
 class MicroBatch(Generic[ItemT, ResultT]):
-    """Items that are ready in one event-loop iteration; they run together when the first result is requested.
+    """Items of one event-loop iteration; they run together when the first result is requested.
 
     Args:
-        run: returns the result of each of some items.
-        batches: the batches that take further items, by key; this one leaves them when it runs.
-        key: of this batch.
+        run: returns the results of a list of items.
+        batches: the open batches by key; the batch removes itself when it runs.
+        key: key of this batch.
 
     """
 
@@ -53,7 +53,7 @@ class MicroBatch(Generic[ItemT, ResultT]):
         del self._items[number]
 
     def result(self, number: int) -> ResultT:
-        """Return the result of an item in the next event-loop iteration; the first call runs all items."""
+        """Return the result of an item, in the next event-loop iteration. The first call runs all items."""
         if self._results is None:
             if self._batches.get(self._key) is self:
                 del self._batches[self._key]
@@ -70,7 +70,7 @@ class MicroBatch(Generic[ItemT, ResultT]):
         try:
             return dict(zip(self._items, self._run([*self._items.values()]), strict=True))
         except Exception:
-            pass  # one item may be at fault: it fails alone
+            pass  # one item may be at fault, so each runs alone
         results: dict[int, ResultT | Exception] = {}
         for number, item in self._items.items():
             try:
@@ -84,8 +84,8 @@ class Scheduler:
     """Runs work for the event loop.
 
     Args:
-        threads: of the pool; sessions and encoders release the interpreter while they work.
-        settings: say how many pieces of work may wait for a thread, and for how long.
+        threads: number of threads; sessions and encoders release the GIL while they run.
+        settings: size and timeout of the work queue.
 
     """
 
@@ -98,16 +98,16 @@ class Scheduler:
 
     @staticmethod
     def is_inline(size: int, text: bool = False) -> bool:
-        """Return whether work of such a `size`, as `run` counts it, is not worth a thread."""
+        """Return whether work of this `size` runs in the event loop, because a thread would cost more; see `run`."""
         return size * (TEXT_COST if text else 1) <= INLINE_MAX_VALUES
 
     async def run(self, size: int, work: Callable[[], ResultT], text: bool = False) -> ResultT:
-        """Return the result of `work`; a `size` of at most `INLINE_MAX_VALUES` is not worth a thread.
+        """Return the result of `work`, from the event loop up to a cost of `INLINE_MAX_VALUES`, else from a thread.
 
-        `size` counts values of arrays or bytes; with `text`, bytes of JSON or numbers as text.
+        `size` counts array values or bytes. If `text` is true, it counts bytes of JSON or numbers written as text.
 
         Raises:
-            Unavailable: too many pieces wait already, or this one has waited too long.
+            Unavailable: the work queue is full, or the work has waited longer than the queue timeout.
 
         """
         if self.is_inline(size, text):
@@ -125,12 +125,12 @@ class Scheduler:
             self._pending -= 1
 
     async def _result(self, future: Future[ResultT], timeout: float) -> ResultT:
-        """Return the result of a piece of work that begins in time."""
+        """Return the result of a future, or cancel it if it has not started after `timeout` seconds."""
         loop, expired = asyncio.get_running_loop(), False
 
         def expire() -> None:
             nonlocal expired
-            expired = future.cancel()  # does nothing once the work has begun
+            expired = future.cancel()  # no effect on running work
 
         timer = loop.call_later(timeout, expire)
         try:
@@ -144,10 +144,9 @@ class Scheduler:
             timer.cancel()
 
     def batch(self, key: Hashable, size: int, run: BatchFunction[ItemT, ResultT]) -> MicroBatch[ItemT, ResultT]:
-        """Return the batch of this `key` for a item of `size` in this turn of the event loop.
+        """Return the batch of this event-loop iteration with `key`, for an item of `size` array values.
 
-        `size` counts values of arrays; items of more than `INLINE_MAX_VALUES` in all run in several batches, so that
-        no batch holds the loop for long.
+        A batch has at most `INLINE_MAX_VALUES` values, so that it does not block the event loop for long.
         """
         batch = self._batches.get(key)
         if batch is None or batch.size + size > INLINE_MAX_VALUES:
@@ -155,10 +154,10 @@ class Scheduler:
         return batch
 
     async def run_batched(self, key: Hashable, size: int, item: ItemT, run: BatchFunction[ItemT, ResultT]) -> ResultT:
-        """Return the result of `run` to `item`; items of this `key` that are ready in the same turn run together.
+        """Run `item` in one batch with all items of this `key` in the same event-loop iteration, and return its result.
 
-        There is no timer: a item waits until everything that is ready has joined, and alone for nothing. Where a run
-        fails, each item runs by itself and meets its own error.
+        No timer delays the batch: an item waits for the end of the iteration only. If the batch fails, each item runs
+        alone, and only the faulty items raise.
         """
         batch: MicroBatch[ItemT, ResultT] = self.batch(key, size, run)
         number = batch.join(size, item)
@@ -170,5 +169,5 @@ class Scheduler:
         return batch.result(number)
 
     def close(self) -> None:
-        """Finish the work that runs and take no more."""
+        """Finish running work, and accept no further work."""
         self._pool.shutdown()

@@ -1,4 +1,4 @@
-"""Sequences: running offsets of rows, fed by request after request, each under an id of the client's choice.
+"""Sequences: running offsets of rows across requests, under an id chosen by the client.
 
 Letters: R rows of a sequence.
 """
@@ -26,7 +26,7 @@ ID = "parameters.sequence_id"
 
 
 class SequenceKey(NamedTuple):
-    """The key of a sequence: an id belongs to one artifact."""
+    """Key of a sequence: the id, and the artifact of its requests."""
 
     model: str
     version: int
@@ -36,29 +36,29 @@ class SequenceKey(NamedTuple):
 
 @dataclass(frozen=True)
 class _Slot:
-    """Where the R rows of a sequence are, and since when, in seconds of the event loop."""
+    """Offsets int64 (R,) of an idle sequence, and the time of its last request, in seconds of the event loop."""
 
     offset: Int64
     since: float
 
 
 class Sequences:
-    """The sequences of this process.
+    """All sequences of this process.
 
     Args:
-        engine: answers their requests, and has the settings.
+        engine: computes the requests, and holds the settings.
 
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.settings = engine, engine.settings
         self.rows = 0
-        # For requests outside streams: any worker may get the next one.
+        # For requests outside of streams. With several workers, another worker may get the next request.
         self.shared_store = SequenceStore(self, None, engine.settings.current.workers)
 
     @contextmanager
     def stream(self) -> Iterator["SequenceStore"]:
-        """Make a store for the sequences of one stream; the end of the block is theirs."""
+        """Create a store for the sequences of one stream, and clear it after the block."""
         store = SequenceStore(self, self.settings.current.max_stream_sequence_rows)
         try:
             yield store
@@ -67,19 +67,19 @@ class Sequences:
 
 
 class SequenceStore:
-    """Sequences by their ids.
+    """Sequences of one stream, or of all requests outside of streams.
 
     Args:
-        sequences: all of the process.
-        max_rows: rows of all sequences in this store.
-        workers: processes that may get the next request; with several, no sequence can run.
+        sequences: all sequences of the process.
+        max_rows: most rows of all sequences in this store; None for no limit.
+        workers: number of processes behind the address; with several, sequences are refused.
 
     """
 
     def __init__(self, sequences: Sequences, max_rows: int | None, workers: int = 1) -> None:
         self._all, self._max_rows, self._workers = sequences, max_rows, workers
         self._rows = 0
-        # In the order of their last requests: the first is the first to be forgotten.
+        # Ordered by the last request, so that the first sequence times out first.
         self._slots: dict[SequenceKey, _Slot] = {}
         self._busy: set[SequenceKey] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -88,15 +88,15 @@ class SequenceStore:
     async def answer(
         self, model: TokenModel | EncoderStem, request: AnyRequest, record: RequestRecord
     ) -> AsyncIterator[Result]:
-        """Answer a request, as the next of its sequence where it names one.
+        """Yield the result of a request, at the offsets of its sequence if it names one.
 
-        The sequence moves on when the block ends. Where an exception leaves the block, it stays as it was.
+        The offsets advance at the end of the block. If the block raises, the sequence is unchanged.
 
         Raises:
             Invalid: no such sequence runs, or a value is not allowed.
-            Conflict: the rows are elsewhere than the request says, or another request feeds them now.
-            TooLarge: more rows than sequences may have.
-            Unavailable: too many rows run already.
+            Conflict: the stated offset differs, or another request of the sequence is in flight.
+            TooLarge: the request has more rows than all sequences may have.
+            Unavailable: other sequences hold too many rows.
 
         """
         if not isinstance(model, TokenModel) or not isinstance(request, TokenRequest) or request.sequence is None:
@@ -127,18 +127,18 @@ class SequenceStore:
                 self._keep(key, after)
 
     def offsets(self) -> dict[SequenceKey, Int64]:
-        """Return the offsets int64 (R,) of every sequence that waits for its next request."""
+        """Return the offsets int64 (R,) of every idle sequence."""
         return {key: slot.offset for key, slot in self._slots.items()}
 
     def clear(self) -> None:
-        """Release every sequence that waits."""
+        """Release every idle sequence."""
         for key in tuple(self._slots):
             self._release(key)
         if self._timer is not None:
             self._timer.cancel()
 
     def _find(self, key: SequenceKey, start: bool) -> Int64:
-        """Return the offsets of a sequence; no offsets for a new one."""
+        """Return the offsets of a sequence, int64 (R,), or an empty array for a new sequence."""
         name = repr(key.id)
         if self._workers > 1:
             allowed = f"none, since any of {self._workers} workers may get the next request: state its offset instead"
@@ -152,7 +152,7 @@ class SequenceStore:
         return NO_ROWS if slot is None else slot.offset
 
     def _hold(self, rows: int) -> None:
-        """Count so many rows more."""
+        """Add `rows` to the counts of rows, within their limits; negative `rows` release some."""
         limit = self._all.settings.current.max_sequence_rows
         for running, most in ((self._rows, self._max_rows), (self._all.rows, limit)):
             if most is not None and 0 < rows > most - running:
@@ -167,7 +167,7 @@ class SequenceStore:
             self._release_idle()
 
     def _release_idle(self) -> None:
-        """Release the sequences that waited too long, and set the timer for the next."""
+        """Release timed-out sequences, and set the timer for the next sequence."""
         loop, self._timer = asyncio.get_running_loop(), None
         for key, slot in tuple(self._slots.items()):
             end = slot.since + self._all.settings.current.sequence_idle_timeout_seconds

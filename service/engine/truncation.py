@@ -1,7 +1,7 @@
-"""Truncates rows that are too long, where the caller says so.
+"""Truncation of rows, on request.
 
-A row keeps as many real tokens as there is room for, from the side without a cut. Padding between them stays and
-needs no room. The special tokens around a text stay too, and need room.
+A row keeps as many real tokens as fit, from the side opposite to the cut. Padding between kept tokens stays, and does
+not count. Special tokens of a tokenizer stay too, and count.
 
 Letters: B batch, T tokens of all rows.
 """
@@ -18,13 +18,13 @@ SIDES = ("left", "right")
 
 
 def min_row_tokens(request: TokenRequest, manifest: Manifest) -> Int64:
-    """Return the tokens that each row must have room for, int64 (B,): all, or the fixed ones and one more."""
+    """Return the fewest real tokens of each row after truncation, int64 (B,): special tokens and one other."""
     real = count_real(request, manifest)
     return real if request.truncate is None else np.minimum(real, _special_tokens(request) + 1)
 
 
 def truncate(request: TokenRequest, manifest: Manifest) -> TokenRequest:
-    """Return a checked `request` with rows that fit; the same request where no cut is asked for."""
+    """Return a validated request with its rows cut to the position limit, or unchanged without `truncate`."""
     if request.truncate is None:
         return request
     rows = request.input_ids
@@ -51,8 +51,7 @@ def truncate(request: TokenRequest, manifest: Manifest) -> TokenRequest:
 
 def _special_tokens(request: TokenRequest) -> Int64:
     """Return the number of special tokens of each row, int64 (B,)."""
-    rows = request.input_ids
     if request.special is None:
-        return np.zeros_like(rows.lengths)
-    counts: Int64 = np.add.reduceat(request.special, rows.starts, dtype=np.int64)
+        return np.zeros_like(request.input_ids.lengths)
+    counts: Int64 = np.add.reduceat(request.special, request.input_ids.starts, dtype=np.int64)
     return counts

@@ -1,6 +1,6 @@
-"""Checks a request against a model before the session runs.
+"""Validation of requests against a model, before the session runs.
 
-onnxruntime wraps negative ids without a word, and on CUDA reads rows of zeros for ids beyond the table.
+onnxruntime wraps negative ids silently, and on CUDA returns rows of zeros for ids beyond the table.
 """
 
 import math
@@ -103,7 +103,7 @@ def is_in_range(ids: Int64, offset: Int64, length: int, vocab_size: int, limit: 
 
 
 def _is_simple_and_valid(request: TokenRequest, manifest: Manifest, max_tokens: int) -> bool:
-    """Return True for most legal requests, in less time than the full check takes."""
+    """Return True for most legal requests, in less time than the full validation."""
     rows, outputs = request.input_ids, request.outputs
     if (
         not has_only_ids(request)
@@ -123,11 +123,11 @@ def _is_simple_and_valid(request: TokenRequest, manifest: Manifest, max_tokens: 
 
 
 def check_bias(request: PairwiseBiasRequest, manifest: Manifest, max_tokens: int) -> tuple[int, ...]:
-    """Check the lengths of a bias and the output type, and return the shape of the answer.
+    """Validate the lengths and the output type of a bias request, and return the shape of the bias.
 
     Raises:
         Invalid: the model has no bias, or a value is not allowed.
-        TooLarge: more values than `max_tokens` vectors of the model have.
+        TooLarge: the bias has more values than `max_tokens` vectors.
 
     """
     check_choice("dtype", request.dtype, DTYPES)
@@ -144,7 +144,7 @@ def check_bias(request: PairwiseBiasRequest, manifest: Manifest, max_tokens: int
             allowed = f"1 to {manifest.limit - before}" if manifest.max_len else "1 or more"
             raise Invalid(f"{name}_length", length, allowed)
     sizes = {"query_length": request.query_length, "key_length": request.key_length}
-    sizes["rows"] = sum(sizes.values())  # of a sinusoid, at most
+    sizes["rows"] = sum(sizes.values())  # most rows of a sinusoid
     shape = tuple(sizes[size] if isinstance(size, str) else size for size in manifest.bias.shape)
     values, most = math.prod(shape), max_tokens * manifest.width
     if values > most:
@@ -153,11 +153,11 @@ def check_bias(request: PairwiseBiasRequest, manifest: Manifest, max_tokens: int
 
 
 def check_stem(request: StemRequest, manifest: StemManifest, max_tokens: int) -> int:
-    """Check the shape of the input and the output type, and return how many vectors the answer has.
+    """Validate the shape and the output type of a stem request, and return the number of output vectors.
 
     Raises:
         Invalid: the name, a size or the type is not allowed.
-        TooLarge: the answer would have more than `max_tokens` vectors.
+        TooLarge: the response would have more than `max_tokens` vectors.
 
     """
     check_choice("dtype", request.dtype, DTYPES)
